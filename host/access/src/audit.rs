@@ -106,7 +106,7 @@ impl Audit {
         *locked(&self.counts).entry(what).or_default() += 1;
     }
 
-    /// The number of lines omitted before this one, or none if this line must be omitted too.
+    /// The number of lines omitted before this one, or `None` if this line must be omitted too.
     fn room(&self, kind: Kind, now: Instant) -> Option<u64> {
         let mut kinds = locked(&self.lines);
         let written = kinds.entry(kind).or_default();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_in_full_and_logged_in_part() {
+    fn flood_is_counted_in_full_and_logged_in_part() {
         let audit = Audit::default();
         let now = Instant::now();
         let max = u64::from(limits::AUDIT_LINES_PER_SECOND_MAX);
@@ -185,7 +185,7 @@ mod tests {
     /// Regression: a client that sent garbage hid all lines about clients that no rule lets
     /// connect.
     #[test]
-    fn a_flood_hides_no_lines_of_another_kind() {
+    fn flood_hides_no_lines_of_another_kind() {
         let audit = Audit::default();
         let now = Instant::now();
         let peer = Some("192.0.2.1:7");

@@ -1,7 +1,8 @@
-//! What each connection may do by the rules that are in force, and that by tomorrow's once they change.
+//! Caches what each connection may do under the current rules.
 //!
-//! What enters: who asks, and rules that may be exchanged at any time. What leaves: the [`Grants`] of a connection, worked out
-//! once for each and again after a change. It ends nothing itself: whoever changes rules looks through what is there.
+//! The [`Grants`] of a connection are evaluated once, and again after a change of the rules. They
+//! must never be used after the rules or the identity of the client have changed. This module
+//! disconnects no client: the caller of [`Authorizer::changed`] must recheck all connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,94 +16,99 @@ use crate::limits;
 use statehouse_files::watch::Watched;
 use statehouse_protocol::Peer;
 
-/// Rules in force, and what came of them.
+/// The current rules, and the grants of clients under them.
 pub struct Authorizer {
     rules: Arc<Watched<Rules>>,
-    /// Rises with each change, behind it.
+    /// Incremented after each change of the rules.
     generation: AtomicU64,
-    held: Mutex<Held>,
+    cache: Mutex<Cache>,
 }
 
-/// What was worked out, by the numbers of connections.
+/// Evaluated grants.
 #[derive(Default)]
-struct Held {
-    /// As many as the embedded broker has.
-    connections: HashMap<u64, Known>,
-    /// Clients that were let in last, by their ids, and have no connection yet: it may never come to that, and nobody would
-    /// say so.
-    expected: VecDeque<(Box<str>, Known)>,
-    /// The same with the number of a connection, of which may come nothing either.
-    arriving: VecDeque<(u64, Known)>,
-    /// Clients of a foreign broker, which can call themselves anything, and whom nobody sees go.
-    claimed: HashMap<u64, Known>,
+struct Cache {
+    /// Connections of the embedded broker, by connection number.
+    connections: HashMap<u64, Evaluated>,
+    /// Clients that were admitted most recently and have no connection number yet, by client id.
+    /// Bounded, because an attempt to connect may fail without notice.
+    admitted: VecDeque<(Box<str>, Evaluated)>,
+    /// Clients that have a connection number but no session yet. Bounded for the same reason.
+    connecting: VecDeque<(u64, Evaluated)>,
+    /// Clients of a foreign broker, by connection number. Bounded, because such a client may claim
+    /// any client id, and because the store does not see its disconnection.
+    foreign: HashMap<u64, Evaluated>,
 }
 
-/// What one connection may do.
+/// The grants of one connection, and what they depend on.
 #[derive(Clone)]
-struct Known {
+struct Evaluated {
     identity: Arc<Identity>,
     generation: u64,
     grants: Arc<Grants>,
 }
 
-impl Held {
-    fn find(&mut self, who: &Origin, generation: u64) -> Option<Arc<Grants>> {
-        let number = who.connection;
-        let holds = |known: &Known| known.by(generation, &who.identity);
-        if let Some(grants) = self.connections.get(&number).and_then(holds) {
+impl Cache {
+    fn find(&mut self, origin: &Origin, generation: u64) -> Option<Arc<Grants>> {
+        let number = origin.connection;
+        let current = |entry: &Evaluated| entry.grants_if_current(generation, &origin.identity);
+        if let Some(grants) = self.connections.get(&number).and_then(current) {
             return Some(grants);
         }
-        let mut arriving = self.arriving.iter();
-        if let Some(at) = arriving.position(|(it, known)| *it == number && holds(known).is_some()) {
-            if who.session == 0 {
-                return Some(self.arriving[at].1.grants.clone());
+        let mut connecting = self.connecting.iter();
+        if let Some(at) =
+            connecting.position(|(it, entry)| *it == number && current(entry).is_some())
+        {
+            if origin.session == 0 {
+                return Some(self.connecting[at].1.grants.clone());
             }
-            let (_, known) = self.arriving.remove(at)?;
-            return Some(self.put(who, known));
+            let (_, entry) = self.connecting.remove(at)?;
+            return Some(self.put(origin, entry));
         }
-        // Who this was is known by the very identity that was given out for it.
-        let at = self.expected.iter().position(|(client, known)| {
-            Arc::ptr_eq(&known.identity, &who.identity)
-                && **client == *who.client
-                && known.generation == generation
+        // The entry belongs to the same attempt if it has the same identity object: an equal
+        // identity may come from another attempt.
+        let at = self.admitted.iter().position(|(client, entry)| {
+            Arc::ptr_eq(&entry.identity, &origin.identity)
+                && **client == *origin.client
+                && entry.generation == generation
         })?;
-        let (_, known) = self.expected.remove(at)?;
-        Some(self.put(who, known))
+        let (_, entry) = self.admitted.remove(at)?;
+        Some(self.put(origin, entry))
     }
 
-    fn put(&mut self, who: &Origin, known: Known) -> Arc<Grants> {
-        let grants = known.grants.clone();
-        match self.connections.get_mut(&who.connection) {
-            Some(before) => *before = known,
-            None if who.session != 0 => _ = self.connections.insert(who.connection, known),
-            // Nobody would say that it is gone.
-            None => push(&mut self.arriving, who.connection, known),
+    fn put(&mut self, origin: &Origin, entry: Evaluated) -> Arc<Grants> {
+        let grants = entry.grants.clone();
+        match self.connections.get_mut(&origin.connection) {
+            Some(before) => *before = entry,
+            None if origin.session != 0 => _ = self.connections.insert(origin.connection, entry),
+            // `remove_connection` may never be called for a connection without a session.
+            None => push(&mut self.connecting, origin.connection, entry),
         }
         grants
     }
 }
 
-/// Forgets the oldest where there are too many.
-fn push<K>(all: &mut VecDeque<(K, Known)>, key: K, known: Known) {
-    if all.len() >= limits::GRANTS_ARRIVING_MAX {
+/// Appends an entry, and removes the oldest one if the queue is full.
+fn push<K>(all: &mut VecDeque<(K, Evaluated)>, key: K, entry: Evaluated) {
+    if all.len() >= limits::GRANTS_CONNECTING_MAX {
         all.pop_front();
     }
-    all.push_back((key, known));
+    all.push_back((key, entry));
 }
 
-impl Known {
-    /// Its grants, where nothing has changed since.
-    fn by(&self, generation: u64, identity: &Arc<Identity>) -> Option<Arc<Grants>> {
-        let holds = self.generation == generation && self.identity == *identity;
-        holds.then(|| self.grants.clone())
+impl Evaluated {
+    /// The grants, if neither the rules nor the identity have changed.
+    fn grants_if_current(&self, generation: u64, identity: &Arc<Identity>) -> Option<Arc<Grants>> {
+        let is_current = self.generation == generation && self.identity == *identity;
+        is_current.then(|| self.grants.clone())
     }
 }
 
-/// What was found for the requests of one read, so that each of them costs no more than a look whether it still holds.
+/// The grants for all requests of one read from a connection. Each use costs only a comparison of
+/// the generation.
 #[derive(Default)]
-pub struct Found(Option<(u64, Arc<Grants>)>);
+pub struct CachedGrants(Option<(u64, Arc<Grants>)>);
 
-/// Why something was refused: no rule lets a client do this, with this topic or key.
+/// The reason of a refusal: no rule lets the client do this action on this topic or key.
 pub struct NoRule<'a>(pub &'static str, pub &'a [u8]);
 
 impl fmt::Display for NoRule<'_> {
@@ -118,70 +124,71 @@ impl fmt::Display for NoRule<'_> {
 }
 
 impl Authorizer {
-    /// One that goes by these rules.
+    /// An authorizer for these rules.
     #[must_use]
     pub fn new(rules: Arc<Watched<Rules>>) -> Arc<Self> {
         Arc::new(Self {
             rules,
             generation: AtomicU64::new(0),
-            held: Mutex::default(),
+            cache: Mutex::default(),
         })
     }
 
-    /// The rules, to be read again.
+    /// The rules, with their file.
     #[must_use]
     pub fn rules(&self) -> &Arc<Watched<Rules>> {
         &self.rules
     }
 
-    /// There are other rules: what was worked out before no longer counts.
+    /// Invalidates all grants. Must be called after each change of the rules.
     pub fn changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Says how many rules are in force, once everybody is under them.
-    pub fn tell(&self) {
+    /// Logs the number of rules in force. Must be called after the recheck of all clients.
+    pub fn log_count(&self) {
         let rules = self.rules.current().len();
-        tracing::info!("{rules} rules are in force: all is denied that none of them allows");
+        tracing::info!("{rules} rules are in force: every action that no rule allows is denied");
     }
 
-    /// A client was let in, and will be connected soon: works out what it may do, which takes a while where rules are many,
-    /// before anybody waits for it.
-    pub(super) fn expect(&self, client: &str, identity: &Arc<Identity>) {
-        let known = self.work_out(self.generation(), client, identity);
-        push(&mut self.held().expected, client.into(), known);
+    /// Evaluates the rules for a client that was admitted and connects next. With many rules this
+    /// takes some time, and here no lock of the broker is held yet.
+    pub(super) fn prepare(&self, client: &str, identity: &Arc<Identity>) {
+        let entry = self.evaluate(self.generation(), client, identity);
+        push(&mut self.cache().admitted, client.into(), entry);
     }
 
-    /// What a client of the embedded broker may do. A session number of 0 is that of a connection which may not be there.
-    pub fn grants(&self, who: &Origin) -> Arc<Grants> {
+    /// What a client of the embedded broker may do. With the session number 0, the connection may
+    /// not exist yet or may have ended.
+    pub fn grants(&self, origin: &Origin) -> Arc<Grants> {
         let generation = self.generation();
-        if let Some(grants) = self.held().find(who, generation) {
+        if let Some(grants) = self.cache().find(origin, generation) {
             return grants;
         }
-        let known = self.work_out(generation, &who.client, &who.identity);
-        self.held().put(who, known)
+        let entry = self.evaluate(generation, &origin.client, &origin.identity);
+        self.cache().put(origin, entry)
     }
 
-    /// The same where it is asked again and again.
-    pub fn grants_again(&self, who: &Origin, found: &mut Found) -> Arc<Grants> {
+    /// Like [`grants`](Self::grants), for repeated calls with the same `origin`.
+    pub fn cached_grants(&self, origin: &Origin, cached: &mut CachedGrants) -> Arc<Grants> {
         let generation = self.generation();
-        match &found.0 {
+        match &cached.0 {
             Some((of, grants)) if *of == generation => grants.clone(),
             _ => {
-                let grants = self.grants(who);
-                found.0 = Some((generation, grants.clone()));
+                let grants = self.grants(origin);
+                cached.0 = Some((generation, grants.clone()));
                 grants
             }
         }
     }
 
-    /// What the client of a request or a watch may do: by what was found of its connection, and behind a foreign broker by who it
-    /// says it is.
+    /// What the client of a request or a watch may do: by the identity of its connection, or,
+    /// behind a foreign broker, by the client id that it claims.
     pub fn grants_of(&self, peer: &Peer) -> Arc<Grants> {
         let identity = {
-            let held = self.held();
-            let known = held.connections.get(&peer.connection);
-            known.map(|it| it.identity.clone())
+            let cache = self.cache();
+            let entry = cache.connections.get(&peer.connection);
+            entry.map(|it| it.identity.clone())
         };
         match identity {
             Some(identity) => self.grants(&Origin {
@@ -190,41 +197,42 @@ impl Authorizer {
                 session: peer.session,
                 identity,
             }),
-            None => self.claimed(peer),
+            None => self.foreign(peer),
         }
     }
 
-    fn claimed(&self, peer: &Peer) -> Arc<Grants> {
+    fn foreign(&self, peer: &Peer) -> Arc<Grants> {
         let (generation, identity) = (self.generation(), Identity::anonymous());
-        let known = self.held().claimed.get(&peer.connection).cloned();
-        if let Some(grants) = known.and_then(|it| it.by(generation, &identity)) {
+        let entry = self.cache().foreign.get(&peer.connection).cloned();
+        if let Some(grants) = entry.and_then(|it| it.grants_if_current(generation, &identity)) {
             return grants;
         }
-        let known = self.work_out(generation, &peer.client, &identity);
-        let grants = known.grants.clone();
-        if peer.client.len() <= limits::GRANTS_CLAIMED_CLIENT_BYTES_MAX {
-            let mut held = self.held();
-            if held.claimed.len() >= limits::GRANTS_CLAIMED_MAX {
-                held.claimed.clear();
+        let entry = self.evaluate(generation, &peer.client, &identity);
+        let grants = entry.grants.clone();
+        if peer.client.len() <= limits::GRANTS_FOREIGN_CLIENT_BYTES_MAX {
+            let mut cache = self.cache();
+            if cache.foreign.len() >= limits::GRANTS_FOREIGN_MAX {
+                cache.foreign.clear();
             }
-            held.claimed.insert(peer.connection, known);
+            cache.foreign.insert(peer.connection, entry);
         }
         grants
     }
 
-    /// A connection has ended.
-    pub fn gone(&self, connection: u64) {
-        self.held().connections.remove(&connection);
+    /// Removes the grants of a connection that has ended.
+    pub fn remove_connection(&self, connection: u64) {
+        self.cache().connections.remove(&connection);
     }
 
-    /// `generation` was looked at before the rules: those that come in between are worked out again.
-    fn work_out(&self, generation: u64, client: &str, identity: &Arc<Identity>) -> Known {
+    /// `generation` must be read before the rules. If the rules change in between, the result has
+    /// the old generation and is evaluated again.
+    fn evaluate(&self, generation: u64, client: &str, identity: &Arc<Identity>) -> Evaluated {
         let grants = self.rules.current().grants(Principal {
             client,
             user: identity.user.as_deref(),
             attributes: &identity.attributes,
         });
-        Known {
+        Evaluated {
             identity: identity.clone(),
             generation,
             grants,
@@ -235,9 +243,9 @@ impl Authorizer {
         self.generation.load(Ordering::Acquire)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        // What is in it is whole at any time.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        // A panic under this lock leaves a valid cache.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -266,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_of_an_arrival_is_that_of_its_connection() {
+    fn connecting_client_passes_its_grants_to_its_connection() {
         let authorizer = authorizer();
-        let arriving = authorizer.grants(&origin("first", 1, 0));
-        assert!(arriving.may_connect());
+        let connecting = authorizer.grants(&origin("first", 1, 0));
+        assert!(connecting.may_connect());
         let connected = authorizer.grants(&origin("first", 1, 9));
-        assert!(Arc::ptr_eq(&arriving, &connected));
-        authorizer.gone(1);
+        assert!(Arc::ptr_eq(&connecting, &connected));
+        authorizer.remove_connection(1);
         assert!(!Arc::ptr_eq(
             &connected,
             &authorizer.grants(&origin("first", 1, 9))
@@ -280,54 +288,54 @@ mod tests {
     }
 
     #[test]
-    fn what_was_worked_out_when_a_client_was_let_in_is_that_of_its_arrival() {
+    fn prepared_grants_are_used_by_the_same_attempt_only() {
         let authorizer = authorizer();
-        let mut who = origin("first", 1, 0);
-        authorizer.expect("first", &who.identity);
-        let expected = authorizer.held().expected[0].1.grants.clone();
-        // Of another client with the same identity, and of the same client with another.
+        let mut first = origin("first", 1, 0);
+        authorizer.prepare("first", &first.identity);
+        let prepared = authorizer.cache().admitted[0].1.grants.clone();
+        // Another client with the same identity, and the same client with another identity.
         assert!(!Arc::ptr_eq(
-            &expected,
+            &prepared,
             &authorizer.grants(&origin("second", 2, 0))
         ));
-        who.identity = Arc::default();
-        assert!(!Arc::ptr_eq(&expected, &authorizer.grants(&who)));
-        let arriving = authorizer.grants(&origin("first", 3, 0));
-        assert!(Arc::ptr_eq(&expected, &arriving));
-        assert!(authorizer.held().expected.is_empty());
-        // Once the rules have changed, it is as if nobody had been expected.
-        authorizer.expect("first", &Identity::anonymous());
+        first.identity = Arc::default();
+        assert!(!Arc::ptr_eq(&prepared, &authorizer.grants(&first)));
+        let connecting = authorizer.grants(&origin("first", 3, 0));
+        assert!(Arc::ptr_eq(&prepared, &connecting));
+        assert!(authorizer.cache().admitted.is_empty());
+        // A change of the rules invalidates prepared grants.
+        authorizer.prepare("first", &Identity::anonymous());
         authorizer.changed();
         assert!(!Arc::ptr_eq(
-            &arriving,
+            &connecting,
             &authorizer.grants(&origin("first", 4, 0))
         ));
     }
 
-    /// Rules change while connections end: who is asked about may be gone by now.
+    /// Rules may change while connections end, so a recheck may concern an ended connection.
     #[test]
-    fn asking_about_a_connection_that_has_ended_keeps_nothing_of_it() {
+    fn recheck_of_an_ended_connection_caches_no_connection() {
         let authorizer = authorizer();
         let connected = authorizer.grants(&origin("first", 1, 9));
         authorizer.changed();
-        let asked = authorizer.grants(&origin("first", 1, 0));
-        assert!(!Arc::ptr_eq(&connected, &asked));
-        // Found again over the connection, without working it out once more.
+        let rechecked = authorizer.grants(&origin("first", 1, 0));
+        assert!(!Arc::ptr_eq(&connected, &rechecked));
+        // The connection uses the result of the recheck, without another evaluation.
         assert!(Arc::ptr_eq(
-            &asked,
+            &rechecked,
             &authorizer.grants(&origin("first", 1, 9))
         ));
-        authorizer.gone(1);
+        authorizer.remove_connection(1);
         _ = authorizer.grants(&origin("first", 1, 0));
-        assert!(authorizer.held().connections.is_empty());
+        assert!(authorizer.cache().connections.is_empty());
     }
 
     #[test]
-    fn arrivals_and_claims_are_held_in_bounded_number() {
+    fn cached_clients_without_a_connection_are_bounded() {
         let authorizer = authorizer();
-        let most = limits::GRANTS_ARRIVING_MAX.max(limits::GRANTS_CLAIMED_MAX) as u64;
+        let most = limits::GRANTS_CONNECTING_MAX.max(limits::GRANTS_FOREIGN_MAX) as u64;
         for number in 0..2 * most {
-            authorizer.expect("first", &Arc::default());
+            authorizer.prepare("first", &Arc::default());
             _ = authorizer.grants(&origin("first", number, 0));
             let peer = Peer {
                 client: "c".into(),
@@ -336,23 +344,23 @@ mod tests {
             };
             _ = authorizer.grants_of(&peer);
         }
-        let held = authorizer.held();
-        assert!(held.connections.is_empty());
-        assert!(held.expected.len() <= limits::GRANTS_ARRIVING_MAX);
-        assert!(held.arriving.len() <= limits::GRANTS_ARRIVING_MAX);
-        assert!(held.claimed.len() <= limits::GRANTS_CLAIMED_MAX);
+        let cache = authorizer.cache();
+        assert!(cache.connections.is_empty());
+        assert!(cache.admitted.len() <= limits::GRANTS_CONNECTING_MAX);
+        assert!(cache.connecting.len() <= limits::GRANTS_CONNECTING_MAX);
+        assert!(cache.foreign.len() <= limits::GRANTS_FOREIGN_MAX);
     }
 
     #[test]
-    fn another_identity_over_the_same_connection_is_looked_at_anew() {
+    fn changed_identity_of_a_connection_is_evaluated_again() {
         let authorizer = authorizer();
-        let mut who = origin("first", 1, 9);
-        let before = authorizer.grants(&who);
-        who.identity = Arc::new(Identity {
+        let mut first = origin("first", 1, 9);
+        let before = authorizer.grants(&first);
+        first.identity = Arc::new(Identity {
             user: Some("other".into()),
             ..Identity::default()
         });
-        let after = authorizer.grants(&who);
+        let after = authorizer.grants(&first);
         assert_eq!((before.user(), after.user()), (None, Some("other")));
     }
 }

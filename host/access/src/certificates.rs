@@ -1,7 +1,7 @@
-//! Who the owner of a client certificate is.
+//! Maps client certificates to users and attributes.
 //!
-//! In comes a chain that a listener has verified, and a table of subjects; out go a user and attributes. It checks no
-//! signature, no date and no purpose: that is done.
+//! The caller must pass only chains that a listener has verified: this module checks no signature,
+//! date or purpose. The table of subjects looks like this:
 //!
 //! ```toml
 //! [[certificate]]
@@ -26,40 +26,41 @@ use x509_cert::name::Name;
 use crate::limits;
 use statehouse_files::watch::{FileError, read_file};
 
-/// Why a table is not taken. Its text is a sentence for the operator.
+/// Why a table is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificatesError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is no table of certificates.
+    /// The file is not a table of certificates.
     #[error("{0} is wrong.\n{1}")]
     Table(PathBuf, Box<dyn std::error::Error + Send + Sync>),
-    /// A subject is none.
+    /// The subject is not a distinguished name.
     #[error(
-        "{0}: `{1}` is no subject: write it as `openssl x509 -noout -subject -nameopt RFC2253` prints it, such as \"CN=press-4,O=Contoso\""
+        "{0}: `{1}` is not a subject: write it as `openssl x509 -noout -subject -nameopt RFC2253` prints it, such as \"CN=press-4,O=Contoso\""
     )]
     Subject(PathBuf, String),
-    /// A subject stands twice.
-    #[error("{0}: the subject `{1}` stands twice: put its user and attributes into one entry")]
-    Twice(PathBuf, String),
-    /// An entry gives nothing.
-    #[error("{0}: the entry of `{1}` has neither a user nor attributes, so it means nothing")]
+    /// Two entries have the same subject.
+    #[error("{0}: the subject `{1}` has two entries: put its user and attributes into one entry")]
+    Duplicate(PathBuf, String),
+    /// An entry has neither a user nor attributes.
+    #[error("{0}: the entry of `{1}` has neither a user nor attributes: add one, or remove it")]
     Empty(PathBuf, String),
 }
 
-/// Gives certificates their owners.
+/// The mapping of certificates to users and attributes.
 pub enum Owners {
     /// The user is the Common Name.
     CommonName,
-    /// The user and attributes are those of a table.
+    /// A table gives the user and the attributes.
     Table(BTreeMap<Subject, Owner>),
 }
 
-/// The parts of a distinguished name, in no order: people write them from either end.
+/// The sorted parts of a distinguished name. Their order is ignored, because tools print it in
+/// either direction.
 pub type Subject = Vec<String>;
 
-/// What a subject gives.
+/// An entry of the table: the user and the attributes of a subject.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
@@ -80,7 +81,7 @@ impl Owners {
     /// Reads a table.
     ///
     /// # Errors
-    /// [`CertificatesError`], with the line where the file is no TOML.
+    /// [`CertificatesError`]; with the line if the file is not valid TOML.
     pub fn open(path: &Path) -> Result<Self, CertificatesError> {
         let wrong = |error| CertificatesError::Table(path.to_owned(), error);
         let bytes = read_file(path, limits::CERTIFICATE_USERS_FILE_BYTES_MAX)?;
@@ -97,15 +98,15 @@ impl Owners {
                 let (path, subject) = shown();
                 return Err(CertificatesError::Empty(path, subject));
             }
-            if let Some(twice) = owners.insert(subject, owner) {
-                return Err(CertificatesError::Twice(path.to_owned(), twice.subject));
+            if let Some(first) = owners.insert(subject, owner) {
+                return Err(CertificatesError::Duplicate(path.to_owned(), first.subject));
             }
         }
         Ok(Self::Table(owners))
     }
 
-    /// Who has shown this chain, its own certificate first. None where that cannot be read, or names nobody although it
-    /// should.
+    /// The identity of the client with this chain, its own certificate first. `None` if its own
+    /// certificate cannot be read, or has no usable Common Name although that is the user.
     pub fn identify(&self, chain: &[Vec<u8>]) -> Option<Identity> {
         let (own, above) = chain.split_first()?;
         let own = subject(own)?;
@@ -119,7 +120,8 @@ impl Owners {
                 let own = parts(&own);
                 let found = owners.get(&own);
                 let above = above.filter_map(|der| owners.get(&parts(&subject(der)?)));
-                // What is said of a certificate itself goes before what is said of those who signed it.
+                // Attributes of the client's own certificate take precedence over those of its
+                // issuers.
                 let mut attributes: BTreeMap<_, _> = BTreeMap::new();
                 for owner in found.into_iter().chain(above) {
                     for (name, value) in &owner.attributes {
@@ -146,7 +148,7 @@ fn subject(der: &[u8]) -> Option<Name> {
     Some(certificate.tbs_certificate.subject)
 }
 
-/// A distinguished name as people write it: with or without spaces around commas and equals signs.
+/// Parses a distinguished name, with or without spaces around commas and equals signs.
 fn written(text: &str) -> Option<Subject> {
     let mut plain = String::with_capacity(text.len());
     let (mut escaped, mut after_separator) = (false, true);
@@ -171,7 +173,7 @@ fn written(text: &str) -> Option<Subject> {
     Some(parts(&name))
 }
 
-/// Which parts a name has.
+/// The sorted parts of a name.
 fn parts(name: &Name) -> Subject {
     let all = name.0.iter().flat_map(|part| part.0.iter());
     let mut parts: Vec<_> = all.map(ToString::to_string).collect();
@@ -179,7 +181,7 @@ fn parts(name: &Name) -> Subject {
     parts
 }
 
-/// The one Common Name that a name has. With several, nobody could say which one counts.
+/// The only Common Name of a name. `None` if there are several, since none of them is unambiguous.
 fn common_name(name: &Name) -> Option<&str> {
     let all = name.0.iter().flat_map(|part| part.0.iter());
     let mut named = all.filter(|part| part.oid == CN);
@@ -204,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    // Self-signed, by openssl: who signed whom is the listener's to check.
+    // Self-signed by openssl, because this module checks no signatures.
     const PRESS: &[u8] = include_bytes!("testdata/press.der");
     const CA: &[u8] = include_bytes!("testdata/ca.der");
     const TWO_NAMES: &[u8] = include_bytes!("testdata/two-names.der");
@@ -222,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn the_own_certificate_gives_the_user_and_all_of_them_attributes() {
+    fn own_certificate_gives_the_user_and_the_chain_attributes() {
         let owners = table(
             r#"
             [[certificate]]
             subject = "CN=Building 17 CA,O=Contoso\\, Inc."
-            user = "nobody is a CA"
+            user = "unused: a CA does not connect"
             attributes = { building = "17", line = "?" }
 
             [[certificate]]
@@ -239,7 +241,7 @@ mod tests {
         .unwrap();
         let press = identify(&owners, &[PRESS, CA]).unwrap();
         assert_eq!(press.user.as_deref(), Some("press"));
-        // Its own goes before that of who signed it.
+        // The own certificate takes precedence over its issuer.
         assert_eq!(press.attribute("line"), Some("3"));
         assert_eq!(press.attribute("building"), Some("17"));
         let alone = identify(&owners, &[PRESS]).unwrap();
@@ -250,16 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn a_common_name_is_a_user_where_there_is_one() {
+    fn common_name_is_the_user_only_if_there_is_exactly_one() {
         let user = |chain| identify(&Owners::CommonName, chain)?.user;
         assert_eq!(user(&[PRESS, CA]).as_deref(), Some("press-4"));
-        // Which of two would count is anybody's guess, and a guess lets somebody in.
+        // Choosing one of two names could admit the wrong client.
         assert_eq!(user(&[TWO_NAMES]), None);
         assert_eq!(user(&[]), None);
     }
 
     #[test]
-    fn bytes_that_are_no_certificate_are_nobody() {
+    fn invalid_certificate_gives_no_identity() {
         let owners = table("").unwrap();
         assert!(identify(&owners, &[PRESS]).is_some());
         for end in 0..PRESS.len() {
@@ -269,7 +271,7 @@ mod tests {
             for bit in 0..8 {
                 let mut flipped = PRESS.to_vec();
                 flipped[at] ^= 1 << bit;
-                // Whoever that is: it does not panic.
+                // Any result is right, but it must not panic.
                 _ = identify(&Owners::CommonName, &[&flipped]);
             }
         }
@@ -278,17 +280,17 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_table_is_refused_in_words() {
+    fn bad_table_is_refused_with_the_reason() {
         let says = |text: &str| table(text).err().unwrap();
         let entry = |subject: &str, gives: &str| {
             format!("[[certificate]]\nsubject = '{subject}'\n{gives}\n")
         };
         assert!(says("[[certificate]]\nuser = 'a'").contains("missing field `subject`"));
         assert!(says(&entry("CN=a", "users = 'a'")).contains("unknown field"));
-        assert!(says(&entry("press-4", "user = 'a'")).contains("`press-4` is no subject"));
-        assert!(says(&entry("", "user = 'a'")).contains("is no subject"));
+        assert!(says(&entry("press-4", "user = 'a'")).contains("`press-4` is not a subject"));
+        assert!(says(&entry("", "user = 'a'")).contains("is not a subject"));
         assert!(says(&entry("CN=a", "")).contains("neither a user nor attributes"));
         let twice = entry("CN=a,O=b", "user = 'a'") + &entry("O = b, CN = a", "user = 'b'");
-        assert!(says(&twice).contains("stands twice"));
+        assert!(says(&twice).contains("has two entries"));
     }
 }

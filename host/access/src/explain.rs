@@ -1,7 +1,8 @@
-//! Which rule decides, and what rules can never decide anything.
+//! Explains decisions of the rules to operators: which rule allows an action, which rules nearly
+//! allow it, and which rules can never have an effect.
 //!
-//! What enters: rules, somebody, and a question. What leaves: the first rule in the file that allows it, or where to look for
-//! one that might. Rules are gone through one by one here, in their order: it is for people, not for requests.
+//! Rules are visited one by one in the order of the file, so this must not be used for requests.
+//! Its decision must be the same as that of [`Grants`].
 
 use serde::{Deserialize, Serialize};
 
@@ -9,16 +10,16 @@ use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
 use statehouse_protocol::pattern;
 use statehouse_protocol::topics::NOTIFICATION_TOPICS;
 
-/// What somebody may want to do.
+/// A question: whether a client may do this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question<'a> {
     /// The action.
     pub action: Action,
-    /// The key, the topic or the topic filter; nothing where it is about connecting.
+    /// The key, the topic or the topic filter; empty for [`Action::Connect`].
     pub on: &'a [u8],
 }
 
-/// What somebody may want to do, as they would ask for it.
+/// The command that a client may want to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[value(rename_all = "UPPER")]
 #[serde(rename_all = "UPPERCASE")]
@@ -31,7 +32,7 @@ pub enum Wanted {
     Del,
     /// Removes a key that has a certain value
     Vdel,
-    /// Hears of changes of a key
+    /// Watches a key for changes
     Keynotify,
     /// Lists a key
     Scan,
@@ -44,7 +45,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// What a rule has to allow.
+    /// The action that a rule must allow.
     #[must_use]
     pub fn action(self) -> Action {
         match self {
@@ -58,7 +59,7 @@ impl Wanted {
 }
 
 impl<'a> Question<'a> {
-    /// The question whether rules allow this.
+    /// The question whether the rules allow this command.
     #[must_use]
     pub fn of(command: Wanted, on: &'a [u8]) -> Self {
         let on = match command {
@@ -72,42 +73,44 @@ impl<'a> Question<'a> {
     }
 }
 
-/// The topic filter of a shared subscription, `$share/GROUP/FILTER` (MQTT 5 section 4.8.2); of another one, itself.
+/// The filter of a shared subscription, `$share/GROUP/FILTER` (MQTT 5 section 4.8.2). Returns any
+/// other filter unchanged.
 fn topic_filter(filter: &[u8]) -> &[u8] {
     let group = filter.strip_prefix(b"$share/");
     let behind = group.and_then(|it| it.splitn(2, |byte| *byte == b'/').nth(1));
     behind.unwrap_or(filter)
 }
 
-/// Why it is allowed.
+/// Why an action is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// A rule says so.
+    /// A rule allows it.
     Rule(Place),
-    /// It is a topic of the client's own, on which it hears of keys that it may touch.
+    /// It is a subscription to the client's own topics or notification topics, and the client may
+    /// access keys.
     OwnTopic,
 }
 
-/// What decides, and what comes near.
+/// A decision, and the rules that nearly allow the action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// Whether it is allowed.
+    /// Whether the action is allowed.
     pub allowed: bool,
-    /// By what; none where no rule allows it, and where there are no rules.
+    /// Why it is allowed. `None` if it is denied, or if there are no rules.
     pub why: Option<Why>,
     /// Whether there are rules.
     pub rules: bool,
-    /// Rules for it that allow the same on something else, the first few.
+    /// The first few rules for this client that allow the same action on other keys or topics.
     pub on_others: Vec<Place>,
-    /// Rules for others that would allow it, the first few.
+    /// The first few rules for other clients that would allow the action.
     pub for_others: Vec<Place>,
-    /// Whether it may connect.
+    /// Whether the client may connect.
     pub may_connect: bool,
 }
 
 impl Explanation {
-    /// Where there are no rules.
+    /// The decision of a store without rules.
     pub(super) fn without_rules(allowed: bool) -> Self {
         Self {
             allowed,
@@ -120,72 +123,72 @@ impl Explanation {
     }
 }
 
-/// Of rules that come near, how many are named.
+/// How many rules of each kind that nearly allow an action are listed.
 const NEAR_MAX: usize = 5;
 
-/// Explains what rules say.
+/// Explains the decision of rules about a question.
 #[must_use]
-pub fn explain(rules: &Rules, who: &Principal<'_>, question: Question<'_>) -> Explanation {
+pub fn explain(rules: &Rules, principal: &Principal<'_>, question: Question<'_>) -> Explanation {
     let connect = Question {
         action: Action::Connect,
         on: b"",
     };
-    let found = why(rules, who, question);
-    let (mut near, mut others) = (Vec::new(), Vec::new());
-    if found.is_none() {
-        near.extend(on_others(rules, who, question.action).take(NEAR_MAX));
-        others.extend(for_others(rules, who, question).take(NEAR_MAX));
+    let why_allowed = why(rules, principal, question);
+    let (mut on, mut others) = (Vec::new(), Vec::new());
+    if why_allowed.is_none() {
+        on.extend(on_others(rules, principal, question.action).take(NEAR_MAX));
+        others.extend(for_others(rules, principal, question).take(NEAR_MAX));
     }
     Explanation {
-        allowed: found.is_some(),
-        why: found,
+        allowed: why_allowed.is_some(),
+        why: why_allowed,
         rules: true,
-        on_others: near,
+        on_others: on,
         for_others: others,
-        may_connect: why(rules, who, connect).is_some(),
+        may_connect: why(rules, principal, connect).is_some(),
     }
 }
 
-/// Where in a file something is said.
+/// The place of a rule in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The number of the rule, counted from one.
     pub rule: usize,
-    /// The line of the key or topic, or of the rule where it is about connecting.
+    /// The line of the key or topic; for [`Action::Connect`] the line of the rule.
     pub line: usize,
-    /// The key or topic as it is written there.
+    /// The key or topic as written in the file.
     pub text: Option<Box<str>>,
 }
 
-/// Why something is allowed; none where it is denied.
+/// Why an action is allowed. `None` if it is denied.
 #[must_use]
-pub fn why(rules: &Rules, who: &Principal<'_>, question: Question<'_>) -> Option<Why> {
-    let mut found = places(rules, who, question, true);
-    if let Some(place) = found.next() {
+pub fn why(rules: &Rules, principal: &Principal<'_>, question: Question<'_>) -> Option<Why> {
+    let mut allowing = allowing_rules(rules, principal, question, true);
+    if let Some(place) = allowing.next() {
         return Some(Why::Rule(place));
     }
-    let grants: &Grants = &rules.grants(*who);
+    let grants: &Grants = &rules.grants(*principal);
     let is_own = question.action == Action::Subscribe && grants.may_subscribe(question.on);
     is_own.then_some(Why::OwnTopic)
 }
 
-/// Rules for somebody else that would allow it.
+/// Rules for other clients that would allow the action.
 pub fn for_others(
     rules: &Rules,
-    who: &Principal<'_>,
+    principal: &Principal<'_>,
     question: Question<'_>,
 ) -> impl Iterator<Item = Place> {
-    places(rules, who, question, false)
+    allowing_rules(rules, principal, question, false)
 }
 
-/// Rules that are for somebody and allow such an action, on other topics or keys.
+/// Rules for this client that allow such an action on some topics or keys.
 pub fn on_others(
     rules: &Rules,
-    who: &Principal<'_>,
+    principal: &Principal<'_>,
     action: Action,
 ) -> impl Iterator<Item = Place> {
-    let named = numbered(rules).filter(move |(_, rule)| rule.principals.name(who));
-    named.flat_map(move |(number, rule)| {
+    let matching = numbered(rules).filter(move |(_, rule)| rule.principals.matches(principal));
+    matching.flat_map(move |(number, rule)| {
         let all = rule.resources.iter().flat_map(move |it| it.texts(action));
         all.map(move |(line, text)| Place {
             rule: number,
@@ -195,43 +198,46 @@ pub fn on_others(
     })
 }
 
-/// What looks like a mistake although it is a rule, with its line.
+/// Warnings about valid rules that probably do not mean what the operator intends, with their
+/// lines.
 #[must_use]
-pub fn doubts(rules: &Rules) -> Vec<(usize, String)> {
-    let mut doubts = Vec::new();
+pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
+    let mut warnings = Vec::new();
     let connects = |it: &Resource| matches!(it.kind, Kind::Connect);
     if !rules
         .all
         .iter()
         .any(|rule| rule.resources.iter().any(connects))
     {
-        let what = "no rule has a resource with the method Connect, so nobody can connect";
-        doubts.push((1, what.to_owned()));
+        let text = "no rule has a resource with the method Connect, so no client can connect";
+        warnings.push((1, text.to_owned()));
     }
     for rule in &rules.all {
         for name in rule.principals.with_wildcards() {
-            let what = format!(
-                "`{name}` is compared as it is: only `*` alone means all. Patterns are for the clientIds of a resource"
+            let warning = format!(
+                "`{name}` is compared literally: only `*` alone matches all. Use patterns in the clientIds of a resource"
             );
-            doubts.push((rule.line, what));
+            warnings.push((rule.line, warning));
         }
         for resource in &rule.resources {
-            if rule.principals.are_known()
-                && !rule.principals.clients().any(|it| resource.may_be_for(it))
+            if rule.principals.are_client_ids_only()
+                && !(rule.principals.clients()).any(|it| resource.may_apply_to(it))
             {
-                let what = "none of the clients that the rule is for has one of the clientIds of this resource, so it allows nothing";
-                doubts.push((rule.line, what.to_owned()));
+                let warning = "no client of this rule matches the clientIds of this resource, so it allows nothing";
+                warnings.push((rule.line, warning.to_owned()));
             }
-            for (line, text) in resource.open_places(rule.line) {
-                let what = format!(
-                    "`{text}` also matches names that only begin or end like the client's, such as `press-10` for `press-1`: put a separator that no name holds next to the place, such as `{{principal.username}}:*`"
+            for (line, text) in resource.open_placeholders(rule.line) {
+                let warning = format!(
+                    "`{text}` also matches names that only begin or end with the client's name, such as `press-10` for `press-1`: put a separator that no name contains next to the placeholder, such as `{{principal.username}}:*`"
                 );
-                doubts.push((line, what));
+                warnings.push((line, warning));
             }
             for (line, text) in resource.texts(Action::Publish) {
                 if text.starts_with(NOTIFICATION_TOPICS) {
-                    let what = format!("only the store publishes to `{text}`, whatever rules say");
-                    doubts.push((line, what));
+                    let warning = format!(
+                        "only the store publishes to `{text}`, so no rule can allow it to a client"
+                    );
+                    warnings.push((line, warning));
                 }
             }
             for action in [Action::Publish, Action::Subscribe] {
@@ -239,33 +245,34 @@ pub fn doubts(rules: &Rules) -> Vec<(usize, String)> {
                     .texts(action)
                     .filter(|(_, it)| it.starts_with("$share/"))
                 {
-                    let what = format!(
-                        "`{text}` matches nothing: of a shared subscription the filter behind the group's name is compared"
+                    let warning = format!(
+                        "`{text}` matches nothing: rules apply to the filter after the group name of a shared subscription"
                     );
-                    doubts.push((line, what));
+                    warnings.push((line, warning));
                 }
             }
         }
     }
-    doubts
+    warnings
 }
 
 fn numbered(rules: &Rules) -> impl Iterator<Item = (usize, &Rule)> {
     (1..).zip(&rules.all)
 }
 
-/// Rules that allow something, of those that are for somebody, or of the others.
-fn places(
+/// The rules that allow the action: those for this client if `for_client`, otherwise all others.
+fn allowing_rules(
     rules: &Rules,
-    who: &Principal<'_>,
+    principal: &Principal<'_>,
     question: Question<'_>,
-    for_it: bool,
+    for_client: bool,
 ) -> impl Iterator<Item = Place> {
-    let meant = numbered(rules).filter(move |(_, rule)| rule.principals.name(who) == for_it);
-    meant.flat_map(move |(number, rule)| {
-        let apply = rule.resources.iter().filter(|it| it.is_for(who));
-        let allowed = apply.filter_map(|it| it.allows(rule, who, question));
-        // One place of a rule is enough.
+    let matching =
+        numbered(rules).filter(move |(_, rule)| rule.principals.matches(principal) == for_client);
+    matching.flat_map(move |(number, rule)| {
+        let apply = rule.resources.iter().filter(|it| it.applies_to(principal));
+        let allowed = apply.filter_map(|it| it.allows(rule, principal, question));
+        // One place per rule is enough.
         let first = allowed.into_iter().next();
         first.map(|(line, text)| Place {
             rule: number,
@@ -276,11 +283,11 @@ fn places(
 }
 
 impl Resource {
-    /// Where it allows this, if it does.
+    /// The line and the text that allow the action, if the resource allows it.
     fn allows(
         &self,
         rule: &Rule,
-        who: &Principal<'_>,
+        principal: &Principal<'_>,
         question: Question<'_>,
     ) -> Option<(usize, Option<&str>)> {
         let on = question.on;
@@ -289,7 +296,7 @@ impl Resource {
             (Kind::Publish(topics), Action::Publish)
             | (Kind::Subscribe(topics), Action::Subscribe) => {
                 let covers = topics.iter().find(|it| {
-                    let filter = it.template.filter(Some(who));
+                    let filter = it.template.filter(Some(principal));
                     filter.is_some_and(|filter| filter.covers(on))
                 });
                 covers.map(|it| (it.line, Some(it.template.text())))
@@ -301,9 +308,9 @@ impl Resource {
                 };
                 let mut keys = keys.iter().filter(|_| is_meant);
                 let names = keys.find(|it| match it.is_pattern {
-                    true => (it.template.pattern(Some(who)))
+                    true => (it.template.pattern(Some(principal)))
                         .is_some_and(|pattern| pattern::matches(&pattern, on)),
-                    false => it.template.exact(Some(who)).is_some_and(|key| key == on),
+                    false => (it.template.exact(Some(principal))).is_some_and(|key| key == on),
                 });
                 names.map(|it| (it.line, Some(it.template.text())))
             }
@@ -311,7 +318,7 @@ impl Resource {
         }
     }
 
-    /// The topics or keys of an action, as they are written, each with its line.
+    /// The topics or keys of an action as written in the file, each with its line.
     fn texts(&self, action: Action) -> impl Iterator<Item = (usize, &str)> {
         let (topics, keys) = match (&self.kind, action) {
             (Kind::Publish(topics), Action::Publish)
@@ -334,8 +341,9 @@ impl Resource {
         topics.chain(keys.iter().map(|it| (it.line, it.template.text())))
     }
 
-    /// Patterns of client ids and keys in which nothing separates a place from a wildcard, each with its line.
-    fn open_places(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
+    /// Patterns of client ids and keys in which a placeholder touches a wildcard or another
+    /// placeholder, each with its line.
+    fn open_placeholders(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
         let keys = match &self.kind {
             Kind::Keys { keys, .. } => &keys[..],
             _ => &[],
@@ -343,17 +351,19 @@ impl Resource {
         let keys = keys.iter().filter(|it| it.is_pattern);
         let keys = keys.map(|it| (it.line, &it.template));
         let clients = self.clients.iter().map(move |it| (line, it));
-        let open = clients.chain(keys).filter(|(_, it)| it.has_open_place());
+        let open = clients
+            .chain(keys)
+            .filter(|(_, it)| it.has_open_placeholder());
         open.map(|(line, it)| (line, it.text()))
     }
 
-    /// Whether it may be for a client of which nothing but the id is known.
-    fn may_be_for(&self, client: &str) -> bool {
-        let who = Principal {
+    /// Whether the resource may apply to a client of which only the id is known.
+    fn may_apply_to(&self, client: &str) -> bool {
+        let principal = Principal {
             client,
             user: None,
             attributes: &[],
         };
-        self.clients.iter().any(|it| !it.is_static()) || self.is_for(&who)
+        self.clients.iter().any(|it| !it.is_static()) || self.applies_to(&principal)
     }
 }

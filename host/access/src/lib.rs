@@ -1,7 +1,7 @@
-//! Who connects: users, owners of certificates, bearers of tokens, or anybody; and what they may do there.
+//! Authenticates clients by password, certificate or token, and authorizes their actions by rules.
 //!
-//! In comes what a client shows; out goes who it is, or a refusal that says what is missing. It opens no connection, and says
-//! to nobody whether a user exists.
+//! A client's credentials give an [`Identity`], or a refusal with a reason. A refusal must never
+//! reveal whether a user exists. This crate opens no connection.
 
 #![forbid(unsafe_code)]
 
@@ -9,10 +9,10 @@ pub mod audit;
 mod authorizer;
 pub mod certificates;
 pub mod explain;
+mod known_logins;
 pub mod limits;
 mod logins;
 mod own_topics;
-mod places;
 pub mod rules;
 pub mod settings;
 mod throttle;
@@ -29,7 +29,7 @@ use statehouse_mqtt::{
     Refusal as BrokerRefusal, Verdict,
 };
 
-pub use self::authorizer::{Authorizer, Found, NoRule};
+pub use self::authorizer::{Authorizer, CachedGrants, NoRule};
 use self::certificates::{CertificatesError, Owners};
 use self::explain::{Explanation, Question};
 use self::logins::{Logins, Refusal};
@@ -40,16 +40,16 @@ use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use statehouse_files::watch::{Reloads, Watched};
 
-/// Why a store does not start. Its text is a sentence for the operator.
+/// Why a file of the access settings is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The users file.
     #[error("users: {0}")]
     Users(#[from] UsersError),
-    /// The owners of certificates.
+    /// The file that maps certificates to users.
     #[error("certificate_users: {0}")]
     Certificates(#[from] CertificatesError),
-    /// The keys of tokens.
+    /// The keys that verify tokens.
     #[error("token_keys: {0}")]
     Tokens(#[from] TokenKeysError),
     /// The rules.
@@ -57,19 +57,20 @@ pub enum AccessError {
     Rules(#[from] RulesError),
 }
 
-/// Decides who is let in.
-pub struct AccessControl(Arc<Doors>);
+/// The access control of the embedded broker.
+pub struct AccessControl(Arc<Inner>);
 
-/// The ways in.
-struct Doors {
+/// The configured authentication methods and rules.
+struct Inner {
     logins: Option<Logins>,
     owners: Option<Arc<Watched<Owners>>>,
     tokens: Option<Arc<Watched<KeySet>>>,
-    /// Whether a client may come in that shows nothing.
+    /// Whether clients without credentials are accepted.
     anonymous: bool,
-    /// Whether a client's answers are its own, where no rules say more.
+    /// Whether a client may not subscribe to the own topics of other clients. With rules, the rules
+    /// decide this.
     own_topics: bool,
-    /// What clients may do; everything without.
+    /// What clients may do. Without rules, clients may do everything.
     rules: Option<Arc<Authorizer>>,
     audit: Arc<Audit>,
 }
@@ -78,7 +79,7 @@ impl AccessControl {
     /// Reads the files for the first time.
     ///
     /// # Errors
-    /// [`AccessError`], where a file cannot be taken.
+    /// [`AccessError`] if a file is refused.
     pub fn open(config: &AccessConfig, audit: Arc<Audit>) -> Result<Self, AccessError> {
         let users = config.users.as_deref().map(watch_users).transpose()?;
         let owners = match &config.certificate_users {
@@ -89,10 +90,10 @@ impl AccessControl {
         let rules = config.rules.as_deref().map(watch_rules).transpose()?;
         if rules.is_some() && !config.authenticates() {
             tracing::warn!(
-                "clients do not show this store who they are, so its rules go by client ids that anybody can take"
+                "no authentication method is configured, so the rules rely on client ids, which any client can choose"
             );
         }
-        Ok(Self(Arc::new(Doors {
+        Ok(Self(Arc::new(Inner {
             anonymous: config.allow_anonymous || !config.authenticates(),
             own_topics: config.authenticates() && rules.is_none(),
             rules: rules.map(Authorizer::new),
@@ -103,7 +104,8 @@ impl AccessControl {
         })))
     }
 
-    /// Adds the files to those that are read again. `then` is called when one has changed, to look at who is connected.
+    /// Reloads the files when they change. `then` is called after each change, to recheck the
+    /// connected clients.
     pub fn watch(&self, reloads: &mut Reloads, then: impl Fn() + Clone + Send + Sync + 'static) {
         if let Some(logins) = &self.0.logins {
             reloads.add(logins.users(), then.clone());
@@ -120,31 +122,31 @@ impl AccessControl {
                 move || {
                     rules.changed();
                     then();
-                    rules.tell();
+                    rules.log_count();
                 }
             });
-            rules.tell();
+            rules.log_count();
         }
     }
 
-    /// What clients may do, where there are rules.
+    /// What clients may do, if rules are configured.
     pub fn rules(&self) -> Option<&Arc<Authorizer>> {
         self.0.rules.as_ref()
     }
 
-    /// The file that they are in.
+    /// The rules file.
     pub fn rules_file(&self) -> Option<PathBuf> {
         self.rules()?.rules().files().first().cloned()
     }
 
-    /// What decides a question by now. Nobody is refused anything by it.
-    pub fn explain(&self, who: &Principal<'_>, question: Question<'_>) -> Explanation {
+    /// What currently decides a question. Explaining has no effect on the client.
+    pub fn explain(&self, principal: &Principal<'_>, question: Question<'_>) -> Explanation {
         let subscribes = question.action == Action::Subscribe;
         match self.rules() {
-            Some(rules) => explain::explain(&rules.rules().current(), who, question),
+            Some(rules) => explain::explain(&rules.rules().current(), principal, question),
             None if self.0.own_topics
                 && subscribes
-                && own_topics::is_of_another(who.client, question.on) =>
+                && own_topics::reaches_other_clients(principal.client, question.on) =>
             {
                 Explanation::without_rules(false)
             }
@@ -159,7 +161,7 @@ fn watch_users(path: &Path) -> Result<Arc<Watched<Users>>, UsersError> {
         move || {
             let users = Users::open(&path)?;
             if users.is_empty() {
-                tracing::warn!("{} names no user: nobody can log in", path.display());
+                tracing::warn!("{} names no user, so no client can log in", path.display());
             }
             Ok(users)
         }
@@ -172,8 +174,8 @@ fn watch_rules(path: &Path) -> Result<Arc<Watched<Rules>>, RulesError> {
         let (path, seal) = (path.to_owned(), Arc::new(Seal::default()));
         move || {
             let rules = Rules::open(&path)?.sealed_by(seal.clone());
-            for (line, doubt) in explain::doubts(&rules) {
-                tracing::warn!("{}, line {line}: {doubt}", path.display());
+            for (line, warning) in explain::warnings(&rules) {
+                tracing::warn!("{}, line {line}: {warning}", path.display());
             }
             Ok(rules)
         }
@@ -200,18 +202,18 @@ fn watch_keys(config: TokenConfig) -> Result<Arc<Watched<KeySet>>, TokenKeysErro
     Watched::open("token keys", files, move || KeySet::open(&config))
 }
 
-impl Doors {
+impl Inner {
     async fn admit(&self, attempt: &Attempt) -> Result<Admission, Refusal> {
         let (mut identity, expires) = match &attempt.enhanced {
-            Some(enhanced) => self.bearer(enhanced)?,
-            None => (self.visitor(attempt).await?, None),
+            Some(enhanced) => self.token_identity(enhanced)?,
+            None => (self.password_identity(attempt).await?, None),
         };
-        // Whoever it is came over a connection that a certificate has opened.
+        // The certificate opened the connection, so it must stay valid for every identity.
         identity.proofs.extend(attempt.door.proof.clone());
-        let is_nobody = identity == *Identity::anonymous() && identity.proofs.is_empty();
+        let is_anonymous = identity == *Identity::anonymous() && identity.proofs.is_empty();
         Ok(Admission {
-            // Which one is enough of, for as many as come.
-            identity: match is_nobody {
+            // All anonymous clients share one object.
+            identity: match is_anonymous {
                 true => Identity::anonymous(),
                 false => Arc::new(identity),
             },
@@ -219,15 +221,16 @@ impl Doors {
         })
     }
 
-    /// Who this is by a password, a certificate, or nothing.
-    async fn visitor(&self, attempt: &Attempt) -> Result<Identity, Refusal> {
-        let owner = self.owner(attempt)?;
+    /// The identity by a password, or by a certificate alone, or by no credentials.
+    async fn password_identity(&self, attempt: &Attempt) -> Result<Identity, Refusal> {
+        let owner = self.certificate_identity(attempt)?;
         match &self.logins {
             Some(logins) if attempt.user.is_some() || attempt.password.is_some() => {
                 let name = attempt.user.as_deref().unwrap_or_default();
                 let password = attempt.password.clone().unwrap_or_default();
                 let user = logins.check(name, password, attempt.door.peer.ip()).await?;
-                // Who logs in over a connection with a certificate is both: the user, with the certificate's attributes.
+                // With both a password and a certificate, the user comes from the password and the
+                // attributes from the certificate.
                 let attributes = owner.map(|owner| owner.attributes).unwrap_or_default();
                 Ok(Identity { attributes, ..user })
             }
@@ -236,14 +239,14 @@ impl Doors {
                 None if self.anonymous => Ok(Identity::default()),
                 None => Err((
                     ReasonCode::NOT_AUTHORIZED,
-                    "anonymous clients are not let in: show a user name and a password, a client certificate or a token",
+                    "anonymous clients are not let in: send a user name and a password, a client certificate or a token",
                 )),
             },
         }
     }
 
-    /// Whose token this is, and when it expires.
-    fn bearer(&self, shown: &Enhanced) -> Result<(Identity, Option<Instant>), Refusal> {
+    /// The identity by a token, and when the token expires.
+    fn token_identity(&self, shown: &Enhanced) -> Result<(Identity, Option<Instant>), Refusal> {
         let Some(tokens) = self
             .tokens
             .as_ref()
@@ -262,10 +265,10 @@ impl Doors {
         Ok((identity, Instant::now().checked_add(bearer.remaining)))
     }
 
-    /// Whether rules allow something to a client. A refusal is told.
+    /// Whether the rules allow an action to a client. A refusal is logged and counted.
     fn allows(
         &self,
-        who: &Origin,
+        origin: &Origin,
         what: &'static str,
         on: &[u8],
         may: impl FnOnce(&Grants) -> bool,
@@ -273,26 +276,27 @@ impl Doors {
         let Some(rules) = &self.rules else {
             return true;
         };
-        let allowed = may(&rules.grants(who));
+        let allowed = may(&rules.grants(origin));
         if !allowed {
             self.audit.refused(&Refused {
                 what,
                 peer: None,
-                client: &who.client,
-                user: who.identity.user.as_deref(),
+                client: &origin.client,
+                user: origin.identity.user.as_deref(),
                 why: &NoRule(what, on),
             });
         }
         allowed
     }
 
-    /// Who the certificate says that this is, where one was shown.
-    fn owner(&self, attempt: &Attempt) -> Result<Option<Identity>, Refusal> {
+    /// The identity by the client certificate; `None` if the client sent no certificate.
+    fn certificate_identity(&self, attempt: &Attempt) -> Result<Option<Identity>, Refusal> {
         if attempt.door.certificates.is_empty() {
             return Ok(None);
         }
         match &self.owners {
-            // The listener has verified it, so this is somebody, though without a name.
+            // The listener has verified the certificate, so the client is authenticated although it
+            // has no user name.
             None => Ok(Some(Identity::default())),
             Some(owners) => owners
                 .current()
@@ -306,10 +310,10 @@ impl Doors {
     }
 }
 
-/// What a client was told by the broker.
-struct Said<'a>(&'a BrokerRefusal<'a>);
+/// The reason that the broker gave a client for a refusal.
+struct BrokerReason<'a>(&'a BrokerRefusal<'a>);
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for BrokerReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(refusal) = self;
         match refusal.text {
@@ -321,19 +325,19 @@ impl fmt::Display for Said<'_> {
 
 impl Access for AccessControl {
     fn admit(&self, attempt: Attempt) -> Deciding {
-        let doors = self.0.clone();
+        let inner = self.0.clone();
         Box::pin(async move {
-            match doors.admit(&attempt).await {
+            match inner.admit(&attempt).await {
                 Ok(admission) => {
-                    // Without an id of its own it gets one from the broker, which only then is known.
-                    if let Some(rules) = doors.rules.as_ref().filter(|_| !attempt.client.is_empty())
+                    // The broker assigns a missing client id later.
+                    if let Some(rules) = inner.rules.as_ref().filter(|_| !attempt.client.is_empty())
                     {
-                        rules.expect(&attempt.client, &admission.identity);
+                        rules.prepare(&attempt.client, &admission.identity);
                     }
                     Verdict::Admit(admission)
                 }
                 Err((reason, why)) => {
-                    doors.audit.refused(&Refused {
+                    inner.audit.refused(&Refused {
                         what: "authenticate",
                         peer: Some(attempt.door.peer),
                         client: &attempt.client,
@@ -346,44 +350,44 @@ impl Access for AccessControl {
         })
     }
 
-    fn may_connect(&self, who: &Origin) -> bool {
-        if !who.identity.is_proven() {
+    fn may_connect(&self, origin: &Origin) -> bool {
+        if !origin.identity.is_proven() {
             self.0.audit.refused(&Refused {
                 what: "authenticate",
                 peer: None,
-                client: &who.client,
-                user: who.identity.user.as_deref(),
-                why: &"the password, the token or the certificate that it has shown is no longer good",
+                client: &origin.client,
+                user: origin.identity.user.as_deref(),
+                why: &"the password, the token or the certificate of this client is no longer valid",
             });
             return false;
         }
-        self.0.allows(who, "connect", b"", Grants::may_connect)
+        self.0.allows(origin, "connect", b"", Grants::may_connect)
     }
 
-    fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool {
+    fn may_publish(&self, origin: &Origin, topic: &[u8]) -> bool {
         let may = |grants: &Grants| grants.may_publish(topic);
-        self.0.allows(who, "publish", topic, may)
+        self.0.allows(origin, "publish", topic, may)
     }
 
-    fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool {
-        if self.0.own_topics && own_topics::is_of_another(&who.client, filter) {
+    fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool {
+        if self.0.own_topics && own_topics::reaches_other_clients(&origin.client, filter) {
             self.0.audit.refused(&Refused {
                 what: "subscribe",
                 peer: None,
-                client: &who.client,
-                user: who.identity.user.as_deref(),
+                client: &origin.client,
+                user: origin.identity.user.as_deref(),
                 why: &"its filter matches topics of other clients, which need a rule",
             });
             return false;
         }
         let may = |grants: &Grants| grants.may_subscribe(filter);
-        self.0.allows(who, "subscribe", filter, may)
+        self.0.allows(origin, "subscribe", filter, may)
     }
 
     fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
-        // Without either, everybody may receive everything.
-        let is_bound = self.0.own_topics || self.0.rules.is_some();
-        !is_bound || own_topics::may_have_answer(client, asker, topic)
+        // Without own topics and rules, every client may receive every response.
+        let is_restricted = self.0.own_topics || self.0.rules.is_some();
+        !is_restricted || own_topics::may_have_answer(client, asker, topic)
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {
@@ -392,7 +396,7 @@ impl Access for AccessControl {
             peer: refusal.peer,
             client: refusal.client,
             user: refusal.user,
-            why: &Said(refusal),
+            why: &BrokerReason(refusal),
         });
     }
 }

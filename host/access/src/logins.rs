@@ -1,8 +1,8 @@
-//! User names and passwords that clients show.
+//! Authenticates clients by user name and password.
 //!
-//! In comes a name, a password and an address; out goes an identity or a refusal. Passwords are checked on threads that may
-//! block, few at a time, since each check takes some megabytes; who is wrong often is not checked at all for a while. A client whose
-//! password was right before waits for none of this.
+//! Passwords are checked on blocking threads, few at a time, since each check takes some megabytes.
+//! After too many wrong passwords, no further ones are checked for a while. A client whose password
+//! was right before must never wait for other checks.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use bytes::Bytes;
 use statehouse_mqtt::{Identity, Proof, ReasonCode};
 use tokio::sync::Semaphore;
 
-use super::places::Places;
+use super::known_logins::KnownLogins;
 use super::throttle::Throttle;
 use super::users::Users;
 use crate::limits;
 use statehouse_files::watch::Watched;
 
-/// Why somebody is not let in.
+/// Why a client is refused, with the text for the client.
 pub(super) type Refusal = (ReasonCode, &'static str);
 
 /// Checks passwords.
@@ -28,10 +28,10 @@ pub(super) struct Logins {
     checks: Arc<Semaphore>,
     by_address: Throttle,
     by_user: Throttle,
-    /// Of guesses at a password that is remembered.
+    /// Limits guesses at a remembered password, by user.
     by_remembered: Throttle,
-    /// Users and the networks where they have logged in.
-    places: Places,
+    /// Users, and the networks of their logins.
+    known: KnownLogins,
 }
 
 impl Logins {
@@ -45,16 +45,16 @@ impl Logins {
             by_address: Throttle::new(limits::LOGIN_BURST, limits::LOGIN_INTERVAL),
             by_user: Throttle::new(limits::LOGIN_BURST_USER, limits::LOGIN_INTERVAL),
             by_remembered: Throttle::new(limits::LOGIN_BURST_REMEMBERED, limits::LOGIN_INTERVAL),
-            places: Places::new(),
+            known: KnownLogins::new(),
         }
     }
 
-    /// The file.
     pub(super) fn users(&self) -> &Arc<Watched<Users>> {
         &self.users
     }
 
-    /// Who this is. A missing user name or password is an empty one, which nobody has.
+    /// The identity of a user with this password. A missing user name or password is passed as an
+    /// empty one, which no user has.
     pub(super) async fn check(
         &self,
         name: &str,
@@ -87,18 +87,19 @@ impl Logins {
             return Err((ReasonCode::CONNECTION_RATE_EXCEEDED, text));
         }
         if !self.by_user.allows(name, now) {
-            self.by_address.forgives(address);
+            self.by_address.refund(address);
             let text = "too many wrong passwords came for this user: try again later";
             return Err((ReasonCode::CONNECTION_RATE_EXCEEDED, text));
         }
-        // No name and no password is longer than these, so nobody has to wait for a thread to hear so.
+        // No user has a longer name or password, so this refusal need not wait for a thread.
         if name.len() > limits::USER_NAME_BYTES_MAX || password.len() > limits::PASSWORD_BYTES_MAX {
             return Err(WRONG);
         }
         let Ok(permit) = self.checks.clone().acquire_owned().await else {
             return Err((ReasonCode::SERVER_UNAVAILABLE, "passwords are not checked"));
         };
-        // They may have changed while others were checked, and so may have what is remembered.
+        // During the wait, the users may have changed, and another check may have remembered the
+        // password.
         let users = self.users.current();
         let is_right = if users.remembers(name, &password) {
             true
@@ -106,28 +107,30 @@ impl Logins {
             let (users, name) = (users.clone(), name.to_owned());
             let checked = tokio::task::spawn_blocking(move || {
                 let is_right = users.verify(&name, &password);
-                // Not before, though the client may have left meanwhile.
+                // The permit is held until here even if the client has disconnected.
                 drop(permit);
                 is_right
             });
             checked.await.unwrap_or_else(|error| {
-                tracing::error!(%error, "checking a password failed: that is a bug");
+                tracing::error!(%error, "checking a password failed: this is a bug");
                 false
             })
         };
         if !is_right {
             return Err(WRONG);
         }
-        self.by_address.forgives(address);
-        self.by_user.forgives(name);
-        self.places.insert((name, address));
+        self.by_address.refund(address);
+        self.by_user.refund(name);
+        self.known.insert((name, address));
         identity(&users)
     }
 
-    /// Whether the password was right before. Never waits. A right one passes even if the address
-    /// or the user is throttled. Wrong ones are bounded, or a guesser could try as many as it has
-    /// connections; but not where the user has logged in, or a guesser at its address could keep it
-    /// out.
+    /// Whether the password was right before. Never waits. A right password passes even if the
+    /// address or the user is throttled.
+    ///
+    /// Guesses are limited, or a guesser could try as many as it opens connections. From an address
+    /// where the user has logged in they are not limited, or a guesser at that address could lock
+    /// the user out.
     fn is_remembered(
         &self,
         users: &Users,
@@ -139,21 +142,21 @@ impl Logins {
         if !users.knows(name) || password.len() > limits::PASSWORD_BYTES_MAX {
             return false;
         }
-        let place = (name, address);
-        let is_known = self.places.contains(place);
+        let login = (name, address);
+        let is_known = self.known.contains(login);
         if !is_known && !self.by_remembered.allows(name, now) {
             return false;
         }
         let is_right = users.remembers(name, password);
         if is_right && !is_known {
-            self.by_remembered.forgives(name);
-            self.places.insert(place);
+            self.by_remembered.refund(name);
+            self.known.insert(login);
         }
         is_right
     }
 }
 
-/// The password of a user that was right.
+/// A password that was right when the client connected.
 struct Password {
     users: Arc<Watched<Users>>,
     user: Box<str>,
@@ -166,7 +169,7 @@ impl Proof for Password {
     }
 }
 
-/// What an address counts as: everybody has 2^64 addresses of IPv6.
+/// The network that an address counts as: any client may have 2^64 IPv6 addresses.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -203,43 +206,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_right_password_is_quick_the_second_time_and_from_then_on_waits_for_nobody() {
+    async fn remembered_password_passes_while_all_checks_are_busy() {
         let logins = logins();
         assert_eq!(code(&logins, "anna", "wrong", HERE).await, 0x86);
         assert_eq!(code(&logins, "nobody", "right", HERE).await, 0x86);
         assert_eq!(code(&logins, "", "", HERE).await, 0x86);
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
-        let waits_for_nobody = async {
+        let while_all_are_busy = async {
             let all = logins.checks.clone();
             let all = all.acquire_many_owned(logins.checks.available_permits() as u32);
             let _all = all.await.unwrap();
             code(&logins, "anna", "right", HERE).await
         };
-        assert_eq!(waits_for_nobody.await, 0);
+        assert_eq!(while_all_are_busy.await, 0);
         assert_eq!(code(&logins, "anna", "wrong", HERE).await, 0x86);
     }
 
     #[tokio::test]
-    async fn guesses_from_one_address_end_soon_and_do_not_hold_up_another() {
+    async fn guesses_from_one_address_do_not_block_another() {
         let logins = logins();
         for _ in 0..limits::LOGIN_BURST {
-            // Too long to be anybody's: it counts all the same.
+            // A password that is too long counts as a guess too.
             let long = Bytes::from(vec![b'x'; limits::PASSWORD_BYTES_MAX + 1]);
             assert!(logins.check("anna", long, HERE).await.is_err());
         }
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0x9F);
         let elsewhere = "192.0.2.1".parse().unwrap();
         assert_eq!(code(&logins, "anna", "right", elsewhere).await, 0);
-        // The password is known now, so the guesser cannot keep its owner out even from there.
+        // The password is remembered now, so the guesses do not lock out its owner even here.
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
     }
 
     #[tokio::test]
-    async fn a_known_user_passes_every_throttle_and_guesses_do_not() {
+    async fn known_user_passes_every_throttle_and_guesses_do_not() {
         let logins = logins();
         let elsewhere = |last| IpAddr::from([192, 0, 2, last]);
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
-        // Throttled by user and, here, by address.
+        // Exceeds the limit of the user and, for `HERE`, of the address.
         for guess in 0..2 * limits::LOGIN_BURST_USER {
             let from = if guess < 100 {
                 HERE
@@ -254,7 +257,8 @@ mod tests {
         assert_eq!(code(&logins, "anna", "right", HERE).await, 0);
         assert_eq!(code(&logins, "anna", "right", elsewhere(1)).await, 0);
 
-        // A guesser who has found the password after so many guesses does not learn it, but its user is not kept out.
+        // After so many guesses even the right password is refused, so that a guesser does not
+        // learn it. At its known addresses the user still passes.
         for _ in 0..2 * limits::LOGIN_BURST_REMEMBERED {
             assert_ne!(code(&logins, "anna", "wrong", elsewhere(2)).await, 0);
         }
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_ipv6_counts_as_one_address() {
+    fn ipv6_network_counts_as_one_address() {
         let network = |text: &str| network(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1:2:3"));
         assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));

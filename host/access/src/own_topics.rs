@@ -1,18 +1,18 @@
-//! A client's own topics: those below `clients/{level}/`, at which its responses arrive.
+//! A client's own topics: those below `clients/{level}/`, which receive its responses.
 //!
-//! The level is the client id as written (the official Rust and .NET clients) or in upper-case hexadecimal (the Go client). Two
-//! clients can therefore own the same topics: `A` and `41` both own `clients/41/…`. Both may subscribe, and the response to a
-//! request of one never reaches the other.
+//! The level is the client id as written (the official Rust and .NET clients) or in upper-case
+//! hexadecimal (the Go client). So two clients can own the same topics: `A` and `41` both own
+//! `clients/41/…`. Both may subscribe, but a response must never reach the other client.
 
 use statehouse_protocol::topics::NOTIFICATION_TOPICS;
 
-/// What the topics of clients begin with.
+/// The first level of all own topics.
 const CLIENTS: &[u8] = b"clients";
 
-/// What the notifications of the store have in place of an id. They go to nobody but who watches, subscribed or not.
+/// The second level of notification topics. The store sends a notification to the watching client
+/// only, whether or not other clients subscribe.
 const STORE: &[u8] = b"statestore";
 
-/// Bytes in upper-case hexadecimal.
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
 
@@ -24,8 +24,8 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// The levels that stand for a client. An id with a slash or a wildcard is not used as written: `victim/x` would own topics of
-/// `victim`, and `+` those of every client.
+/// The levels that stand for a client. An id with a slash or a wildcard is not used as written:
+/// `victim/x` would own topics of `victim`, and `+` those of every client.
 fn levels(client: &str) -> impl Iterator<Item = String> {
     let is_a_level = !client.contains(['/', '+', '#']);
     let as_written = is_a_level.then(|| client.to_owned());
@@ -33,15 +33,15 @@ fn levels(client: &str) -> impl Iterator<Item = String> {
     both.filter(|level| !level.is_empty())
 }
 
-/// What a client's own topics begin with. Topics below `clients/statestore/` are for notifications,
+/// The prefixes of a client's own topics. Topics below `clients/statestore/` are for notifications,
 /// even if a client has the id `statestore`.
 pub(super) fn response_prefixes(client: &str) -> impl Iterator<Item = String> {
     let levels = levels(client).filter(|level| level.as_bytes() != STORE);
     levels.map(|level| format!("clients/{level}/"))
 }
 
-/// What the filters begin with by which a client subscribes to its notifications. The .NET client subscribes to one with its id
-/// as written, where the store publishes nothing.
+/// The prefixes of the filters by which a client subscribes to its notifications. The .NET client
+/// uses a filter with its id as written, to which the store publishes nothing.
 pub(super) fn notification_prefixes(client: &str) -> impl Iterator<Item = String> {
     levels(client).map(|level| format!("{NOTIFICATION_TOPICS}/{level}/"))
 }
@@ -59,18 +59,20 @@ fn is_hex_of(client: &str, level: &[u8]) -> bool {
             .all(|(pair, byte)| pair == [digit(byte >> 4), digit(byte & 15)])
 }
 
-/// Whether a client may receive the response at a topic to a request of another client, which is not known if its session has
-/// ended. It may, unless both own the topic. A client that may subscribe to topics of others receives their responses.
-pub(super) fn may_have_answer(client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
+/// Whether a client may receive a response at this topic to a request of another client.
+/// `requester` is `None` if the session of that client has ended. Denied only if both clients own
+/// the topic: a client that may subscribe to topics of other clients receives their responses.
+pub(super) fn may_have_answer(client: &str, requester: Option<&str>, topic: &[u8]) -> bool {
     let level = topic
         .strip_prefix(b"clients/")
         .and_then(|it| it.split(|byte| *byte == b'/').next());
     let Some(level) = level.filter(|level| is_level_of(client, level)) else {
         return true;
     };
-    match asker {
-        Some(asker) => !is_level_of(asker, level),
-        // Some other client owns the topic too if the level is the hexadecimal form of any id.
+    match requester {
+        Some(requester) => !is_level_of(requester, level),
+        // The unknown requester may own the topic too if the level is the hexadecimal form of an
+        // id.
         None => {
             !(level.len() % 2 == 0
                 && level
@@ -81,7 +83,7 @@ pub(super) fn may_have_answer(client: &str, asker: Option<&str>, topic: &[u8]) -
 }
 
 /// Whether the filter matches a topic below `clients/{level}/` that is not the client's own.
-pub(super) fn is_of_another(client: &str, filter: &[u8]) -> bool {
+pub(super) fn reaches_other_clients(client: &str, filter: &[u8]) -> bool {
     let mut levels = filter.split(|byte| *byte == b'/');
     let (first, second, third) = (levels.next(), levels.next(), levels.next());
     match (first, second) {
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_hears_the_answers_to_another() {
+    fn filter_that_reaches_other_clients_is_detected() {
         for (filter, expected) in [
             ("clients/me/response", false),
             ("clients/me/#", false),
@@ -130,18 +132,22 @@ mod tests {
             ("news/+/#", false),
             ("clients/statestore/v1/store/+/command/notify/+", false),
         ] {
-            assert_eq!(is_of_another("me", filter.as_bytes()), expected, "{filter}");
+            assert_eq!(
+                reaches_other_clients("me", filter.as_bytes()),
+                expected,
+                "{filter}"
+            );
         }
-        // An id is no pattern.
-        assert!(is_of_another("+", b"clients/you/response"));
-        assert!(is_of_another("#", b"clients/#"));
+        // A client id is not a pattern.
+        assert!(reaches_other_clients("+", b"clients/you/response"));
+        assert!(reaches_other_clients("#", b"clients/#"));
     }
 
     #[test]
-    fn both_clients_own_a_topic_but_only_the_asker_has_the_answer() {
+    fn response_at_a_shared_topic_reaches_only_its_requester() {
         let topic = b"clients/6D65/response";
         for client in ["me", "6D65"] {
-            assert!(!is_of_another(client, topic));
+            assert!(!reaches_other_clients(client, topic));
             let own = response_prefixes(client).collect::<Vec<_>>();
             assert!(own.contains(&"clients/6D65/".to_owned()), "{own:?}");
         }
@@ -149,7 +155,8 @@ mod tests {
         assert!(!may_have_answer("me", Some("6D65"), topic));
         assert!(!may_have_answer("6D65", None, topic));
         assert!(!may_have_answer("me", None, topic));
-        // A subscriber that does not own the topic has a right to it, and an owner may be answered for another client.
+        // A subscriber that does not own the topic has a right to it. An owner may receive
+        // responses to requests of another client.
         assert!(may_have_answer("monitor", Some("me"), topic));
         assert!(may_have_answer("monitor", None, topic));
         assert!(may_have_answer("me", Some("helper"), topic));

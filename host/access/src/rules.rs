@@ -1,8 +1,8 @@
-//! What clients may do: the rules of an operator, in the published model of Azure IoT Operations' BrokerAuthorization.
+//! Authorization rules, in the published model of Azure IoT Operations' BrokerAuthorization.
 //!
-//! What enters: the text of a file, then who connects. What leaves: [`Rules`], and for each client its [`Grants`]. Rules only
-//! allow: what none of them allows is denied. They are evaluated once for each connection, and every question after that
-//! is a look into an index. It does no I/O, and never asks who somebody is: that is known by then.
+//! [`Rules`] are parsed from a file and evaluated once for each connection. The result is
+//! [`Grants`], which decide every later question by an index. Rules can only allow: an action that
+//! no rule allows must be denied. The caller has authenticated the client before.
 
 mod file;
 mod grants;
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-pub use file::{Mistake, RulesError};
+pub use file::{RuleError, RulesError};
 pub use grants::Grants;
 pub use principal::Principal;
 pub use seal::Seal;
@@ -28,39 +28,39 @@ use grants::Index;
 use principal::Principals;
 use statehouse_files::watch::read_file;
 
-/// Something that a rule can allow.
+/// An action that a rule can allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// To connect.
+    /// Connecting.
     Connect,
-    /// To publish to a topic.
+    /// Publishing to a topic.
     Publish,
-    /// To subscribe to a topic filter.
+    /// Subscribing to a topic filter.
     Subscribe,
-    /// To read a key: GET, KEYNOTIFY, SCAN.
+    /// Reading a key: GET, KEYNOTIFY, SCAN.
     Read,
-    /// To change a key: SET, DEL, VDEL.
+    /// Changing a key: SET, DEL, VDEL.
     Write,
 }
 
-/// One rule: who, and what they may do.
+/// One rule: the principals, and the resources that they may access.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Where it begins, counted from one.
+    /// The first line of the rule, counted from one.
     pub(super) line: usize,
     pub(super) principals: Principals,
     pub(super) resources: Vec<Resource>,
 }
 
-/// What a rule allows: one action on some topics or keys.
+/// One allowed action on some topics or keys.
 #[derive(Debug)]
 pub(super) struct Resource {
     pub(super) kind: Kind,
-    /// Client ids that it is for, as patterns; all where there are none.
+    /// Patterns of the client ids that the resource applies to. Empty for all client ids.
     pub(super) clients: Vec<Template>,
 }
 
-/// What is allowed.
+/// The allowed action and its topics or keys.
 #[derive(Debug)]
 pub(super) enum Kind {
     Connect,
@@ -92,29 +92,30 @@ pub(super) struct Key {
 #[derive(Debug)]
 pub struct Rules {
     pub(super) all: Vec<Rule>,
-    /// Rules by who they are for, so that one client's are found without looking at all.
+    /// Rules that name a client id, so that evaluating a client does not visit all rules.
     by_client: HashMap<Box<str>, Vec<usize>>,
+    /// Rules that name a user.
     by_user: HashMap<Box<str>, Vec<usize>>,
-    /// Those for somebody with certain attributes, for every client, and for every user.
+    /// Rules for certain attributes, for every client, or for every user.
     others: Vec<usize>,
-    /// What was made of rules that hold for several clients in the same way.
+    /// Indexes that several clients use.
     shared: Mutex<Shared>,
     seal: Arc<Seal>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// By the numbers of the rules and of their resources.
+    /// Indexes by the numbers of their rules and resources.
     indexes: HashMap<Box<[(usize, usize)]>, Weak<Index>>,
-    /// When to look for those that nobody uses any more.
-    look_at: usize,
+    /// The number of entries at which unused ones are removed.
+    sweep_at: usize,
 }
 
 impl Rules {
-    /// Reads a file of rules.
+    /// Parses the text of a rules file.
     ///
     /// # Errors
-    /// Where it is not TOML, names something that no rule has, or allows nobody anything: with the line.
+    /// If the text is not valid TOML, has an unknown field, or has an invalid rule; with the line.
     pub fn parse(text: &str) -> Result<Self, RulesError> {
         let all = file::read(text)?;
         let (mut by_client, mut by_user) =
@@ -148,10 +149,10 @@ impl Rules {
         })
     }
 
-    /// Reads the rules of a file.
+    /// Reads a rules file.
     ///
     /// # Errors
-    /// Those of [`parse`](Self::parse), with the file, and where it cannot be read.
+    /// If the file cannot be read, and those of [`parse`](Self::parse).
     pub fn open(path: &Path) -> Result<Self, RulesError> {
         let bytes = read_file(path, limits::RULES_FILE_BYTES_MAX)?;
         let parsed = std::str::from_utf8(&bytes)
@@ -160,50 +161,51 @@ impl Rules {
         parsed.map_err(|error| RulesError::In(path.to_owned(), Box::new(error)))
     }
 
-    /// The same rules with a secret that stays when they change, so that a SCAN that is under way can go on.
+    /// Uses this secret. A secret that is passed on from earlier rules lets a running SCAN continue
+    /// after a change of the rules.
     #[must_use]
     pub fn sealed_by(self, seal: Arc<Seal>) -> Self {
         Self { seal, ..self }
     }
 
-    /// How many rules there are.
+    /// The number of rules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Never: a file without a rule is refused.
+    /// Always false, because a file without a rule is refused.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// What one client may do. Worked out once for each connection.
+    /// Evaluates the rules for a client.
     #[must_use]
-    pub fn grants(&self, who: Principal<'_>) -> Arc<Grants> {
-        let mut numbers: Vec<usize> = (self.by_client.get(who.client).into_iter())
-            .chain(who.user.and_then(|user| self.by_user.get(user)))
+    pub fn grants(&self, principal: Principal<'_>) -> Arc<Grants> {
+        let mut numbers: Vec<usize> = (self.by_client.get(principal.client).into_iter())
+            .chain(principal.user.and_then(|user| self.by_user.get(user)))
             .flatten()
             .copied()
             .collect();
         let others = self.others.iter().copied();
-        numbers.extend(others.filter(|it| self.all[*it].principals.name(&who)));
+        numbers.extend(others.filter(|it| self.all[*it].principals.matches(&principal)));
         numbers.sort_unstable();
         numbers.dedup();
         let mut apply = Vec::new();
         for number in numbers {
             for (place, resource) in self.all[number].resources.iter().enumerate() {
-                if resource.is_for(&who) {
+                if resource.applies_to(&principal) {
                     apply.push((number, place));
                 }
             }
         }
         let resource = |(number, place): &(usize, usize)| &self.all[*number].resources[*place];
         let may_connect = (apply.iter()).any(|it| matches!(resource(it).kind, Kind::Connect));
-        let own = Index::new(apply.iter().map(resource), Some(&who));
+        let own = Index::new(apply.iter().map(resource), Some(&principal));
         let shared = self.shared(&apply, || Index::new(apply.iter().map(resource), None));
         Arc::new(Grants::new(
-            who,
+            principal,
             may_connect,
             shared,
             own,
@@ -211,17 +213,18 @@ impl Rules {
         ))
     }
 
-    /// What the resources with these numbers allow whoever it is: made once, since many clients may be under the same rules.
+    /// The index of the resources with these numbers, without placeholders. Made once, because the
+    /// same rules may apply to many clients.
     fn shared(&self, numbers: &[(usize, usize)], make: impl FnOnce() -> Index) -> Arc<Index> {
-        // A panic in between leaves nothing half done.
+        // A panic under this lock leaves a valid table.
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = shared.indexes.get(numbers).and_then(Weak::upgrade) {
             return index;
         }
         let index = Arc::new(make());
-        if shared.indexes.len() >= shared.look_at {
+        if shared.indexes.len() >= shared.sweep_at {
             shared.indexes.retain(|_, index| index.strong_count() > 0);
-            shared.look_at = 64.max(2 * shared.indexes.len());
+            shared.sweep_at = 64.max(2 * shared.indexes.len());
         }
         shared
             .indexes
@@ -231,12 +234,12 @@ impl Rules {
 }
 
 impl Resource {
-    /// Whether it is for this client id.
-    pub(super) fn is_for(&self, who: &Principal<'_>) -> bool {
+    /// Whether the resource applies to the id of this client.
+    pub(super) fn applies_to(&self, principal: &Principal<'_>) -> bool {
         self.clients.is_empty()
             || self.clients.iter().any(|template| {
-                template.pattern(Some(who)).is_some_and(|pattern| {
-                    statehouse_protocol::pattern::matches(&pattern, who.client.as_bytes())
+                template.pattern(Some(principal)).is_some_and(|pattern| {
+                    statehouse_protocol::pattern::matches(&pattern, principal.client.as_bytes())
                 })
             })
     }

@@ -1,21 +1,23 @@
-//! How often somebody may be wrong: a bound on guesses, by address and by user.
+//! Limits the rate of wrong passwords, by address or by user.
 //!
-//! In comes each guess before it is checked, and again where it was right; out goes whether it may be checked at all. Takes
-//! the same memory however many addresses and names there are.
+//! [`Throttle::allows`] is called before a password is checked and counts it as wrong;
+//! [`Throttle::refund`] is called if it was right. The memory must not depend on the number of
+//! addresses and names, because clients choose them.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Places for guessers. Those who share one by chance share its bound; which ones do, nobody outside can tell.
+/// Slots for sources of guesses. Sources that share a slot by chance share its limit. The hash is
+/// random, so a client cannot choose a source that shares a slot with another one.
 const SLOTS: usize = 4096;
 
-/// A bound of so many guesses at once, and one more after each interval.
+/// A limit of `burst` guesses at once, and one more after each interval.
 pub(super) struct Throttle {
     burst: u32,
     interval: Duration,
     hasher: RandomState,
-    /// Until when each has used up what it may do, if one guess uses up one interval.
+    /// For each slot the end of the time that its guesses have used. A guess uses one interval.
     used_until: Mutex<Box<[Option<Instant>]>>,
 }
 
@@ -29,9 +31,10 @@ impl Throttle {
         }
     }
 
-    /// A guess. Where it is allowed it counts as wrong from now on, so that nobody saves one by leaving early.
-    pub(super) fn allows(&self, who: impl Hash, now: Instant) -> bool {
-        self.change(who, |used_until| {
+    /// Whether a guess may be checked. An allowed guess counts as wrong at once, so that a client
+    /// cannot save guesses by disconnecting early.
+    pub(super) fn allows(&self, source: impl Hash, now: Instant) -> bool {
+        self.change(source, |used_until| {
             let from = used_until.map_or(now, |until| until.max(now));
             let used = from.duration_since(now) + self.interval;
             let is_allowed = used <= self.interval * self.burst;
@@ -42,16 +45,16 @@ impl Throttle {
         })
     }
 
-    /// A guess was right, or was not checked: it does not count.
-    pub(super) fn forgives(&self, who: impl Hash) {
-        self.change(who, |used_until| {
+    /// Uncounts an allowed guess that was right or was not checked.
+    pub(super) fn refund(&self, source: impl Hash) {
+        self.change(source, |used_until| {
             *used_until = used_until.and_then(|until| until.checked_sub(self.interval));
         });
     }
 
-    fn change<R>(&self, who: impl Hash, f: impl FnOnce(&mut Option<Instant>) -> R) -> R {
-        let index = self.hasher.hash_one(who) as usize % SLOTS;
-        // Nothing panics while it is held.
+    fn change<R>(&self, source: impl Hash, f: impl FnOnce(&mut Option<Instant>) -> R) -> R {
+        let index = self.hasher.hash_one(source) as usize % SLOTS;
+        // Code under this lock does not panic.
         let mut slots = self
             .used_until
             .lock()
@@ -67,7 +70,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn guesses_are_bounded_at_once_and_over_time() {
+    fn guesses_are_limited_at_once_and_over_time() {
         let throttle = Throttle::new(3, SECOND);
         let now = Instant::now();
         let allowed = |now| (0..10).filter(|_| throttle.allows("a", now)).count();
@@ -75,24 +78,25 @@ mod tests {
         assert_eq!(allowed(now), 0);
         assert_eq!(allowed(now + SECOND), 1);
         assert_eq!(allowed(now + 3 * SECOND), 2);
-        // Patience is not saved up beyond the bound.
+        // A long pause allows no more than one burst.
         assert_eq!(allowed(now + 1000 * SECOND), 3);
     }
 
     #[test]
-    fn who_is_right_may_come_again_and_others_are_not_held_up() {
+    fn right_passwords_and_other_sources_are_not_limited() {
         let throttle = Throttle::new(3, SECOND);
         let now = Instant::now();
         for _ in 0..100 {
             assert!(throttle.allows("right", now));
-            throttle.forgives("right");
+            throttle.refund("right");
         }
         while throttle.allows("wrong", now) {}
-        // Some share a place with the guesser, or with several others, by chance: one in several runs.
+        // Some sources share a slot with the guesser, or with several others, by chance: about one
+        // in several runs.
         let others = SLOTS / 8;
-        let held_up = (0..others)
+        let refused = (0..others)
             .filter(|other| !throttle.allows(other, now))
             .count();
-        assert!(held_up < 10, "{held_up} of {others}");
+        assert!(refused < 10, "{refused} of {others}");
     }
 }

@@ -1,7 +1,8 @@
-//! Tokens of service accounts, shown by the authentication method K8S-SAT.
+//! Verifies the tokens of Kubernetes service accounts, for the authentication method K8S-SAT.
 //!
-//! In comes a JSON Web Token; out go its bearer and when it expires. Keys come from a file (a JWKS), so this asks nobody over
-//! a network, and a token that was revoked before its time is good until then.
+//! A valid JSON Web Token gives an identity and an expiry. The public keys come from a file (a
+//! JWKS), and no server is asked over a network. So a token that is revoked early remains valid
+//! until it expires.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,60 +19,60 @@ use crate::limits;
 use crate::settings::TokenConfig;
 use statehouse_files::watch::{FileError, Watched, read_file};
 
-/// The name of the method, as Azure IoT Operations has it.
+/// The name of the method, as in Azure IoT Operations.
 pub const METHOD: &str = "K8S-SAT";
 
-/// What the subject of a service account begins with.
+/// The prefix of the subject of a service account.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// Why a key file is not taken. Its text is a sentence for the operator.
+/// Why a key file is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenKeysError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is no key set.
+    /// The file is not a key set.
     #[error(
-        "{0} is no JSON Web Key Set ({1}): `kubectl get --raw /openid/v1/jwks` prints the one of a cluster"
+        "{0} is not a JSON Web Key Set ({1}): `kubectl get --raw /openid/v1/jwks` prints the one of a cluster"
     )]
     Form(PathBuf, serde_json::Error),
-    /// No keys, or far too many.
-    #[error("{0} has {1} keys, and 1 to {max} are taken", max = limits::TOKEN_KEYS_MAX)]
+    /// The file has no keys, or too many.
+    #[error("{0} has {1} keys, and 1 to {max} are allowed", max = limits::TOKEN_KEYS_MAX)]
     Count(PathBuf, usize),
-    /// A key that is none of the kinds that are served.
+    /// A key has an unsupported type.
     #[error(
-        "{0}: key {1} is none of RSA (RS256), P-256 (ES256) and Ed25519 (EdDSA), or not one for signatures"
+        "{0}: key {1} is none of RSA (RS256), P-256 (ES256) and Ed25519 (EdDSA), or is not for signatures"
     )]
     Kind(PathBuf, usize),
 }
 
-/// The bearer of a good token.
+/// The bearer of a valid token.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Bearer {
-    /// The user is the token's subject; attributes are `namespace` and `serviceaccount`.
+    /// The user is the token's subject. The attributes are `namespace` and `serviceaccount`.
     pub identity: Identity,
-    /// How long the token is good.
+    /// How long the token remains valid.
     pub remaining: Duration,
     /// The key that signed it.
     pub key: KeyNumber,
 }
 
-/// What tells one key from another: a hash of it, whatever it is called.
+/// Identifies a key by a hash of its content, because its id (`kid`) may be missing or reused.
 pub type KeyNumber = blake3::Hash;
 
-/// Says whose a token is.
+/// Verifies tokens.
 pub trait TokenVerifier: Send + Sync {
-    /// Whose this token is at this time.
+    /// Verifies a token at this time, and returns its bearer.
     ///
     /// # Errors
-    /// Why it is not taken, for its bearer.
+    /// The reason of the refusal, as a text for the client.
     fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str>;
 
-    /// Whether what this key has signed is still taken.
+    /// Whether tokens with a signature of this key are still accepted.
     fn knows(&self, key: &KeyNumber) -> bool;
 }
 
-/// A token that was good when it was shown. When it expires is the broker's to look at.
+/// A token that was valid when the client connected. The broker checks its expiry.
 pub(super) struct Token {
     pub(super) keys: Arc<Watched<KeySet>>,
     pub(super) key: KeyNumber,
@@ -83,7 +84,7 @@ impl Proof for Token {
     }
 }
 
-/// Keys of a file.
+/// The keys of a file, and the accepted audiences and issuers.
 pub struct KeySet {
     keys: Vec<Key>,
     audiences: Vec<String>,
@@ -107,7 +108,7 @@ impl KeySet {
     /// Reads the keys.
     ///
     /// # Errors
-    /// [`TokenKeysError`]; one key that cannot be used makes the file bad.
+    /// [`TokenKeysError`]. One unusable key makes the whole file invalid.
     pub fn open(config: &TokenConfig) -> Result<Self, TokenKeysError> {
         let bytes = read_file(&config.keys, limits::TOKEN_KEYS_FILE_BYTES_MAX)?;
         Ok(Self {
@@ -130,7 +131,8 @@ fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<Key>, TokenKeysError> {
         .collect()
 }
 
-/// Symmetric keys are none: whoever could check a token could make one.
+/// Reads a key. Symmetric keys are refused: a party that can verify a token with such a key can
+/// also make one.
 fn key(jwk: &Jwk) -> Option<Key> {
     use jsonwebtoken::jwk::{KeyAlgorithm, PublicKeyUse};
     let (algorithm, name) = match &jwk.algorithm {
@@ -194,7 +196,8 @@ impl TokenVerifier for KeySet {
 impl KeySet {
     fn validation(&self, algorithm: Algorithm) -> Validation {
         let mut validation = Validation::new(algorithm);
-        // For `nbf`, since clocks differ; there is none for `exp`, as the bearer's connection ends at that time.
+        // The leeway is for `nbf`, since clocks differ. It has no effect on `exp`, because
+        // `bearer` checks that time again without leeway.
         validation.leeway = limits::TOKEN_LEEWAY_S;
         validation.validate_nbf = true;
         validation.set_audience(&self.audiences);
@@ -208,8 +211,9 @@ impl KeySet {
     }
 }
 
-/// Whether the header has `crit`, which lists extensions that a verifier must understand (RFC 7515 section 4.1.11). The
-/// library does not look at it. None if the header is no JSON object in base64url.
+/// Whether the header has `crit`, which lists extensions that a verifier must understand (RFC 7515
+/// section 4.1.11). The library does not look at it. None if the header is no JSON object in
+/// base64url.
 fn has_critical_extensions(token: &str) -> Option<bool> {
     let (header, _) = token.split_once('.')?;
     let header = BASE64URL_NOPAD.decode(header.as_bytes()).ok()?;
@@ -218,13 +222,13 @@ fn has_critical_extensions(token: &str) -> Option<bool> {
     Some(header.contains_key("crit"))
 }
 
-/// What is wrong with a token whose signature is right; none where that is wrong.
+/// The text for an error in a token whose signature is right. `None` if the signature is wrong.
 fn words(error: &ErrorKind) -> Option<&'static str> {
     Some(match error {
         ErrorKind::InvalidSignature => return None,
         ErrorKind::ExpiredSignature => EXPIRED,
         ErrorKind::ImmatureSignature => {
-            "the token is not good yet: is the clock of this store right?"
+            "the token is not valid yet: is the clock of this store right?"
         }
         ErrorKind::InvalidAudience => "the token was made for another audience",
         ErrorKind::InvalidIssuer => "the token was made by another issuer",
@@ -274,7 +278,7 @@ mod tests {
     const NOW_S: u64 = 2_000_000_000;
     const SUBJECT: &str = "system:serviceaccount:factory:press";
 
-    /// As RFC 4648 has it for URLs, without padding.
+    /// The Base64 variant of RFC 4648 for URLs, without padding.
     fn base64url(bytes: &[u8]) -> String {
         const DIGITS: &[u8; 64] =
             b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -317,7 +321,7 @@ mod tests {
         KeySet::open(&config).map_err(|error| error.to_string())
     }
 
-    /// The time of the system is what the library goes by; ours has to agree with it.
+    /// The system time, which the library uses.
     fn now_s() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         now.unwrap().as_secs()
@@ -332,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_kubernetes_are_taken() {
-        // Made by openssl: the library is not asked whether it understands itself.
+    fn tokens_of_kubernetes_are_accepted() {
+        // Made by openssl, so that the test does not depend on the library's own encoder.
         let keys = open(include_str!("testdata/keys.jwks"), &[]).unwrap();
         for token in [
             include_str!("testdata/rs256.jwt"),
@@ -346,7 +350,7 @@ mod tests {
             assert_eq!(identity.attribute("namespace"), Some("factory"));
             assert_eq!(identity.attribute("serviceaccount"), Some("press"));
             assert_eq!(bearer.remaining.as_secs(), limits::TOKEN_LIFE_S_MAX);
-            // Any other byte of it makes it another token.
+            // A change of any byte makes the token invalid.
             for at in (0..token.len()).step_by(7) {
                 let mut other = token.as_bytes().to_vec();
                 other[at] = if other[at] == b'A' { b'B' } else { b'A' };
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_token_is_said() {
+    fn invalid_token_is_refused_with_the_reason() {
         let pair = pair(7);
         let set = json!({"keys": [jwk(&pair, "one")]}).to_string();
         let keys = open(&set, &["https://cluster"]).unwrap();
@@ -368,7 +372,7 @@ mod tests {
         let wrong: [(&str, Edit); 12] = [
             ("expired", |it| it["exp"] = json!(now_s() - 1)),
             ("expired", |it| it["exp"] = json!(1)),
-            ("not good yet", |it| it["nbf"] = json!(now_s() + 1000)),
+            ("not valid yet", |it| it["nbf"] = json!(now_s() + 1000)),
             ("another audience", |it| it["aud"] = json!("else")),
             ("another issuer", |it| it["iss"] = json!("https://else")),
             ("lacks a claim", |it| {
@@ -394,7 +398,7 @@ mod tests {
             let error = verify(&signed(&pair, &header, &claims)).unwrap_err();
             assert!(error.contains(says), "{claims}: {error}");
         }
-        // Signed by somebody else, by nobody, or with the public key as a shared secret.
+        // Signed with another key, not signed, or signed with the public key as a shared secret.
         let signature = verify(&signed(&super::tests::pair(8), &header, &claims(|_| {})));
         assert!(signature.unwrap_err().contains("signature"));
         for algorithm in ["none", "HS256", "RS256"] {
@@ -420,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_with_critical_extensions_is_refused() {
+    fn token_with_critical_extensions_is_refused() {
         let pair = pair(7);
         let keys = open(&json!({"keys": [jwk(&pair, "one")]}).to_string(), &[]).unwrap();
         for critical in [
@@ -443,14 +447,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_key_set_is_refused_in_words() {
+    fn bad_key_set_is_refused_with_the_reason() {
         let says = |set: Json| open(&set.to_string(), &[]).err().unwrap();
         let with = |name: &str, value: &str| {
             let mut key = jwk(&pair(7), "one");
             key[name] = json!(value);
             json!({"keys": [jwk(&pair(6), "zero"), key]})
         };
-        assert!(says(json!([])).contains("is no JSON Web Key Set"));
+        assert!(says(json!([])).contains("is not a JSON Web Key Set"));
         assert!(says(json!({"keys": []})).contains("has 0 keys"));
         assert!(says(with("use", "enc")).contains("key 2 is none of"));
         assert!(says(with("alg", "RS256")).contains("key 2 is none of"));

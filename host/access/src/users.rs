@@ -1,8 +1,8 @@
-//! The users file: names, and hashes of their passwords.
+//! Reads the users file, which has a line `NAME:HASH` for each user, and verifies passwords.
 //!
-//! In come lines `NAME:HASH`, and attempts to log in; out goes whether a password is that user's. It never holds a password.
-//! After a first success it keeps a keyed hash of that password, so that a client that comes back costs microseconds instead
-//! of tens of milliseconds; the key is made anew, and all of this forgotten, whenever the file is read again.
+//! A password must never be stored. After the first right password of a user, a keyed hash of it is
+//! remembered, so that a reconnection costs microseconds instead of tens of milliseconds. Reading
+//! the file again makes a new key and drops all remembered hashes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,25 +16,25 @@ use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, PasswordHasher, Ver
 use crate::limits;
 use statehouse_files::watch::{FileError, read_file};
 
-/// Why a users file, or a new user, is not taken. Its text is a sentence for the operator.
+/// Why a users file or a new user is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum UsersError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Anybody could put a user into it.
+    /// Other accounts could add a user to the file.
     #[error(
-        "{0} can be written by other accounts (mode {1:03o}), who could let themselves in: run `chmod 600 {0}`"
+        "{0} can be written by other accounts (mode {1:03o}), which could add users: run `chmod 600 {0}`"
     )]
     Writable(PathBuf, u32),
-    /// A line is wrong.
+    /// A line is invalid.
     #[error("line {line} of {path}: {error}")]
     Line {
-        /// The file.
+        /// The users file.
         path: PathBuf,
-        /// Counted from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The error of the line.
         error: LineError,
     },
     /// The system has no randomness.
@@ -42,37 +42,37 @@ pub enum UsersError {
     Random(getrandom::Error),
 }
 
-/// Why a line is wrong.
+/// Why a line is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// Not text, or no colon.
+    /// The line is not UTF-8 text, or has no colon.
     #[error("it is not NAME:HASH; `statehouse user add NAME --users FILE` writes such lines")]
     Form,
-    /// The name.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A name stands twice.
-    #[error("this user stands in an earlier line too: remove one of them")]
-    Twice,
-    /// The hash is none.
+    /// An earlier line has the same name.
+    #[error("this user is also in an earlier line: remove one of them")]
+    Duplicate,
+    /// The hash is not one of Argon2id.
     #[error(
-        "what follows the name is not an Argon2id hash ($argon2id$v=19$m=…,t=…,p=…$SALT$HASH); `statehouse user add` makes one"
+        "the text after the name is not an Argon2id hash ($argon2id$v=19$m=…,t=…,p=…$SALT$HASH); `statehouse user add` makes one"
     )]
     Hash,
-    /// The hash is dearer than a gateway can afford.
+    /// Checking the hash costs more than a gateway can afford.
     #[error(
         "its hash takes more than {} KiB of memory, {} passes or {} lanes: make a cheaper one with `statehouse user add`",
         limits::PASSWORD_MEMORY_KIB_MAX,
         limits::PASSWORD_PASSES_MAX,
         limits::PASSWORD_LANES_MAX
     )]
-    Dear,
-    /// Too many.
+    TooExpensive,
+    /// The file has too many users.
     #[error("a users file holds {} users at most", limits::USERS_MAX)]
-    Many,
+    TooMany,
 }
 
-/// Why this is no name.
+/// The rules for a user name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a user name has 1 to {} bytes, no colon, no control characters, no space at either end, and does not begin with #",
@@ -80,25 +80,26 @@ pub enum LineError {
 )]
 pub struct NameError;
 
-/// Everybody in the file.
+/// The users of a file.
 pub struct Users {
     users: HashMap<Box<str>, User>,
-    /// Of the quick hashes.
+    /// The key of the quick hashes.
     key: [u8; blake3::KEY_LEN],
 }
 
 struct User {
     hash: PasswordHashString,
     credential: u64,
-    /// The quick hash of the right password, once it was shown.
-    shown: OnceLock<blake3::Hash>,
+    /// The quick hash of the right password, after a client has sent it.
+    remembered: OnceLock<blake3::Hash>,
 }
 
 impl Users {
     /// Reads a file that only its owner can write.
     ///
     /// # Errors
-    /// [`UsersError`]; one bad line makes the whole file bad, since its user could not log in any more.
+    /// [`UsersError`]. One bad line makes the whole file invalid, since its user could no longer
+    /// log in.
     pub fn open(path: &Path) -> Result<Self, UsersError> {
         let failed = |error| FileError::Read(path.to_owned(), error);
         let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
@@ -108,7 +109,7 @@ impl Users {
         if mode & 0o004 != 0 {
             let path = path.display();
             tracing::warn!(
-                "{path} can be read by other accounts (mode {mode:03o}), who could try passwords on its hashes: run `chmod 600 {path}`"
+                "{path} can be read by other accounts (mode {mode:03o}), which could guess passwords from its hashes: run `chmod 600 {path}`"
             );
         }
         let bytes = read_file(path, limits::USERS_FILE_BYTES_MAX)?;
@@ -131,55 +132,57 @@ impl Users {
         self.users.len()
     }
 
-    /// Whether nobody can log in.
+    /// Whether there are no users.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
 
-    /// A number for the password of this user that another password would not have; none where there is no such user.
+    /// A number that changes with the password of the user. `None` if there is no such user.
     #[must_use]
     pub fn credential(&self, name: &str) -> Option<u64> {
         self.users.get(name).map(|user| user.credential)
     }
 
-    /// Whether the password of this user is known by an earlier success.
+    /// Whether the password of this user is remembered from an earlier login.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
         let user = self.users.get(name);
-        user.is_some_and(|user| user.shown.get().is_some())
+        user.is_some_and(|user| user.remembered.get().is_some())
     }
 
-    /// Whether this password is known to be right by an earlier success. Takes microseconds.
+    /// Whether this is the remembered password of the user. Takes microseconds.
     #[must_use]
     pub fn remembers(&self, name: &str, password: &[u8]) -> bool {
-        let shown = self.users.get(name).and_then(|user| user.shown.get());
-        // The comparison of two hashes does not end early.
-        shown.is_some_and(|shown| *shown == self.quick(name, password))
+        let user = self.users.get(name);
+        let remembered = user.and_then(|user| user.remembered.get());
+        // The comparison of two hashes takes constant time.
+        remembered.is_some_and(|remembered| *remembered == self.quick_hash(name, password))
     }
 
-    /// Whether this password is right. Takes some megabytes, and tens of milliseconds of a processor, also for a user that does
-    /// not exist: nobody learns from the time who does.
+    /// Whether this password is right. Takes some megabytes and tens of milliseconds of processor
+    /// time, also for a user that does not exist, so that the time does not reveal who exists.
     #[must_use]
     pub fn verify(&self, name: &str, password: &[u8]) -> bool {
-        static NOBODY: LazyLock<Option<PasswordHashString>> =
+        /// A hash to check for unknown users.
+        static UNKNOWN: LazyLock<Option<PasswordHashString>> =
             LazyLock::new(|| hash_with(b"nobody", b"0123456789abcdef").ok());
         let Some(user) = self.users.get(name) else {
-            if let Some(nobody) = &*NOBODY {
-                _ = is_hash_of(&nobody.password_hash(), password);
+            if let Some(unknown) = &*UNKNOWN {
+                _ = is_hash_of(&unknown.password_hash(), password);
             }
             return false;
         };
         let is_right = is_hash_of(&user.hash.password_hash(), password);
         if is_right {
-            _ = user.shown.set(self.quick(name, password));
+            _ = user.remembered.set(self.quick_hash(name, password));
         }
         is_right
     }
 
-    fn quick(&self, name: &str, password: &[u8]) -> blake3::Hash {
+    fn quick_hash(&self, name: &str, password: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        // Names hold no colon.
+        // The colon separates the two, since names contain none.
         hasher.update(name.as_bytes()).update(b":").update(password);
         hasher.finalize()
     }
@@ -196,18 +199,18 @@ fn read_line(line: &[u8], users: &mut HashMap<Box<str>, User>) -> Result<(), Lin
     let hash = PasswordHashString::new(hash.trim()).map_err(|_| LineError::Hash)?;
     check_hash(&hash.password_hash())?;
     if users.len() >= limits::USERS_MAX {
-        return Err(LineError::Many);
+        return Err(LineError::TooMany);
     }
     let mut number = [0; 8];
     number.copy_from_slice(&blake3::hash(hash.as_bytes()).as_bytes()[..8]);
     let user = User {
         credential: u64::from_le_bytes(number),
         hash,
-        shown: OnceLock::new(),
+        remembered: OnceLock::new(),
     };
     match users.insert(name.into(), user) {
         None => Ok(()),
-        Some(_) => Err(LineError::Twice),
+        Some(_) => Err(LineError::Duplicate),
     }
 }
 
@@ -226,7 +229,7 @@ fn check_hash(hash: &PasswordHash<'_>) -> Result<(), LineError> {
     if is_affordable {
         Ok(())
     } else {
-        Err(LineError::Dear)
+        Err(LineError::TooExpensive)
     }
 }
 
@@ -240,8 +243,8 @@ fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
     let Ok(salt) = salt.decode_b64(&mut salt_bytes) else {
         return false;
     };
-    // An allocator that keeps what each thread gave back would keep this for each: what is larger than it keeps goes back to
-    // the system. Only what is used is ever resident.
+    // The allocator caches freed memory for each thread, but returns large allocations to the
+    // system at once. Unused blocks are never resident.
     let mut memory = Vec::with_capacity(params.block_count().max(limits::PASSWORD_BLOCKS_MIN));
     memory.resize(params.block_count(), Block::new());
     let mut out = vec![0; expected.len()];
@@ -249,14 +252,14 @@ fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
     tests::COMPUTED.set(Some(params.clone()));
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
     let hashed = argon2.hash_password_into_with_memory(password, salt, &mut out, &mut memory);
-    // The comparison of two outputs does not end early.
+    // The comparison of two outputs takes constant time.
     hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
 }
 
-/// Whether this can be the name of a user in the file.
+/// Checks the name of a user.
 ///
 /// # Errors
-/// [`NameError`] says what a name may be.
+/// [`NameError`]. Its text lists the rules for names.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let is_good = (1..=limits::USER_NAME_BYTES_MAX).contains(&name.len())
         && name.trim() == name
@@ -265,15 +268,15 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     if is_good { Ok(()) } else { Err(NameError) }
 }
 
-/// The hash of a password, under a new salt.
+/// Hashes a password with a new salt.
 ///
 /// # Errors
-/// Where the system has no randomness.
+/// If the system has no randomness.
 pub fn hash(password: &[u8]) -> Result<String, UsersError> {
     let mut salt = [0; Salt::RECOMMENDED_LENGTH];
     getrandom::fill(&mut salt).map_err(UsersError::Random)?;
     let hash = hash_with(password, &salt);
-    // Salt, memory and the length of the password are within what Argon2 takes.
+    // Salt, memory and the length of the password are within the limits of Argon2.
     Ok(hash.expect("Argon2 takes these parameters").to_string())
 }
 
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// What the last hash of this thread was computed with.
+        /// The parameters of the last hash of this thread.
         pub(super) static COMPUTED: Cell<Option<Params>> = const { Cell::new(None) };
     }
 
@@ -313,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_password_of_the_user_is_right() {
+    fn only_the_own_password_of_a_user_is_right() {
         let (anna, bert) = (hash(b"right").unwrap(), hash(b"right").unwrap());
         assert_ne!(anna, bert, "salts");
         let text = format!("# people\n\nanna:{anna}\r\nbert b.:{bert}\n");
         let users = open(&text, 0o600).unwrap();
         assert_eq!(users.len(), 2);
         assert_ne!(users.credential("anna"), users.credential("bert b."));
-        assert!(!users.remembers("anna", b"right"), "nobody has shown it");
+        assert!(!users.remembers("anna", b"right"), "before the first login");
         for (name, password) in [
             ("anna", &b"wrong"[..]),
             ("anna", b""),
@@ -335,7 +338,8 @@ mod tests {
         assert!(users.remembers("anna", b"right"));
         assert!(!users.remembers("anna", b"wrong"));
         assert!(!users.remembers("bert b.", b"right"), "another user");
-        // Read again, all of that is forgotten, and the credential is another one only where the hash is.
+        // Reading the file again drops remembered passwords. A credential changes only with its
+        // hash.
         let again = open(&text, 0o600).unwrap();
         assert!(!again.remembers("anna", b"right"));
         assert_eq!(again.credential("anna"), users.credential("anna"));
@@ -346,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_does_not_tell_who_exists() {
+    fn unknown_user_costs_as_much_as_a_known_one() {
         let users = open(&format!("anna:{}\n", hash(b"right").unwrap()), 0o600).unwrap();
         let work_for = |name| {
             assert!(!users.verify(name, b"wrong"));
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn bad_line_is_refused_with_its_number() {
         let good = hash(b"x").unwrap();
         let line = |text: &str| open(&format!("# first\n{text}\n"), 0o600).err().unwrap();
         for (text, says) in [
@@ -388,7 +392,7 @@ mod tests {
                 format!("anna:{}", good.replace("p=1", "p=64")),
                 "takes more than",
             ),
-            // Without the hash itself any password would have to do.
+            // Without the hash itself, any password would match.
             (
                 format!("anna:{}", &good[..good.rfind('$').unwrap()]),
                 "not an Argon2id hash",
@@ -406,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_can_write_lets_nobody_in() {
+    fn users_file_that_others_can_write_is_refused() {
         for mode in [0o600, 0o640, 0o400, 0o644] {
             assert!(open("", mode).unwrap().is_empty());
         }

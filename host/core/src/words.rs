@@ -1,14 +1,14 @@
-//! A request as a person reads it.
+//! Splits a request payload into its arguments, for logs and reports.
 //!
-//! What enters: a payload that may be anything. What leaves: its arguments where it is an array of bulk strings
-//! (RESP3), as the requests of all published commands are. It decides nothing: what a request means is the
-//! policy's business.
+//! A payload may be anything. The requests of all published commands are arrays of bulk strings
+//! (RESP3). The store must never decide by these arguments: only the policy interprets a request.
 
 use std::collections::BTreeMap;
 
 use crate::limits;
 
-/// The arguments of a request; none where it is no array of bulk strings.
+/// The first arguments of a request, at most [`limits::REQUEST_WORDS_SHOWN_MAX`]. `None` if the
+/// payload is not an array of bulk strings.
 pub fn words(payload: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = payload;
     let count = length(&mut rest, b'*')?;
@@ -33,8 +33,8 @@ fn length(rest: &mut &[u8], mark: u8) -> Option<usize> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The entry of a request's command in a table by command. Clients choose the names, so the table has at most
-/// [`limits::REPLAY_COMMANDS_MAX`] entries.
+/// The entry of a request's command in a table by command. Clients choose the names, so the table
+/// has at most [`limits::REPLAY_COMMANDS_MAX`] entries.
 pub fn command_of<'a, T: Default>(
     commands: &'a mut BTreeMap<String, T>,
     payload: &[u8],
@@ -46,7 +46,7 @@ pub fn command_of<'a, T: Default>(
         }
         _ => OTHERS.to_owned(),
     };
-    // One place is for the others.
+    // One entry is reserved for `OTHERS`.
     let full = commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
     let name = if full && !commands.contains_key(&name) {
         OTHERS.to_owned()
@@ -56,7 +56,7 @@ pub fn command_of<'a, T: Default>(
     commands.entry(name).or_default()
 }
 
-/// Requests without a readable first word.
+/// The name for requests without a readable first word, and for commands beyond the limit.
 pub const OTHERS: &str = "(others)";
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_its_arguments_and_anything_else_is_none() {
+    fn array_of_bulk_strings_is_split_and_anything_else_is_none() {
         let set = b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$2\r\n\r\n\r\n";
         assert_eq!(words(set), Some(vec![&b"SET"[..], b"", b"\r\n"]));
         assert_eq!(words(b"*0\r\n"), Some(vec![]));

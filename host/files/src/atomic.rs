@@ -13,7 +13,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, bytes, mode, |_| Ok(()))
 }
 
-/// Like [`replace`], with a step `f` on the new file before it becomes visible.
+/// Like [`replace`], and calls `finish` on the new file before it becomes visible.
 pub fn replace_with(
     path: &Path,
     bytes: &[u8],
@@ -38,7 +38,7 @@ pub fn replace_with(
     fs::rename(&new, path)
 }
 
-/// Makes the name of a file durable.
+/// Makes the name of a file durable, by syncing its directory.
 pub fn sync_name(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_and_no_link_is_followed() {
+    fn replaced_file_follows_no_link_and_leaves_no_other_file() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("it"), directory.path().join("other"));
         fs::write(&other, "precious").unwrap();

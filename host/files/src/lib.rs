@@ -1,7 +1,7 @@
 //! Small files that operators and other processes change or read at any time.
 //!
-//! * [`watch`]: values made of files that are read again when they change, or at SIGHUP.
-//! * [`atomic`]: files that are replaced as a whole, so that a reader sees the old one or the new one.
+//! * [`watch`]: values that are read from files, and reloaded when a file changes or at SIGHUP.
+//! * [`atomic`]: replaces a file as a whole, so that a reader finds the old file or the new one.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

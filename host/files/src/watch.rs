@@ -22,10 +22,10 @@ use crate::limits;
 /// Why a file cannot be read. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system refused.
+    /// The system could not open or read it.
     #[error("cannot read {0}: {1}")]
     Read(PathBuf, io::Error),
-    /// A directory, a pipe or a device; reading it might never end.
+    /// It is a directory, a pipe or a device. Reading it might never end.
     #[error("cannot read {0}: it is not a regular file")]
     Kind(PathBuf),
     /// The file is larger than its limit.
@@ -33,11 +33,11 @@ pub enum FileError {
     Size(PathBuf, u64),
 }
 
-/// The content of a file of at most `bytes_max` bytes.
+/// Reads a file of at most `bytes_max` bytes.
 ///
 /// # Errors
 ///
-/// If the file cannot be read, is no regular file, or is larger.
+/// If the file cannot be read, is not a regular file, or is larger.
 pub fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let failed = |error| FileError::Read(path.to_owned(), error);
     if !fs::metadata(path).map_err(failed)?.is_file() {
@@ -60,7 +60,7 @@ pub struct Watched<T> {
     files: Vec<PathBuf>,
     read: Box<dyn Fn() -> Result<T, String> + Send + Sync>,
     value: RwLock<Arc<T>>,
-    /// The stamps of the files from just before the last read, whether or not that succeeded.
+    /// The stamps of the files from just before the last read, even if that read failed.
     seen: Mutex<Vec<Option<Stamp>>>,
     /// Consecutive polls at which the files had changed but were possibly still being written.
     postponed: AtomicU64,
@@ -75,7 +75,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Takes the stamps. If a file is possibly being written, waits a moment first, so that a start
+    /// Takes the stamps. Waits a moment first if a file is possibly being written, so that a start
     /// does not read half a file.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let mut seen = stamps(&paths);
@@ -112,7 +112,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         Ok(Self::following(what, files, value, read))
     }
 
-    /// Watches files whose value was already read, after `files` took their stamps.
+    /// Watches files whose value the caller has read after `files` took their stamps.
     pub fn following<E: Display>(
         what: &'static str,
         files: Files,
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         })
     }
 
-    /// The files.
+    /// The watched files.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
@@ -201,14 +201,14 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(stamp).collect()
 }
 
-/// Whether the last writes are old enough. `now` must be read after the stamps, so that the next
-/// poll finds later writes.
+/// Whether the last write to each file is old enough. `now` must be read after the stamps, so that
+/// the next poll finds later writes.
 fn are_stable(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
     stamps.iter().flatten().all(|stamp| is_stable(stamp, now))
 }
 
-/// Whether the last write is old enough, or its time is in the future, so that another clock made
-/// it.
+/// Whether the last write is old enough. A time in the future counts as old: it comes from another
+/// clock.
 fn is_stable(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
         return true;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_is_read_once_and_a_bad_one_is_ignored() {
+    fn changed_file_is_read_once_and_bad_file_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         write(&path, "1", 1);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(look(false), (22, 1, 0));
         write(&path, "three", 3);
         assert_eq!(look(false), (22, 1, 1));
-        // It is logged once, not every second.
+        // The error is logged once, not every second.
         assert_eq!(look(false), (22, 1, 1));
         fs::remove_file(&path).unwrap();
         assert_eq!(look(false), (22, 1, 2));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_of_equal_length_and_time_is_detected() {
+    fn replaced_file_of_equal_length_and_time_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let (path, other) = (directory.path().join("it"), directory.path().join("other"));
         for (path, text) in [(&path, "1"), (&other, "2")] {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_just_written_waits_for_the_next_poll() {
+    fn file_that_was_just_written_waits_for_the_next_poll() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         write(&path, "1", 1);
@@ -374,12 +374,12 @@ mod tests {
         assert_eq!(look(false, 10_010), (false, 1));
         assert_eq!(look(false, 10_100), (true, 2));
         assert_eq!(look(false, 10_100), (false, 2));
-        // A forced reload reads it at once, and the next poll reads it again.
+        // A forced reload reads the file at once, and the next poll reads it again.
         write(&path, "3", 20);
         assert_eq!(look(true, 20_010), (true, 3));
         assert_eq!(look(false, 20_100), (true, 3));
         assert_eq!(look(false, 20_100), (false, 3));
-        // A file that is written continually is read in the end.
+        // A file that is written continually is read after some polls.
         let mut waits = 0;
         while !look(false, 30_000 + waits * 1_000).0 {
             waits += 1;
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_read_fails_with_the_reason() {
+    fn first_read_of_a_bad_file_fails_with_the_reason() {
         let directory = tempfile::tempdir().unwrap();
         let error_of = |path: &Path| number(path).err().unwrap();
         let path = directory.path().join("number");

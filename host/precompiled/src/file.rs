@@ -1,6 +1,7 @@
-//! The file of a policy, wherever it lies.
+//! Reads the file of a policy from any path.
 //!
-//! What enters: a path. What leaves: all of the file. No more of it is read than a policy may have, whatever it is.
+//! Must never read more than [`POLICY_FILE_BYTES_MAX`] and one byte: the path may name a device or
+//! a pipe without end.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,14 +9,17 @@ use std::path::Path;
 
 use crate::POLICY_FILE_BYTES_MAX;
 
-/// Reads it, unless it is larger than a policy can be.
+/// Reads a file.
+///
+/// # Errors
+/// If the file cannot be read, or is larger than [`POLICY_FILE_BYTES_MAX`].
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let max = POLICY_FILE_BYTES_MAX;
     let file = File::open(path)?;
     let mut length = file.metadata()?.len();
     let mut bytes = Vec::new();
     if length <= max {
-        // It may grow meanwhile, or be a pipe.
+        // The file may grow while it is read, or be a pipe.
         file.take(max + 1).read_to_end(&mut bytes)?;
         length = bytes.len() as u64;
     }
@@ -33,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_ends_is_not_read_to_its_end() {
+    fn endless_and_too_large_files_are_refused() {
         let error = read_file(Path::new("/dev/zero")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         let directory = tempfile::tempdir().unwrap();

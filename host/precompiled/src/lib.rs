@@ -6,9 +6,8 @@
 //!
 //! # Trust
 //!
-//! Machine code is not checked: a party that supplies it can do everything that this process can.
-//! So it must come only from the program itself or from a [`Directory`] that only this account can
-//! write to.
+//! Machine code is not checked: its author can do everything that this process can. So it must come
+//! only from the program itself or from a [`Directory`] that only this account can write to.
 //!
 //! The directory holds a file for each component and engine (its version, its settings, the
 //! processor's features). The file begins with a digest of all three. If it is damaged, truncated,
@@ -44,7 +43,7 @@ pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sta
 /// the build could not compile for the target.
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
 
-/// A policy file: Python policies with their interpreter are 18 MB.
+/// Largest size of a policy file. Python policies with their interpreter have 18 MB.
 pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The basic configuration of an engine for policies. Callers must not add settings that machine
@@ -69,7 +68,7 @@ impl Precompiled {
         self.directory = Some(directory);
     }
 
-    /// How many components were compiled.
+    /// The number of components compiled so far.
     pub fn compiled(&self) -> u64 {
         self.compiled.load(Relaxed)
     }

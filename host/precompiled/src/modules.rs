@@ -1,6 +1,8 @@
-//! Policies on disk by their digest: a request that comes again is run by the policy that handled it.
+//! Saves the files of policies by digest, because a redelivered request is re-executed by the
+//! policy that handled it.
 //!
-//! What enters: the file of a policy before it answers anything. What leaves: the same file, checked.
+//! A policy must be saved before it answers a request. A file is checked against its digest when it
+//! is loaded.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use crate::POLICY_FILE_BYTES_MAX;
 
-/// The ending of a module's name.
+/// The file extension of a complete module.
 const FINISHED: &str = "wasm";
 
-/// That of a file that is being written.
+/// The file extension of a module that is being written.
 const UNFINISHED: &str = "new";
 
 /// The policies of one data directory.
@@ -21,28 +23,29 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Those below a data directory.
+    /// The policies below a data directory.
     pub fn of(data: &Path) -> Self {
         Self {
             directory: data.join("policies"),
         }
     }
 
-    /// Keeps a policy's file. It is durable when this returns.
+    /// Saves a policy's file. The file is durable when this returns.
     pub fn save(&self, digest: &blake3::Hash, file: &[u8]) -> io::Result<()> {
-        // A damaged one is written again.
+        // A damaged file is written again.
         if self.load(digest).is_err() {
             let path = self.path(digest);
             fs::create_dir_all(&self.directory)?;
             let new = path.with_extension(UNFINISHED);
             if let Err(error) = write(&new, file).and_then(|()| fs::rename(&new, &path)) {
-                // On a full disk its beginning would take what little room there is. What cannot be removed either is
-                // removed by a later tidying.
+                // On a full disk the incomplete file would take the remaining space. If this fails,
+                // a later `tidy` removes the file.
                 let _ = fs::remove_file(&new);
                 return Err(error);
             }
         }
-        // Also where it is there: an earlier run may have ended between its name and this.
+        // An existing file needs this too: an earlier run may have ended between the rename and
+        // this call.
         File::open(&self.directory)?.sync_all()?;
         match self.directory.parent() {
             Some(data) => File::open(data)?.sync_all(),
@@ -50,10 +53,11 @@ impl Modules {
         }
     }
 
-    /// The file of a policy.
+    /// Loads the file of a policy.
     ///
     /// # Errors
-    /// Of the kind `NotFound` or `InvalidData` where there is no such file any more; any other may pass.
+    /// `NotFound` or `InvalidData` if there is no such intact file. Any other kind may be
+    /// temporary.
     pub fn load(&self, digest: &blake3::Hash) -> io::Result<Vec<u8>> {
         let path = self.path(digest);
         if fs::metadata(&path)?.len() > POLICY_FILE_BYTES_MAX {
@@ -68,9 +72,10 @@ impl Modules {
         Ok(file)
     }
 
-    /// Removes what an interrupted [`Self::save`] left, and the oldest files that nobody needs, as far as they take too
-    /// much together: a replay of history can use those that stay. `needed` is asked only where that is so. Not to be
-    /// called while something is saved.
+    /// Removes incomplete files of an interrupted [`Self::save`]. If all files together exceed
+    /// `bytes_max`, removes the oldest files that are not `needed`. A replay of history can use the
+    /// remaining ones. `needed` is called only if the limit is exceeded. Must not be called during
+    /// a save.
     pub fn tidy(
         &self,
         bytes_max: u64,
@@ -80,14 +85,14 @@ impl Modules {
         let mut bytes = 0;
         let entries = match fs::read_dir(&self.directory) {
             Ok(entries) => entries,
-            // Nothing was ever kept.
+            // No policy was ever saved.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
         for entry in entries {
             let entry = entry?;
             let (name, about) = (entry.file_name(), entry.metadata()?);
-            // What has another name is nobody's module.
+            // A file with any other name is not a module.
             let parts = name.to_str().and_then(|name| name.split_once('.'));
             let digest = parts.and_then(|(hex, ending)| {
                 let digest = blake3::Hash::from_hex(hex).ok()?;
@@ -119,7 +124,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Where a policy's file is.
+    /// The path of a policy's file.
     pub fn path(&self, digest: &blake3::Hash) -> PathBuf {
         let name = format!("{}.{FINISHED}", digest.to_hex());
         self.directory.join(name)
@@ -137,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_comes_back_whole_or_not_at_all() {
+    fn damaged_module_is_refused_until_it_is_saved_again() {
         let data = tempfile::tempdir().unwrap();
         let modules = Modules::of(data.path());
         let (a, b) = (blake3::hash(b"a"), blake3::hash(b"b"));
@@ -159,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_cannot_be_kept_leaves_nothing_behind() {
+    fn failed_save_leaves_no_incomplete_file() {
         let data = tempfile::tempdir().unwrap();
         let modules = Modules::of(data.path());
         let digest = blake3::hash(b"a");
-        // No file can take the place of a directory that is not empty.
+        // A file cannot replace a directory that is not empty.
         fs::create_dir_all(modules.path(&digest).join("in the way")).unwrap();
         modules.save(&digest, b"a").unwrap_err();
         let left = fs::read_dir(data.path().join("policies")).unwrap();
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_save_left_goes_however_little_there_is() {
+    fn incomplete_files_are_removed_even_below_the_limit() {
         let data = tempfile::tempdir().unwrap();
         let modules = Modules::of(data.path());
         let digest = blake3::hash(b"a");
@@ -182,32 +187,30 @@ mod tests {
         for file in [&half, &other] {
             fs::write(file, b"x").unwrap();
         }
-        modules.tidy(100, || panic!("all fit")).unwrap();
+        modules.tidy(100, || panic!("all files fit")).unwrap();
         assert!(!half.exists() && other.exists());
         assert!(modules.load(&digest).is_ok());
     }
 
     #[test]
-    fn what_nobody_needs_goes_where_it_takes_too_much() {
+    fn oldest_unneeded_modules_are_removed_above_the_limit() {
         let data = tempfile::tempdir().unwrap();
         let modules = Modules::of(data.path());
-        modules
-            .tidy(0, || panic!("there is nothing to ask about"))
-            .unwrap();
+        modules.tidy(0, || panic!("there are no files")).unwrap();
         let files: Vec<[u8; 100]> = (0..4).map(|n| [n; 100]).collect();
         let digests: Vec<_> = files.iter().map(|file| blake3::hash(file)).collect();
         for (file, digest) in files.iter().zip(&digests) {
             modules.save(digest, file).unwrap();
-            // File systems tell times apart by some milliseconds.
+            // The times of file systems have a resolution of some milliseconds.
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         fs::write(data.path().join("policies/readme"), [0; 1000]).unwrap();
-        modules.tidy(400, || panic!("all fit")).unwrap();
+        modules.tidy(400, || panic!("all files fit")).unwrap();
         modules.tidy(200, || vec![digests[0]]).unwrap();
         let there: Vec<bool> = digests.iter().map(|it| modules.load(it).is_ok()).collect();
         assert_eq!(there, [true, false, false, true]);
         modules.tidy(0, || digests.clone()).unwrap();
-        assert!(modules.load(&digests[0]).is_ok(), "what is needed stays");
+        assert!(modules.load(&digests[0]).is_ok(), "needed modules stay");
         assert!(data.path().join("policies/readme").exists());
     }
 }

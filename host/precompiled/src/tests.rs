@@ -31,7 +31,7 @@ impl Start {
         }
     }
 
-    /// How many compilations it needs to load a component.
+    /// The number of compilations that loading a component takes.
     fn compiles(&self, wasm: &[u8]) -> u64 {
         let before = self.precompiled.compiled();
         let component = self.precompiled.component(&self.engine, wasm).unwrap();

@@ -104,7 +104,7 @@ fn open(path: &Path) -> Result<Rules, Failure> {
 
 fn check(path: &Path) -> Result<Exit, Failure> {
     let rules = open(path)?;
-    let doubts = explain::doubts(&rules);
+    let doubts = explain::warnings(&rules);
     let mut text = format!("{}: {}\n", path.display(), count(rules.len()));
     for (line, doubt) in doubts {
         _ = writeln!(text, "line {line}: {doubt}");

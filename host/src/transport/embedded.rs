@@ -6,7 +6,7 @@ use std::sync::Arc;
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
-use statehouse_access::{Authorizer, Found};
+use statehouse_access::{Authorizer, CachedGrants};
 use statehouse_core::request::{
     Delivery, Incoming, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
 };
@@ -80,7 +80,7 @@ impl Service for StoreService {
             }
         }
         let peer = peer(from);
-        let mut found = Found::default();
+        let mut cached = CachedGrants::default();
         let mut taken = 0;
         let mut batch = requests.iter_mut().map(|request| {
             taken += 1;
@@ -103,7 +103,7 @@ impl Service for StoreService {
                 expires: request.expires,
                 peer: &peer,
                 // Looked at when its turn comes: rules that change after that find what the request leads to.
-                grants: (self.rules.as_ref()).map(|it| it.grants_again(from, &mut found) as _),
+                grants: (self.rules.as_ref()).map(|it| it.cached_grants(from, &mut cached) as _),
             };
             Inbound::Publish(incoming, ticket)
         });
@@ -115,7 +115,7 @@ impl Service for StoreService {
         self.intake
             .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
         if let Some(rules) = &self.rules {
-            rules.gone(who.connection);
+            rules.remove_connection(who.connection);
         }
     }
 

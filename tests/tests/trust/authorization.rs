@@ -418,7 +418,7 @@ fn a_file_of_another_owner_is_explained_with_attributes_and_users() {
     let said = command::run(&["authz", "check", rules.name()], b"")
         .code(0)
         .text();
-    assert!(said.contains("nobody can connect"), "{said}");
+    assert!(said.contains("no client can connect"), "{said}");
     command::run(
         &["authz", "explain", "c", "GET", "--rules", rules.name()],
         b"",

@@ -246,7 +246,7 @@ fn connected() -> Vec<Case> {
         by_access(
             "connection",
             NOT_AUTHORIZED,
-            ("authenticate", "is no longer good"),
+            ("authenticate", "is no longer valid"),
             |site| {
                 let anna = site.login("anna", "secret");
                 let mut anna = Client::connect(site.server.address(), &anna);

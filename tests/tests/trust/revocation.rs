@@ -115,7 +115,7 @@ impl Site {
         // 0x87.
         ended.hears("DISCONNECT (135)");
         assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
-        let line = self.store.server.wait_for_log("is no longer good");
+        let line = self.store.server.wait_for_log("is no longer valid");
         assert!(line.contains("statehouse::audit"), "{line}");
         let mut publisher = self.store.server.connect("publisher");
         publisher.publish(Publish::new("news", "still here").qos(1));

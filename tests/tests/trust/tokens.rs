@@ -221,7 +221,7 @@ fn a_connection_ends_with_the_key_of_its_token() {
     let end = first.expect_disconnect(0x87);
     assert!(began.elapsed() < Duration::from_secs(5));
     assert!(end.text().contains("no longer"), "{}", end.text());
-    cluster.server.wait_for_log("is no longer good");
+    cluster.server.wait_for_log("is no longer valid");
     other.ping();
     renewed.ping();
     let (_, answer) = cluster.connack(&connect("first", METHOD, &by_first));

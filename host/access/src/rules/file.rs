@@ -1,6 +1,7 @@
-//! The text of a file of rules: TOML with the published names.
+//! Parses the text of a rules file: TOML with the published names.
 //!
-//! What enters: text of anybody's making, bounded by whoever read it. What leaves: rules, or the line of the first mistake.
+//! The text is untrusted, and the caller must limit its length. The result is a list of rules, or
+//! the line of the first error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,85 +16,85 @@ use crate::limits;
 use data_encoding::{BASE64, BASE64_NOPAD};
 use statehouse_files::watch::FileError;
 
-/// Why a file of rules is none.
+/// Why a rules file is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum RulesError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It holds something else than text.
+    /// The file is not UTF-8.
     #[error("it is not text in UTF-8")]
     Encoding,
-    /// What is wrong in which file.
+    /// Another error, with the file.
     #[error("{0}: {1}")]
     In(PathBuf, #[source] Box<Self>),
-    /// It is no TOML, or has other fields than rules have.
+    /// The text is not valid TOML, or has an unknown field.
     #[error("{text}", text = .0.to_string().trim_end())]
     Toml(#[from] Box<toml::de::Error>),
-    /// A rule says what no rule can.
-    #[error("line {line}: {mistake}")]
-    Mistake {
-        /// Counted from one.
+    /// A rule is invalid.
+    #[error("line {line}: {error}")]
+    Rule {
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong there.
-        mistake: Mistake,
+        /// The error of the rule.
+        error: RuleError,
     },
-    /// There are none, which would deny everything to everybody.
+    /// The file has no rules, which would deny every action.
     #[error(
-        "it holds no rule, and where there are rules all is denied that none allows: write a [[rules]], or leave the file away so that everything is allowed"
+        "it holds no rule, so every action would be denied: write a [[rules]], or use no rules file to allow everything"
     )]
     Empty,
-    /// More than are evaluated.
+    /// The file has too many rules.
     #[error("it holds more than {max} rules", max = limits::RULES_MAX)]
     TooMany,
 }
 
-/// What is wrong with a rule.
+/// Why a rule is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Mistake {
-    /// Nobody.
+pub enum RuleError {
+    /// The rule has no principals.
     #[error(
-        "this rule is for nobody: name clientIds, usernames or attributes in its principals; clientIds = [\"*\"] are all clients"
+        "this rule names no principals: add clientIds, usernames or attributes; clientIds = [\"*\"] means all clients"
     )]
-    Nobody,
-    /// Nothing.
+    NoPrincipals,
+    /// The rule has no resources.
     #[error("this rule allows nothing: give it brokerResources or stateStoreResources")]
-    Nothing,
-    /// Publish or Subscribe of nothing.
+    NoResources,
+    /// Publish or Subscribe has no topics.
     #[error("this resource has no topics")]
     NoTopics,
-    /// Connect with topics.
-    #[error("Connect is not about topics: take them away, or make it Publish or Subscribe")]
+    /// Connect has topics.
+    #[error("Connect takes no topics: remove them, or change the method to Publish or Subscribe")]
     ConnectTopics,
-    /// No keys.
+    /// A resource of the store has no keys.
     #[error("this resource has no keys")]
     NoKeys,
-    /// A key of no length.
+    /// A key is empty.
     #[error("the key is empty")]
     EmptyKey,
-    /// Attributes without one.
-    #[error("these attributes are empty, so that everybody would have them")]
+    /// A set of attributes is empty.
+    #[error("these attributes are empty, so every client would have them")]
     NoAttributes,
-    /// A place that nothing is put into.
+    /// A placeholder is unknown.
     #[error(
-        "`{0}` stands for nothing: there are {{principal.clientId}}, {{principal.username}} and {{principal.attributes.NAME}}"
+        "`{0}` is not a placeholder; these are {{principal.clientId}}, {{principal.username}} and {{principal.attributes.NAME}}"
     )]
-    Place(String),
-    /// A `[` alone.
-    #[error("`{0}` has a `[` without its `]`; one that means itself is written `\\[`")]
+    Placeholder(String),
+    /// A `[` has no `]`.
+    #[error("`{0}` has a `[` without its `]`; a literal one is written `\\[`")]
     Bracket(String),
-    /// More of a pattern than is compared.
+    /// A pattern is too long.
     #[error(
         "the pattern is longer than {bytes} bytes, or has more than {floating} between its first `*` and its last",
         bytes = limits::RULE_PATTERN_BYTES_MAX,
         floating = limits::RULE_FLOATING_BYTES_MAX
     )]
     LongPattern,
-    /// No topic filter.
-    #[error("`{0}` is no topic filter: {1}")]
+    /// A topic filter is invalid.
+    #[error("`{0}` is not a topic filter: {1}")]
     Topic(String, &'static str),
-    /// Something else than Base64.
-    #[error("`{0}` is not Base64, which a key of the type Binary is written in")]
+    /// A key of the type Binary is not Base64.
+    #[error("`{0}` is not Base64, which the keyType Binary requires")]
     Base64(String),
 }
 
@@ -165,7 +166,7 @@ struct StoreText {
     keys: Vec<Spanned<String>>,
 }
 
-/// Where the lines of a text begin.
+/// The ends of the lines of a text.
 struct Lines(Vec<usize>);
 
 impl Lines {
@@ -173,33 +174,33 @@ impl Lines {
         Self(text.match_indices('\n').map(|(at, _)| at).collect())
     }
 
-    /// Counted from one.
-    fn at(&self, place: usize) -> usize {
-        self.0.partition_point(|end| *end < place) + 1
+    /// The line of a byte offset, counted from one.
+    fn at(&self, offset: usize) -> usize {
+        self.0.partition_point(|end| *end < offset) + 1
     }
 
-    fn refuse<T>(&self, of: &Spanned<T>, mistake: Mistake) -> RulesError {
-        RulesError::Mistake {
+    fn refuse<T>(&self, of: &Spanned<T>, error: RuleError) -> RulesError {
+        RulesError::Rule {
             line: self.at(of.span().start),
-            mistake,
+            error,
         }
     }
 
-    /// Reads each of these.
+    /// Parses each of these texts, and adds its line.
     fn each(
         &self,
         texts: &[Spanned<String>],
-        read: impl Fn(&str) -> Result<Template, Mistake>,
+        parse: impl Fn(&str) -> Result<Template, RuleError>,
     ) -> Result<Vec<(usize, Template)>, RulesError> {
-        let each = texts.iter().map(|text| match read(text.get_ref()) {
+        let each = texts.iter().map(|text| match parse(text.get_ref()) {
             Ok(template) => Ok((self.at(text.span().start), template)),
-            Err(mistake) => Err(self.refuse(text, mistake)),
+            Err(error) => Err(self.refuse(text, error)),
         });
         each.collect()
     }
 }
 
-/// The rules of a text.
+/// Parses the text of a rules file.
 pub(super) fn read(text: &str) -> Result<Vec<Rule>, RulesError> {
     let file: FileText = toml::from_str(text).map_err(Box::new)?;
     if file.rules.is_empty() {
@@ -215,29 +216,29 @@ pub(super) fn read(text: &str) -> Result<Vec<Rule>, RulesError> {
 fn rule(text: Spanned<RuleText>, lines: &Lines) -> Result<Rule, RulesError> {
     let it = text.get_ref();
     if it.broker_resources.is_empty() && it.state_store_resources.is_empty() {
-        return Err(lines.refuse(&text, Mistake::Nothing));
+        return Err(lines.refuse(&text, RuleError::NoResources));
     }
-    let named = principals(&it.principals).map_err(|mistake| lines.refuse(&text, mistake))?;
+    let principals = principals(&it.principals).map_err(|error| lines.refuse(&text, error))?;
     let broker = (it.broker_resources.iter()).map(|resource| broker(resource, lines));
     let store = (it.state_store_resources.iter()).map(|resource| store(resource, lines));
     Ok(Rule {
         line: lines.at(text.span().start),
-        principals: named,
+        principals,
         resources: broker.chain(store).collect::<Result<_, _>>()?,
     })
 }
 
-fn principals(text: &PrincipalsText) -> Result<Principals, Mistake> {
-    /// Names, and whether a `*` among them means all.
+fn principals(text: &PrincipalsText) -> Result<Principals, RuleError> {
+    /// The names without `*`, and whether there is a `*`, which means all.
     fn names(texts: &[Box<str>]) -> (Vec<Box<str>>, bool) {
         let (all, names): (Vec<_>, _) = texts.iter().cloned().partition(|it| **it == *"*");
         (names, !all.is_empty())
     }
     if text.client_ids.is_empty() && text.usernames.is_empty() && text.attributes.is_empty() {
-        return Err(Mistake::Nobody);
+        return Err(RuleError::NoPrincipals);
     }
     if text.attributes.iter().any(BTreeMap::is_empty) {
-        return Err(Mistake::NoAttributes);
+        return Err(RuleError::NoAttributes);
     }
     let (clients, every_client) = names(&text.client_ids);
     let (users, every_user) = names(&text.usernames);
@@ -259,8 +260,8 @@ fn broker(text: &Spanned<BrokerText>, lines: &Lines) -> Result<Resource, RulesEr
         .collect();
     let kind = match (it.method, topics.is_empty()) {
         (BrokerMethod::Connect, true) => Kind::Connect,
-        (BrokerMethod::Connect, false) => return Err(lines.refuse(text, Mistake::ConnectTopics)),
-        (_, true) => return Err(lines.refuse(text, Mistake::NoTopics)),
+        (BrokerMethod::Connect, false) => return Err(lines.refuse(text, RuleError::ConnectTopics)),
+        (_, true) => return Err(lines.refuse(text, RuleError::NoTopics)),
         (BrokerMethod::Publish, false) => Kind::Publish(topics),
         (BrokerMethod::Subscribe, false) => Kind::Subscribe(topics),
     };
@@ -274,15 +275,15 @@ fn broker(text: &Spanned<BrokerText>, lines: &Lines) -> Result<Resource, RulesEr
 fn store(text: &Spanned<StoreText>, lines: &Lines) -> Result<Resource, RulesError> {
     let it = text.get_ref();
     if it.keys.is_empty() {
-        return Err(lines.refuse(text, Mistake::NoKeys));
+        return Err(lines.refuse(text, RuleError::NoKeys));
     }
     let keys = lines.each(&it.keys, |key| match it.key_type {
-        _ if key.is_empty() => Err(Mistake::EmptyKey),
+        _ if key.is_empty() => Err(RuleError::EmptyKey),
         KeyType::Pattern => Template::parse_pattern(key),
         KeyType::String => Template::parse(key),
         KeyType::Binary => {
             let bytes = decode_base64(key).filter(|bytes| !bytes.is_empty());
-            let bytes = bytes.ok_or_else(|| Mistake::Base64(key.to_owned()))?;
+            let bytes = bytes.ok_or_else(|| RuleError::Base64(key.to_owned()))?;
             Ok(Template::literal(key, bytes))
         }
     })?;

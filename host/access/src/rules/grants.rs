@@ -1,4 +1,6 @@
-//! What one client may do: the rules that are for it, worked out.
+//! The rights of one client: the evaluated rules that apply to it.
+//!
+//! [`Grants`] must never change. After a change of the rules, a client gets new ones.
 
 use std::sync::Arc;
 
@@ -11,23 +13,23 @@ use super::topics::TopicSet;
 use super::{Kind, Resource};
 use crate::own_topics;
 
-/// What one client may do. Rules that change do not change it: a new one is worked out.
+/// The rights of one client.
 #[derive(Debug)]
 pub struct Grants {
     user: Option<Box<str>>,
     may_connect: bool,
-    /// What holds for others in the same way.
+    /// Rights without placeholders, shared with other clients under the same rules.
     shared: Arc<Index>,
-    /// What holds for what this client is called.
+    /// Rights whose placeholders have values of this client.
     own: Index,
-    /// What its own topics begin with.
+    /// The prefixes of the client's own topics.
     own_topics: Box<[Box<[u8]>]>,
-    /// What the topics of its notifications begin with, as clients subscribe to them.
+    /// The prefixes of filters for the client's notifications.
     notifications: Box<[Box<[u8]>]>,
     seal: Arc<Seal>,
 }
 
-/// Keys and topics, for quick answers.
+/// Allowed keys and topics, for fast lookups.
 #[derive(Debug)]
 pub(super) struct Index {
     read: KeySet,
@@ -37,10 +39,11 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// What these resources allow whoever it is, or, of a client, what they allow it because of what it is called.
+    /// Without a principal, the index of all texts of the resources without placeholders. With a
+    /// principal, the index of all texts with placeholders.
     pub(super) fn new<'a>(
         resources: impl Iterator<Item = &'a Resource>,
-        who: Option<&Principal<'_>>,
+        principal: Option<&Principal<'_>>,
     ) -> Self {
         let (mut reads, mut writes) = (KeySetBuilder::default(), KeySetBuilder::default());
         let (mut publish, mut subscribe) = (TopicSet::default(), TopicSet::default());
@@ -54,18 +57,18 @@ impl Index {
                     };
                     let meant = topics
                         .iter()
-                        .filter(|it| it.template.is_static() == who.is_none());
-                    let filters = meant.filter_map(|it| it.template.filter(who));
+                        .filter(|it| it.template.is_static() == principal.is_none());
+                    let filters = meant.filter_map(|it| it.template.filter(principal));
                     filters.for_each(|filter| set.insert(filter));
                 }
                 Kind::Keys { read, write, keys } => {
                     for key in keys
                         .iter()
-                        .filter(|it| it.template.is_static() == who.is_none())
+                        .filter(|it| it.template.is_static() == principal.is_none())
                     {
                         let named = match key.is_pattern {
-                            true => key.template.pattern(who),
-                            false => key.template.exact(who),
+                            true => key.template.pattern(principal),
+                            false => key.template.exact(principal),
                         };
                         let Some(named) = named else { continue };
                         let sets = [(*read, &mut reads), (*write, &mut writes)];
@@ -90,7 +93,7 @@ impl Index {
 
 impl Grants {
     pub(super) fn new(
-        who: Principal<'_>,
+        principal: Principal<'_>,
         may_connect: bool,
         shared: Arc<Index>,
         own: Index,
@@ -98,21 +101,21 @@ impl Grants {
     ) -> Self {
         let bytes = |text: String| text.into_bytes().into_boxed_slice();
         Self {
-            user: who.user.map(Into::into),
+            user: principal.user.map(Into::into),
             may_connect,
             shared,
             own,
-            own_topics: own_topics::response_prefixes(who.client)
+            own_topics: own_topics::response_prefixes(principal.client)
                 .map(bytes)
                 .collect(),
-            notifications: own_topics::notification_prefixes(who.client)
+            notifications: own_topics::notification_prefixes(principal.client)
                 .map(bytes)
                 .collect(),
             seal,
         }
     }
 
-    /// The user that the client has proven to be.
+    /// The user that the client has authenticated as.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
@@ -122,40 +125,41 @@ impl Grants {
         self.may_connect
     }
 
-    /// Whether it may publish to a topic, which is checked to be one.
+    /// Whether the client may publish to a topic. The topic must be valid.
     pub fn may_publish(&self, topic: &[u8]) -> bool {
-        self.shared.publish.cover(topic) || self.own.publish.cover(topic)
+        self.shared.publish.covers(topic) || self.own.publish.covers(topic)
     }
 
-    /// Whether it may subscribe to a topic filter, which is checked to be one; of a shared subscription (MQTT 5 section 4.8.2)
-    /// that is the filter behind the group's name.
+    /// Whether the client may subscribe to a topic filter. The filter must be valid, and for a
+    /// shared subscription (MQTT 5 section 4.8.2) it must be the filter after the group name.
     ///
-    /// Who may touch any key may hear the answers: on its own topics, and on those of its notifications.
+    /// A client that may access any key may subscribe to its own topics, for responses, and to its
+    /// notification topics.
     pub fn may_subscribe(&self, filter: &[u8]) -> bool {
-        let is_own = self.owns(filter) || begins_with_one_of(filter, &self.notifications);
-        (is_own && self.may_touch_keys())
-            || self.shared.subscribe.cover(filter)
-            || self.own.subscribe.cover(filter)
+        let is_own = self.owns(filter) || has_prefix(filter, &self.notifications);
+        (is_own && self.may_access_keys())
+            || self.shared.subscribe.covers(filter)
+            || self.own.subscribe.covers(filter)
     }
 
-    /// Whether it may read a key.
+    /// Whether the client may read a key.
     pub fn may_read(&self, key: &[u8]) -> bool {
-        self.shared.read.holds(key) || self.own.read.holds(key)
+        self.shared.read.contains(key) || self.own.read.contains(key)
     }
 
-    /// Whether it may change a key.
+    /// Whether the client may change a key.
     pub fn may_write(&self, key: &[u8]) -> bool {
-        self.shared.write.holds(key) || self.own.write.holds(key)
+        self.shared.write.contains(key) || self.own.write.contains(key)
     }
 
-    /// Whether any rule lets it touch any key.
-    pub(crate) fn may_touch_keys(&self) -> bool {
+    /// Whether any rule allows any key.
+    pub(crate) fn may_access_keys(&self) -> bool {
         let sets = [&self.shared, &self.own].map(|it: &Index| [&it.read, &it.write]);
         sets.iter().flatten().any(|it| !it.is_empty())
     }
 
     fn owns(&self, topic: &[u8]) -> bool {
-        begins_with_one_of(topic, &self.own_topics)
+        has_prefix(topic, &self.own_topics)
     }
 
     #[cfg(test)]
@@ -182,20 +186,20 @@ impl ClientRights for Grants {
 
     fn patterns(&self, right: Right) -> usize {
         match right {
-            Right::Read => self.shared.read.tries() + self.own.read.tries(),
-            Right::Write => self.shared.write.tries() + self.own.write.tries(),
+            Right::Read => self.shared.read.comparisons_max() + self.own.read.comparisons_max(),
+            Right::Write => self.shared.write.comparisons_max() + self.own.write.comparisons_max(),
         }
     }
 
     fn seal(&self, key: &[u8]) -> Vec<u8> {
-        self.seal.close(key)
+        self.seal.seal(key)
     }
 
     fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
-        self.seal.open(sealed)
+        self.seal.unseal(sealed)
     }
 }
 
-fn begins_with_one_of(topic: &[u8], prefixes: &[Box<[u8]>]) -> bool {
+fn has_prefix(topic: &[u8], prefixes: &[Box<[u8]>]) -> bool {
     prefixes.iter().any(|prefix| topic.starts_with(prefix))
 }

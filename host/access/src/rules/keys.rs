@@ -1,7 +1,7 @@
-//! Many keys and patterns of keys, asked for one key at a time.
+//! A set of keys and key patterns with a fast lookup of single keys.
 //!
-//! Keys are found by their hash. Patterns are sorted by what they literally begin with, so that only those are tried whose
-//! beginning the key has: ten thousand patterns cost what a binary search does.
+//! Exact keys are in a hash set. Patterns are sorted by their literal prefix, and a key is compared
+//! only with patterns whose prefix it has. So ten thousand patterns cost one binary search.
 
 use std::cmp::Ordering;
 
@@ -9,29 +9,30 @@ use rustc_hash::FxHashSet;
 
 use statehouse_protocol::pattern;
 
-/// The keys that something allows.
+/// The keys that rules allow for one kind of access.
 #[derive(Debug, Default)]
 pub(super) struct KeySet {
     exact: FxHashSet<Box<[u8]>>,
-    /// In order. Whatever begins one of these that begin a key begins the longest of them too.
-    beginnings: Vec<Beginning>,
-    /// Patterns that one key may be compared with, at most.
-    tries: usize,
+    /// Sorted by literal. The prefixes of a key are a chain: each one is a prefix of the next
+    /// longer one, so following `shorter` from the longest one visits them all.
+    prefixes: Vec<Prefix>,
+    /// Upper bound of the patterns that one key is compared with.
+    comparisons_max: usize,
 }
 
-/// Patterns with the same literal beginning.
+/// Patterns with the same literal prefix.
 #[derive(Debug)]
-struct Beginning {
+struct Prefix {
     literal: Box<[u8]>,
-    /// Whether all keys that begin so are allowed.
+    /// Whether all keys with this prefix are allowed.
     all: bool,
-    /// What else is, as patterns of what comes behind the beginning.
+    /// Patterns for the rest of the key after the prefix.
     patterns: Vec<Box<[u8]>>,
-    /// The next shorter one that this begins with.
+    /// The longest other entry that is a prefix of this one.
     shorter: Option<usize>,
 }
 
-/// Collects keys and patterns.
+/// Collects keys and patterns of a [`KeySet`].
 #[derive(Debug, Default)]
 pub(super) struct KeySetBuilder {
     exact: FxHashSet<Box<[u8]>>,
@@ -44,7 +45,7 @@ impl KeySetBuilder {
         self.exact.insert(key.into());
     }
 
-    /// Allows what a pattern names.
+    /// Allows all keys that match a pattern.
     pub(super) fn pattern(&mut self, pattern: &[u8]) {
         let (literal, rest) = pattern::literal(pattern);
         match rest {
@@ -53,78 +54,76 @@ impl KeySetBuilder {
         }
     }
 
-    /// The set.
     pub(super) fn build(mut self) -> KeySet {
         self.patterns.sort_unstable();
-        let mut beginnings: Vec<Beginning> = Vec::new();
-        // Those that the last one begins with, the longest at the end.
+        let mut prefixes: Vec<Prefix> = Vec::new();
+        // The last entry and all entries that are a prefix of it, the longest at the end.
         let mut open: Vec<usize> = Vec::new();
         for (literal, rest) in self.patterns {
-            let is_last = beginnings.last().is_some_and(|it| *it.literal == *literal);
+            let is_last = prefixes.last().is_some_and(|it| *it.literal == *literal);
             if !is_last {
-                while (open.last()).is_some_and(|at| !literal.starts_with(&beginnings[*at].literal))
-                {
+                while (open.last()).is_some_and(|at| !literal.starts_with(&prefixes[*at].literal)) {
                     open.pop();
                 }
                 let shorter = open.last().copied();
-                open.push(beginnings.len());
-                beginnings.push(Beginning {
+                open.push(prefixes.len());
+                prefixes.push(Prefix {
                     literal: literal.into(),
                     all: false,
                     patterns: Vec::new(),
                     shorter,
                 });
             }
-            if let Some(it) = beginnings.last_mut() {
+            if let Some(it) = prefixes.last_mut() {
                 match rest.iter().all(|byte| *byte == b'*') {
                     true => it.all = true,
                     false => it.patterns.push(rest),
                 }
             }
         }
-        for it in &mut beginnings {
+        for it in &mut prefixes {
             it.patterns.dedup();
             if it.all {
                 it.patterns.clear();
             }
         }
-        let mut tries: Vec<usize> = Vec::with_capacity(beginnings.len());
-        for it in &beginnings {
-            // A shorter one comes before the longer.
-            let shorter = it.shorter.and_then(|at| tries.get(at)).copied();
-            tries.push(it.patterns.len() + shorter.unwrap_or_default());
+        let mut comparisons: Vec<usize> = Vec::with_capacity(prefixes.len());
+        for it in &prefixes {
+            // A shorter prefix is sorted before the longer ones, so its sum is known.
+            let shorter = it.shorter.and_then(|at| comparisons.get(at)).copied();
+            comparisons.push(it.patterns.len() + shorter.unwrap_or_default());
         }
         KeySet {
             exact: self.exact,
-            beginnings,
-            tries: tries.into_iter().max().unwrap_or_default(),
+            prefixes,
+            comparisons_max: comparisons.into_iter().max().unwrap_or_default(),
         }
     }
 }
 
 impl KeySet {
-    /// Whether a key is among them.
-    pub(super) fn holds(&self, key: &[u8]) -> bool {
+    pub(super) fn contains(&self, key: &[u8]) -> bool {
         (!self.exact.is_empty() && self.exact.contains(key))
-            || (!self.beginnings.is_empty() && self.some_pattern_names(key))
+            || (!self.prefixes.is_empty() && self.matches_pattern(key))
     }
 
-    /// Patterns that one key may be compared with, at most; those that only end in a `*` are none.
-    pub(super) fn tries(&self) -> usize {
-        self.tries
+    /// Upper bound of the patterns that one key is compared with. A pattern whose only wildcard is
+    /// a `*` at its end does not count.
+    pub(super) fn comparisons_max(&self) -> usize {
+        self.comparisons_max
     }
 
-    /// Whether there is no key.
     pub(super) fn is_empty(&self) -> bool {
-        self.exact.is_empty() && self.beginnings.is_empty()
+        self.exact.is_empty() && self.prefixes.is_empty()
     }
 
-    fn some_pattern_names(&self, key: &[u8]) -> bool {
-        // The last that does not come behind the key. What begins the key begins that one too, or is it.
+    fn matches_pattern(&self, key: &[u8]) -> bool {
+        // The last entry that is not sorted after the key. Every prefix of the key is this entry or
+        // a prefix of it.
         let behind =
-            (self.beginnings).partition_point(|it| (*it.literal).cmp(key) != Ordering::Greater);
+            (self.prefixes).partition_point(|it| (*it.literal).cmp(key) != Ordering::Greater);
         let mut next = behind.checked_sub(1);
-        while let Some(it) = next.and_then(|at| self.beginnings.get(at)) {
+        while let Some(it) = next.and_then(|at| self.prefixes.get(at)) {
             if let Some(rest) = key.strip_prefix(&*it.literal)
                 && (it.all
                     || it
@@ -155,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_beginning_does_not_hide_a_shorter_one() {
+    fn longer_prefix_does_not_hide_a_shorter_one() {
         let set = set(&["a*", "ab?d", "abc", "b/*/x"]);
-        for (key, held) in [
+        for (key, contained) in [
             ("a", true),
             ("abz", true),
             ("abcd", true),
@@ -166,25 +165,26 @@ mod tests {
             ("", false),
             ("c", false),
         ] {
-            assert_eq!(set.holds(key.as_bytes()), held, "{key}");
+            assert_eq!(set.contains(key.as_bytes()), contained, "{key}");
         }
     }
 
     #[test]
-    fn only_patterns_that_a_key_may_meet_count_as_tries() {
-        assert_eq!(set(&["a", "b*", "bc*"]).tries(), 0);
-        assert_eq!(set(&["*/x", "a*/x", "a*/y", "b?", "ab*"]).tries(), 3);
+    fn only_patterns_on_one_chain_count_as_comparisons() {
+        assert_eq!(set(&["a", "b*", "bc*"]).comparisons_max(), 0);
+        let set = set(&["*/x", "a*/x", "a*/y", "b?", "ab*"]);
+        assert_eq!(set.comparisons_max(), 3);
     }
 
     proptest! {
         #[test]
-        fn a_set_holds_what_one_of_its_patterns_names(
+        fn set_contains_the_keys_that_match_any_pattern(
             patterns in proptest::collection::vec("[ab]{0,4}[*?\\[\\]]{0,2}[ab]{0,2}", 0..12),
             key in "[ab\\[]{0,7}",
         ) {
             let patterns: Vec<&str> = patterns.iter().map(|it| &**it).collect();
-            let named = patterns.iter().any(|it| pattern::matches(it.as_bytes(), key.as_bytes()));
-            prop_assert_eq!(set(&patterns).holds(key.as_bytes()), named);
+            let matches = patterns.iter().any(|it| pattern::matches(it.as_bytes(), key.as_bytes()));
+            prop_assert_eq!(set(&patterns).contains(key.as_bytes()), matches);
         }
     }
 }

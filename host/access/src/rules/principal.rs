@@ -1,54 +1,55 @@
-//! Who a rule is for, and who somebody is.
+//! The clients that a rule applies to, and the client that is compared with them.
 
-/// Somebody who connects, as far as it is known.
+/// A client, as far as the store knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Principal<'a> {
-    /// The client id. Behind a foreign broker it is only what the client says.
+    /// The client id. Behind a foreign broker, it is only a claim of the client.
     pub client: &'a str,
-    /// The user name, where one was proven.
+    /// The user name, if the client has authenticated as a user.
     pub user: Option<&'a str>,
-    /// What a certificate or a token says of the client besides.
+    /// The attributes from the client's certificate or token.
     pub attributes: &'a [(Box<str>, Box<str>)],
 }
 
-/// Who a rule is for: everybody whom one of these names. They are compared exactly and with regard to case.
+/// The principals of a rule. It applies to a client that matches any of them. Comparison is exact
+/// and case-sensitive.
 #[derive(Debug, Default)]
 pub(crate) struct Principals {
     pub(super) clients: Vec<Box<str>>,
     pub(super) users: Vec<Box<str>>,
-    /// Of each, all have to be there.
+    /// Sets of attributes. A client matches a set if it has all of its attributes.
     pub(super) attributes: Vec<Vec<(Box<str>, Box<str>)>>,
     pub(super) every_client: bool,
-    /// Everybody who has proven to be some user.
+    /// Whether every client with a user name matches.
     pub(super) every_user: bool,
 }
 
 impl Principals {
-    /// Whether this is one of them.
-    pub(crate) fn name(&self, who: &Principal<'_>) -> bool {
-        let has = |wanted: &(Box<str>, Box<str>)| who.attributes.contains(wanted);
+    /// Whether this client is one of them.
+    pub(crate) fn matches(&self, client: &Principal<'_>) -> bool {
+        let has = |wanted: &(Box<str>, Box<str>)| client.attributes.contains(wanted);
         self.every_client
-            || self.clients.iter().any(|it| **it == *who.client)
-            || who
+            || self.clients.iter().any(|it| **it == *client.client)
+            || client
                 .user
                 .is_some_and(|user| self.every_user || self.users.iter().any(|it| **it == *user))
             || (self.attributes.iter()).any(|wanted| wanted.iter().all(has))
     }
 
-    /// Whether it is only for clients that are named one by one.
-    pub(crate) fn are_known(&self) -> bool {
+    /// Whether only single client ids match.
+    pub(crate) fn are_client_ids_only(&self) -> bool {
         !self.every_client
             && !self.every_user
             && self.users.is_empty()
             && self.attributes.is_empty()
     }
 
-    /// The clients that are named.
+    /// The single client ids.
     pub(crate) fn clients(&self) -> impl Iterator<Item = &str> {
         self.clients.iter().map(|it| &**it)
     }
 
-    /// Names with a `*` in them, which is compared as any other character.
+    /// Names that contain a `*`, which is compared like any other character.
     pub(crate) fn with_wildcards(&self) -> impl Iterator<Item = &str> {
         let names = self.clients.iter().chain(&self.users);
         names.map(|it| &**it).filter(|it| it.contains('*'))

@@ -1,12 +1,13 @@
-//! Cursors of a SCAN that tell nobody a key.
+//! Encrypts the cursors of a SCAN, so that a cursor reveals no key.
 //!
-//! A page ends at a key that the client may not read as often as at one that it may, and the cursor goes out with the answer.
-//! So it is sealed: the same key gives the same bytes, only this process can open them, and what it did not seal it refuses
-//! (a synthetic initialization vector, as in RFC 5297, with BLAKE3 for both halves).
+//! A page of a SCAN may end at a key that the client may not read, and the response contains that
+//! key as the cursor. Encryption is deterministic: the same key gives the same bytes. Only this
+//! process can decrypt a cursor, and it must refuse any bytes that it did not encrypt. The scheme
+//! is a synthetic initialization vector, as in RFC 5297, with BLAKE3 for both halves.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// What stands in front: enough that nobody finds another cursor by trying.
+/// The length of the tag before the encrypted key. Guessing another valid cursor is infeasible.
 const TAG_BYTES: usize = 16;
 
 /// The secret of one process.
@@ -14,7 +15,7 @@ const TAG_BYTES: usize = 16;
 pub struct Seal([u8; 32]);
 
 impl Default for Seal {
-    /// From the system's randomness, which the standard library draws for its hash tables.
+    /// A secret from the system's randomness, which the standard library draws for its hash tables.
     fn default() -> Self {
         let mut secret = [0; 32];
         for bytes in secret.chunks_mut(8) {
@@ -25,8 +26,8 @@ impl Default for Seal {
 }
 
 impl Seal {
-    /// A key, so that only this process can read it.
-    pub(super) fn close(&self, key: &[u8]) -> Vec<u8> {
+    /// Encrypts a key.
+    pub(super) fn seal(&self, key: &[u8]) -> Vec<u8> {
         let tag = self.tag(key);
         let mut sealed = tag.to_vec();
         sealed.extend_from_slice(key);
@@ -34,12 +35,12 @@ impl Seal {
         sealed
     }
 
-    /// The key of a cursor that [`close`](Self::close) gave.
-    pub(super) fn open(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+    /// Decrypts the result of [`seal`](Self::seal). `None` for any other input.
+    pub(super) fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
         let (tag, key) = sealed.split_first_chunk()?;
         let mut key = key.to_vec();
         self.mix(tag, &mut key);
-        // Whoever guesses learns nothing from how long this takes: what is compared is of his own key.
+        // The time of this comparison reveals nothing: it depends on the key that the client sent.
         (self.tag(&key) == *tag).then_some(key)
     }
 
@@ -51,7 +52,7 @@ impl Seal {
 
     fn mix(&self, tag: &[u8; TAG_BYTES], bytes: &mut [u8]) {
         let mut stream = vec![0; bytes.len()];
-        // No key is hashed as its tag is: this one is of a secret of its own.
+        // A separate secret, so that the keystream is independent of all tags.
         let secret = blake3::derive_key("statehouse 2026 cursors of a scan", &self.0);
         let mut hasher = blake3::Hasher::new_keyed(&secret);
         hasher.update(tag).finalize_xof().fill(&mut stream);
@@ -67,22 +68,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_good_where_it_was_made_and_shows_nothing_of_its_key() {
+    fn cursor_hides_its_key_and_opens_only_with_its_secret() {
         let seal = Seal::default();
         let secret = b"payroll/board/salaries";
-        let cursor = seal.close(secret);
-        assert_eq!(seal.open(&cursor).as_deref(), Some(&secret[..]));
+        let cursor = seal.seal(secret);
+        assert_eq!(seal.unseal(&cursor).as_deref(), Some(&secret[..]));
         assert!(
             !cursor
                 .windows(4)
                 .any(|it| secret.windows(4).any(|part| part == it))
         );
-        assert_eq!(Seal::default().open(&cursor), None);
+        assert_eq!(Seal::default().unseal(&cursor), None);
         for at in 0..cursor.len() {
             let mut changed = cursor.clone();
             changed[at] ^= 1;
-            assert_eq!(seal.open(&changed), None, "byte {at}");
-            assert_eq!(seal.open(&cursor[..at]), None, "{at} bytes");
+            assert_eq!(seal.unseal(&changed), None, "byte {at}");
+            assert_eq!(seal.unseal(&cursor[..at]), None, "{at} bytes");
         }
     }
 }

@@ -1,18 +1,19 @@
-//! Text of a rule with places for what is known of a client: `{principal.clientId}`, `{principal.username}`,
-//! `{principal.attributes.NAME}`.
+//! Texts of rules with placeholders for a client: `{principal.clientId}`, `{principal.username}`
+//! and `{principal.attributes.NAME}`.
 //!
-//! What is put in means itself: a client that calls itself `#` or `*` gets no more by that (mosquitto once gave it
-//! everything, CVE-2017-7650). Where something is not known of a client, or too long, the text is for others.
+//! An inserted value must be literal, so that a client with the id `#` or `*` gains nothing (in
+//! mosquitto it gained everything, CVE-2017-7650). If a value is missing or too long, the text
+//! grants nothing to this client.
 
 use super::principal::Principal;
-use super::{Filter, Mistake};
+use super::{Filter, RuleError};
 use crate::limits;
 use statehouse_protocol::pattern;
 
-/// What every place begins with.
-const OPENS: &str = "{principal.";
+/// The prefix of every placeholder.
+const PREFIX: &str = "{principal.";
 
-/// The text.
+/// A text with placeholders.
 #[derive(Debug)]
 pub(crate) struct Template {
     text: Box<str>,
@@ -28,24 +29,25 @@ enum Part {
 }
 
 impl Part {
-    /// What the place between the braces is for.
-    fn place(name: &str) -> Result<Self, Mistake> {
+    /// The placeholder with this name, which follows [`PREFIX`].
+    fn placeholder(name: &str) -> Result<Self, RuleError> {
         Ok(match name.split_once('.') {
             None if name == "clientId" => Self::ClientId,
             None if name == "username" => Self::UserName,
             Some(("attributes", name)) if !name.is_empty() => Self::Attribute(name.into()),
-            _ => return Err(Mistake::Place(format!("{OPENS}{name}}}"))),
+            _ => return Err(RuleError::Placeholder(format!("{PREFIX}{name}}}"))),
         })
     }
 
-    /// What stands there; none where that is not known, or where the part is a place and nobody is asked about.
-    fn value<'a>(&'a self, who: Option<&Principal<'a>>) -> Option<&'a [u8]> {
+    /// The bytes of this part for a client. `None` if the part is a placeholder and there is no
+    /// client, or its value is unknown or empty.
+    fn value<'a>(&'a self, principal: Option<&Principal<'a>>) -> Option<&'a [u8]> {
         let value = match self {
             Self::Bytes(bytes) => return Some(bytes),
-            Self::ClientId => who?.client,
-            Self::UserName => who?.user?,
+            Self::ClientId => principal?.client,
+            Self::UserName => principal?.user?,
             Self::Attribute(name) => {
-                let mut attributes = who?.attributes.iter();
+                let mut attributes = principal?.attributes.iter();
                 &attributes.find(|(it, _)| it == name)?.1
             }
         };
@@ -54,15 +56,15 @@ impl Part {
 }
 
 impl Template {
-    /// Reads one.
-    pub(super) fn parse(text: &str) -> Result<Self, Mistake> {
+    /// Parses a literal text with placeholders.
+    pub(super) fn parse(text: &str) -> Result<Self, RuleError> {
         let mut parts = Vec::new();
         let mut rest = text;
-        while let Some((before, place)) = rest.split_once(OPENS) {
-            let (name, behind) =
-                (place.split_once('}')).ok_or_else(|| Mistake::Place(format!("{OPENS}{place}")))?;
+        while let Some((before, after)) = rest.split_once(PREFIX) {
+            let (name, behind) = (after.split_once('}'))
+                .ok_or_else(|| RuleError::Placeholder(format!("{PREFIX}{after}")))?;
             parts.push(Part::Bytes(before.as_bytes().into()));
-            parts.push(Part::place(name)?);
+            parts.push(Part::placeholder(name)?);
             rest = behind;
         }
         parts.push(Part::Bytes(rest.as_bytes().into()));
@@ -72,29 +74,29 @@ impl Template {
         })
     }
 
-    /// Reads a pattern.
-    pub(super) fn parse_pattern(text: &str) -> Result<Self, Mistake> {
+    /// Parses a pattern.
+    pub(super) fn parse_pattern(text: &str) -> Result<Self, RuleError> {
         if !pattern::is_closed(text.as_bytes()) {
-            return Err(Mistake::Bracket(text.into()));
+            return Err(RuleError::Bracket(text.into()));
         }
         let template = Self::parse(text)?;
-        // As long as it can be without what is put in.
+        // Checked again after the values are inserted.
         if text.len() > limits::RULE_PATTERN_BYTES_MAX
             || pattern::floating(text.as_bytes()) > limits::RULE_FLOATING_BYTES_MAX
         {
-            return Err(Mistake::LongPattern);
+            return Err(RuleError::LongPattern);
         }
         Ok(template)
     }
 
-    /// Reads a topic filter. A place takes a whole level.
-    pub(super) fn parse_topic(text: &str) -> Result<Self, Mistake> {
-        let wrong = |why| Mistake::Topic(text.into(), why);
+    /// Parses a topic filter. A placeholder must be a whole level.
+    pub(super) fn parse_topic(text: &str) -> Result<Self, RuleError> {
+        let wrong = |why| RuleError::Topic(text.into(), why);
         if text.is_empty() {
             return Err(wrong("it is empty"));
         }
         if text.contains('\0') {
-            return Err(wrong("it holds U+0000"));
+            return Err(wrong("it contains U+0000"));
         }
         let levels = text.split('/').count();
         if levels > limits::RULE_TOPIC_LEVELS_MAX {
@@ -105,15 +107,15 @@ impl Template {
                 "+" => {}
                 "#" if at + 1 == levels => {}
                 "#" => return Err(wrong("`#` is not its last level")),
-                _ if level.contains(OPENS) => {
+                _ if level.contains(PREFIX) => {
                     let alone =
-                        level.starts_with(OPENS) && level.find('}') == Some(level.len() - 1);
+                        level.starts_with(PREFIX) && level.find('}') == Some(level.len() - 1);
                     if !alone {
-                        return Err(wrong("a place in braces has to take a whole level"));
+                        return Err(wrong("a placeholder must be a whole level"));
                     }
                 }
                 _ if level.contains(['+', '#']) => {
-                    return Err(wrong("a wildcard has to take a whole level"));
+                    return Err(wrong("a wildcard must be a whole level"));
                 }
                 _ => {}
             }
@@ -121,7 +123,7 @@ impl Template {
         Self::parse(text)
     }
 
-    /// Bytes without any place; `text` is how they stand in the file.
+    /// Bytes without placeholders. `text` is their form in the file.
     pub(super) fn literal(text: &str, bytes: Vec<u8>) -> Self {
         Self {
             text: text.into(),
@@ -129,24 +131,24 @@ impl Template {
         }
     }
 
-    /// The text as it stands in the file.
+    /// The text as written in the file.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether it is the same for everybody.
+    /// Whether there are no placeholders.
     pub(crate) fn is_static(&self) -> bool {
         self.parts.iter().all(|it| matches!(it, Part::Bytes(_)))
     }
 
-    /// Whether a place of this pattern has no end: a wildcard or another place stands directly next
-    /// to it. `{principal.username}*` means all names that begin with the user's: for `press-1`
+    /// Whether a placeholder of this pattern touches a wildcard or another placeholder.
+    /// `{principal.username}*` matches all names that begin with the user's name: for `press-1`
     /// also those of `press-10`.
-    pub(crate) fn has_open_place(&self) -> bool {
-        let is_place = |part: &Part| !matches!(part, Part::Bytes(_));
-        let opens_to = |left: &Part, right: &Part| match (left, right) {
-            (Part::Bytes(left), right) if is_place(right) => ends_with_wildcard(left),
-            (left, Part::Bytes(right)) if is_place(left) => {
+    pub(crate) fn has_open_placeholder(&self) -> bool {
+        let is_placeholder = |part: &Part| !matches!(part, Part::Bytes(_));
+        let touches_wildcard = |left: &Part, right: &Part| match (left, right) {
+            (Part::Bytes(left), right) if is_placeholder(right) => ends_with_wildcard(left),
+            (left, Part::Bytes(right)) if is_placeholder(left) => {
                 matches!(right.first(), Some(b'*' | b'?' | b'['))
             }
             _ => false,
@@ -157,45 +159,47 @@ impl Template {
             .collect();
         parts.windows(2).any(|pair| {
             let [left, right] = pair else { return false };
-            is_place(left) && is_place(right) || opens_to(left, right)
+            is_placeholder(left) && is_placeholder(right) || touches_wildcard(left, right)
         })
     }
 
-    /// The bytes, with what is known of a client.
-    pub(crate) fn exact(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
+    /// The bytes with the values of a client.
+    pub(crate) fn exact(&self, principal: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for part in &self.parts {
-            bytes.extend_from_slice(part.value(who)?);
+            bytes.extend_from_slice(part.value(principal)?);
         }
         Some(bytes)
     }
 
-    /// The pattern, with what is known of a client.
-    pub(crate) fn pattern(&self, who: Option<&Principal<'_>>) -> Option<Vec<u8>> {
+    /// The pattern with the values of a client.
+    pub(crate) fn pattern(&self, principal: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut pattern = Vec::new();
         for part in &self.parts {
-            let value = part.value(who)?;
+            let value = part.value(principal)?;
             match part {
                 Part::Bytes(_) => pattern.extend_from_slice(value),
                 _ => pattern::escape(&mut pattern, value),
             }
         }
-        // A client chooses its id: it may not choose how long a comparison takes.
+        // A client chooses its id, but must not choose the cost of a comparison by it.
         let is_short = pattern.len() <= limits::RULE_PATTERN_BYTES_MAX
             && pattern::floating(&pattern) <= limits::RULE_FLOATING_BYTES_MAX;
         is_short.then_some(pattern)
     }
 
-    /// The topic filter, with what is known of a client.
-    pub(crate) fn filter(&self, who: Option<&Principal<'_>>) -> Option<Filter> {
+    /// The topic filter with the values of a client.
+    pub(crate) fn filter(&self, principal: Option<&Principal<'_>>) -> Option<Filter> {
         let mut filter = Filter::default();
         for level in self.text.split('/') {
-            let place = level
-                .strip_prefix(OPENS)
+            let placeholder = level
+                .strip_prefix(PREFIX)
                 .and_then(|it| it.strip_suffix('}'));
-            match place {
+            match placeholder {
                 None => filter.push(level.as_bytes()),
-                Some(name) => filter.push_literal(Part::place(name).ok()?.value(who)?)?,
+                Some(name) => {
+                    filter.push_literal(Part::placeholder(name).ok()?.value(principal)?)?;
+                }
             }
         }
         Some(filter)

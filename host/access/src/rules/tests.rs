@@ -23,7 +23,7 @@ stateStoreResources = [
 ]
 "#;
 
-fn who(client: &str) -> Principal<'_> {
+fn principal(client: &str) -> Principal<'_> {
     Principal {
         client,
         user: None,
@@ -34,7 +34,7 @@ fn who(client: &str) -> Principal<'_> {
 fn pump() -> Principal<'static> {
     Principal {
         user: Some("pump"),
-        ..who("any")
+        ..principal("any")
     }
 }
 
@@ -47,9 +47,9 @@ fn pair(name: &str, value: &str) -> (Box<str>, Box<str>) {
 }
 
 #[test]
-fn what_no_rule_allows_is_denied() {
+fn action_that_no_rule_allows_is_denied() {
     let rules = rules();
-    let grants = rules.grants(who("stranger"));
+    let grants = rules.grants(principal("stranger"));
     assert!(!grants.may_connect());
     assert!(!grants.may_read(b"limits") && !grants.may_write(b"limits"));
     assert!(!grants.may_publish(b"a") && !grants.may_subscribe(b"a"));
@@ -57,7 +57,7 @@ fn what_no_rule_allows_is_denied() {
 }
 
 #[test]
-fn a_user_has_the_keys_that_rules_name() {
+fn user_has_the_keys_that_its_rules_name() {
     let grants = rules().grants(pump());
     assert!(grants.may_connect());
     for (key, read, write) in [
@@ -77,12 +77,12 @@ fn a_user_has_the_keys_that_rules_name() {
 }
 
 #[test]
-fn all_attributes_of_one_entry_have_to_be_there_and_the_client_id_has_to_fit() {
+fn connecting_takes_all_attributes_and_a_matching_client_id() {
     let rules = rules();
     let connects = |client: &str, attributes: &[(Box<str>, Box<str>)]| {
         let grants = rules.grants(Principal {
             attributes,
-            ..who(client)
+            ..principal(client)
         });
         grants.may_connect()
     };
@@ -96,12 +96,12 @@ fn all_attributes_of_one_entry_have_to_be_there_and_the_client_id_has_to_fit() {
     assert!(!connects("17-a", std::slice::from_ref(&in_17)));
     assert!(
         !connects("17-a", &[in_18, first]),
-        "the id is that of another building"
+        "the id belongs to another building"
     );
 }
 
 #[test]
-fn what_a_client_is_called_stands_for_itself() {
+fn value_of_a_placeholder_is_literal() {
     let text = r##"
         [[rules]]
         principals = { clientIds = ["*"] }
@@ -125,7 +125,7 @@ fn what_a_client_is_called_stands_for_itself() {
         "\0",
         &"x".repeat(65_535),
     ] {
-        let grants = rules.grants(who(client));
+        let grants = rules.grants(principal(client));
         let others = [&b"a/key"[..], b"b/key", b"/key", b"other/key", b"xx/key"];
         for key in others {
             assert!(
@@ -144,20 +144,20 @@ fn what_a_client_is_called_stands_for_itself() {
             assert!(!grants.may_subscribe(filter), "{client:?} and {filter:?}");
         }
     }
-    let star = rules.grants(who("*"));
+    let star = rules.grants(principal("*"));
     assert!(star.may_read(b"*/key"));
     assert!(star.may_publish(b"data/*") && star.may_subscribe(b"clients/*/answers"));
-    let slash = rules.grants(who("victim/services"));
+    let slash = rules.grants(principal("victim/services"));
     assert!(
         !slash.may_subscribe(b"clients/victim/services/#"),
-        "these are of `victim`"
+        "these topics belong to `victim`"
     );
-    let store = rules.grants(who("statestore"));
+    let store = rules.grants(principal("statestore"));
     assert!(!store.may_subscribe(b"clients/statestore/#"));
 }
 
 #[test]
-fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
+fn client_with_keys_may_subscribe_to_its_own_topics_only() {
     let grants = rules().grants(pump());
     let notifications = format!(
         "{}/616E79/#",
@@ -180,12 +180,12 @@ fn who_may_touch_keys_hears_answers_and_notifications_of_its_own_only() {
     assert!(!grants.may_be_answered_at(b"valves/7/open"));
     assert!(
         !grants.may_publish(b"clients/any/x"),
-        "only answers go there"
+        "only the store publishes responses there"
     );
 }
 
 #[test]
-fn a_mistake_is_told_with_its_line() {
+fn invalid_rule_is_refused_with_its_line() {
     let rule =
         |body: &str| format!("# a comment\n[[rules]]\nprincipals.clientIds = [\"a\"]\n{body}\n");
     let keys = |keys: &str| {
@@ -208,7 +208,7 @@ fn a_mistake_is_told_with_its_line() {
         (rule("brokerResources = [{ method = \"Deny\" }]"), "line 4"),
         (
             rule("brokerResources = [{ method = \"Connect\", topics = [\"a\"] }]"),
-            "line 4: Connect is not about",
+            "line 4: Connect takes no topics",
         ),
         (
             rule("brokerResources = [{ method = \"Publish\" }]"),
@@ -219,7 +219,7 @@ fn a_mistake_is_told_with_its_line() {
         (keys("\"\""), "line 5: the key is empty"),
         (
             keys("\"{principal.password}\""),
-            "line 5: `{principal.password}` stands for nothing",
+            "line 5: `{principal.password}` is not a placeholder",
         ),
         (keys("\"{principal.clientId\""), "line 5"),
         (
@@ -230,15 +230,15 @@ fn a_mistake_is_told_with_its_line() {
             keys(&format!("\"{}*\"", "a".repeat(1024))),
             "line 5: the pattern is longer",
         ),
-        (topics("a/#/b"), "line 5: `a/#/b` is no topic filter"),
+        (topics("a/#/b"), "line 5: `a/#/b` is not a topic filter"),
         (topics("a+"), "line 5"),
         (
             topics("client-{principal.clientId}/x"),
-            "has to take a whole level",
+            "a placeholder must be a whole level",
         ),
         (
             "[[rules]]\nprincipals = {}\nbrokerResources = [{ method = \"Connect\" }]".to_owned(),
-            "line 1: this rule is for nobody",
+            "line 1: this rule names no principals",
         ),
         (
             "[[rules]]\nprincipals.attributes = [{}]\nbrokerResources = [{ method = \"Connect\" }]"
@@ -260,7 +260,7 @@ fn a_mistake_is_told_with_its_line() {
 }
 
 #[test]
-fn more_rules_than_the_bound_are_refused() {
+fn too_many_rules_are_refused() {
     let one =
         "[[rules]]\nprincipals.clientIds = [\"a\"]\nbrokerResources = [{ method = \"Connect\" }]\n";
     assert!(Rules::parse(&one.repeat(crate::limits::RULES_MAX)).is_ok());
@@ -269,7 +269,7 @@ fn more_rules_than_the_bound_are_refused() {
 }
 
 #[test]
-fn clients_under_the_same_rules_share_what_is_made_of_them() {
+fn clients_under_the_same_rules_share_an_index() {
     let rules = rules();
     let (one, other) = (
         rules.grants(pump()),
@@ -278,12 +278,12 @@ fn clients_under_the_same_rules_share_what_is_made_of_them() {
             ..pump()
         }),
     );
-    let stranger = rules.grants(who("stranger"));
+    let stranger = rules.grants(principal("stranger"));
     assert!(one.shares_with(&other) && !one.shares_with(&stranger));
 }
 
 #[test]
-fn the_deciding_rule_is_named_with_its_line() {
+fn deciding_rule_is_named_with_its_line() {
     let rules = rules();
     let question = |action, on| Question { action, on };
     let Some(Why::Rule(place)) =
@@ -307,13 +307,13 @@ fn the_deciding_rule_is_named_with_its_line() {
     );
     let read = question(Action::Read, b"limits");
     assert_eq!(
-        explain::for_others(&rules, &who("stranger"), read).count(),
+        explain::for_others(&rules, &principal("stranger"), read).count(),
         1
     );
 }
 
 #[test]
-fn rules_that_can_never_match_are_told() {
+fn rules_that_can_never_match_cause_warnings() {
     let text = r#"
         [[rules]]
         principals.clientIds = ["press-*", "b"]
@@ -322,22 +322,22 @@ fn rules_that_can_never_match_are_told() {
           { method = "Publish", topics = ["clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/x"] },
         ]
     "#;
-    let doubts = explain::doubts(&Rules::parse(text).unwrap());
-    let lines: Vec<usize> = doubts.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines, [1, 2, 2, 5, 6], "{doubts:?}");
-    assert_eq!(explain::doubts(&rules()), []);
+    let warnings = explain::warnings(&Rules::parse(text).unwrap());
+    let lines: Vec<usize> = warnings.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [1, 2, 2, 5, 6], "{warnings:?}");
+    assert_eq!(explain::warnings(&rules()), []);
 }
 
 #[test]
-fn a_place_without_a_separator_is_doubted() {
-    let doubts = |pattern: &str| {
+fn placeholder_without_a_separator_causes_a_warning() {
+    let warning_lines = |pattern: &str| {
         let text = format!(
             "[[rules]]\nprincipals.usernames = [\"*\"]\n\
              brokerResources = [{{ method = \"Connect\", clientIds = ['{pattern}'] }}]\n\
              stateStoreResources = [\n{{ method = \"Read\", keyType = \"Pattern\", keys = ['{pattern}'] }}]\n"
         );
-        let doubts = explain::doubts(&Rules::parse(&text).unwrap());
-        doubts.iter().map(|(line, _)| *line).collect::<Vec<_>>()
+        let warnings = explain::warnings(&Rules::parse(&text).unwrap());
+        warnings.iter().map(|(line, _)| *line).collect::<Vec<_>>()
     };
     for open in [
         "{principal.username}*",
@@ -349,7 +349,7 @@ fn a_place_without_a_separator_is_doubted() {
         "{principal.clientId}{principal.username}",
         "\\\\*{principal.username}",
     ] {
-        assert_eq!(doubts(open), [1, 5], "{open}");
+        assert_eq!(warning_lines(open), [1, 5], "{open}");
     }
     for closed in [
         "{principal.username}",
@@ -360,7 +360,7 @@ fn a_place_without_a_separator_is_doubted() {
         "\\*{principal.username}",
         "press-*",
     ] {
-        assert_eq!(doubts(closed), [0; 0], "{closed}");
+        assert_eq!(warning_lines(closed), [0; 0], "{closed}");
     }
 }
 
@@ -387,44 +387,43 @@ fn any_rules() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// The quick answer is that of going through all rules.
     #[test]
-    fn an_index_agrees_with_the_rules_one_by_one(
+    fn index_decides_like_a_visit_of_all_rules(
         text in any_rules(),
         client in "[ab*/]{1,2}",
         user in "[ab]{1}",
         key in "k[ab/*]{0,4}",
     ) {
         let rules = Rules::parse(&text).unwrap();
-        let who = Principal { user: Some(&user), ..who(&client) };
-        let grants = rules.grants(who);
-        let says = |action| explain::why(&rules, &who, Question { action, on: key.as_bytes() }).is_some();
-        prop_assert_eq!(grants.may_read(key.as_bytes()), says(Action::Read));
-        prop_assert_eq!(grants.may_write(key.as_bytes()), says(Action::Write));
+        let asker = Principal { user: Some(&user), ..principal(&client) };
+        let grants = rules.grants(asker);
+        let allowed = |action| explain::why(&rules, &asker, Question { action, on: key.as_bytes() }).is_some();
+        prop_assert_eq!(grants.may_read(key.as_bytes()), allowed(Action::Read));
+        prop_assert_eq!(grants.may_write(key.as_bytes()), allowed(Action::Write));
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "(\\[\\[rules\\]\\]\n)?[a-zA-Z{}=\\[\\]\"., \n#+/*]{0,120}") {
+    fn parsing_any_text_does_not_panic(text in "(\\[\\[rules\\]\\]\n)?[a-zA-Z{}=\\[\\]\"., \n#+/*]{0,120}") {
         _ = Rules::parse(&text);
     }
 }
 
 #[test]
-fn the_example_of_the_documentation_means_what_it_says() {
+fn documented_example_grants_what_its_comments_say() {
     let rules = Rules::parse(include_str!("../../../docs/trust/rules.toml")).unwrap();
-    assert_eq!(explain::doubts(&rules), []);
+    assert_eq!(explain::warnings(&rules), []);
     let press = [pair("machine", "press")];
     let press = rules.grants(Principal {
         attributes: &press,
         user: Some("press-4"),
-        ..who("press-4")
+        ..principal("press-4")
     });
     assert!(press.may_connect() && press.may_publish(b"telemetry/press-4/speed"));
     assert!(press.may_write(b"press-4/speed") && !press.may_write(b"press-5/speed"));
     assert!(press.may_read(b"limits/speed") && !press.may_write(b"limits/speed"));
     let maintenance = rules.grants(Principal {
         user: Some("maintenance"),
-        ..who("any")
+        ..principal("any")
     });
     assert!(
         maintenance.may_subscribe(b"telemetry/+/speed") && maintenance.may_read(b"press-4/speed")
@@ -435,7 +434,7 @@ fn the_example_of_the_documentation_means_what_it_says() {
 const PAGE: &str = include_str!("../../../docs/authorization.md");
 const EXAMPLE: &str = include_str!("../../../docs/trust/rules.toml");
 
-/// All rules that the documents show, and a rule of its own for each list of client ids in them.
+/// All rules in the documentation, and one generated rule for each list of client ids in it.
 fn documented() -> Vec<String> {
     let blocks = PAGE.split("```toml\n").skip(1);
     let blocks = blocks.filter_map(|it| it.split("```").next());
@@ -457,13 +456,13 @@ fn documented() -> Vec<String> {
 }
 
 #[test]
-fn documented_rules_keep_a_neighbour_out() {
+fn documented_rules_separate_users_with_similar_names() {
     let all = documented();
     assert!(all.len() >= 5, "{} examples", all.len());
     let attributes = [pair("machine", "press"), pair("building", "17")];
     for text in all {
         let rules = Rules::parse(&text).unwrap();
-        assert_eq!(explain::doubts(&rules), [], "{text}");
+        assert_eq!(explain::warnings(&rules), [], "{text}");
         let press = |user: &str, client: &str| {
             rules.grants(Principal {
                 client,

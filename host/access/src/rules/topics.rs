@@ -1,19 +1,20 @@
-//! Topic filters of rules, and what they cover (MQTT 5 section 4.7).
+//! Topic filters of rules, and whether they cover other filters (MQTT 5 section 4.7).
 //!
-//! A subscription is allowed where one rule's filter covers it wholly: every topic that it receives, that filter matches too.
-//! A topic name is a filter without wildcards, so the same question tells who may publish.
+//! A filter covers another one if it matches every topic that the other one matches. A subscription
+//! is allowed only if a filter of a single rule covers it. A topic name is a filter without
+//! wildcards, so the same check decides about publishing.
 
 use std::collections::HashMap;
 
 use crate::limits;
 
-/// One filter.
+/// A topic filter of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Level>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Level {
-    /// These bytes, whatever they are.
+    /// These bytes. They may be `+` or `#`.
     Literal(Box<[u8]>),
     /// `+`.
     One,
@@ -22,20 +23,20 @@ enum Level {
 }
 
 impl Filter {
-    /// The next level as it is written.
+    /// Appends a level, which may be a wildcard.
     pub(super) fn push(&mut self, level: &[u8]) {
         self.0.push(match level {
             b"+" => Level::One,
             b"#" => Level::Rest,
             _ => Level::Literal(level.into()),
         });
-        // Every topic has a first level, so there is no topic that only one of the two matches.
+        // Every topic has a first level, so `+/#` and `#` match the same topics.
         if self.0 == [Level::One, Level::Rest] {
             self.0.remove(0);
         }
     }
 
-    /// The next level, which means itself. None for what cannot be one level.
+    /// Appends a literal level. `None` if the bytes cannot be one level.
     pub(super) fn push_literal(&mut self, level: &[u8]) -> Option<()> {
         if level.contains(&b'/') || level.contains(&0) {
             return None;
@@ -44,46 +45,45 @@ impl Filter {
         Some(())
     }
 
-    /// Whether it matches every topic that `filter` does.
+    /// Whether this filter matches every topic that `filter` matches.
     pub fn covers(&self, filter: &[u8]) -> bool {
-        let mut asked = filter.split(|byte| *byte == b'/');
-        // A wildcard in front matches no topic that begins with `$` (section 4.7.2).
+        let mut other = filter.split(|byte| *byte == b'/');
+        // A wildcard in the first level matches no topic that begins with `$` (section 4.7.2).
         if filter.starts_with(b"$") && !matches!(self.0.first(), Some(Level::Literal(_))) {
             return false;
         }
         for level in &self.0 {
-            let holds = match (level, asked.next()) {
+            let is_covered = match (level, other.next()) {
                 (Level::Rest, _) => return true,
+                // Only `#` covers `#`: `a/#` also matches `a`.
                 (_, None | Some(b"#")) => false,
                 (Level::One, Some(_)) => true,
-                // Nobody can call himself `+` and mean all.
+                // A literal level `+`, such as a client id, is not a wildcard.
                 (Level::Literal(_), Some(b"+")) => false,
-                (Level::Literal(level), Some(asked)) => **level == *asked,
+                (Level::Literal(level), Some(other)) => **level == *other,
             };
-            if !holds {
-                // `a/#` matches `a` too, which is what is left where only `#` is.
+            if !is_covered {
                 return false;
             }
         }
-        asked.next().is_none()
+        other.next().is_none()
     }
 }
 
-/// Many filters.
+/// A set of filters: a tree by level. Each node stands for the filters with the same first levels.
 #[derive(Debug, Default)]
 pub(super) struct TopicSet {
-    /// Those that go on with these bytes.
+    /// The filters whose next level is literal, by that level.
     children: HashMap<Box<[u8]>, TopicSet>,
-    /// Those that go on with `+`.
+    /// The filters whose next level is `+`.
     one: Option<Box<TopicSet>>,
-    /// Whether one goes on with `#`.
+    /// Whether a filter has `#` as its next level.
     rest: bool,
-    /// Whether one ends here.
+    /// Whether a filter ends here.
     end: bool,
 }
 
 impl TopicSet {
-    /// Adds one.
     pub(super) fn insert(&mut self, filter: Filter) {
         let mut node = self;
         for level in filter.0 {
@@ -99,31 +99,36 @@ impl TopicSet {
         node.end = true;
     }
 
-    /// Whether one of them covers `filter`. It looks at no part of any filter twice, and at no more levels than a rule has.
-    pub(super) fn cover(&self, filter: &[u8]) -> bool {
+    /// Whether any filter of the set covers `filter`. Visits each node at most once, and no more
+    /// levels than a rule may have.
+    pub(super) fn covers(&self, filter: &[u8]) -> bool {
         let mut levels = filter.split(|byte| *byte == b'/');
         if filter.starts_with(b"$") {
             let child = levels.next().and_then(|level| self.children.get(level));
-            return child.is_some_and(|it| it.go_on(levels, limits::RULE_TOPIC_LEVELS_MAX));
+            return child.is_some_and(|it| it.covers_levels(levels, limits::RULE_TOPIC_LEVELS_MAX));
         }
-        self.go_on(levels, limits::RULE_TOPIC_LEVELS_MAX)
+        self.covers_levels(levels, limits::RULE_TOPIC_LEVELS_MAX)
     }
 
-    fn go_on<'a>(&self, mut levels: impl Iterator<Item = &'a [u8]> + Clone, deep: usize) -> bool {
+    fn covers_levels<'a>(
+        &self,
+        mut levels: impl Iterator<Item = &'a [u8]> + Clone,
+        levels_left: usize,
+    ) -> bool {
         if self.rest {
             return true;
         }
-        let (level, deep) = match (levels.next(), deep.checked_sub(1)) {
+        let (level, levels_left) = match (levels.next(), levels_left.checked_sub(1)) {
             (None, _) => return self.end,
             (Some(b"#"), _) | (_, None) => return false,
-            (Some(level), Some(deep)) => (level, deep),
+            (Some(level), Some(levels_left)) => (level, levels_left),
         };
         let literal = match level {
             b"+" => None,
             level => self.children.get(level),
         };
-        literal.is_some_and(|it| it.go_on(levels.clone(), deep))
-            || (self.one.as_ref()).is_some_and(|it| it.go_on(levels, deep))
+        literal.is_some_and(|it| it.covers_levels(levels.clone(), levels_left))
+            || (self.one.as_ref()).is_some_and(|it| it.covers_levels(levels, levels_left))
     }
 }
 
@@ -141,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_covers_what_lies_wholly_within_it() {
-        for (rule, asked, covers) in [
+    fn filter_covers_every_filter_within_it() {
+        for (rule, other, covers) in [
             ("a/#", "a/+/c", true),
             ("a/#", "a", true),
             ("a/#", "a/#", true),
@@ -167,32 +172,32 @@ mod tests {
             let mut set = TopicSet::default();
             set.insert(filter(rule));
             assert_eq!(
-                filter(rule).covers(asked.as_bytes()),
+                filter(rule).covers(other.as_bytes()),
                 covers,
-                "{rule} and {asked}"
+                "{rule} and {other}"
             );
             assert_eq!(
-                set.cover(asked.as_bytes()),
+                set.covers(other.as_bytes()),
                 covers,
-                "a set with {rule}, and {asked}"
+                "a set with {rule}, and {other}"
             );
         }
     }
 
     #[test]
-    fn what_a_client_is_called_is_no_wildcard() {
+    fn literal_level_is_not_a_wildcard() {
         for name in ["+", "#"] {
             let mut filter = Filter::default();
             filter.push(b"clients");
             filter.push_literal(name.as_bytes()).unwrap();
-            for asked in ["clients/+", "clients/#", "clients/other"] {
-                assert!(!filter.covers(asked.as_bytes()), "{name} and {asked}");
+            for other in ["clients/+", "clients/#", "clients/other"] {
+                assert!(!filter.covers(other.as_bytes()), "{name} and {other}");
             }
         }
         assert_eq!(Filter::default().push_literal(b"a/b"), None);
     }
 
-    /// Whether a filter matches a topic, by the words of section 4.7.
+    /// Whether a filter matches a topic: the definition of section 4.7.
     fn matches(filter: &[&str], topic: &[&str]) -> bool {
         match (filter, topic) {
             (["#"], _) => true,
@@ -202,7 +207,7 @@ mod tests {
         }
     }
 
-    /// All topics of at most four levels, of two names and one that no filter holds.
+    /// All topics of at most four levels, of two names and one name that no filter contains.
     fn topics() -> Vec<Vec<&'static str>> {
         let mut all = vec![vec![]];
         let mut longest = all.clone();
@@ -222,22 +227,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn covering_is_matching_all_that_the_other_matches(rule in any_filter(), asked in any_filter()) {
-            let (levels, other): (Vec<_>, Vec<_>) = (rule.split('/').collect(), asked.split('/').collect());
-            let wholly = (topics().iter())
-                .all(|topic| !matches(&other, topic) || matches(&levels, topic));
-            prop_assert_eq!(filter(&rule).covers(asked.as_bytes()), wholly);
+        fn covering_filter_matches_all_topics_of_the_other(rule in any_filter(), other in any_filter()) {
+            let (levels, others): (Vec<_>, Vec<_>) = (rule.split('/').collect(), other.split('/').collect());
+            let covers = (topics().iter())
+                .all(|topic| !matches(&others, topic) || matches(&levels, topic));
+            prop_assert_eq!(filter(&rule).covers(other.as_bytes()), covers);
         }
 
         #[test]
-        fn a_set_covers_what_one_of_its_filters_does(
+        fn set_covers_if_any_of_its_filters_covers(
             rules in proptest::collection::vec(any_filter(), 0..6),
-            asked in "([$ab+](/[ab+]){0,3}(/#)?|#)",
+            other in "([$ab+](/[ab+]){0,3}(/#)?|#)",
         ) {
             let mut set = TopicSet::default();
             rules.iter().for_each(|rule| set.insert(filter(rule)));
-            let one = rules.iter().any(|rule| filter(rule).covers(asked.as_bytes()));
-            prop_assert_eq!(set.cover(asked.as_bytes()), one);
+            let expected = rules.iter().any(|rule| filter(rule).covers(other.as_bytes()));
+            prop_assert_eq!(set.covers(other.as_bytes()), expected);
         }
     }
 }
