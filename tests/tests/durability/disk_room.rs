@@ -255,8 +255,8 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
     assert_eq!(status, 503);
     assert!(why.contains("disk is full"), "{why}");
     let data = small.data();
-    let said = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
-    assert!(said.contains("the store refuses writes"), "{said}");
+    let output = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
+    assert!(output.contains("the store refuses writes"), "{output}");
 
     let ((), _) = while_reading(&server, || {
         let mut store = server.store("writer");

@@ -329,8 +329,8 @@ fn redelivery_after_a_policy_change_keeps_its_answer() {
             (id, store.finish(request, id))
         })
         .collect();
-    let said: Vec<&[u8]> = answers.iter().map(|(_, answer)| answer.payload()).collect();
-    assert_eq!(said, [&b"+OK\r\n"[..], b":-1\r\n", b":-1\r\n"]);
+    let payloads: Vec<&[u8]> = answers.iter().map(|(_, answer)| answer.payload()).collect();
+    assert_eq!(payloads, [&b"+OK\r\n"[..], b":-1\r\n", b":-1\r\n"]);
     // Switches to the other policy and back, so that each has handled requests of this session.
     server.kill();
     server.restart_with(&[("policy", policies::faulty())]);

@@ -45,7 +45,7 @@ fn answer_to_a_write_states_where_it_is_stored() {
             "{mode}"
         );
         assert_eq!(set(&mut store, "key", None), None, "{mode}");
-        // Only the answer to a SET that took effect states it.
+        // Only the answer to a SET that took effect has the property.
         for command in [
             &["GET", "key"][..],
             &["SET", "key", "v", "NX"],

@@ -30,8 +30,8 @@ struct Received {
 
 impl Received {
     /// Adds the next packet. A repeated answer must be the same as the first. For a `prompt`
-    /// client, an acknowledgement must follow its answer. Another client acknowledges nothing, so
-    /// its answers wait while their requests are acknowledged.
+    /// client, a PUBACK must follow its answer. For another client, the PUBACK may come first,
+    /// because the answer waits until the client acknowledges earlier ones.
     fn take(&mut self, packet: &Packet, sent: &HashMap<u16, Vec<u8>>, prompt: bool) {
         match packet.kind() {
             kind::PUBLISH => {

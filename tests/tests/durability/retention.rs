@@ -22,8 +22,8 @@ fn ask(store: &mut Store, n: usize) -> (Request, u16, Vec<u8>) {
     (request, id, answer.version().unwrap().to_string().into())
 }
 
-/// The limit has room for twice the requests of the live sessions, but not for those of the ended
-/// ones.
+/// The server remembers at most twice the configured bytes. The requests of the live sessions fit,
+/// but not those of all ended sessions.
 #[test]
 fn ended_sessions_evict_no_requests_of_live_sessions() {
     let mut server = Server::restartable(&[("max_duplicate_bytes", "40000")]);

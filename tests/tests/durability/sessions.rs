@@ -276,9 +276,9 @@ fn wills_of_connections_broken_by_a_kill_are_published() {
     let with = |id: &str, delay_s| connect(id).will(will(&format!("will/{id}")), delay_s);
     let stays = Client::connect(server.address(), &with("stays away", 1));
     let back = Client::connect(server.address(), &with("reconnects", 600));
-    let said = Client::connect(server.address(), &with("says goodbye", 0));
+    let disconnected = Client::connect(server.address(), &with("says goodbye", 0));
     let at_once = Client::connect(server.address(), &with("has no delay", 0));
-    said.disconnect();
+    disconnected.disconnect();
     // A DISCONNECT has no acknowledgement, but it is durable once a later write is answered.
     server.store("other").set("key", "value");
     restart(&mut server);

@@ -211,7 +211,7 @@ fn subscription_to_request_topics_gets_no_requests() {
     witness.store.watch("data");
     witness.store.set("data", "secret");
     witness.store.notification();
-    // Any client may subscribe to the topic of answers, but not to those of requests and
+    // Any client may receive answers, since their topic is open. It must not receive requests or
     // notifications.
     attacker.ping();
     for packet in attacker.drain() {

@@ -157,7 +157,7 @@ fn importing(component: &[u8], name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_bench_puts_policies_beside_the_built_in_one() {
+fn policy_bench_compares_a_policy_with_the_built_in_one() {
     let directory = tempfile::tempdir().unwrap();
     let transcript = directory.path().join("it.txt");
     fs::write(&transcript, "> SET k v\n> GET k\n> COUNT k\n").unwrap();

@@ -1,4 +1,5 @@
-//! SCAN over several pages, with the tokens of real answers.
+//! SCAN over several pages, with the tokens of real answers. A scan must list every key that exists
+//! throughout, exactly once.
 
 use std::collections::BTreeSet;
 

@@ -133,7 +133,7 @@ struct Case {
     logged: (&'static str, &'static str),
     /// Whether the server answers, instead of only closing the connection.
     is_answered: bool,
-    /// Causes the refusal. Returns the code that the client attempt, or 0 if it attempt none.
+    /// Causes the refusal. Returns the code that the client gets, or 0 if it gets none.
     attempt: fn(&Site) -> u8,
 }
 
