@@ -1,4 +1,4 @@
-//! What takes minutes. `bash tests/run --all` runs it.
+//! Tests of the whole server that take minutes. `bash tests/run --all` runs them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -8,28 +8,28 @@ use statehouse_tests::{Request, Server, Store};
 const REQUESTS: usize = 1_000_000;
 const IN_FLIGHT: usize = 200;
 
-/// Sends requests with some in flight, and checks that every one is answered well.
+/// Sends requests, with up to `IN_FLIGHT` unanswered, and checks that no answer is an error.
 fn run(store: &mut Store, requests: usize, next: impl Fn(&mut Store, usize) -> Request) {
-    let mut flying: VecDeque<(Request, u16)> = VecDeque::new();
+    let mut in_flight: VecDeque<(Request, u16)> = VecDeque::new();
     for n in 0..requests + IN_FLIGHT {
         if n >= IN_FLIGHT {
-            let (request, id) = flying.pop_front().unwrap();
+            let (request, id) = in_flight.pop_front().unwrap();
             let answer = store.finish(&request, id);
             assert!(!answer.payload().starts_with(b"-"), "{}", answer.text());
         }
         if n < requests {
             let request = next(store, n);
             let id = store.client.start(request.publish());
-            flying.push_back((request, id));
+            in_flight.push_back((request, id));
         }
     }
 }
 
-/// A million requests over a thousand keys: set with an expiry, got, deleted, watched and not. After a tenth of
-/// them memory has what it needs: as many remembered requests as it may have, above all.
+/// A million requests on a thousand keys: SET with an expiry, GET, DEL, KEYNOTIFY and STOP. After a
+/// tenth of them, memory use has reached its level; in particular the dedup table is full.
 #[test]
 #[ignore = "a million requests take minutes"]
-fn memory_is_flat_over_a_million_requests() {
+fn memory_over_a_million_requests_stays_flat() {
     let server = Server::with_config("max_duplicates = 10000\n");
     let mut store = server.store("client");
     let request = |store: &mut Store, n: usize| {
@@ -53,12 +53,12 @@ fn memory_is_flat_over_a_million_requests() {
     assert_eq!(store.ask(&["SCAN", "*"]).payload(), b"*1\r\n*0\r\n");
 }
 
-/// Ten thousand sessions come, watch, and go: nothing of them stays.
+/// Ten thousand clients connect, watch a key, and disconnect. The server keeps nothing of them.
 #[test]
 #[ignore = "ten thousand connections take a minute"]
-fn nothing_stays_of_ten_thousand_clients() {
+fn memory_after_ten_thousand_clients_stays_flat() {
     let server = Server::start();
-    let come_and_go = |from: u32, to: u32| {
+    let connect_and_leave = |from: u32, to: u32| {
         for n in from..to {
             let mut store = server.store(&format!("client{n}"));
             store.watch("key");
@@ -69,9 +69,9 @@ fn nothing_stays_of_ten_thousand_clients() {
             }
         }
     };
-    come_and_go(0, 1000);
+    connect_and_leave(0, 1000);
     let before_kib = server.memory_kib();
-    come_and_go(1000, 10_000);
+    connect_and_leave(1000, 10_000);
     let grown_kib = server.memory_kib().saturating_sub(before_kib);
     assert!(
         grown_kib < 8 * 1024,

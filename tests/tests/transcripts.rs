@@ -1,12 +1,15 @@
-//! Golden transcripts: what goes over the wire, byte for byte, over real sockets. Each file of `transcripts/`
-//! is one test with a server of its own, and one with a server behind a Mosquitto.
+//! Golden transcripts: compares the traffic over real sockets with the files of `transcripts/`,
+//! byte for byte. Each file is run against a server of its own, and against a server behind
+//! Mosquitto.
 //!
-//! `UPDATE=1 cargo test -p statehouse-tests --test transcripts` writes what the server says into the files, where
-//! it differs. Read the difference before committing it: the transcripts are the specification.
+//! `UPDATE=1 cargo test -p statehouse-tests --test transcripts` writes the server's messages into
+//! the files if they differ. Read the difference before committing it: the transcripts are the
+//! specification.
 //!
-//! The format is described in the crate `statehouse-transcript`. Beyond what it says, here every version has to be
-//! padded and of the node `StateStore`; topic, QoS, RETAIN, correlation data, remaining expiry and every other property
-//! are checked as well, and that the acknowledgement comes after the answer.
+//! The crate `statehouse-transcript` describes the format. These tests also require that each
+//! version is padded and of the node `StateStore`, and that each acknowledgement follows its
+//! answer. They also check topic, QoS, RETAIN, correlation data, remaining expiry and every other
+//! property.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -27,13 +30,13 @@ macro_rules! transcripts {
         }
 
         #[test]
-        fn every_transcript_is_run() {
+        fn every_transcript_file_has_a_test() {
             let known: BTreeSet<String> = [$(concat!($file, ".txt")),+].map(String::from).into();
-            let there: BTreeSet<String> = fs::read_dir(directory())
+            let found: BTreeSet<String> = fs::read_dir(directory())
                 .unwrap()
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
                 .collect();
-            assert_eq!(known, there);
+            assert_eq!(known, found);
         }
     };
     (@attached $name:ident $file:literal) => {
@@ -53,7 +56,7 @@ fn directory() -> &'static Path {
 
 transcripts! {
     carriage = "carriage", not behind a broker:
-        "PUBACKs of requests and DISCONNECTs are those of the broker";
+        "the broker sends the PUBACKs of requests and the DISCONNECTs";
     clocks_documents = "clocks-documents";
     clocks_preview = "clocks-preview";
     clocks_sdk = "clocks-sdk";

@@ -1,4 +1,5 @@
-//! Data directories that cannot be used are refused with words; those that only a crash has touched are used.
+//! Start on unusual data directories. The server must refuse an unusable or damaged directory with
+//! an error text, and must accept one that only a crash has touched.
 
 use std::{
     fs::{self, File},
@@ -12,7 +13,7 @@ fn data(server: &Server) -> PathBuf {
     server.directory().join("statehouse-data")
 }
 
-/// The segments of the log with what was written to them, oldest first.
+/// The segments of the log, oldest first.
 fn segments(server: &Server) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = fs::read_dir(data(server))
         .unwrap()
@@ -23,7 +24,7 @@ fn segments(server: &Server) -> Vec<PathBuf> {
     found
 }
 
-/// A start that has to fail: in time, with this exit code, and without a panic.
+/// Starts the server, which must exit in time with this code and without a panic.
 fn refuses(server: &Server, code: i32) -> Ran {
     serve_in(server.directory(), "statehouse-data", code)
 }
@@ -37,21 +38,21 @@ fn serve_in(directory: &Path, data: &str, code: i32) -> Ran {
 }
 
 #[test]
-fn one_process_at_a_time() {
+fn directory_in_use_is_refused_until_its_process_ends() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let version = store.set("key", "value");
     refuses(&server, 2)
         .says("statehouse-data")
         .says("in use by another process");
-    // The one that was there first goes on, and its end lets go, however it ends.
+    // The first process continues, and even a kill releases the directory.
     assert_eq!(store.ask(&["GET", "key"]).version(), Some(version));
     server.kill();
     server.restart();
 }
 
 #[test]
-fn a_directory_that_cannot_be_written() {
+fn unwritable_directory_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("a file"), "").unwrap();
     serve_in(directory.path(), "a file", 2).says("a file");
@@ -67,21 +68,26 @@ fn a_directory_that_cannot_be_written() {
     }
 }
 
-/// It is made where it is missing, with its parents, and nobody else may look into it.
+/// The server creates a missing directory with its parents. Other users must not be able to read
+/// it.
 #[test]
-fn a_directory_that_is_not_there() {
+fn missing_directory_is_created_for_its_user_only() {
     let mut server = Server::restartable(&[("data", "not/yet/there")]);
     server.store("client").set("key", "value");
-    let made = server.directory().join("not/yet/there");
-    assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o077, 0);
+    let created = server.directory().join("not/yet/there");
+    assert_eq!(
+        fs::metadata(&created).unwrap().permissions().mode() & 0o077,
+        0
+    );
     server.kill();
     server.restart();
     assert_eq!(server.store("client").get("key"), Some(b"value".to_vec()));
 }
 
-/// Durable data that reads differently now is no torn write: nothing is guessed, nothing is dropped.
+/// Durable data that has changed since is damage and no torn write. The server must not guess or
+/// drop anything.
 #[test]
-fn a_flipped_byte_is_refused() {
+fn flipped_byte_in_the_log_is_refused_with_its_file() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     for n in 0..100 {
@@ -102,10 +108,10 @@ fn a_flipped_byte_is_refused() {
         file.write_all_at(&[log[at] ^ 0x40], at as u64).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap();
         let ran = refuses(&server, 2).says("statehouse-data").says(name);
-        assert!(ran.stderr.len() > 60, "no words: {ran:?}");
+        assert!(ran.stderr.len() > 60, "no explanation: {ran:?}");
         file.write_all_at(&[log[at]], at as u64).unwrap();
     }
-    // Refused twice and mended, it is as it was.
+    // The refused starts changed nothing, so the repaired directory is complete.
     server.restart();
     let mut store = server.store("client");
     for n in 0..100 {
@@ -113,9 +119,9 @@ fn a_flipped_byte_is_refused() {
     }
 }
 
-/// A write that a power cut tore was never acknowledged: it is dropped, and said.
+/// A write that a power cut tore was never acknowledged. The server drops it and logs that.
 #[test]
-fn a_torn_tail_is_dropped() {
+fn torn_tail_of_the_log_is_dropped_and_logged() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let version = store.set("kept", "value");
@@ -126,7 +132,7 @@ fn a_torn_tail_is_dropped() {
     let needle = b"a value that stands in the log";
     let at = log.windows(needle.len()).position(|w| w == needle).unwrap();
     let file = File::options().write(true).open(&path).unwrap();
-    // What follows is as it was before the segment was written to: nothing.
+    // Zeroes the rest, as in a segment that was not written to yet.
     file.write_all_at(&vec![0; log.len() - at - 7], (at + 7) as u64)
         .unwrap();
     server.restart();
@@ -140,9 +146,9 @@ fn a_torn_tail_is_dropped() {
     assert_eq!(server.store("client").get("torn"), Some(b"again".to_vec()));
 }
 
-/// A log whose beginning is missing is no new directory.
+/// The server must not take a log without its beginning for a new directory.
 #[test]
-fn a_missing_segment_is_noticed() {
+fn missing_segment_is_refused() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let large = vec![b'x'; 900_000];
@@ -152,12 +158,12 @@ fn a_missing_segment_is_noticed() {
     server.kill();
     let all = segments(&server);
     assert!(all.len() >= 3, "{all:?}");
-    for gone in [&all[0], &all[1]] {
+    for missing in [&all[0], &all[1]] {
         let aside = server.directory().join("aside");
-        fs::rename(gone, &aside).unwrap();
+        fs::rename(missing, &aside).unwrap();
         let ran = refuses(&server, 2).says("statehouse-data");
-        assert!(ran.stderr.len() > 60, "no words: {ran:?}");
-        fs::rename(&aside, gone).unwrap();
+        assert!(ran.stderr.len() > 60, "no explanation: {ran:?}");
+        fs::rename(&aside, missing).unwrap();
     }
     server.restart();
     let mut store = server.store("client");

@@ -1,5 +1,6 @@
-//! A full disk: writes are refused with words, removals are not, nothing that was acknowledged is lost, and room that
-//! is made is used. It needs a small file system of its own, so it needs root.
+//! A full disk. The server must refuse writes with an error text, accept removals, lose nothing
+//! that was acknowledged, and use room as soon as it is freed. These tests mount a small file
+//! system, so they need root.
 
 use std::{
     collections::BTreeMap,
@@ -15,14 +16,14 @@ use tempfile::TempDir;
 pub(crate) const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const VALUE_BYTES: usize = 100_000;
 
-/// A file system of so many megabytes, which goes with it.
+/// A small file system, which is unmounted when this is dropped.
 pub(crate) struct Small {
     pub(crate) path: PathBuf,
     _directory: TempDir,
 }
 
 impl Small {
-    /// None, and a line that says why, where this user may not mount anything.
+    /// Returns none and prints the reason if this user may not mount a file system.
     pub(crate) fn mount(megabytes: u32) -> Option<Small> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("small");
@@ -59,18 +60,18 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // Lazily, since a server of a failed test may still be there.
+        // Lazily, since the server of a failed test may still run.
         let _ = Command::new("umount").arg("-l").arg(&self.path).status();
     }
 }
 
-/// Different in every place, so that nothing on the way can make less of it.
+/// A random value, which cannot be compressed on its way to the disk.
 fn value(n: usize) -> Vec<u8> {
     let mut dice = statehouse_tests::Dice::of(n as u64);
     (0..VALUE_BYTES).map(|_| dice.next() as u8).collect()
 }
 
-/// SETs new keys until one is refused. What was acknowledged.
+/// SETs new keys until one is refused, and adds the acknowledged ones to `acknowledged`.
 fn fill(store: &mut Store, acknowledged: &mut BTreeMap<usize, Hlc>) {
     let from = acknowledged.keys().next_back().map_or(0, |last| last + 1);
     for n in from..from + 1000 {
@@ -82,7 +83,7 @@ fn fill(store: &mut Store, acknowledged: &mut BTreeMap<usize, Hlc>) {
         assert_eq!(answer.payload(), b"+OK\r\n");
         acknowledged.insert(n, answer.version().unwrap());
     }
-    panic!("100 MB went to a disk that has no room for them");
+    panic!("the disk accepted 100 MB, more than it has room for");
 }
 
 fn check(store: &mut Store, acknowledged: &BTreeMap<usize, Hlc>) {
@@ -94,8 +95,8 @@ fn check(store: &mut Store, acknowledged: &BTreeMap<usize, Hlc>) {
     }
 }
 
-/// A write goes through in the end: room is noticed by itself.
-fn write_again(store: &mut Store, key: &str) -> Hlc {
+/// Retries a write until it is accepted. The server must detect free room without an operator.
+fn retry_write(store: &mut Store, key: &str) -> Hlc {
     let end = Instant::now() + PATIENCE;
     loop {
         let answer = store.ask(&[b"SET", key.as_bytes(), &value(1)]);
@@ -126,7 +127,7 @@ pub(crate) fn start(small: &Small, more: &[(&str, &str)]) -> Server {
 }
 
 #[test]
-fn a_full_disk_takes_removals_and_keeps_what_it_has() {
+fn full_disk_accepts_removals_and_loses_nothing() {
     for megabytes in [24, 40] {
         let Some(small) = Small::mount(megabytes) else {
             return;
@@ -137,13 +138,13 @@ fn a_full_disk_takes_removals_and_keeps_what_it_has() {
         fill(&mut store, &mut acknowledged);
         server.wait_for_log("the disk is full");
         assert!(acknowledged.len() > 20, "{} keys", acknowledged.len());
-        // Reads, watches and removals go on, and those who hear of them do.
+        // Reads, watches and removals still work, and watchers are notified.
         let mut watcher = server.store("watcher");
         watcher.watch("key 0");
         remove(&mut store, 0, &mut acknowledged);
         assert!(watcher.notification().payload.ends_with(b"DELETE\r\n"));
         check(&mut store, &acknowledged);
-        // Twice, since the first start may have changed something.
+        // Restarts twice, since the first start may have changed something.
         for round in 1..=2 {
             server.kill();
             server.restart();
@@ -154,7 +155,7 @@ fn a_full_disk_takes_removals_and_keeps_what_it_has() {
         }
         // The operator makes the disk larger.
         small.resize(megabytes * 2);
-        let version = write_again(&mut store, "again");
+        let version = retry_write(&mut store, "again");
         assert!(acknowledged.values().all(|earlier| earlier < &version));
         server.kill();
         server.restart();
@@ -164,9 +165,10 @@ fn a_full_disk_takes_removals_and_keeps_what_it_has() {
     }
 }
 
-/// Clients try again, and a refusal must not cost what it refuses: removals still work after any number of them.
+/// Clients retry, so a refusal must not take room on the disk. Removals must still work after any
+/// number of refusals.
 #[test]
-fn a_full_disk_can_be_asked_for_ever() {
+fn full_disk_after_many_refusals_accepts_removals() {
     let Some(small) = Small::mount(24) else {
         return;
     };
@@ -182,9 +184,9 @@ fn a_full_disk_can_be_asked_for_ever() {
     check(&mut store, &acknowledged);
 }
 
-/// Removing makes room by itself where no history is kept.
+/// If the server keeps no history, removals alone free room.
 #[test]
-fn removals_make_room() {
+fn removals_without_history_free_room() {
     let Some(small) = Small::mount(24) else {
         return;
     };
@@ -196,7 +198,7 @@ fn removals_make_room() {
     for n in &all[..all.len() - 5] {
         remove(&mut store, *n, &mut acknowledged);
     }
-    let version = write_again(&mut store, "again");
+    let version = retry_write(&mut store, "again");
     assert!(acknowledged.values().all(|earlier| earlier < &version));
     server.kill();
     server.restart();
@@ -205,9 +207,10 @@ fn removals_make_room() {
     assert_eq!(store.get("again"), Some(value(1)));
 }
 
-/// Many more writes than the disk has room for, on few keys: what no longer counts makes room for what does.
+/// Writes far more bytes to few keys than the disk has room for. Overwritten values must free room
+/// for new ones.
 #[test]
-fn a_small_disk_is_enough_for_few_keys() {
+fn small_disk_holds_unlimited_overwrites_of_few_keys() {
     let Some(small) = Small::mount(48) else {
         return;
     };
@@ -217,9 +220,9 @@ fn a_small_disk_is_enough_for_few_keys() {
     for n in 0..1000 {
         let answer = store.ask(&[b"SET", format!("key {}", n % 10).as_bytes(), &value(n)]);
         if answer.payload() == QUOTA {
-            // A snapshot is on its way.
+            // The server is writing a snapshot, which frees room.
             thread::sleep(Duration::from_millis(100));
-            last = Some(write_again(&mut store, &format!("key {}", n % 10)));
+            last = Some(retry_write(&mut store, &format!("key {}", n % 10)));
             continue;
         }
         assert_eq!(answer.payload(), b"+OK\r\n");
@@ -231,9 +234,9 @@ fn a_small_disk_is_enough_for_few_keys() {
     assert_eq!(store.ask(&["GET", "key 9"]).version(), last);
 }
 
-/// An earlier version kept no name in the data directory of an embedded broker.
+/// An earlier version stored no store name in the data directory of an embedded broker.
 #[test]
-fn start_on_a_full_disk_without_a_name_serves_reads() {
+fn full_disk_without_a_store_name_serves_reads() {
     let Some(small) = Small::mount(32) else {
         return;
     };
@@ -244,7 +247,7 @@ fn start_on_a_full_disk_without_a_name_serves_reads() {
     let filler = small.path.join("filler");
     assert!(
         std::fs::write(&filler, vec![0; 64 << 20]).is_err(),
-        "it is full"
+        "the disk must be full"
     );
     server.restart();
     let value = server.store("client").get("key");

@@ -1,6 +1,6 @@
-//! A small disk under load: overwriting never fills it, readers do not notice, and a store whose
-//! live data is too large refuses growth with a reason and resumes without an operator. It needs a
-//! small file system of its own, so it needs root.
+//! A small disk under load. Overwriting must never fill the disk or delay readers. If the live data
+//! is too large, the server must refuse growth with a reason, and accept it again without an
+//! operator. These tests mount a small file system, so they need root.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -17,7 +17,7 @@ use crate::disk_full::{QUOTA, Small, start};
 const QUOTA_EXCEEDED: u8 = 0x97;
 const SESSION_EXPIRY_S: u32 = 3600;
 
-/// Bytes that no compression makes less of.
+/// Bytes that cannot be compressed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut dice = Dice::of(seed);
     (0..bytes).map(|_| dice.next() as u8).collect()
@@ -25,7 +25,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 
 /// Reads, removes and pings until `stop` is set. Each must be answered. Returns the sorted
 /// latencies of the reads.
-fn read_along(server: &Server, stop: &AtomicBool) -> Vec<Duration> {
+fn read_until(server: &Server, stop: &AtomicBool) -> Vec<Duration> {
     let mut store = server.store("reader");
     let mut took = Vec::new();
     let value = store.get("read");
@@ -41,11 +41,11 @@ fn read_along(server: &Server, stop: &AtomicBool) -> Vec<Duration> {
     took
 }
 
-/// Does something while another client reads.
-fn beside_a_reader<R>(server: &Server, work: impl FnOnce() -> R) -> (R, Vec<Duration>) {
+/// Runs `work` while another client reads. Also returns the latencies of the reads.
+fn while_reading<R>(server: &Server, work: impl FnOnce() -> R) -> (R, Vec<Duration>) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let reader = scope.spawn(|| read_along(server, &stop));
+        let reader = scope.spawn(|| read_until(server, &stop));
         let done = work();
         stop.store(true, Ordering::Relaxed);
         (done, reader.join().unwrap())
@@ -56,22 +56,22 @@ fn readiness(small: &Small) -> (u16, String) {
     Admin::at(small.data().as_ref()).ask("GET", "/readyz", b"")
 }
 
-/// What a load wants to keep on the disk.
+/// The kind of data that a load writes.
 #[derive(Clone, Copy, Debug)]
 enum Filler {
-    /// SETs of so many keys.
+    /// Values of this many keys.
     Keys(usize),
-    /// Retained messages of so many topics.
+    /// Retained messages on this many topics.
     Retained(usize),
-    /// Messages for an absent client, which takes them each time there are so many.
+    /// Messages for an absent client, which fetches them after every so many.
     Queued(usize),
-    /// Sessions of so many clients, with wills.
+    /// Sessions of this many clients, with wills.
     Wills(usize),
-    /// Sessions of so many clients, with subscriptions.
+    /// Sessions of this many clients, with subscriptions.
     Sessions(usize),
 }
 
-/// What became of a load.
+/// The numbers of accepted and refused writes of a load.
 #[derive(Debug, Default)]
 struct Outcome {
     accepted: usize,
@@ -91,7 +91,7 @@ impl Outcome {
 }
 
 impl Filler {
-    /// Writes so many values of so many bytes.
+    /// Writes `count` values of `bytes` each.
     fn run(self, server: &Server, count: usize, bytes: usize) -> Outcome {
         let values: Vec<_> = (0..4).map(|seed| noise(seed, bytes)).collect();
         let value = |n: usize| &values[n % values.len()];
@@ -152,11 +152,11 @@ impl Filler {
             let message = Publish::new("jobs", value(n)).qos(1);
             outcome.count(client.publish(message).reason);
             if n % at_once == at_once - 1 {
-                let mut taker = Client::connect(server.address(), &absent);
+                let mut receiver = Client::connect(server.address(), &absent);
                 for _ in 0..outcome.accepted.min(at_once) {
-                    taker.take_publish("jobs");
+                    receiver.take_publish("jobs");
                 }
-                taker.ping();
+                receiver.ping();
             }
         }
         outcome
@@ -191,16 +191,16 @@ impl Filler {
     }
 }
 
-/// What overwrites the same few things needs room for these things only.
+/// Overwrites of the same few keys or topics need room only for their current values.
 #[test]
-fn overwriting_a_small_disk_is_never_refused() {
+fn overwrites_on_a_small_disk_are_never_refused() {
     for (filler, bytes) in [(Filler::Keys(10), 200_000), (Filler::Retained(20), 20_000)] {
         let Some(small) = Small::mount(16) else {
             return;
         };
         let mut server = start(&small, &[]);
         let count = 2 * (16 << 20) / bytes;
-        let (outcome, reads) = beside_a_reader(&server, || filler.run(&server, count, bytes));
+        let (outcome, reads) = while_reading(&server, || filler.run(&server, count, bytes));
         assert_eq!(
             (outcome.accepted, outcome.refused),
             (count, 0),
@@ -215,7 +215,7 @@ fn overwriting_a_small_disk_is_never_refused() {
 }
 
 #[test]
-fn live_data_of_a_third_of_the_disk_can_be_overwritten() {
+fn overwrites_of_a_third_of_the_disk_are_never_refused() {
     let Some(small) = Small::mount(24) else {
         return;
     };
@@ -224,7 +224,7 @@ fn live_data_of_a_third_of_the_disk_can_be_overwritten() {
     let keys = (24 << 20) / 3 / bytes;
     let write = |server: &Server, rounds: usize| {
         let filler = Filler::Keys(keys);
-        let (outcome, _) = beside_a_reader(server, || filler.run(server, rounds * keys, bytes));
+        let (outcome, _) = while_reading(server, || filler.run(server, rounds * keys, bytes));
         assert_eq!((outcome.accepted, outcome.refused), (rounds * keys, 0));
     };
     write(&server, 4);
@@ -233,7 +233,8 @@ fn live_data_of_a_third_of_the_disk_can_be_overwritten() {
     write(&server, 2);
 }
 
-/// More live data than the disk has room for: growth is refused, all else goes on, and removals end it.
+/// Fills the disk with live data. The server refuses growth and serves everything else, until
+/// removals free room.
 #[test]
 fn growth_beyond_the_disk_is_refused_until_removals() {
     let Some(small) = Small::mount(12) else {
@@ -248,16 +249,16 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
         publisher.publish(message).reason
     };
     let refused = (0..400).find(|n| publish(*n, &value) == QUOTA_EXCEEDED);
-    let refused = refused.expect("20 MB go nowhere on this disk");
+    let refused = refused.expect("the disk has no room for 20 MB");
     assert!(refused > 40, "only {refused} messages of 50 KB");
     let (status, why) = readiness(&small);
     assert_eq!(status, 503);
     assert!(why.contains("disk is full"), "{why}");
     let data = small.data();
-    let said = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
-    assert!(said.contains("the store refuses writes"), "{said}");
+    let output = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
+    assert!(output.contains("the store refuses writes"), "{output}");
 
-    let ((), _) = beside_a_reader(&server, || {
+    let ((), _) = while_reading(&server, || {
         let mut store = server.store("writer");
         assert_eq!(store.ask(&["SET", "key", "value"]).payload(), QUOTA);
         // A durable session ends with its connection, and its CONNACK says so.
@@ -287,10 +288,11 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
     assert_eq!(readiness(&small).0, 200);
 }
 
-/// Every filler on every disk, for several times its size, while another client reads.
+/// Runs every filler on every size of disk, for several times that size, while another client
+/// reads.
 #[test]
 #[ignore = "takes minutes"]
-fn every_filler_on_every_disk_leaves_readers_alone() {
+fn fillers_on_small_disks_delay_no_readers() {
     let live = |megabytes: usize, bytes: usize| megabytes * (1 << 20) / 3 / bytes;
     for megabytes in [48, 64, 256] {
         for (filler, bytes) in [
@@ -308,7 +310,7 @@ fn every_filler_on_every_disk_leaves_readers_alone() {
             let server = start(&small, &[]);
             let count = (3 * megabytes * (1 << 20) / bytes).min(20_000);
             let work = || filler.run(&server, count, bytes);
-            let (outcome, reads) = beside_a_reader(&server, work);
+            let (outcome, reads) = while_reading(&server, work);
             let p99 = reads[reads.len() * 99 / 100];
             println!("{megabytes} MB {filler:?} × {bytes}: {outcome:?}, p99 {p99:?}");
             assert_eq!(outcome.refused, 0, "{megabytes} MB {filler:?}");

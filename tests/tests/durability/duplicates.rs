@@ -1,24 +1,24 @@
-//! A request that comes again has the effect and the answer of the first time (the protocol, section 9), over
-//! `kill -9` too.
+//! Duplicate requests (protocol, section 9). A redelivered request must have one effect and return
+//! its first answer, even over `kill -9`.
 
 use statehouse_tests::{Answer, Hlc, Request, Server, Store, policies, store};
 
 use crate::resumed::{begin, resume};
 
-/// What lies between a request and its redelivery.
+/// The interruption between a request and its redelivery.
 #[derive(Clone, Copy, Debug)]
 enum Break {
-    /// Nothing: the same connection.
+    /// None: the client redelivers on the same connection.
     None,
-    /// The connection.
+    /// The connection is closed.
     Connection,
-    /// The process.
+    /// The process is killed.
     Kill,
-    /// The process, and once more before anything was sent.
+    /// The process is killed twice, the second time before anything was sent.
     KillTwice,
 }
 
-/// Breaks it, and returns the same client with its session.
+/// Interrupts the connection of `store`, and returns the same client with its session.
 fn after(server: &mut Server, between: Break, store: Store) -> Store {
     let id = store.id.clone();
     match between {
@@ -38,8 +38,8 @@ fn after(server: &mut Server, between: Break, store: Store) -> Store {
     resume(server, &id)
 }
 
-/// Sends a request as it was sent before.
-fn again(store: &mut Store, request: &Request, packet_id: u16, dup: bool) -> Answer {
+/// Sends a request again with its packet id, and returns the answer.
+fn redeliver(store: &mut Store, request: &Request, packet_id: u16, dup: bool) -> Answer {
     let mut publish = request.publish();
     publish.packet_id = packet_id;
     publish.dup = dup;
@@ -47,7 +47,8 @@ fn again(store: &mut Store, request: &Request, packet_id: u16, dup: bool) -> Ans
     store.finish(request, packet_id)
 }
 
-/// One request, what others do before it and between it and its redelivery, and what is there at the end.
+/// A request, its first answer, the commands of another client before it and before its redelivery,
+/// and the value of the key at the end.
 struct Case {
     before: Option<&'static [&'static str]>,
     request: &'static [&'static str],
@@ -77,7 +78,8 @@ const CASES: &[Case] = &[
     Case { before: None, request: &["VDEL", "k", "1"], answer: b":0\r\n", between: Some(&["SET", "k", "1"]), at_the_end: Some(b"1") },
 ];
 
-/// Every case on a key of its own: all requests, the break, what others do, all redeliveries.
+/// Runs every case on a key of its own: all requests, the interruption, the other client's
+/// commands, then all redeliveries.
 fn one_effect_and_one_answer(between: Break, dup: bool) {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
@@ -108,10 +110,10 @@ fn one_effect_and_one_answer(between: Break, dup: bool) {
         other.watch(format!("key {n}"));
         states.push(other.ask(&["GET".into(), format!("key {n}")]));
     }
-    // Twice, since what is remembered is not used up.
+    // Redelivers twice, since a remembered request can be redelivered more than once.
     for _ in 0..2 {
         for (case, (request, packet_id, first)) in CASES.iter().zip(&sent) {
-            let answer = again(&mut store, request, *packet_id, dup);
+            let answer = redeliver(&mut store, request, *packet_id, dup);
             let what = format!("{:?} then {:?}", case.request, case.between);
             assert_eq!(answer.text(), first.text(), "{what}");
             assert_eq!(answer.version(), first.version(), "{what}");
@@ -128,37 +130,38 @@ fn one_effect_and_one_answer(between: Break, dup: bool) {
         let now = other.ask(&["GET", &key]);
         assert_eq!(now.version(), state.version(), "{:?}", case.request);
     }
-    // Nobody was told anything.
+    // The redeliveries notified no watcher.
     other.expect_nothing();
     store.expect_nothing();
 }
 
 #[test]
-fn a_redelivery_on_the_same_connection() {
+fn redelivery_on_the_same_connection_has_one_effect() {
     one_effect_and_one_answer(Break::None, true);
 }
 
 #[test]
-fn a_redelivery_on_the_next_connection() {
+fn redelivery_on_the_next_connection_has_one_effect() {
     one_effect_and_one_answer(Break::Connection, true);
     one_effect_and_one_answer(Break::Connection, false);
 }
 
 #[test]
-fn a_redelivery_after_a_kill() {
+fn redelivery_after_a_kill_has_one_effect() {
     one_effect_and_one_answer(Break::Kill, true);
     one_effect_and_one_answer(Break::Kill, false);
 }
 
 #[test]
-fn a_redelivery_after_two_kills() {
+fn redelivery_after_two_kills_has_one_effect() {
     one_effect_and_one_answer(Break::KillTwice, true);
     one_effect_and_one_answer(Break::KillTwice, false);
 }
 
-/// A client with an old fencing token was refused. That the fence is gone by now does not let its redelivery through.
+/// A request with an old fencing token was refused. Its redelivery must stay refused, although the
+/// fence no longer exists.
 #[test]
-fn a_refusal_by_the_fence_stays_one() {
+fn redelivery_of_a_fenced_off_request_stays_refused() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let mut other = server.store("other");
@@ -188,44 +191,54 @@ fn a_refusal_by_the_fence_stays_one() {
     }
     let mut store = after(&mut server, Break::Kill, store);
     for (request, id, first) in [(&late, ids[0], &refused), (&bare, ids[1], &required)] {
-        assert_eq!(again(&mut store, request, id, true).text(), first.text());
-        assert_eq!(again(&mut store, request, id, false).text(), first.text());
+        assert_eq!(
+            redeliver(&mut store, request, id, true).text(),
+            first.text()
+        );
+        assert_eq!(
+            redeliver(&mut store, request, id, false).text(),
+            first.text()
+        );
     }
     assert_eq!(store.get("one"), None);
     assert_eq!(store.get("two"), None);
-    // New requests are not refused, the same in all but their correlation data and packet id.
-    let mut anew = late.clone();
-    anew.correlation = Some(b"another".to_vec());
-    assert_eq!(store.call(&anew).payload(), b"+OK\r\n");
+    // A new request is accepted, although only its correlation data and packet id differ.
+    let mut fresh = late.clone();
+    fresh.correlation = Some(b"another".to_vec());
+    assert_eq!(store.call(&fresh).payload(), b"+OK\r\n");
 }
 
-/// The same bytes are a redelivery only where MQTT says so: scripts use one correlation data for everything.
+/// The same bytes are a redelivery only if MQTT marks them as one, because scripts use the same
+/// correlation data for every request.
 #[test]
-fn the_same_bytes_without_dup_are_a_new_request() {
+fn same_bytes_without_dup_are_a_new_request() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let request = store.command(&["SET", "key", "value", "NX"]);
     assert_eq!(store.call(&request).payload(), b"+OK\r\n");
     assert_eq!(store.call(&request).payload(), b":-1\r\n");
-    // On the next connection too, where the packet id is another one.
+    // The same holds on the next connection if the packet id differs.
     for between in [Break::Connection, Break::Kill] {
         store = after(&mut server, between, store);
         assert_eq!(
-            again(&mut store, &request, 900, false).payload(),
+            redeliver(&mut store, &request, 900, false).payload(),
             b":-1\r\n"
         );
     }
-    // A session that begins anew has sent nothing before, whatever its first packet says.
+    // A new session has sent nothing before, so DUP on its first packet means nothing.
     drop(store);
     assert!(!server.connect("client").session_present());
     let mut store = begin(&server, "client");
     store.ask(&["DEL", "key"]);
-    assert_eq!(again(&mut store, &request, 1, true).payload(), b"+OK\r\n");
+    assert_eq!(
+        redeliver(&mut store, &request, 1, true).payload(),
+        b"+OK\r\n"
+    );
 }
 
-/// Reads and errors of form are not remembered; they run again, on what is there by then.
+/// Reads and malformed requests are not remembered. They are executed again on the current state.
 #[test]
-fn reads_run_again() {
+fn redelivered_reads_and_malformed_requests_run_again() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let requests = [
@@ -242,7 +255,7 @@ fn reads_run_again() {
         .collect();
     store.set("key", "value");
     let mut store = after(&mut server, Break::Kill, store);
-    let mut repeat = |n: usize| again(&mut store, &requests[n], answers[n].0, true);
+    let mut repeat = |n: usize| redeliver(&mut store, &requests[n], answers[n].0, true);
     assert_eq!(answers[0].1.payload(), b"$-1\r\n");
     assert_eq!(repeat(0).payload(), b"$5\r\nvalue\r\n");
     assert_eq!(answers[1].1.payload(), b"*1\r\n*0\r\n");
@@ -254,15 +267,15 @@ fn reads_run_again() {
     assert_eq!(repeat(2).payload(), b"-ERR wrong number of arguments\r\n");
 }
 
-/// Watches end with their connections. The redelivery of a KEYNOTIFY registers the connection it comes over; that of
-/// a STOP gives the first answer.
+/// Watches end with their connections. A redelivered KEYNOTIFY registers its new connection. A
+/// redelivered STOP returns its first answer.
 #[test]
-fn a_redelivered_watch_is_of_the_new_connection() {
+fn redelivered_keynotify_watches_on_the_new_connection() {
     let mut server = Server::restartable(&[]);
     for between in [Break::Connection, Break::Kill] {
         let name = format!("{between:?}");
         let mut store = begin(&server, &name);
-        let watch = store.command(&["KEYNOTIFY", "heard"]);
+        let watch = store.command(&["KEYNOTIFY", "watched"]);
         let watch_id = store.client.start(watch.publish());
         assert_eq!(store.finish(&watch, watch_id).payload(), b"+OK\r\n");
         store.watch("ended");
@@ -275,34 +288,35 @@ fn a_redelivered_watch_is_of_the_new_connection() {
         assert_eq!(store.finish(&nothing, nothing_id).payload(), b":0\r\n");
 
         let mut store = after(&mut server, between, store);
-        let answer = again(&mut store, &watch, watch_id, true);
+        let answer = redeliver(&mut store, &watch, watch_id, true);
         assert_eq!(answer.payload(), b"+OK\r\n");
-        let answer = again(&mut store, &stop, stop_id, true);
+        let answer = redeliver(&mut store, &stop, stop_id, true);
         assert_eq!(answer.payload(), b"+OK\r\n", "there is no watch now");
         store.watch("none");
-        let answer = again(&mut store, &nothing, nothing_id, true);
+        let answer = redeliver(&mut store, &nothing, nothing_id, true);
         assert_eq!(answer.payload(), b":0\r\n", "there is a watch now");
         let mut other = server.store("other");
-        other.set("ended", "unheard");
-        other.set("stopped", "unheard");
-        let version = other.set("heard", "once");
+        other.set("ended", "not notified");
+        other.set("stopped", "not notified");
+        let version = other.set("watched", "once");
         let notification = store.notification();
         assert!(notification.payload.ends_with(b"$4\r\nonce\r\n"));
         assert_eq!(store::version(&notification), Some(version));
-        // What a STOP answers again does not stop what was begun since.
-        other.set("none", "heard");
-        assert!(store.notification().payload.ends_with(b"heard\r\n"));
+        // A redelivered STOP does not end a watch that was registered since.
+        other.set("none", "notified");
+        assert!(store.notification().payload.ends_with(b"notified\r\n"));
         store.expect_nothing();
     }
 }
 
-/// The request's answer is that of the policy that handled it, although another one answers by now.
+/// A redelivered request returns the answer of the policy that handled it, although another policy
+/// is active now.
 #[test]
-fn the_policy_of_the_first_time_answers() {
+fn redelivery_after_a_policy_change_keeps_its_answer() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     store.set("taken", "by another");
-    // The other policy knows no options: it takes the value for the name of a fault.
+    // The other policy ignores options and reads the value as the name of a fault.
     let requests = [
         store.command(&["SET", "free", "value", "NX"]),
         store.command(&["SET", "taken", "fine", "NX"]),
@@ -315,9 +329,9 @@ fn the_policy_of_the_first_time_answers() {
             (id, store.finish(request, id))
         })
         .collect();
-    let said: Vec<&[u8]> = answers.iter().map(|(_, answer)| answer.payload()).collect();
-    assert_eq!(said, [&b"+OK\r\n"[..], b":-1\r\n", b":-1\r\n"]);
-    // There and back again: each has handled requests of this session.
+    let payloads: Vec<&[u8]> = answers.iter().map(|(_, answer)| answer.payload()).collect();
+    assert_eq!(payloads, [&b"+OK\r\n"[..], b":-1\r\n", b":-1\r\n"]);
+    // Switches to the other policy and back, so that each has handled requests of this session.
     server.kill();
     server.restart_with(&[("policy", policies::faulty())]);
     let mut store = resume(&server, "client");
@@ -330,7 +344,7 @@ fn the_policy_of_the_first_time_answers() {
     let by_faulty = store.finish(&fine, fine_id);
     assert_eq!(by_faulty.payload(), b"+OK\r\n");
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = again(&mut store, request, *id, true);
+        let answer = redeliver(&mut store, request, *id, true);
         assert_eq!(
             (answer.text(), answer.version()),
             (first.text(), first.version())
@@ -340,13 +354,13 @@ fn the_policy_of_the_first_time_answers() {
     server.kill();
     server.restart_with(&[("policy", "builtin")]);
     let mut store = resume(&server, "client");
-    let answer = again(&mut store, &fine, fine_id, true);
+    let answer = redeliver(&mut store, &fine, fine_id, true);
     assert_eq!(
         (answer.text(), answer.version()),
         (by_faulty.text(), by_faulty.version())
     );
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = again(&mut store, request, *id, true);
+        let answer = redeliver(&mut store, request, *id, true);
         assert_eq!(
             (answer.text(), answer.version()),
             (first.text(), first.version())
@@ -360,9 +374,10 @@ fn the_policy_of_the_first_time_answers() {
     );
 }
 
-/// A policy that counts in its own memory is not what it says: the first answer counts, and the log says both.
+/// A policy that counts in its own memory answers a redelivery differently. The client gets the
+/// first answer, and the log shows the digests of both.
 #[test]
-fn a_policy_that_answers_otherwise_is_told_of() {
+fn differing_answer_to_a_redelivery_is_logged() {
     let server = Server::restartable(&[("policy", policies::faulty())]);
     let mut store = begin(&server, "client");
     let mut asked = Vec::new();
@@ -373,13 +388,13 @@ fn a_policy_that_answers_otherwise_is_told_of() {
     }
     let (first, request, id) = asked.pop().unwrap();
     assert_eq!(first, b":3\r\n");
-    assert_eq!(again(&mut store, &request, id, true).payload(), first);
-    let told = server.wait_for_log("answered otherwise");
+    assert_eq!(redeliver(&mut store, &request, id, true).payload(), first);
+    let line = server.wait_for_log("answered otherwise");
     let digest = |name: &str| {
-        let value = told.split(&format!(" {name}=")).nth(1).unwrap();
+        let value = line.split(&format!(" {name}=")).nth(1).unwrap();
         value.split(' ').next().unwrap().to_owned()
     };
     let (first, now) = (digest("first"), digest("now"));
-    assert!(first.len() == 64 && now.len() == 64, "{told}");
+    assert!(first.len() == 64 && now.len() == 64, "{line}");
     assert_ne!(first, now);
 }

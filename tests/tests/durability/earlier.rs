@@ -1,5 +1,7 @@
-//! Data of earlier versions opens unchanged. `tests/fixtures/before-crates.tar.gz` holds a data directory after `kill -9` and
-//! a backup, both written by the program of 22 November 2026.
+//! Data of earlier versions. The server must open it with all its contents.
+//!
+//! `tests/fixtures/before-crates.tar.gz` holds a data directory after `kill -9`, and a backup. Both
+//! were written by the program of 22 November 2026.
 
 use std::{fs, path::Path, process::Command};
 
@@ -19,7 +21,8 @@ fn unpack(directory: &Path) {
     assert!(status.success());
 }
 
-/// A server on this data directory. The fixture may be newer than the clock of this machine.
+/// Starts a server on this data directory. The fixture may be newer than the clock of this machine,
+/// so the server accepts that clock.
 fn serve(data: &Path) -> Server {
     let mut server = Server::restartable(&[("accept_clock", "true")]);
     server.kill();

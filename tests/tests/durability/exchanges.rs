@@ -1,5 +1,5 @@
-//! QoS 2 over `kill -9`: a request runs once, at its PUBLISH, wherever in the exchange the process died (MQTT 5,
-//! section 4.3.3; the protocol, section 9).
+//! QoS 2 over `kill -9` (MQTT 5, section 4.3.3; protocol, section 9). A request must be executed
+//! once, at its PUBLISH, wherever in the exchange the process is killed.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::resumed::{begin, resume};
 
 const ID: u16 = 77;
 
-/// A request whose second run would show.
+/// A request whose second execution would give another answer.
 fn request(store: &mut Store) -> Request {
     let mut request = store.command(&["SET", "key", "value", "NX"]);
     request.qos = 2;
@@ -31,12 +31,12 @@ fn restart(server: &mut Server) -> Store {
     resume(server, "client")
 }
 
-/// Waits until a request of the client has run, without reading what the client got.
+/// Waits until the request was executed, without reading from the client's connection.
 fn wait_until_set(server: &Server) {
     let mut other = server.store("other");
     let end = Instant::now() + Duration::from_secs(10);
     while other.get("key").is_none() {
-        assert!(Instant::now() < end, "the request did not run");
+        assert!(Instant::now() < end, "the request was not executed");
     }
 }
 
@@ -44,7 +44,7 @@ fn finish(store: &mut Store) {
     store.client.send(&acknowledge(kind::PUBREL, ID));
     assert_eq!(store.client.take_ack(kind::PUBCOMP, ID).reason, 0);
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
-    // The packet id is free, and another request with it is another request.
+    // The packet id is free, so another PUBLISH with it is a new request.
     let mut next = store.command(&["SET", "key", "value", "NX"]);
     next.qos = 2;
     publish(store, &next, false);
@@ -52,9 +52,10 @@ fn finish(store: &mut Store) {
     store.expect_nothing();
 }
 
-/// Neither the answer nor the PUBREC was read: the client sends again, the server sends the answer again.
+/// The client has read neither the answer nor the PUBREC. It redelivers the request, and the server
+/// redelivers the answer.
 #[test]
-fn killed_before_the_pubrec_was_read() {
+fn qos_2_request_killed_before_its_pubrec_runs_once() {
     for dup in [true, false] {
         let mut server = Server::restartable(&[]);
         let mut store = begin(&server, "client");
@@ -70,9 +71,10 @@ fn killed_before_the_pubrec_was_read() {
     }
 }
 
-/// Answer and PUBREC were read: the exchange goes on with the PUBREL, and once more where that was lost.
+/// The client has read the answer and the PUBREC. A redelivered PUBLISH gets another PUBREC, and
+/// the exchange continues with the PUBREL.
 #[test]
-fn killed_before_the_pubrel() {
+fn qos_2_request_killed_before_its_pubrel_runs_once() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let request = request(&mut store);
@@ -80,19 +82,21 @@ fn killed_before_the_pubrel() {
     let answer = store.client.take_publish("clients/client/");
     assert_eq!(answer.payload, b"+OK\r\n");
     assert_eq!(store.client.take_ack(kind::PUBREC, ID).reason, 0);
-    // The answer's acknowledgement has arrived and is kept, so the answer does not come again.
+    // The acknowledgement of the answer has arrived and becomes durable, so the server does not
+    // redeliver the answer.
     store.client.ping();
-    let _ = store.set("flushed", "with what came before");
+    let _ = store.set("flushed", "with everything before");
     let mut store = restart(&mut server);
-    // A client that did not get the PUBREC in its own books sends the PUBLISH again.
+    // A client that did not record the PUBREC redelivers the PUBLISH.
     publish(&mut store, &request, true);
     assert_eq!(store.client.take_ack(kind::PUBREC, ID).reason, 0);
     finish(&mut store);
 }
 
-/// Whether the PUBREL came through is not known: it is sent again, and found or not found.
+/// The client cannot know whether its PUBREL arrived. It sends the PUBREL again, and the server may
+/// or may not know the packet id.
 #[test]
-fn killed_before_the_pubcomp_was_read() {
+fn qos_2_request_killed_before_its_pubcomp_runs_once() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let request = request(&mut store);
@@ -106,9 +110,9 @@ fn killed_before_the_pubcomp_was_read() {
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
 }
 
-/// The exchange was over: its packet id is free, also after the kill.
+/// The exchange has ended, so its packet id is free, even after the kill.
 #[test]
-fn killed_after_the_pubcomp() {
+fn packet_id_killed_after_its_pubcomp_is_free() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let request = request(&mut store);

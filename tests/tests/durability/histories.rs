@@ -1,12 +1,13 @@
-//! Concurrent clients on a few keys while the process is killed again and again: for each key there is an order of
-//! commands that explains every answer (see `linearizable`).
+//! Concurrent clients on a few keys, while the process is killed repeatedly. The answers on each
+//! key must be linearizable: an order of the commands must explain all of them (see
+//! `linearizable`).
 
 use statehouse_tests::{
     Server,
     histories::{Manner, Play},
 };
 
-fn every_key_is_linearizable(kills: u32) {
+fn check_linearizability(kills: u32) {
     let mut server = Server::restartable(&[]);
     let manners = [
         Manner::SendsAgain { dup: true },
@@ -26,12 +27,12 @@ fn every_key_is_linearizable(kills: u32) {
 }
 
 #[test]
-fn answers_over_10_kills_can_be_explained() {
-    every_key_is_linearizable(10);
+fn answers_over_10_kills_are_linearizable() {
+    check_linearizability(10);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_100_kills_can_be_explained() {
-    every_key_is_linearizable(100);
+fn answers_over_100_kills_are_linearizable() {
+    check_linearizability(100);
 }

@@ -1,5 +1,8 @@
-//! What is left after `kill -9`, through the real binary: writes, answers, sessions. Clients are raw ones, so that
-//! a test decides about packet ids and DUP; the official client is killed under in `official/restart.rs`.
+//! Tests of what survives `kill -9` of the real binary: writes, answers, sessions. Every
+//! acknowledged or observed state must survive.
+//!
+//! The clients are raw ones, so that a test controls packet ids and DUP. `official/restart.rs`
+//! kills the server under the official client.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod directories;
@@ -9,9 +12,9 @@ mod duplicates;
 mod earlier;
 mod exchanges;
 mod histories;
-mod living;
 mod modes;
 mod pipeline;
 mod reads;
 mod resumed;
+mod retention;
 mod sessions;

@@ -1,4 +1,5 @@
-//! What `--durability` promises, and what an answer says of it.
+//! The modes of `--durability`. Each answer must state where the write is stored, and the write
+//! must survive accordingly.
 
 use std::{fs, thread, time::Duration};
 
@@ -6,7 +7,8 @@ use statehouse_tests::{Hlc, Server, Store};
 
 use crate::resumed::begin;
 
-/// SET with or without asking for the disk; what the answer says about it.
+/// Sends a SET with the value `asks` of `aio-persistence`, if any. Returns the value of `persisted`
+/// in the answer.
 fn set(store: &mut Store, key: &str, asks: Option<&str>) -> Option<String> {
     let mut request = store.command(&["SET", key, "value"]);
     if let Some(asks) = asks {
@@ -14,17 +16,17 @@ fn set(store: &mut Store, key: &str, asks: Option<&str>) -> Option<String> {
     }
     let answer = store.call(&request);
     assert_eq!(answer.payload(), b"+OK\r\n");
-    let mut said = answer
+    let mut found = answer
         .user()
         .into_iter()
         .filter(|(name, _)| name == "persisted");
-    let persisted = said.next().map(|(_, value)| value);
-    assert_eq!(said.next(), None);
+    let persisted = found.next().map(|(_, value)| value);
+    assert_eq!(found.next(), None);
     persisted
 }
 
 #[test]
-fn an_answer_says_where_the_write_is() {
+fn answer_to_a_write_states_where_it_is_stored() {
     for (mode, asked, not_asked) in [
         ("always", "disk", "disk"),
         ("interval", "disk", "interval"),
@@ -43,7 +45,7 @@ fn an_answer_says_where_the_write_is() {
             "{mode}"
         );
         assert_eq!(set(&mut store, "key", None), None, "{mode}");
-        // Only a SET that was done has written anything.
+        // Only the answer to a SET that took effect has the property.
         for command in [
             &["GET", "key"][..],
             &["SET", "key", "v", "NX"],
@@ -60,7 +62,7 @@ fn an_answer_says_where_the_write_is() {
 }
 
 #[test]
-fn memory_writes_no_file() {
+fn memory_mode_writes_no_file() {
     let mut server = Server::restartable(&[("durability", "memory")]);
     assert!(server.stdout()[2].contains("in memory: a restart forgets everything"));
     let mut store = begin(&server, "client");
@@ -72,13 +74,14 @@ fn memory_writes_no_file() {
     assert!(left.is_empty(), "{left:?}");
     server.kill();
     server.restart();
-    // Nor a session, of course.
+    // No session survived either.
     assert_eq!(begin(&server, "client").get("key"), None);
 }
 
-/// With an hour between two flushes, what asked for the disk is there, and everything before it with it.
+/// The interval between two flushes is an hour. A write that requests the disk survives, and so
+/// does every write before it.
 #[test]
-fn what_asked_for_the_disk_is_there() {
+fn write_requesting_the_disk_survives_with_earlier_ones() {
     let settings = [("durability", "interval"), ("sync_interval", "1h")];
     let mut server = Server::restartable(&settings);
     assert!(
@@ -104,9 +107,9 @@ fn what_asked_for_the_disk_is_there() {
     }
 }
 
-/// A stop in order is no accident: nothing is lost, whatever the mode.
+/// An orderly stop loses nothing, in any mode with a disk.
 #[test]
-fn a_stop_in_order_loses_nothing() {
+fn orderly_stop_loses_nothing() {
     for mode in ["always", "interval"] {
         let mut server = Server::restartable(&[("durability", mode), ("sync_interval", "1h")]);
         let mut store = begin(&server, "client");
@@ -124,9 +127,10 @@ fn a_stop_in_order_loses_nothing() {
     }
 }
 
-/// The wall clock of an expiry is not stopped by a restart. Who watches after it hears nothing of what was gone.
+/// Keys expire by the wall clock, even while the server is down. Watches of the restarted server
+/// get no event of a key that had expired before.
 #[test]
-fn expiry_goes_on_while_nobody_runs() {
+fn keys_expire_while_the_server_is_down() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let px = |key: &str, ms: &str| ["SET", key, "value", "PX", ms].map(String::from);
@@ -148,11 +152,11 @@ fn expiry_goes_on_while_nobody_runs() {
         b"+OK\r\n"
     );
     assert!(store.notification().payload.ends_with(b"new\r\n"));
-    // The first thing that is heard of by itself is the end of the long one.
-    let gone = store.notification();
-    assert!(gone.payload.ends_with(b"$6\r\nDELETE\r\n"));
+    // The first expiry event is that of the key `long`.
+    let expired = store.notification();
+    assert!(expired.payload.ends_with(b"$6\r\nDELETE\r\n"));
     assert_eq!(
-        gone.topic,
+        expired.topic,
         statehouse_tests::store::notification_topic("client", b"long")
     );
     assert_eq!(store.get("very long"), Some(b"value".to_vec()));
@@ -160,9 +164,10 @@ fn expiry_goes_on_while_nobody_runs() {
     store.expect_nothing();
 }
 
-/// Versions of requests whose clock is a minute ahead, too: later ones are above them, over any number of restarts.
+/// Versions rise over any number of restarts, even after a request whose clock is nearly a minute
+/// ahead.
 #[test]
-fn versions_and_fences_survive() {
+fn versions_rise_and_fences_survive_over_kills() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let ahead = store
@@ -195,9 +200,9 @@ fn versions_and_fences_survive() {
     assert_eq!(store.call(&equal).payload(), b"+OK\r\n");
 }
 
-/// Keys and values are any bytes, and of any size that is allowed.
+/// Keys and values may consist of any bytes, and have any size within the limits.
 #[test]
-fn any_bytes_survive() {
+fn keys_and_values_of_any_bytes_survive_kills() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let entries: [(Vec<u8>, Vec<u8>); 5] = [

@@ -1,5 +1,7 @@
-//! Many requests on their way when the process is killed. Whatever the client has no PUBACK for it sends again;
-//! the commands are such that one that ran twice, or not at all, shows in its own answer or in a later one.
+//! Many requests in flight when the process is killed. The client redelivers every request without
+//! a PUBACK, and each must take effect exactly once.
+//!
+//! A command that is executed twice or not at all changes its own answer or a later one.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,21 +16,22 @@ use statehouse_tests::{
 
 use crate::resumed::{begin, connect, resume};
 
-/// Below the Receive Maximum of the server, so that all may be on their way at once.
+/// Below the Receive Maximum of the server, so that all requests may be in flight at once.
 const IN_FLIGHT: usize = 400;
 
-/// What came back so far.
+/// The answers and acknowledgements that arrived so far.
 #[derive(Default)]
-struct Heads {
+struct Received {
     answers: HashMap<Vec<u8>, (Vec<u8>, Option<Hlc>)>,
     acknowledged: HashSet<u16>,
-    /// Answers that came once more.
+    /// The number of repeated answers.
     repeated: usize,
 }
 
-impl Heads {
-    /// Takes what came next. An answer is the same each time; an acknowledgement comes behind its answer, but for a
-    /// client that is not `prompt`: it would wait for itself.
+impl Received {
+    /// Adds the next packet. A repeated answer must be the same as the first. For a `prompt`
+    /// client, a PUBACK must follow its answer. For another client, the PUBACK may come first,
+    /// because the answer waits until the client acknowledges earlier ones.
     fn take(&mut self, packet: &Packet, sent: &HashMap<u16, Vec<u8>>, prompt: bool) {
         match packet.kind() {
             kind::PUBLISH => {
@@ -36,11 +39,12 @@ impl Heads {
                 let answer = (publish.payload.clone(), version(&publish));
                 let key = correlation(&publish).expect("an answer");
                 if !prompt && !sent.values().any(|it| *it == key) {
-                    // Of the round before: its acknowledgement was lost with the connection that was taken over.
+                    // An answer of the previous round. Its acknowledgement was lost with the
+                    // connection that was taken over.
                     return;
                 }
                 if let Some(first) = self.answers.insert(key, answer.clone()) {
-                    assert_eq!(first, answer, "another answer than the first time");
+                    assert_eq!(first, answer, "the repeated answer differs");
                     self.repeated += 1;
                 }
             }
@@ -49,12 +53,12 @@ impl Heads {
                 assert_eq!(ack.reason, 0, "{ack:?}");
                 assert!(
                     !prompt || self.answers.contains_key(&sent[&ack.packet_id]),
-                    "PUBACK {} came before the answer",
+                    "PUBACK {} before the answer",
                     ack.packet_id
                 );
                 assert!(
                     self.acknowledged.insert(ack.packet_id),
-                    "{ack:?} came twice"
+                    "{ack:?} arrived twice"
                 );
             }
             other => panic!("a packet of type {other}"),
@@ -72,7 +76,7 @@ fn correlation(publish: &Publish) -> Option<Vec<u8>> {
         })
 }
 
-/// Pairs of SET NX and its removal, now and then on a key that is there already.
+/// Pairs of a SET NX and a second command on the same key, with their expected answers.
 fn requests(store: &mut Store, round: usize) -> Vec<(Request, &'static [u8])> {
     (0..IN_FLIGHT / 2)
         .flat_map(|n| {
@@ -103,16 +107,17 @@ fn send(client: &mut Client, requests: &[(u16, Publish)], dup: bool) {
     client.send(&bytes);
 }
 
-/// One round after the other on one session, each with a kill; `dup` is what the client sends again with. A client that
-/// is not `prompt` takes few answers at once and
-/// acknowledges none before the kill. Returns how many requests were sent
-/// again, and how many answers came once more.
+/// Runs rounds on one session, each with a kill. The client redelivers with the flag `dup`. A
+/// client that is not `prompt` has a small Receive Maximum, and acknowledges no answer before the
+/// kill.
+///
+/// Returns the numbers of redelivered requests and of repeated answers.
 fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usize, usize) {
     let mut dice = Dice::thrown();
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let mut last: Option<Hlc> = None;
-    let (mut sent_again, mut heard_again) = (0, 0);
+    let (mut redelivered, mut repeated_answers) = (0, 0);
     for round in 0..rounds {
         if !prompt {
             let connect = connect("client").with(Property::ReceiveMaximum(10));
@@ -128,13 +133,13 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
             .iter()
             .map(|(id, publish)| (*id, correlation(publish).unwrap()))
             .collect();
-        let mut heads = Heads::default();
+        let mut received = Received::default();
         send(&mut store.client, &all, false);
-        // Read in between: what was not yet read is lost with the connection, and so is what the kill found in time.
+        // Reads a random number of packets first. The others may be lost with the connection.
         let read = dice.below(IN_FLIGHT as u64);
         for _ in 0..read {
             match store.client.poll(Duration::from_millis(20)) {
-                Heard::Packet(packet) => heads.take(&packet, &sent, prompt),
+                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
                 Heard::Silence => break,
                 Heard::Closed => panic!("closed before the kill"),
             }
@@ -143,7 +148,7 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
         server.kill();
         loop {
             match store.client.poll(PATIENCE) {
-                Heard::Packet(packet) => heads.take(&packet, &sent, prompt),
+                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
                 Heard::Closed => break,
                 Heard::Silence => panic!("the connection outlives the process"),
             }
@@ -153,23 +158,23 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
         store = resume(&server, "client");
         let open: Vec<_> = all
             .iter()
-            .filter(|(id, _)| !heads.acknowledged.contains(id))
+            .filter(|(id, _)| !received.acknowledged.contains(id))
             .cloned()
             .collect();
-        sent_again += open.len();
+        redelivered += open.len();
         send(&mut store.client, &open, dup);
-        // An answer whose request was acknowledged is not asked for again: it comes by itself.
-        while heads.acknowledged.len() < all.len() || heads.answers.len() < all.len() {
+        // The server redelivers the answer to an acknowledged request unasked.
+        while received.acknowledged.len() < all.len() || received.answers.len() < all.len() {
             match store.client.poll(PATIENCE) {
-                Heard::Packet(packet) => heads.take(&packet, &sent, prompt),
+                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
                 other => panic!("{other:?} instead of the rest"),
             }
         }
-        heard_again += heads.repeated;
+        repeated_answers += received.repeated;
         for (n, ((request, expected), (id, _))) in requests.iter().zip(&all).enumerate() {
-            let (payload, version) = &heads.answers[&sent[id]];
+            let (payload, version) = &received.answers[&sent[id]];
             assert_eq!(payload, expected, "{}", request.payload.escape_ascii());
-            // A SET has a new version, and what follows it on its key tells that one.
+            // A SET has a new version, and the next command on its key returns that version.
             if n % 2 == 0 {
                 assert!(version > &last, "{version:?} after {last:?}");
                 last.clone_from(version);
@@ -177,46 +182,50 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
                 assert_eq!(version, &last);
             }
         }
-        // What is there is what was answered.
+        // The values of the keys match the answers.
         for n in (0..IN_FLIGHT / 2).step_by(17) {
-            let there = store.ask(&["GET", &format!("{round}/{n}")]);
+            let current = store.ask(&["GET", &format!("{round}/{n}")]);
             let expected = match n % 4 {
                 0 | 1 => (&b"$-1\r\n"[..], None),
                 _ => (
                     &b"$5\r\nvalue\r\n"[..],
-                    heads.answers[&sent[&all[2 * n].0]].1.clone(),
+                    received.answers[&sent[&all[2 * n].0]].1.clone(),
                 ),
             };
-            assert_eq!((there.payload(), there.version()), expected);
+            assert_eq!((current.payload(), current.version()), expected);
         }
         store.client.drain();
     }
-    (sent_again, heard_again)
+    (redelivered, repeated_answers)
 }
 
 #[test]
-fn requests_in_flight_are_sent_again_with_dup() {
-    let (sent_again, _) = kill_with_requests_in_flight(10, true, true);
-    assert!(sent_again > 0, "no kill came in time");
+fn requests_in_flight_redelivered_with_dup_run_once() {
+    let (redelivered, _) = kill_with_requests_in_flight(10, true, true);
+    assert!(redelivered > 0, "no kill interrupted a request");
 }
 
-/// Some clients do.
+/// Some clients redeliver without DUP.
 #[test]
-fn requests_in_flight_are_sent_again_without_dup() {
-    let (sent_again, _) = kill_with_requests_in_flight(10, false, true);
-    assert!(sent_again > 0, "no kill came in time");
+fn requests_in_flight_redelivered_without_dup_run_once() {
+    let (redelivered, _) = kill_with_requests_in_flight(10, false, true);
+    assert!(redelivered > 0, "no kill interrupted a request");
 }
 
-/// Answers that had to wait for their client come by themselves too, and are the same as those to its redeliveries.
+/// Answers waited for a client that acknowledged none. The server redelivers them unasked, and they
+/// equal the answers to redelivered requests.
 #[test]
-fn answers_that_waited_are_sent_again() {
-    let mut heard_again = (0..4).map(|_| kill_with_requests_in_flight(5, true, false).1);
-    assert!(heard_again.any(|count| count > 0), "no answer came again");
+fn waiting_answers_are_redelivered_unchanged() {
+    let mut repeated_answers = (0..4).map(|_| kill_with_requests_in_flight(5, true, false).1);
+    assert!(
+        repeated_answers.any(|count| count > 0),
+        "no answer was repeated"
+    );
 }
 
-/// What the answer of a request carries besides its version: the same, too.
+/// The properties other than the version are the same, too.
 #[test]
-fn the_answer_to_a_redelivery_has_the_same_properties() {
+fn answer_to_a_redelivery_has_the_same_properties() {
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
     let mut request = store.command(&["SET", "key", "value"]);

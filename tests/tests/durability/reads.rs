@@ -1,4 +1,5 @@
-//! Nothing leaves before it is durable, reads included: what anybody ever saw is there after `kill -9`.
+//! The durability barrier for answers and notifications, including those of reads. The server must
+//! send nothing before it is durable, so every state that a client has seen must survive `kill -9`.
 
 use std::{
     sync::{
@@ -21,19 +22,17 @@ fn key(n: u64) -> String {
     format!("key {n}")
 }
 
-/// The newest version of each key that somebody has seen.
+/// The newest version of each key that a client has seen.
 type Seen = Vec<Option<Hlc>>;
 
 fn newer(seen: &mut Seen, key: usize, version: Option<Hlc>) {
-    assert!(
-        version.is_some() || seen[key].is_none(),
-        "what was there is gone"
-    );
+    assert!(version.is_some() || seen[key].is_none(), "a key was lost");
     assert!(version >= seen[key], "{version:?} after {:?}", seen[key]);
     seen[key] = version;
 }
 
-/// Writes as fast as it can, with many on their way and no ear for the answers, until the connection breaks.
+/// Writes as fast as possible, with many requests in flight and without checking the answers, until
+/// the connection breaks.
 fn write(mut store: Store) {
     store.client.acknowledges = false;
     let mut n = 0;
@@ -64,8 +63,8 @@ fn write(mut store: Store) {
     }
 }
 
-/// Reads in turn with one GET on its way, until the connection breaks. After so many changes it breaks the connection
-/// itself: by killing the process, at the very moment when it sees the last one.
+/// Reads the keys in turn, with one GET in flight, until the connection breaks. After `changes`
+/// changes, it kills the process as soon as it sees the last one.
 fn read(mut store: Store, server: &Mutex<Server>, changes: Option<u64>) -> Seen {
     let mut seen = vec![None; KEYS as usize];
     let mut n = 0;
@@ -97,7 +96,7 @@ fn read(mut store: Store, server: &Mutex<Server>, changes: Option<u64>) -> Seen 
     }
 }
 
-/// Hears of every change, until the connection breaks.
+/// Collects the notifications of all keys, until the connection breaks.
 fn watch(mut store: Store, ready: &AtomicBool) -> Seen {
     for n in 0..KEYS {
         store.watch(key(n));
@@ -118,13 +117,13 @@ fn watch(mut store: Store, ready: &AtomicBool) -> Seen {
 }
 
 #[test]
-fn what_was_seen_is_there_after_the_kill() {
+fn observed_versions_survive_kills() {
     let mut dice = Dice::thrown();
     let server = Arc::new(Mutex::new(Server::restartable(&[])));
     let connect = |id: &str| server.lock().unwrap().store(id);
     let mut seen: Seen = vec![None; KEYS as usize];
     for _ in 0..12 {
-        // Nobody kills before all are connected.
+        // The watcher must be ready before a reader can kill the process.
         let ready = Arc::new(AtomicBool::new(false));
         let watcher = {
             let (store, ready) = (connect("watcher"), ready.clone());
@@ -156,17 +155,17 @@ fn what_was_seen_is_there_after_the_kill() {
         server.lock().unwrap().restart();
         let mut after = connect("after");
         for n in 0..KEYS {
-            let there = after.ask(&["GET", &key(n)]).version();
-            newer(&mut seen, n as usize, there);
+            let version = after.ask(&["GET", &key(n)]).version();
+            newer(&mut seen, n as usize, version);
         }
     }
-    assert!(seen.iter().all(Option::is_some), "nothing was seen");
+    assert!(seen.iter().all(Option::is_some), "a key was never seen");
 }
 
-/// The PUBACK of a request that waits for the disk is not overtaken by those of messages that need none, nor by
-/// those of reads: acknowledgements keep the order of their messages (MQTT 5, section 4.6).
+/// Acknowledgements keep the order of their messages (MQTT 5, section 4.6). The PUBACK of a write
+/// waits for the disk, and the PUBACKs of reads and other messages must not overtake it.
 #[test]
-fn acknowledgements_keep_the_order() {
+fn acknowledgements_of_reads_and_writes_keep_order() {
     let server = Server::start();
     let connect = Connect::new("client").with(Property::ReceiveMaximum(1000));
     let client = Client::connect(server.address(), &connect);

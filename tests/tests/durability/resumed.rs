@@ -1,4 +1,4 @@
-//! Clients of the store whose sessions outlive their connections.
+//! Store clients whose sessions outlive their connections.
 
 use statehouse_tests::{Client, Connect, Server, Store};
 
@@ -10,16 +10,16 @@ pub(crate) fn connect(id: &str) -> Connect {
     Connect::resume(id, SESSION_EXPIRY_S)
 }
 
-/// A session that was not there before.
+/// Connects with a new session.
 pub(crate) fn begin(server: &Server, id: &str) -> Store {
     let client = Client::connect(server.address(), &connect(id));
     assert!(!client.session_present(), "{id} had a session");
     Store::new(client, id)
 }
 
-/// A session that has to be there. Its subscription is too.
+/// Resumes a session, which must exist. Its subscription still exists, too.
 pub(crate) fn resume(server: &Server, id: &str) -> Store {
     let client = Client::connect(server.address(), &connect(id));
-    assert!(client.session_present(), "the session of {id} is gone");
+    assert!(client.session_present(), "the session of {id} is lost");
     Store::on(client, id)
 }

@@ -1,4 +1,5 @@
-//! MQTT sessions over `kill -9`: what a client that comes back finds (MQTT 5, section 4.1).
+//! MQTT sessions over `kill -9` (MQTT 5, section 4.1). A resumed session must have its
+//! subscriptions, queued messages and open exchanges.
 
 use std::{
     collections::BTreeSet,
@@ -19,19 +20,20 @@ fn restart(server: &mut Server) {
     server.restart();
 }
 
-/// A client with a session, of messages rather than of the store.
+/// Connects a plain MQTT client with a durable session, and checks Session Present.
 fn client(server: &Server, id: &str, present: bool) -> Client {
     let client = Client::connect(server.address(), &connect(id));
     assert_eq!(client.session_present(), present, "of {id}");
     client
 }
 
-/// Session Present tells the truth: kept, ended with the connection, ended by a DISCONNECT, begun anew.
+/// Session Present is correct for a durable session, and for one that ended with its connection, by
+/// a DISCONNECT, or by a clean start.
 #[test]
-fn session_present_is_true() {
+fn session_present_after_kills_is_correct() {
     let mut server = Server::restartable(&[]);
     client(&server, "connected", false);
-    client(&server, "gone", false).disconnect();
+    client(&server, "disconnected", false).disconnect();
     let _connected = client(&server, "connected", true);
     drop(server.connect("of one connection"));
     let mut ended = client(&server, "ended", false);
@@ -43,7 +45,7 @@ fn session_present_is_true() {
         restart(&mut server);
         for (id, present) in [
             ("connected", true),
-            ("gone", true),
+            ("disconnected", true),
             ("of one connection", false),
             ("ended", false),
             ("cleaned", false),
@@ -58,16 +60,16 @@ fn session_present_is_true() {
         }
     }
     // A clean start after the kill ends the old session for good.
-    let clean = server.connect("gone");
+    let clean = server.connect("disconnected");
     assert!(!clean.session_present());
     clean.disconnect();
     restart(&mut server);
-    client(&server, "gone", false);
+    client(&server, "disconnected", false);
 }
 
-/// Options and identifiers of subscriptions, and what was unsubscribed.
+/// Checks the options and identifiers of subscriptions, and a filter that was unsubscribed.
 #[test]
-fn subscriptions_are_as_they_were() {
+fn subscriptions_survive_kills_with_their_options() {
     let mut server = Server::restartable(&[]);
     let mut one = client(&server, "one", false);
     one.subscribe_with("a/+", 2, &[Property::SubscriptionId(7)]);
@@ -99,9 +101,9 @@ fn subscriptions_are_as_they_were() {
         .collect();
     assert_eq!(ids, BTreeSet::from([7, 300_000]));
     one.take("its PUBREL", |p| p.kind() == kind::PUBREL);
-    one.publish(Publish::new("own/x", "unheard").qos(1));
-    other.publish(Publish::new("own/x", "heard").qos(1));
-    assert_eq!(one.next().publish().payload, b"heard");
+    one.publish(Publish::new("own/x", "from itself").qos(1));
+    other.publish(Publish::new("own/x", "from another").qos(1));
+    assert_eq!(one.next().publish().payload, b"from another");
     other.publish(Publish::new("kept/x", "flagged").qos(1).retained());
     let kept = one.next().publish();
     assert_eq!((kept.retain, kept.qos), (true, 0));
@@ -110,9 +112,9 @@ fn subscriptions_are_as_they_were() {
     one.expect_nothing();
 }
 
-/// Messages for somebody who is away: QoS 1 and 2 in order, with what they carry.
+/// Messages of QoS 1 and 2 wait for an absent client, in order and with their properties.
 #[test]
-fn messages_wait_for_an_absent_client() {
+fn messages_for_an_absent_client_survive_in_order() {
     let mut server = Server::restartable(&[]);
     let mut absent = client(&server, "absent", false);
     absent.subscribe("a/#", 2);
@@ -142,7 +144,8 @@ fn messages_wait_for_an_absent_client() {
         absent.take("a PUBREL", |p| p.kind() == kind::PUBREL);
     }
     absent.expect_nothing();
-    // Acknowledged, they are gone; that is kept once somebody hears of anything later.
+    // Acknowledged messages are removed from the queue. The removal is durable as soon as any later
+    // write is answered.
     publisher = server.connect("publisher");
     publisher.publish(Publish::new("a/last", "x").qos(1));
     absent.take_publish("a/last");
@@ -151,13 +154,14 @@ fn messages_wait_for_an_absent_client() {
     restart(&mut server);
     let mut absent = client(&server, "absent", true);
     if let Heard::Packet(packet) = absent.poll(Duration::from_millis(300)) {
-        panic!("again: {packet:?}");
+        panic!("redelivered: {packet:?}");
     }
 }
 
-/// Sent and not acknowledged: again with DUP and the same packet ids, before anything new.
+/// Messages that were sent but not acknowledged are redelivered with DUP and the same packet ids,
+/// before any new message.
 #[test]
-fn the_unacknowledged_is_sent_again() {
+fn unacknowledged_messages_are_redelivered_after_kills() {
     let mut server = Server::restartable(&[]);
     let mut slow = client(&server, "slow", false);
     slow.acknowledges = false;
@@ -167,11 +171,11 @@ fn the_unacknowledged_is_sent_again() {
         publisher.publish(Publish::new("a", [n]).qos(1 + n % 2));
     }
     let sent: Vec<Publish> = (0..6).map(|_| slow.next().publish()).collect();
-    // The first exchange ends, the second goes half its way.
+    // The first exchange ends, and the second is half complete.
     slow.send(&packet::acknowledge(kind::PUBACK, sent[0].packet_id));
     slow.send(&packet::acknowledge(kind::PUBREC, sent[1].packet_id));
     slow.take_ack(kind::PUBREL, sent[1].packet_id);
-    // Everything before is durable once this is answered.
+    // Once this SET is answered, everything before it is durable.
     server.store("other").set("key", "value");
     for _ in 0..2 {
         restart(&mut server);
@@ -197,9 +201,10 @@ fn the_unacknowledged_is_sent_again() {
     slow.expect_nothing();
 }
 
-/// QoS 2 from the client: delivered once, although the client cannot know how far the exchange had come.
+/// A QoS 2 message from a client is delivered once, although the client redelivers it after each
+/// kill.
 #[test]
-fn a_message_over_qos_2_is_delivered_once() {
+fn qos_2_message_over_kills_is_delivered_once() {
     let mut server = Server::restartable(&[]);
     let mut absent = client(&server, "absent", false);
     absent.subscribe("a", 2);
@@ -229,7 +234,7 @@ fn a_message_over_qos_2_is_delivered_once() {
 }
 
 #[test]
-fn retained_messages_stay() {
+fn retained_messages_survive_kills() {
     let mut server = Server::restartable(&[]);
     let mut publisher = server.connect("publisher");
     let kept = Publish::new("r/one", "second")
@@ -260,32 +265,32 @@ fn retained_messages_stay() {
     subscriber.expect_nothing();
 }
 
-/// A connection that the kill broke is a broken connection: its will is published where the client stays away, at
-/// once or after its delay, and not where it comes back in time.
+/// A kill breaks all connections. If a client does not reconnect in time, its will is published
+/// after the restart, at once or after its delay.
 #[test]
-fn wills_are_published_after_the_restart() {
+fn wills_of_connections_broken_by_a_kill_are_published() {
     let mut server = Server::restartable(&[]);
     let will = |topic: &str| Publish::new(topic, "gone").qos(1).retained();
     let mut listener = client(&server, "listener", false);
     listener.subscribe("will/#", 1);
     let with = |id: &str, delay_s| connect(id).will(will(&format!("will/{id}")), delay_s);
     let stays = Client::connect(server.address(), &with("stays away", 1));
-    let back = Client::connect(server.address(), &with("comes back", 600));
-    let said = Client::connect(server.address(), &with("says goodbye", 0));
+    let back = Client::connect(server.address(), &with("reconnects", 600));
+    let disconnected = Client::connect(server.address(), &with("says goodbye", 0));
     let at_once = Client::connect(server.address(), &with("has no delay", 0));
-    said.disconnect();
-    // A DISCONNECT is not acknowledged; it is durable at the latest with what is, later.
+    disconnected.disconnect();
+    // A DISCONNECT has no acknowledgement, but it is durable once a later write is answered.
     server.store("other").set("key", "value");
     restart(&mut server);
     drop((stays, back, at_once));
-    let back = Client::connect(server.address(), &with("comes back", 600));
+    let back = Client::connect(server.address(), &with("reconnects", 600));
     assert!(back.session_present());
     listener = client(&server, "listener", true);
-    let mut heard: Vec<String> = (0..2)
+    let mut topics: Vec<String> = (0..2)
         .map(|_| listener.take_publish("will/").topic)
         .collect();
-    heard.sort();
-    assert_eq!(heard, ["will/has no delay", "will/stays away"]);
+    topics.sort();
+    assert_eq!(topics, ["will/has no delay", "will/stays away"]);
     back.disconnect();
     listener.ping();
     server
@@ -294,16 +299,16 @@ fn wills_are_published_after_the_restart() {
     restart(&mut server);
     listener = client(&server, "listener", true);
     listener.expect_nothing();
-    // Published, it is retained as it says.
+    // The published will is retained, because its RETAIN flag is set.
     let mut later = server.connect("later");
     later.subscribe("will/stays away", 1);
     assert!(later.next().publish().retain);
 }
 
-/// Session Expiry goes on while nobody runs: counted from the end of the connection, or from the kill where that
-/// ended it.
+/// Session Expiry continues while the server is down. It counts from the end of the connection, or
+/// from the kill if the kill ended the connection.
 #[test]
-fn sessions_expire_over_a_restart() {
+fn sessions_expire_while_the_server_is_down() {
     let mut server = Server::restartable(&[]);
     let short = |id: &str| Connect::resume(id, 2);
     Client::connect(server.address(), &short("left before")).disconnect();
@@ -314,36 +319,40 @@ fn sessions_expire_over_a_restart() {
     thread::sleep(Duration::from_millis(2100).saturating_sub(began.elapsed()));
     server.restart();
     let left = Client::connect(server.address(), &short("left before"));
-    assert!(!left.session_present(), "it had two seconds");
+    assert!(!left.session_present(), "the session must have expired");
     // One that was connected at the kill ends at the latest two seconds after the restart.
     thread::sleep(Duration::from_millis(2500));
     let connected = Client::connect(server.address(), &short("connected"));
-    assert!(!connected.session_present(), "it had two seconds");
+    assert!(
+        !connected.session_present(),
+        "the session must have expired"
+    );
 }
 
-/// Watches are of connections, and these have ended.
+/// Watches belong to connections, and the kill ends all connections.
 #[test]
-fn watches_end_with_the_process() {
+fn watches_end_with_a_kill() {
     let mut server = Server::restartable(&[]);
     let mut watcher = begin(&server, "watcher");
     watcher.watch("key");
     watcher.watch("again");
-    server.store("writer").set("key", "heard");
+    server.store("writer").set("key", "notified");
     watcher.notification();
     restart(&mut server);
     let mut watcher = resume(&server, "watcher");
     let mut writer = server.store("writer");
-    writer.set("key", "unheard");
+    writer.set("key", "not watched");
     watcher.watch("again");
-    writer.set("again", "heard");
-    assert!(watcher.notification().payload.ends_with(b"heard\r\n"));
+    writer.set("again", "notified");
+    assert!(watcher.notification().payload.ends_with(b"notified\r\n"));
     watcher.expect_nothing();
 }
 
-/// A notification that was sent and not acknowledged comes again over the kill where the connection had ended before;
-/// one that waited for room in the window is dropped with the connection.
+/// The connection ends before the kill. A notification that was sent but not acknowledged is
+/// redelivered after it. One that waited for room in the Receive Maximum is dropped with the
+/// connection.
 #[test]
-fn unacknowledged_notifications_come_again() {
+fn unacknowledged_notifications_survive_a_kill() {
     let mut server = Server::restartable(&[]);
     let watcher = begin(&server, "watcher");
     drop(watcher.client);

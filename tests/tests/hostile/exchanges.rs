@@ -1,4 +1,5 @@
-//! Exchanges at QoS 2 that are begun and not ended: what they keep has a bound, and a message is one message.
+//! QoS 2 exchanges that a client opens but does not complete. Their memory must be limited, and a
+//! repeated PUBLISH must stay one message.
 
 use statehouse_tests::{
     Property, Publish,
@@ -11,7 +12,7 @@ const RECEIVE_MAXIMUM: u8 = 0x93;
 
 /// More unanswered QoS 2 handshakes than the server's Receive Maximum.
 #[test]
-fn over_the_receive_maximum() {
+fn qos_2_over_the_receive_maximum_disconnects() {
     let mut witness = Witness::new();
     let mut attacker = witness.attacker();
     let connack = attacker.connack.clone().unwrap();
@@ -23,15 +24,15 @@ fn over_the_receive_maximum() {
             _ => None,
         })
         .unwrap_or(u16::MAX);
-    // At 65535 there is no packet id left to break it with.
+    // With a maximum of 65535, no packet id is left to exceed it.
     if maximum < u16::MAX {
         let mut bytes = Vec::new();
         for id in 1..=maximum + 1 {
-            let mut publish = Publish::new("nobody/listens", "").qos(2);
+            let mut publish = Publish::new("no/subscriber", "").qos(2);
             publish.packet_id = id;
             bytes.extend(publish.bytes());
         }
-        // The server may close in the middle of it.
+        // The server may close the connection before the client has sent everything.
         let _ = attacker.try_send(&bytes);
         attacker.expect_disconnect(RECEIVE_MAXIMUM);
     } else {
@@ -40,19 +41,19 @@ fn over_the_receive_maximum() {
     witness.unharmed();
 }
 
-/// mosquitto's CVE-2023-28366 kept each of these for ever.
+/// Sends the same PUBLISH `times` times. In CVE-2023-28366, mosquitto kept each of them forever.
 fn repeat(times: u32) {
-    /// Sent together, and answered before the next.
-    const TOGETHER: u32 = 1000;
+    /// The number of packets that are sent before the client reads the answers.
+    const BATCH: u32 = 1000;
     let mut witness = Witness::new();
     let mut listener = witness.server.connect("listener");
-    listener.subscribe("heard", 1);
+    listener.subscribe("repeated", 1);
     let mut attacker = witness.attacker();
-    let mut message = Publish::new("heard", vec![b'x'; 1000]).qos(2);
+    let mut message = Publish::new("repeated", vec![b'x'; 1000]).qos(2);
     message.packet_id = 7;
     let mut send = |times: u32| {
-        for _ in 0..times / TOGETHER {
-            attacker.send(&message.bytes().repeat(TOGETHER as usize));
+        for _ in 0..times / BATCH {
+            attacker.send(&message.bytes().repeat(BATCH as usize));
             attacker.ping();
             for answer in attacker.drain() {
                 assert_eq!(answer.kind(), kind::PUBREC);
@@ -60,12 +61,12 @@ fn repeat(times: u32) {
             }
         }
     };
-    send(10 * TOGETHER);
+    send(10 * BATCH);
     let before_kib = witness.server.memory_kib();
     send(times);
     witness.assert_grown_less_than(before_kib, 8 * 1024);
-    // It was one message, and is over with its PUBREL.
-    assert_eq!(listener.take_publish("heard").payload.len(), 1000);
+    // All of them were one message, and the PUBREL ends the exchange.
+    assert_eq!(listener.take_publish("repeated").payload.len(), 1000);
     listener.expect_nothing();
     attacker.send(&acknowledge(kind::PUBREL, 7));
     assert_eq!(attacker.take_ack(kind::PUBCOMP, 7).reason, 0);
@@ -75,12 +76,12 @@ fn repeat(times: u32) {
 }
 
 #[test]
-fn a_message_sent_a_hundred_thousand_times_is_one_message() {
+fn publish_repeated_100_000_times_is_one_message() {
     repeat(100_000);
 }
 
 #[test]
 #[ignore = "a gigabyte takes a minute"]
-fn a_message_sent_a_million_times_is_one_message() {
+fn publish_repeated_a_million_times_is_one_message() {
     repeat(1_000_000);
 }

@@ -1,4 +1,5 @@
-//! More than anybody can eat: who does not read is disconnected, the others notice nothing, and memory is bounded.
+//! Clients that do not read, and too many connections. The server must disconnect or refuse them,
+//! must not delay other clients, and must limit its memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,18 +9,18 @@ use crate::witness::Witness;
 
 const CONFIG: &str = "max_queue_bytes = 1048576";
 const MESSAGE: usize = 64 * 1024;
-/// The queue, the sockets' buffers, an allocator's slack; far below what is sent.
+/// Room for the queue, socket buffers and allocator overhead; far below the amount that is sent.
 const GROWTH_KIB_MAX: u64 = 48 * 1024;
 
-/// Its connection has to end; with a DISCONNECT it is 0x97.
-fn expect_thrown_out(client: &mut statehouse_tests::Client) {
+/// Waits for the end of the connection. A DISCONNECT, if any, must have reason 0x97.
+fn expect_evicted(client: &mut statehouse_tests::Client) {
     if let Some(disconnect) = client.expect_closed() {
         assert_eq!(disconnect.reason, 0x97, "{disconnect:?}");
     }
 }
 
 #[test]
-fn a_subscriber_that_never_reads() {
+fn subscriber_that_never_reads_is_disconnected() {
     for qos in [0, 1] {
         let mut witness = Witness::with_config(CONFIG);
         let mut slow = witness.attacker();
@@ -35,11 +36,12 @@ fn a_subscriber_that_never_reads() {
             publisher.publish(Publish::new("flood", payload).qos(qos));
             let got = reader.take_publish("flood");
             assert_eq!(got.payload[..4], n.to_be_bytes(), "order");
-            // Its acknowledgement has arrived: it is never more than one message behind.
+            // The ping confirms that its acknowledgement arrived, so the reader is at most one
+            // message behind.
             reader.ping();
         }
         witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
-        expect_thrown_out(&mut slow);
+        expect_evicted(&mut slow);
         reader.disconnect();
         publisher.disconnect();
         witness.unharmed();
@@ -47,7 +49,7 @@ fn a_subscriber_that_never_reads() {
 }
 
 #[test]
-fn a_watcher_that_never_reads() {
+fn watcher_that_never_reads_is_disconnected() {
     let mut witness = Witness::with_config(CONFIG);
     let mut slow = witness.server.store("attacker");
     slow.watch("flood");
@@ -58,24 +60,25 @@ fn a_watcher_that_never_reads() {
         let mut value = vec![b'x'; MESSAGE];
         value[..4].copy_from_slice(&n.to_be_bytes());
         let version = writer.set("flood", value);
-        let heard = writer.notification();
-        assert_eq!(statehouse_tests::store::version(&heard), Some(version));
+        let change = writer.notification();
+        assert_eq!(statehouse_tests::store::version(&change), Some(version));
     }
     witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
-    expect_thrown_out(&mut slow.client);
+    expect_evicted(&mut slow.client);
     writer.client.disconnect();
     witness.unharmed();
 }
 
-/// It asks for large values and reads none of them: its answers would be more than a gigabyte. The server stops reading; that a
-/// write which stalls ends the connection is tried in `mqtt/pacing`.
+/// The client requests large values and reads no answer; together the answers would exceed a
+/// gigabyte. The server stops reading its requests. `mqtt/pacing` tests that a stalled write ends
+/// the connection.
 #[test]
-fn a_requester_that_never_reads() {
+fn requester_that_never_reads_is_not_read_from() {
     let mut witness = Witness::with_config(CONFIG);
     witness.store.set("large", vec![b'x'; MESSAGE]);
     let before_kib = witness.server.memory_kib();
     let mut slow = witness.server.store("attacker");
-    // Large enough for the requests not to fit into the sockets' buffers.
+    // Large enough that the requests do not fit into the socket buffers.
     let pad = "x".repeat(4000);
     let request = slow.command(&["GET", "large"]).with("pad", pad).publish();
     slow.client.set_write_timeout(Duration::from_secs(1));
@@ -93,15 +96,16 @@ fn a_requester_that_never_reads() {
     }
     witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
     witness.still_served();
-    assert!(held_back, "the server read requests without end");
-    // Nothing of it is read any more, not even the end of its stream: its connection ends after 20 seconds.
+    assert!(held_back, "the server read all requests");
+    // The server does not even read the end of the stream. It closes the connection after 20
+    // seconds.
     drop(slow);
     witness.still_served();
 }
 
-/// An honest client that asks for more in one write than may wait for it gets all of it.
+/// An honest client requests more in one write than its queue may hold. It gets every answer.
 #[test]
-fn pipelined_gets_of_large_values_are_all_answered() {
+fn pipelined_reads_of_large_values_are_all_answered() {
     let mut witness = Witness::new();
     let value = vec![b'x'; 1_000_000];
     let mut honest = witness.server.store("honest");
@@ -122,16 +126,16 @@ fn pipelined_gets_of_large_values_are_all_answered() {
     witness.unharmed();
 }
 
-/// More connections than there is room for are refused; those that are there go on.
+/// Connections over the limit are refused, and existing ones continue.
 #[test]
-fn connections_over_the_maximum() {
+fn connections_over_the_limit_are_refused() {
     let mut witness = Witness::with_config("max_connections = 8");
     let mut held: Vec<_> = Vec::new();
     for _ in 0..7 {
         let n = held.len();
         held.push(witness.server.connect(&format!("held{n}")));
     }
-    // Full: closed at once, or refused by its CONNACK.
+    // Each extra connection is closed at once, or refused by its CONNACK.
     let end = Instant::now() + PATIENCE;
     for n in 0..5 {
         assert!(Instant::now() < end);

@@ -1,5 +1,6 @@
-//! Lengths that lie: of a first packet, of a packet that is shorter or longer than it says, of integers that do not end.
-//! Over TCP and over WebSocket, where a frame has a length of its own.
+//! False lengths of packets, and integers that do not end, over TCP and WebSocket. A WebSocket
+//! frame has a length of its own. The server must not allocate memory for a claimed length, or read
+//! beyond the bytes that arrived.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -16,17 +17,17 @@ use crate::witness::Witness;
 
 const MALFORMED: u8 = 0x81;
 
-/// What the end of a packet of 256 MiB would be worth: nothing but its head was sent.
+/// The remaining length of a packet of 256 MiB.
 const CLAIM: [u8; 4] = [0xFF, 0xFF, 0xFF, 0x7F];
 
-/// A server with a listener of WebSocket beside the plain one.
+/// A server with a second listener, for WebSocket, and the address of that.
 fn witness() -> (Witness, SocketAddr) {
     let server = Server::with("", &["--listen", "ws://127.0.0.1:0"]);
     let websocket = server.addresses()[1];
     (Witness::of(server), websocket)
 }
 
-/// What a server sends over WebSocket until it closes, as MQTT.
+/// The MQTT packets that the server sends over WebSocket until it closes the connection.
 fn answers(socket: &mut TcpStream) -> Vec<Packet> {
     let mut bytes = Vec::new();
     loop {
@@ -36,7 +37,7 @@ fn answers(socket: &mut TcpStream) -> Vec<Packet> {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 panic!("the connection was not closed");
             }
-            // The end of the stream, by a frame that says so or by itself.
+            // A close frame, or the end of the stream.
             _ => break,
         }
         assert!(head[1] < 126, "a longer answer than a refusal");
@@ -47,9 +48,10 @@ fn answers(socket: &mut TcpStream) -> Vec<Packet> {
     std::iter::from_fn(|| Packet::cut(&mut bytes)).collect()
 }
 
-/// mosquitto's CVE-2017-7651 and CVE-2023-0809: memory was taken for what the first packet claimed, whatever it was.
+/// In CVE-2017-7651 and CVE-2023-0809, mosquitto allocated the size that the first packet claimed,
+/// whether or not it was a CONNECT.
 #[test]
-fn a_first_packet_of_256_mebibytes_takes_no_memory() {
+fn first_packet_claiming_256_mib_allocates_no_memory() {
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
     let mut attackers = Vec::new();
@@ -69,16 +71,16 @@ fn a_first_packet_of_256_mebibytes_takes_no_memory() {
     witness.unharmed();
 }
 
-/// NanoMQ's CVE-2026-25627 read behind the end of what had come.
+/// In CVE-2026-25627, NanoMQ read beyond the end of the received bytes.
 #[test]
-fn a_packet_shorter_than_it_says_is_not_read() {
+fn packet_shorter_than_its_length_is_not_executed() {
     let (mut witness, websocket) = witness();
     let first = [&[0x10, 0x80, 0x20][..], b"\0\x04M"].concat();
     let mut hello = Connect::new("attacker").bytes();
     hello.extend([0x30, 0x80, 0x20]);
     hello.extend(b"\0\x01a");
     for (what, bytes, connected) in [("CONNECT", first, false), ("PUBLISH", hello, true)] {
-        // Cut anywhere: before each byte the server has seen the ones before it.
+        // Cuts the packet at each position.
         for at in 0..bytes.len() {
             let mut attacker = witness.server.open();
             attacker.send(&bytes[..at]);
@@ -93,7 +95,7 @@ fn a_packet_shorter_than_it_says_is_not_read() {
             // The WebSocket ends in the middle of the packet.
             attacker.write_all(&frame(0x88, &[])).unwrap();
             let answers = answers(&mut attacker);
-            // The end may overtake the CONNACK.
+            // The server may close before it sends the CONNACK.
             let connacks = answers.iter().filter(|it| it.kind() == kind::CONNACK);
             assert_eq!(connacks.count(), answers.len(), "{what}: {answers:?}");
             assert!(answers.len() <= usize::from(connected), "{what}");
@@ -102,9 +104,9 @@ fn a_packet_shorter_than_it_says_is_not_read() {
     witness.unharmed();
 }
 
-/// A packet that is longer than it says: what is behind its end is another packet, and no part of it.
+/// Bytes after the stated end of a packet belong to the next packet.
 #[test]
-fn what_is_behind_the_end_of_a_packet_is_no_part_of_it() {
+fn packet_with_a_field_beyond_its_end_is_malformed() {
     let (mut witness, websocket) = witness();
     let hello = Connect::new("attacker").bytes();
     // A topic of nine bytes in a packet of three; six of them follow.
@@ -122,9 +124,9 @@ fn what_is_behind_the_end_of_a_packet_is_no_part_of_it() {
     witness.unharmed();
 }
 
-/// NanoMQ's CVE-2026-21888: four bytes are the most, in each place that has such an integer.
+/// A variable byte integer has at most four bytes, in each field (NanoMQ's CVE-2026-21888).
 #[test]
-fn an_integer_of_five_bytes_is_malformed_wherever_it_stands() {
+fn integer_of_five_bytes_in_any_field_is_malformed() {
     const FIVE: [u8; 5] = [0xFF, 0xFF, 0xFF, 0xFF, 0x7F];
     let (mut witness, websocket) = witness();
     let after = |head: u8, before: &[u8], behind: &[u8]| {
@@ -155,15 +157,16 @@ fn an_integer_of_five_bytes_is_malformed_wherever_it_stands() {
     witness.unharmed();
 }
 
-/// Packets that claim to be as large as allowed and never come cost what came, not what was claimed.
+/// Packets of the largest allowed size that never arrive completely. They take memory only for the
+/// bytes that arrived.
 #[test]
-fn claimed_lengths_cost_nothing() {
+fn incomplete_packets_take_memory_for_their_bytes_only() {
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
     let attackers: Vec<Client> = (0..100)
         .map(|n| {
             let mut attacker = witness.server.connect(&format!("attacker{n}"));
-            // A PUBLISH of 1.5 MiB, of which 100 bytes come.
+            // A PUBLISH of 1.5 MiB, of which only 100 bytes follow.
             attacker.send(&[0x30, 0x80, 0x80, 0x60, 0, 1, b'a', 0]);
             attacker.send(&[b'x'; 100]);
             attacker
@@ -175,9 +178,9 @@ fn claimed_lengths_cost_nothing() {
     witness.unharmed();
 }
 
-/// Every prefix of a good conversation, then the end of the stream.
+/// Sends every prefix of a valid conversation, then ends the stream.
 #[test]
-fn a_conversation_cut_anywhere() {
+fn conversation_cut_anywhere_is_closed() {
     let mut witness = Witness::new();
     let mut conversation = Connect::new("attacker").bytes();
     conversation.extend(subscribe(1, &[], &[("attacker/#", 1)]));
@@ -196,9 +199,10 @@ fn a_conversation_cut_anywhere() {
     witness.unharmed();
 }
 
-/// Silence in the middle of a frame of WebSocket is silence: the time for a CONNECT ends it.
+/// A client falls silent in the middle of a WebSocket frame. The timeout for CONNECT ends the
+/// connection.
 #[test]
-fn half_a_frame_is_not_waited_for() {
+fn half_a_websocket_frame_times_out() {
     let (mut witness, websocket) = witness();
     let mut attacker = websocket::upgraded(websocket);
     let whole = frame(BINARY, &Connect::new("attacker").bytes());

@@ -1,5 +1,5 @@
-//! Packets that MQTT 5 forbids, before CONNECT and after it. After CONNECT each is answered with a DISCONNECT
-//! that names the fault, and the connection ends.
+//! Packets that MQTT 5 forbids. The server must close the connection. After CONNECT, it must first
+//! send a DISCONNECT with the reason.
 
 use statehouse_tests::{
     Connect, Property,
@@ -17,7 +17,7 @@ const TOPIC_ALIAS_INVALID: u8 = 0x94;
 const PACKET_TOO_LARGE: u8 = 0x95;
 const QOS_NOT_SUPPORTED: u8 = 0x9B;
 
-/// A PUBLISH body at QoS 0 with raw topic and raw properties.
+/// A PUBLISH at QoS 0 with a raw topic and raw properties.
 fn publish(head: u8, topic: &[u8], properties: &[u8]) -> Vec<u8> {
     let mut body = sized(topic);
     body.extend(variable(u32::try_from(properties.len()).unwrap()));
@@ -26,7 +26,7 @@ fn publish(head: u8, topic: &[u8], properties: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn anything_but_connect_first() {
+fn other_packet_before_connect_closes_unanswered() {
     let mut witness = Witness::new();
     for kind in 0..=15_u8 {
         if kind == packet::kind::CONNECT {
@@ -47,7 +47,7 @@ fn anything_but_connect_first() {
 }
 
 #[test]
-fn a_connect_that_is_none() {
+fn malformed_connect_is_refused() {
     let mut witness = Witness::new();
     let good = Connect::new("attacker").bytes();
     let changed = |at: usize, byte: u8| {
@@ -78,7 +78,7 @@ fn a_connect_that_is_none() {
         changed(9, 2 | 8),
         changed(9, 2 | 0x40),
         changed(9, 2 | 0x80),
-        // properties: twice, not of a CONNECT, values that are forbidden, too long, a lying length
+        // properties: duplicate, of another packet, forbidden values, too long, a false length
         with(Property::ReceiveMaximum(5)),
         with(Property::SessionExpiry(5)),
         Connect::new("a").with(Property::TopicAlias(1)).bytes(),
@@ -92,7 +92,7 @@ fn a_connect_that_is_none() {
         body(b"\x05\x11\0\0\0\0"),
         body(b"\x7F"),
         body(b"\xFF\xFF\xFF\xFF\x01"),
-        // client id: not UTF-8, with U+0000, a surrogate, longer than the packet; bytes after the end
+        // client id: not UTF-8, with U+0000, a surrogate, longer than the packet; bytes after it
         body(b"\0\0\x02\xFF\xFE"),
         body(b"\0\0\x01\0"),
         body(b"\0\0\x03\xED\xA0\x80"),
@@ -116,7 +116,7 @@ fn a_connect_that_is_none() {
 }
 
 #[test]
-fn an_older_protocol_is_told_so() {
+fn unsupported_protocol_version_is_refused_as_such() {
     let mut witness = Witness::new();
     for (name, level) in [("MQTT", 4_u8), ("MQIsdp", 3), ("MQTT", 6)] {
         let mut body = sized(name.as_bytes());
@@ -128,7 +128,7 @@ fn an_older_protocol_is_told_so() {
         let answers = attacker.drain();
         assert_eq!(answers.len(), 1, "{answers:?}");
         match level {
-            // Unacceptable protocol version, as their clients read it.
+            // "Unacceptable protocol version" in the format of MQTT 3.
             3 | 4 => assert_eq!(answers[0].bytes(), [0x20, 2, 0, 1]),
             _ => assert_eq!(answers[0].ack().reason, 0x84, "{answers:?}"),
         }
@@ -136,7 +136,7 @@ fn an_older_protocol_is_told_so() {
     witness.unharmed();
 }
 
-/// Every packet, and the reasons that the standard allows for it.
+/// Forbidden packets, each with the reason codes that the standard allows.
 fn forbidden() -> Vec<(&'static str, Vec<u8>, &'static [u8])> {
     let wrong: &[u8] = &[MALFORMED, PROTOCOL_ERROR];
     let topic: &[u8] = &[TOPIC_NAME_INVALID, MALFORMED, PROTOCOL_ERROR];
@@ -327,7 +327,7 @@ fn forbidden() -> Vec<(&'static str, Vec<u8>, &'static [u8])> {
 }
 
 #[test]
-fn forbidden_packets_end_the_connection_with_a_reason() {
+fn forbidden_packet_ends_the_connection_with_a_reason() {
     let mut witness = Witness::new();
     for (what, bytes, reasons) in forbidden() {
         let mut attacker = witness.attacker();
@@ -346,9 +346,9 @@ fn forbidden_packets_end_the_connection_with_a_reason() {
     witness.unharmed();
 }
 
-/// The same bytes one at a time: what is malformed does not depend on how it is cut.
+/// The same packets, one byte at a time. Malformed packets must be detected however they are cut.
 #[test]
-fn forbidden_packets_byte_by_byte() {
+fn forbidden_packet_byte_by_byte_ends_the_connection() {
     let mut witness = Witness::new();
     for (what, bytes, _) in forbidden() {
         let mut attacker = witness.attacker();

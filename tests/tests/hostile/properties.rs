@@ -1,5 +1,6 @@
-//! Every property in every packet of a client (MQTT 5 table 2-4): taken where the standard has it, and the end of the
-//! connection anywhere else. What mosquitto kept for ever (CVE-2023-3592), and where others read nothing.
+//! Every property in every packet of a client (MQTT 5, table 2-4). The server must accept a
+//! property only in the packets that the standard allows, and must free refused wills and ended
+//! subscriptions. In CVE-2023-3592, mosquitto leaked such wills.
 
 use statehouse_tests::{
     Connect, Property, Publish,
@@ -19,7 +20,7 @@ enum Carrier {
     Connect,
     Will,
     Publish,
-    /// PUBACK, PUBREC, PUBREL and PUBCOMP, by their first byte.
+    /// PUBACK, PUBREC, PUBREL or PUBCOMP, with its first byte.
     Ack(u8),
     Subscribe,
     Unsubscribe,
@@ -42,7 +43,7 @@ const CARRIERS: [Carrier; 10] = [
 ];
 
 impl Carrier {
-    /// All that a client sends with this property.
+    /// All bytes of a client that sends this packet with the property.
     fn bytes(self, property: &Property) -> Vec<u8> {
         let own = property::write(std::slice::from_ref(property));
         let body = |before: &[u8], behind: &[u8]| [before, &own, behind].concat();
@@ -53,10 +54,10 @@ impl Carrier {
                 return connect.bytes();
             }
             Will => {
-                let will = Publish::new("nobody/listens", "bye").with(property.clone());
+                let will = Publish::new("no/subscriber", "bye").with(property.clone());
                 return connect.will(will, 0).bytes();
             }
-            Message => packet(0x30, &body(&sized(b"nobody/listens"), b"x")),
+            Message => packet(0x30, &body(&sized(b"no/subscriber"), b"x")),
             Ack(head) => packet(head, &body(&[0, 9, 0], b"")),
             Subscribe => packet(0x82, &body(&[0, 1], b"\0\x01a\0")),
             Unsubscribe => packet(0xA2, &body(&[0, 1], b"\0\x01a")),
@@ -66,7 +67,7 @@ impl Carrier {
     }
 }
 
-/// Each property with a value that is good, and the packets that a client may send it in.
+/// Each property with a valid value, and the packets in which a client may send it.
 fn table() -> Vec<(Property, Vec<Carrier>)> {
     use Carrier::Connect;
     let message = || vec![Message, Will];
@@ -82,7 +83,7 @@ fn table() -> Vec<(Property, Vec<Carrier>)> {
         (Property::SessionExpiry(0), vec![Connect, Disconnect]),
         (Property::AssignedClientId(text()), vec![]),
         (Property::ServerKeepAlive(1), vec![]),
-        // A method that is not served, which its code says; data without a method.
+        // The server supports no authentication method. Data needs a method.
         (Property::AuthMethod(text()), vec![]),
         (Property::AuthData(vec![1]), vec![]),
         (Property::RequestProblemInfo(1), vec![Connect]),
@@ -107,7 +108,7 @@ fn table() -> Vec<(Property, Vec<Carrier>)> {
 }
 
 #[test]
-fn a_property_is_taken_where_the_standard_has_it_and_nowhere_else() {
+fn property_is_accepted_in_its_standard_packets_only() {
     let mut witness = Witness::new();
     for (property, allowed) in table() {
         for carrier in CARRIERS {
@@ -139,13 +140,14 @@ fn a_property_is_taken_where_the_standard_has_it_and_nowhere_else() {
     witness.unharmed();
 }
 
-/// Two thousand wills of 60 kB, each with a property that a will cannot have: 120 MB, were they kept.
+/// Two thousand wills of 60 kB, each with a property that a will cannot have. Leaked, they would
+/// take 120 MB.
 #[test]
-fn a_will_that_is_refused_leaves_nothing_behind() {
+fn refused_will_is_freed() {
     let mut witness = Witness::new();
     let refuse = |count: u32| {
         for _ in 0..count {
-            let will = Publish::new("nobody/listens", vec![b'x'; 60_000]);
+            let will = Publish::new("no/subscriber", vec![b'x'; 60_000]);
             let connect = Connect::new("attacker").will(will.with(Property::TopicAlias(1)), 0);
             let mut attacker = witness.server.open();
             attacker.send(&connect.bytes());
@@ -161,12 +163,13 @@ fn a_will_that_is_refused_leaves_nothing_behind() {
     witness.unharmed();
 }
 
-/// Subscriptions that come and go, and are replaced, by the thousand: what they leave behind is nothing.
+/// Thousands of subscriptions that are added, replaced and removed. The server must keep nothing of
+/// them.
 #[test]
-fn subscriptions_that_come_and_go_leave_nothing_behind() {
+fn removed_subscriptions_are_freed() {
     let mut witness = Witness::new();
     let mut attacker = witness.attacker();
-    let mut come_and_go = |rounds: u32| {
+    let mut subscribe_and_unsubscribe = |rounds: u32| {
         for n in 0..rounds {
             let filter = format!("a/{n}/{}", "x".repeat(1000));
             let id = [Property::SubscriptionId(n + 1)];
@@ -177,9 +180,9 @@ fn subscriptions_that_come_and_go_leave_nothing_behind() {
             attacker.take("UNSUBACK", is_answer);
         }
     };
-    come_and_go(200);
+    subscribe_and_unsubscribe(200);
     let before_kib = witness.server.memory_kib();
-    come_and_go(3000);
+    subscribe_and_unsubscribe(3000);
     witness.assert_grown_less_than(before_kib, 8 * 1024);
     attacker.disconnect();
     witness.unharmed();

@@ -1,5 +1,5 @@
-//! Requests that no honest client sends. The bytes of the answers are in the transcripts; here is what
-//! happens to everybody else.
+//! Requests that no honest client sends. They must not affect other clients. The transcripts test
+//! the bytes of the answers.
 
 use statehouse_tests::{
     Client, Connect, Hlc, Publish, Store,
@@ -9,7 +9,7 @@ use statehouse_transcript::{self as transcript, Step};
 
 use crate::witness::Witness;
 
-/// Every malformed payload of the transcripts, and the data looked at after each.
+/// Sends every malformed payload of the transcripts, and checks the data after each.
 #[test]
 fn malformed_requests_change_nothing() {
     let mut witness = Witness::new();
@@ -34,9 +34,9 @@ fn malformed_requests_change_nothing() {
     witness.unharmed();
 }
 
-/// Every prefix of a good request, and every good request with one byte changed: an answer each time.
+/// Sends every prefix of a valid request, and the request with one byte changed. Each is answered.
 #[test]
-fn requests_cut_and_bent_are_answered() {
+fn truncated_or_altered_requests_are_answered() {
     let mut witness = Witness::new();
     let mut attacker = witness.server.store("attacker");
     let good = b"*5\r\n$3\r\nSET\r\n$6\r\nbroken\r\n$3\r\nval\r\n$2\r\nPX\r\n$1\r\n9\r\n";
@@ -48,9 +48,9 @@ fn requests_cut_and_bent_are_answered() {
             "cut at {at}"
         );
         for byte in [0, b'\r', b'\n', b'0', b'9', b'*', b'$', 0xFF] {
-            let mut bent = good.to_vec();
-            bent[at] = byte;
-            let request = attacker.request(bent);
+            let mut altered = good.to_vec();
+            altered[at] = byte;
+            let request = attacker.request(altered);
             let answer = attacker.call(&request);
             assert!(
                 matches!(answer.payload().first(), Some(b'-' | b'+')),
@@ -64,7 +64,7 @@ fn requests_cut_and_bent_are_answered() {
 }
 
 #[test]
-fn a_mebibyte_of_stars() {
+fn huge_payloads_and_hostile_patterns_are_answered() {
     let mut witness = Witness::new();
     let mut attacker = witness.server.store("attacker");
     for byte in [b'*', b'$', b'\r', 0, 0xFF] {
@@ -72,12 +72,12 @@ fn a_mebibyte_of_stars() {
         let answer = attacker.call(&request);
         assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
     }
-    // As many arguments as fit.
+    // A great number of arguments.
     let mut many = b"*100000\r\n".to_vec();
     many.extend(b"$1\r\nx\r\n".repeat(100_000));
     let request = attacker.request(many);
     assert!(attacker.call(&request).payload().starts_with(b"-ERR "));
-    // A pattern that would keep a careless matcher busy for ever.
+    // Patterns that take a backtracking matcher exponential time.
     attacker.set("a".repeat(200), "v");
     attacker.ask(&["SCAN", &format!("{}b", "a*".repeat(100))]);
     attacker.ask(&["SCAN", &"[".repeat(60_000)]);
@@ -86,9 +86,9 @@ fn a_mebibyte_of_stars() {
     witness.unharmed();
 }
 
-/// The store would be made to write where it must not.
+/// With these response topics, the store would publish on reserved topics.
 #[test]
-fn forbidden_response_topics_end_the_connection() {
+fn forbidden_response_topic_ends_the_connection() {
     let mut witness = Witness::new();
     let cases = [
         (REQUEST_TOPIC.to_string(), 0x90),
@@ -118,11 +118,12 @@ fn forbidden_response_topics_end_the_connection() {
     witness.unharmed();
 }
 
-/// The client was disconnected, but its QoS 2 exchange stayed open: after a resume the repeated PUBLISH was never
-/// answered, nor, since acknowledgements keep their order, anything after it. And a request that came in the same read
-/// behind the forbidden one was still carried out.
+/// Guards against two former bugs. The server left the QoS 2 exchange of the disconnected client
+/// open. After a resume, it never answered the repeated PUBLISH, nor anything later, since
+/// acknowledgements keep their order. It also executed a request that arrived in the same read
+/// after the forbidden one.
 #[test]
-fn a_disconnected_requester_leaves_nothing_open() {
+fn disconnected_requester_leaves_no_open_exchange() {
     let mut witness = Witness::new();
     let session = Connect::resume("attacker", 60);
     let connect = || Client::connect(witness.server.address(), &session);
@@ -146,19 +147,20 @@ fn a_disconnected_requester_leaves_nothing_open() {
     let mut again = connect();
     assert!(again.session_present());
     for packet_id in ids {
-        let mut publish = Publish::new("nobody/listens", "").qos(2);
+        let mut publish = Publish::new("no/subscriber", "").qos(2);
         publish.packet_id = packet_id;
         again.send(&publish.bytes());
-        // 0x10: both identifiers are free again, so these are new messages.
+        // 0x10, no matching subscribers: both identifiers are free, so these are new messages.
         assert_eq!(again.take_ack(5, packet_id).reason, 0x10);
     }
     again.disconnect();
     witness.unharmed();
 }
 
-/// What cannot be answered is refused where it can be, with words, and not done.
+/// A request that cannot be answered is not executed. If its QoS allows, it is refused with a
+/// reason.
 #[test]
-fn requests_that_cannot_be_answered() {
+fn unanswerable_requests_are_refused_and_not_executed() {
     let mut witness = Witness::new();
     let mut attacker = witness.server.store("attacker");
     for what in ["response topic", "correlation data"] {
@@ -181,7 +183,7 @@ fn requests_that_cannot_be_answered() {
             }
         }
     }
-    // At QoS 0 there is an answer, which says no.
+    // At QoS 0, a request with both properties is refused in its answer.
     let mut request = attacker.command(&["SET", "data", "lost"]);
     request.qos = 0;
     assert_eq!(attacker.call(&request).payload(), b"-ERR syntax error\r\n");
@@ -190,9 +192,9 @@ fn requests_that_cannot_be_answered() {
     witness.unharmed();
 }
 
-/// Requests are for the store: who subscribes to their topic hears none of them.
+/// Only the store receives requests. A subscription to their topics gets none of them.
 #[test]
-fn requests_are_heard_by_nobody_else() {
+fn subscription_to_request_topics_gets_no_requests() {
     let mut witness = Witness::new();
     let mut attacker = witness.attacker();
     for filter in [
@@ -209,7 +211,8 @@ fn requests_are_heard_by_nobody_else() {
     witness.store.watch("data");
     witness.store.set("data", "secret");
     witness.store.notification();
-    // Answers go to a topic that anybody may subscribe to; requests and notifications do not.
+    // Any client may receive answers, since their topic is open. It must not receive requests or
+    // notifications.
     attacker.ping();
     for packet in attacker.drain() {
         let topic = packet.publish().topic;
@@ -221,9 +224,9 @@ fn requests_are_heard_by_nobody_else() {
     witness.unharmed();
 }
 
-/// A client may publish to a notification topic as to any other, but nobody hears it as the store's.
+/// A client may publish on a notification topic, but a watcher does not receive the message.
 #[test]
-fn notifications_cannot_be_forged() {
+fn forged_notification_does_not_reach_the_watcher() {
     let mut witness = Witness::new();
     witness.store.watch("data");
     let mut attacker = witness.attacker();
@@ -237,11 +240,11 @@ fn notifications_cannot_be_forged() {
     witness.unharmed();
 }
 
-/// Timestamps that are none, or from far away. Each is refused, none moves the store's own time, and none makes the
-/// versions that it gives go back.
+/// Malformed timestamps, and ones far in the future. The store refuses them, and they must neither
+/// advance its clock nor make its versions fall.
 #[test]
-fn timestamps_that_nobody_should_have() {
-    /// Of one string of MQTT.
+fn absurd_timestamps_are_refused_and_move_no_clock() {
+    /// The longest string of MQTT.
     const TEXT_BYTES_MAX: usize = 65_535;
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
@@ -260,7 +263,7 @@ fn timestamps_that_nobody_should_have() {
         "\u{FFFF}:0:a",
         &long,
     ];
-    // These are well formed, and may be no time of a request.
+    // These are well formed, but too far in the future for a request.
     let ahead = ["18446744073709551615:0:a", "281474976710656:0:a", &far];
     let tries = malformed.iter().map(|it| ("__ft", *it));
     let tries = tries.chain(malformed.iter().chain(&ahead).map(|it| ("__ts", *it)));
@@ -276,20 +279,20 @@ fn timestamps_that_nobody_should_have() {
         );
     }
     assert_eq!(attacker.get("attacked"), None);
-    // A node may be any text, and is only compared.
+    // A node may be any text, since it is only compared.
     let node = format!("1:0:{}", &long[..60_000]);
     for name in ["__ts", "__ft"] {
         let request = attacker.command(&["SET", "attacked", "v"]);
         let answer = attacker.call(&request.without(name).with(name, &node));
         assert_eq!(answer.text(), "+OK\\r\\n");
     }
-    // A mebibyte of them in one request: the first counts.
+    // A mebibyte of timestamps in one request. The first one counts.
     let mut request = attacker.command(&["SET", "attacked", "v"]);
     for _ in 0..16 {
         request = request.with("__ts", &zeros);
     }
     attacker.call(&request);
-    // A counter at its end, by a time that is allowed to be ahead.
+    // A timestamp with the highest counter, and as far ahead as allowed.
     let last_of_its_time = Hlc {
         counter: u32::MAX,
         ..Hlc::now(30_000)

@@ -1,4 +1,5 @@
-//! Clients that never get to the point.
+//! Clients that do not complete their CONNECT, or fall silent after it. The server must disconnect
+//! them in time and still serve other clients.
 
 use std::{
     thread,
@@ -9,32 +10,33 @@ use statehouse_tests::{Connect, Heard};
 
 use crate::witness::Witness;
 
-/// Beyond the server's time for a CONNECT, which is ten seconds.
+/// Longer than the server's timeout for CONNECT, which is ten seconds.
 const ENOUGH: Duration = Duration::from_secs(40);
 
-/// Nothing at all, half a CONNECT, and a CONNECT that comes byte by byte and never ends: all three are closed.
+/// The server closes a silent connection, one with half a CONNECT, and one that sends an endless
+/// CONNECT byte by byte.
 #[test]
-fn a_connect_that_never_ends() {
+fn connect_that_never_ends_is_closed() {
     let mut witness = Witness::new();
     let mut silent = witness.server.open();
     let mut half = witness.server.open();
     let whole = Connect::new("attacker").bytes();
     half.send(&whole[..whole.len() / 2]);
 
-    let mut dribbling = witness.server.open();
-    // A CONNECT of 16 KiB, so that it has time.
-    dribbling.send(&[
+    let mut trickling = witness.server.open();
+    // A CONNECT of 16 KiB, so that it does not end before the timeout.
+    trickling.send(&[
         0x10, 0x80, 0x80, 0x01, 0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 0,
     ]);
     let end = Instant::now() + ENOUGH;
     loop {
-        match dribbling.poll(Duration::from_millis(100)) {
+        match trickling.poll(Duration::from_millis(100)) {
             Heard::Closed => break,
             Heard::Silence => {}
             Heard::Packet(packet) => panic!("an answer to half a CONNECT: {packet:?}"),
         }
-        assert!(Instant::now() < end, "it was never closed");
-        if dribbling.try_send(&[0]).is_err() {
+        assert!(Instant::now() < end, "the connection was never closed");
+        if trickling.try_send(&[0]).is_err() {
             break;
         }
     }
@@ -45,10 +47,10 @@ fn a_connect_that_never_ends() {
     witness.unharmed();
 }
 
-/// By the thousand: silence, halves, and names that never end. Whoever is honest gets in meanwhile, memory has its bound, and
-/// the time for a CONNECT ends all of them.
+/// A thousand connections send parts of a CONNECT. Honest clients still connect, memory stays
+/// limited, and the timeout for CONNECT ends all of the thousand.
 #[test]
-fn a_thousand_connects_that_never_end_keep_nobody_out() {
+fn thousand_endless_connects_block_no_other_client() {
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
     let whole = Connect::new(&"x".repeat(1000)).bytes();
@@ -68,9 +70,9 @@ fn a_thousand_connects_that_never_end_keep_nobody_out() {
     witness.unharmed();
 }
 
-/// A connection whose client went away without a word is found by its keep alive.
+/// The keep alive detects a client that left without closing its connection.
 #[test]
-fn a_silent_client_is_disconnected_at_its_keep_alive() {
+fn silent_client_is_disconnected_at_its_keep_alive() {
     let mut witness = Witness::new();
     let mut connect = Connect::new("attacker");
     connect.keep_alive_s = 1;
@@ -78,12 +80,12 @@ fn a_silent_client_is_disconnected_at_its_keep_alive() {
     let mut attacker = statehouse_tests::Client::connect(witness.server.address(), &connect);
     attacker.expect_disconnect(0x8D);
     assert!(began.elapsed() >= Duration::from_millis(1400), "too early");
-    // One that pings stays.
-    let mut lively = statehouse_tests::Client::connect(witness.server.address(), &connect);
+    // A client that pings stays connected.
+    let mut active = statehouse_tests::Client::connect(witness.server.address(), &connect);
     for _ in 0..8 {
         thread::sleep(Duration::from_millis(500));
-        lively.ping();
+        active.ping();
     }
-    lively.disconnect();
+    active.disconnect();
     witness.unharmed();
 }

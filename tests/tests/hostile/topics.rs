@@ -1,4 +1,5 @@
-//! Topics and filters that no honest client has: invalid, without a bound in number or depth.
+//! Hostile topics and filters: invalid ones, too many, and too deep. The server must refuse them,
+//! with limited time and memory.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ const TOPIC_FILTER_INVALID: u8 = 0x8F;
 const TOPIC_NAME_INVALID: u8 = 0x90;
 const QUOTA_EXCEEDED: u8 = 0x97;
 
-/// Filters that are refused one by one leave the connection alone or end it; neither makes them hear anything.
+/// The server refuses an invalid filter in the SUBACK, or ends the connection.
 #[test]
 fn invalid_filters_are_refused() {
     let mut witness = Witness::new();
@@ -57,10 +58,10 @@ fn invalid_filters_are_refused() {
     witness.unharmed();
 }
 
-/// By the hundred thousand in one packet, and by the thousand in many: each group that a client is in may bring it a copy of
-/// one message, so these are bounded by themselves.
+/// 100 000 filters in one packet, and thousands over many packets. Each group of shared
+/// subscriptions may deliver a copy of one message to the client, so groups have their own limit.
 #[test]
-fn more_filters_than_anybody_needs() {
+fn filters_and_groups_over_their_limit_are_refused() {
     let mut witness = Witness::new();
     for start in ["", "$share/g/"] {
         let mut attacker = witness.attacker();
@@ -84,9 +85,9 @@ fn more_filters_than_anybody_needs() {
     witness.unharmed();
 }
 
-/// The same to unsubscribe from.
+/// The same limit holds for UNSUBSCRIBE.
 #[test]
-fn a_hundred_thousand_filters_to_unsubscribe_from() {
+fn unsubscribe_from_100_000_filters_disconnects() {
     let mut witness = Witness::new();
     let mut attacker = witness.attacker();
     let mut body = vec![0, 1, 0];
@@ -98,10 +99,11 @@ fn a_hundred_thousand_filters_to_unsubscribe_from() {
     witness.unharmed();
 }
 
-/// CVE-2019-11779 of mosquitto: a topic of nothing but levels, wherever a client may write one. Each is refused by itself,
-/// and none takes the time or the stack of a level for each of its bytes.
+/// A topic that consists only of levels, in each field that takes a topic (mosquitto's
+/// CVE-2019-11779). Each is refused on its own, and none takes time or stack for each of its
+/// levels.
 #[test]
-fn a_topic_of_65536_levels() {
+fn topic_of_65536_levels_is_refused_quickly() {
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
     let levels = "/".repeat(65_535);
@@ -112,7 +114,7 @@ fn a_topic_of_65536_levels() {
         let ack = attacker.publish(Publish::new(topic, "x").qos(1));
         assert_eq!(ack.reason, TOPIC_NAME_INVALID);
         attacker.publish(Publish::new(topic, "x"));
-        // An answer would go there.
+        // The topic as a response topic.
         let mut request = witness.store.command(&["GET", "data"]);
         request.response_topic = Some(topic.clone());
         let ack = attacker.publish(request.publish());
@@ -125,7 +127,7 @@ fn a_topic_of_65536_levels() {
             attacker.take("UNSUBACK", |it| it.kind() == kind::UNSUBACK);
         }
     }
-    // As long as a CONNECT may be.
+    // The topic as a will topic, within the size of a CONNECT.
     let will = Connect::new("attacker2").will(Publish::new(&levels[..60_000], "x"), 0);
     let (_, connack) = Client::try_connect(witness.server.address(), &will);
     assert_eq!(connack.reason, TOPIC_NAME_INVALID);

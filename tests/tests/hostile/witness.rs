@@ -1,4 +1,5 @@
-//! Who looks on while others misbehave.
+//! An honest client that observes the server during an attack, and checks that the server is
+//! unharmed.
 
 use std::{
     thread,
@@ -7,11 +8,12 @@ use std::{
 
 use statehouse_tests::{Client, Server, Store, client::PATIENCE};
 
-/// What a blow may cost in resident memory for good: buffers that a connection had, and an allocator's slack. Far below what
-/// these tests send or claim; many have a closer bound.
+/// The most resident memory that an attack may cost permanently: buffers of connections, and
+/// allocator overhead. It is far below the sizes that these tests send or claim, and many have a
+/// lower limit.
 const GROWTH_KIB_MAX: u64 = 64 * 1024;
 
-/// A server, and a client with data in it that has to stay.
+/// A server, and a client with data in it that must remain.
 pub(crate) struct Witness {
     pub(crate) server: Server,
     pub(crate) store: Store,
@@ -46,14 +48,14 @@ impl Witness {
         self.server.connect("attacker")
     }
 
-    /// Resident memory is no more than this above what it was.
+    /// Checks that resident memory has grown by less than `max_kib` since `before_kib`.
     pub(crate) fn assert_grown_less_than(&self, before_kib: u64, max_kib: u64) {
         let grown_kib = self.server.memory_kib().saturating_sub(before_kib);
         assert!(grown_kib < max_kib, "memory grew by {grown_kib} KiB");
     }
 
-    /// The data is there, over the old connection and over a new one, nothing has panicked, memory is bounded, and the
-    /// attacker's connections are gone.
+    /// Checks that old and new connections read the data, nothing has panicked, memory is limited,
+    /// and the attacker's connections are closed.
     pub(crate) fn unharmed(&mut self) {
         self.still_served();
         let log = self.server.stderr();
@@ -72,7 +74,7 @@ impl Witness {
         }
     }
 
-    /// The data is there, over the old connection and over a new one.
+    /// Checks that the old connection and a new one read the data.
     pub(crate) fn still_served(&mut self) {
         assert!(self.server.runs(), "the server ended");
         let expected = Some(b"still there".to_vec());

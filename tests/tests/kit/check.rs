@@ -1,4 +1,4 @@
-//! `statehouse policy check` and `bench`.
+//! Tests of `statehouse policy check` and `bench`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ fn json(arguments: &[&str], code: i32) -> serde_json::Value {
 }
 
 #[test]
-fn a_policy_is_described_with_the_cost_of_each_command() {
+fn policy_check_shows_the_policy_and_command_costs() {
     let ran = run(&["policy", "check", "builtin"], b"").code(0);
     let text = ran.text();
     for part in [
@@ -31,11 +31,11 @@ fn a_policy_is_described_with_the_cost_of_each_command() {
         let found = commands.iter().find(|it| it["command"] == name);
         found.unwrap_or_else(|| panic!("{name} is not in {commands:?}"))
     };
-    // Fuel is the same on every machine, so its order is as well.
+    // Fuel use is the same on every machine, so its order can be compared.
     let fuel = |name: &str| command(name)["fuel"].as_u64().unwrap();
     assert!(0 < fuel("GET") && fuel("GET") < fuel("SET"), "{commands:?}");
     assert_eq!(command("GET")["answer"], "$1\\r\\n0\\r\\n");
-    // A core module is one too.
+    // A core module is also a policy.
     let it = json(&["policy", "check", policies::faulty(), "--json"], 0);
     assert_eq!(
         (&it["kind"], &it["name"]),
@@ -44,7 +44,7 @@ fn a_policy_is_described_with_the_cost_of_each_command() {
 }
 
 #[test]
-fn a_signature_is_told_with_the_id_of_its_key() {
+fn policy_check_of_a_signed_policy_lists_its_key() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| {
         directory
@@ -74,9 +74,10 @@ fn a_signature_is_told_with_the_id_of_its_key() {
 }
 
 #[test]
-fn each_kind_of_wrong_file_is_told_from_the_others_with_what_to_do() {
+fn policy_check_of_a_wrong_file_explains_and_advises() {
     let directory = tempfile::tempdir().unwrap();
-    // An empty core module, an empty component, a component that imports WASI, one of another version of the contract.
+    // An empty core module and an empty component. The components below import WASI and another
+    // version of the contract.
     let empty = b"\0asm\x01\0\0\0".to_vec();
     let component = b"\0asm\x0d\0\x01\0".to_vec();
     let whole = fs::read(policies::faulty()).unwrap();
@@ -142,7 +143,7 @@ fn each_kind_of_wrong_file_is_told_from_the_others_with_what_to_do() {
         .says("/no/such/file");
 }
 
-/// A component that imports an empty instance under this name.
+/// Returns a component that imports an empty instance under this name.
 fn importing(component: &[u8], name: &str) -> Vec<u8> {
     let mut out = component.to_vec();
     // A type section with one instance type that has no declarations.
@@ -156,7 +157,7 @@ fn importing(component: &[u8], name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_bench_puts_policies_beside_the_built_in_one() {
+fn policy_bench_compares_a_policy_with_the_built_in_one() {
     let directory = tempfile::tempdir().unwrap();
     let transcript = directory.path().join("it.txt");
     fs::write(&transcript, "> SET k v\n> GET k\n> COUNT k\n").unwrap();
@@ -191,7 +192,7 @@ fn a_bench_puts_policies_beside_the_built_in_one() {
     let it = json(&["policy", "bench", "builtin", "--json"], 0);
     let get = &it["rows"][0];
     assert_eq!(get["what"], "GET of 64 B");
-    // Twice the same module, so twice the same fuel.
+    // Both columns are the same module, so both use the same fuel.
     assert_eq!(get["costs"][0]["fuel"], get["costs"][1]["fuel"]);
     assert!(get["costs"][0]["ns"].as_u64().unwrap() > 0);
 }

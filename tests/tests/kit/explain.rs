@@ -1,9 +1,9 @@
-//! `statehouse explain`.
+//! Tests of `statehouse explain`.
 
 use statehouse_tests::{Server, policies, run};
 
 #[test]
-fn a_write_is_explained_from_the_request_to_the_watchers() {
+fn write_is_explained_from_request_to_notifications() {
     let ran = run(
         &[
             "explain",
@@ -42,7 +42,7 @@ fn a_write_is_explained_from_the_request_to_the_watchers() {
 }
 
 #[test]
-fn refusals_and_failures_are_explained_and_end_as_such() {
+fn refusal_or_failure_is_explained_with_its_exit_code() {
     let text = run(
         &["explain", "--timestamp", "none", "--", "SET", "k", "v"],
         b"",
@@ -69,7 +69,7 @@ fn refusals_and_failures_are_explained_and_end_as_such() {
 }
 
 #[test]
-fn each_dialect_property_and_read_is_told() {
+fn explain_json_shows_watches_duplicates_and_writes() {
     let explain = |arguments: &[&str]| {
         let mut all = vec!["explain", "--json"];
         all.extend(arguments);
@@ -86,7 +86,7 @@ fn each_dialect_property_and_read_is_told() {
 }
 
 #[test]
-fn the_table_of_a_running_store_is_looked_at_and_left_alone() {
+fn explain_on_a_running_store_changes_nothing() {
     let server = Server::start();
     let mut store = server.store("writer");
     store.set("k", "before");

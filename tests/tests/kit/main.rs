@@ -1,4 +1,5 @@
-//! What the author of a policy uses: `statehouse policy test`, `check`, `bench`, `new`, `build`, and `explain`.
+//! Tests of the commands for authors of policies: `statehouse policy test`, `check`, `bench`,
+//! `new`, `build`, and `statehouse explain`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod check;

@@ -1,4 +1,4 @@
-//! `statehouse policy new` and `build`.
+//! Tests of `statehouse policy new` and `build`.
 
 use std::{
     env,
@@ -14,17 +14,19 @@ use statehouse_tests::{
     policies, run, run_in,
 };
 
-/// target/<profile>/deps/<test> → target/tmp/projects: kept, so that only a first run compiles what projects stand on.
+/// The target directory of the projects: `target/tmp/projects`, from
+/// `target/<profile>/deps/<test>`. It is kept between runs, so only a first run compiles the
+/// dependencies of the projects.
 fn target() -> PathBuf {
     let test = env::current_exe().unwrap();
     test.ancestors().nth(3).unwrap().join("tmp/projects")
 }
 
-/// A first run compiles what projects stand on, maybe beside others that compile.
+/// A first run compiles the dependencies of the projects, perhaps while other tests compile too.
 const COMPILER_PATIENCE: Duration = Duration::from_secs(600);
 
 #[test]
-fn a_new_rust_policy_builds_and_its_tests_pass() {
+fn new_rust_policy_builds_and_passes_its_tests() {
     let directory = tempfile::tempdir().unwrap();
     let ran = run_in(directory.path(), &["policy", "new", "kitchen-rule"], b"").code(0);
     assert!(
@@ -51,18 +53,18 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
         ran.text(),
         "2 transcripts, 6 requests: every line holds, no hidden state\n"
     );
-    // What it does not change is as the protocol says.
+    // Apart from its own rule, the new policy conforms to the protocol.
     let conforms = ["policy", "test", "kitchen-rule.wasm", "--conformance"];
     run_in(&project, &conforms, b"").code(0);
     let mut native = Command::new(env!("CARGO"));
     native
         .current_dir(&project)
-        // With --release, as the build before: what both need is compiled once.
+        // With --release like the build before, so common dependencies are compiled only once.
         .args(["test", "--quiet", "--offline", "--release"])
         .env("CARGO_TARGET_DIR", target());
     finish_within(native, b"", COMPILER_PATIENCE).code(0);
 
-    // What does not build ends with the compiler's words and no policy.
+    // A failed build prints the compiler's errors and leaves no policy.
     fs::remove_file(project.join("kitchen-rule.wasm")).unwrap();
     fs::write(project.join("src/lib.rs"), "nonsense").unwrap();
     let mut build = command(&["policy", "build", "--offline"]);
@@ -76,9 +78,10 @@ fn a_new_rust_policy_builds_and_its_tests_pass() {
     assert!(!project.join("kitchen-rule.wasm").exists());
 }
 
-/// What the tool makes lies in the project until it is done: elsewhere others could have taken its name.
+/// The build tool writes its output into the project. In a shared directory, another user could
+/// have taken the name first.
 #[test]
-fn a_tool_of_another_language_writes_into_the_project_only() {
+fn build_tool_of_javascript_writes_into_the_project_only() {
     let directory = tempfile::tempdir().unwrap();
     let new = ["policy", "new", "rule", "--lang", "js"];
     run_in(directory.path(), &new, b"").code(0);
@@ -87,7 +90,7 @@ fn a_tool_of_another_language_writes_into_the_project_only() {
     fs::create_dir_all(tool.parent().unwrap()).unwrap();
     fs::write(
         &tool,
-        "#!/bin/sh\nfor last; do :; done\ncp \"$MADE\" \"$last\"\n",
+        "#!/bin/sh\nfor last; do :; done\ncp \"$POLICY\" \"$last\"\n",
     )
     .unwrap();
     fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
@@ -95,7 +98,7 @@ fn a_tool_of_another_language_writes_into_the_project_only() {
     let mut build = command(&["policy", "build", "rule"]);
     build
         .current_dir(directory.path())
-        .env("MADE", policies::faulty())
+        .env("POLICY", policies::faulty())
         .env("TMPDIR", "/nowhere");
     let text = finish(build, b"").code(0).text();
     assert!(text.starts_with("wrote rule/rule.wasm\n"), "{text}");
@@ -104,7 +107,7 @@ fn a_tool_of_another_language_writes_into_the_project_only() {
 }
 
 #[test]
-fn what_cannot_be_made_or_built_is_said() {
+fn policy_new_or_build_failure_names_the_cause() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     run(&["policy", "new", "Not A Name", "--dir", path], b"")
@@ -116,7 +119,7 @@ fn what_cannot_be_made_or_built_is_said() {
     run(&["policy", "build", path], b"")
         .code(2)
         .says("no project");
-    // What is missing is said with how to get it.
+    // The error about a missing tool says how to install it.
     for (lang, says) in [
         ("js", "npm install"),
         ("python", "pip install componentize-py"),

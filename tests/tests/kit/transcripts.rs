@@ -1,12 +1,12 @@
-//! `statehouse policy test`.
+//! Tests of `statehouse policy test`.
 
 use std::fs;
 
 use statehouse_tests::{Server, policies, run};
 
-/// A conversation in which nothing is wrong.
+/// A transcript that the built-in policy passes.
 const GOOD: &str = "\
-# What a thermostat and its display say.
+# Messages of a thermostat and its display.
 client display
 display> KEYNOTIFY setpoint
 display< +OK\\r\\n
@@ -29,7 +29,7 @@ fn write(text: &str) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn a_transcript_that_holds_takes_no_time_of_its_own() {
+fn passing_transcript_simulates_its_waits() {
     let (_directory, path) = write(&GOOD.replace("wait 500ms", "wait 99999999999ms"));
     let later = GOOD.replace("wait 500ms", "wait 499ms");
     let (_other, early) = write(&later.replace(
@@ -44,7 +44,7 @@ fn a_transcript_that_holds_takes_no_time_of_its_own() {
 }
 
 #[test]
-fn a_line_that_differs_is_shown_with_what_came() {
+fn differing_line_is_shown_with_the_actual_answer() {
     let (_directory, path) = write(&GOOD.replace("PX 500", "PX half").replace("$-1", "$1"));
     let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
     let text = ran.text();
@@ -67,7 +67,7 @@ fn a_line_that_differs_is_shown_with_what_came() {
 }
 
 #[test]
-fn what_nobody_says_is_missed_and_update_writes_it() {
+fn missing_lines_are_reported_and_written_by_update() {
     let bare: String = GOOD
         .lines()
         .filter(|line| !line.contains("< ") && !line.contains("! ") && !line.starts_with('?'))
@@ -84,9 +84,9 @@ fn what_nobody_says_is_missed_and_update_writes_it() {
     run(&["policy", "test", "builtin", &path], b"").code(0);
 }
 
-/// What a line of an answer says can be written; that one version is higher than another cannot.
+/// `--update` can rewrite the line of an answer, but no comparison of versions.
 #[test]
-fn what_an_update_cannot_mend_is_still_different() {
+fn false_comparison_still_differs_after_an_update() {
     let (_directory, path) = write("> SET k v\n> SET k w\n< +OK\\r\\n __ts=$v\n? $v > $v\n");
     let update = ["policy", "test", "builtin", &path, "--update"];
     let ran = run(&update, b"").code(1);
@@ -96,9 +96,10 @@ fn what_an_update_cannot_mend_is_still_different() {
     assert!(ran.text().contains("1 line differs"), "{}", ran.text());
 }
 
-/// It was read up to the bound, and `--update` wrote only that back.
+/// Guards against a former bug: a transcript was read up to the limit, and `--update` wrote back
+/// only that part.
 #[test]
-fn a_transcript_that_is_too_long_is_refused_and_left_alone() {
+fn oversized_transcript_is_refused_and_left_unchanged() {
     let text = format!("> GET k\n{}", "# nothing\n".repeat((16 << 20) / 10));
     let (_directory, path) = write(&text);
     run(&["policy", "test", "builtin", &path, "--update"], b"")
@@ -108,11 +109,11 @@ fn a_transcript_that_is_too_long_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_connection_that_ends_takes_nothing_along_but_its_own() {
+fn closed_client_loses_only_its_own_notifications() {
     let other = "client a\nclient b\na> GET k\nclose b\na< $-1\\r\\n\n";
     let (_directory, path) = write(other);
     run(&["policy", "test", "builtin", &path], b"").code(0);
-    // Whoever has the id now is told.
+    // The client that took over the id is notified.
     let taken_over = "\
 client a one
 client z one
@@ -126,7 +127,7 @@ z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\
 ";
     let (_directory, path) = write(taken_over);
     run(&["policy", "test", "builtin", &path], b"").code(0);
-    // What it was sent before is not forgotten.
+    // A notification that was sent before a reconnect still needs its line.
     let again = taken_over.split("z! ").next().unwrap().to_owned() + "client z\n";
     let (_directory, path) = write(&again);
     let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
@@ -134,7 +135,7 @@ z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\
 }
 
 #[test]
-fn a_transcript_that_cannot_be_read_is_named() {
+fn unreadable_transcript_is_refused_with_its_cause() {
     for (text, says) in [
         ("config listen = \"::\"\n", "config listen means nothing"),
         ("config node = 5\n", "config node is a text"),
@@ -148,7 +149,7 @@ fn a_transcript_that_cannot_be_read_is_named() {
     let ran = run(&["policy", "test", "builtin", "/no/such.txt"], b"");
     ran.code(2).says("/no/such.txt");
     run(&["policy", "test", "builtin"], b"").code(2);
-    // A line about a client that is not there is a difference, not an end.
+    // A line about an unknown client counts as a difference and does not end the run.
     let (_directory, path) = write("other> GET k\nat 5\n? $a = $b\n> GET k -- __ts=$none\n");
     let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
     for part in [
@@ -161,9 +162,9 @@ fn a_transcript_that_cannot_be_read_is_named() {
     }
 }
 
-/// `COUNT` tells how many requests its instance has answered.
+/// `COUNT` returns the number of requests that the policy's instance has answered.
 #[test]
-fn a_policy_that_hides_state_is_found_and_the_request_named() {
+fn hidden_state_of_a_policy_is_found_with_its_request() {
     let (_directory, path) =
         write("> COUNT k\n< :1\\r\\n\n> COUNT k\n< :2\\r\\n\n> SET k fine\n< +OK\\r\\n\n");
     let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
@@ -181,7 +182,7 @@ fn a_policy_that_hides_state_is_found_and_the_request_named() {
 }
 
 #[test]
-fn a_policy_that_fails_says_of_what() {
+fn failure_of_a_policy_is_shown_with_its_cause() {
     let (_directory, path) = write("> SET k panic\n< +OK\\r\\n\n> GET k\n< $-1\\r\\n\n");
     let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
     let text = ran.text();
@@ -189,12 +190,12 @@ fn a_policy_that_fails_says_of_what() {
         text.contains("-ERR internal error\\r\\n\"   (the policy failed: wasm trap: "),
         "{text}"
     );
-    // What it had staged is gone: the second answer holds.
+    // The failed request's staged writes were discarded, so the second answer matches.
     assert!(text.contains("1 line differs"), "{text}");
 }
 
 #[test]
-fn a_policy_may_tell_on_topics_of_its_own() {
+fn policy_may_notify_on_its_own_topics() {
     let (_directory, path) = write("> KEYNOTIFY k\n< +OK\\r\\n\n> SET k fine\n");
     run(
         &["policy", "test", policies::faulty(), &path, "--update"],
@@ -212,7 +213,7 @@ fn a_policy_may_tell_on_topics_of_its_own() {
 }
 
 #[test]
-fn the_standard_policy_conforms_and_another_does_not() {
+fn standard_policy_conforms_and_a_faulty_one_does_not() {
     let ran = run(&["policy", "test", "builtin", "--conformance"], b"").code(0);
     assert!(ran.text().contains("every line holds"), "{}", ran.text());
     run(
@@ -223,7 +224,7 @@ fn the_standard_policy_conforms_and_another_does_not() {
 }
 
 #[test]
-fn a_transcript_can_begin_with_the_table_of_a_backup() {
+fn transcript_with_a_snapshot_starts_with_its_table() {
     let server = Server::start();
     let mut store = server.store("writer");
     store.set("old", "value");

@@ -1,5 +1,5 @@
-//! Clients that show who they are, under each configuration of the documents: the official Rust client, and the topics of the
-//! other official clients.
+//! Authenticated clients under each documented configuration: the official Rust client, and the
+//! topics of the other official clients.
 
 use std::fs;
 
@@ -12,11 +12,11 @@ use statehouse_tests::{
 };
 
 use crate::{
-    peer::{Peer, TIMEOUT, heard_that},
+    peer::{Peer, TIMEOUT, expect_notification},
     place::Site,
 };
 
-/// The client of the example files: user name and client id.
+/// The user name and client id in the example files.
 const CLIENT: &str = "thermostat";
 
 const RULES: &str = r#"
@@ -47,10 +47,10 @@ fn embedded(rules: Option<&str>) -> Site {
 struct Topics {
     client: &'static str,
     response: String,
-    /// 4 is No Local.
+    /// Subscription options; 4 is No Local.
     options: u8,
     notifications: Option<String>,
-    /// Whether a broker that knows nothing of the store delivers notifications.
+    /// Whether a broker without support for the store delivers notifications.
     notified_by_topic: bool,
 }
 
@@ -88,8 +88,9 @@ fn topics_of_all_clients() -> Vec<Topics> {
     ]
 }
 
-/// Each client subscribes, watches a key, changes it, and receives responses and notifications at its own topics.
-fn each_client_works_at_its_topics(site: &Site) {
+/// Each client subscribes, watches a key, changes it, and receives responses and notifications on
+/// its own topics.
+fn each_client_works_on_its_topics(site: &Site) {
     for topics in topics_of_all_clients() {
         let name = topics.client;
         let connect = example::connect(CLIENT);
@@ -113,7 +114,8 @@ fn each_client_works_at_its_topics(site: &Site) {
             assert_eq!(text, expected, "{name}: {command:?}");
         }
         if site.is_broker() || topics.notified_by_topic {
-            // The watch of the previous client with this id may bring more notifications, since presence is off.
+            // The watch of the previous client with this id may send more notifications, since
+            // presence is off.
             let mut wait_for = |end: &[u8]| {
                 while !store
                     .client
@@ -129,19 +131,19 @@ fn each_client_works_at_its_topics(site: &Site) {
     }
 }
 
-async fn the_rust_client_works(site: &Site) {
+async fn rust_client_works(site: &Site) {
     let peer = Peer::connect_as(site, CLIENT, PASSWORD);
     let store = &peer.store;
     let key = || b"key".to_vec();
     let observed = store.observe(key(), TIMEOUT).await.unwrap();
     let mut seen = observed.response;
     peer.set("key", "one").await;
-    heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+    expect_notification(&mut seen, Operation::Set(b"one".to_vec())).await;
     let got = store.get(key(), TIMEOUT).await.unwrap();
     assert_eq!(got.response.as_deref(), Some(&b"one"[..]));
     let vdel = store.vdel(key(), b"one".to_vec(), None, TIMEOUT).await;
     assert_eq!(vdel.unwrap().response, 1);
-    heard_that(&mut seen, Operation::Del).await;
+    expect_notification(&mut seen, Operation::Del).await;
     let deleted = store.del(key(), None, TIMEOUT).await.unwrap();
     assert_eq!(deleted.response, 0);
     assert!(store.unobserve(key(), TIMEOUT).await.unwrap().response);
@@ -153,8 +155,8 @@ async fn the_rust_client_works(site: &Site) {
 }
 
 fn all_clients_work(site: &Site) {
-    each_client_works_at_its_topics(site);
-    crate::run(the_rust_client_works(site));
+    each_client_works_on_its_topics(site);
+    crate::run(rust_client_works(site));
 }
 
 #[test]
@@ -167,8 +169,8 @@ fn official_clients_work_with_rules() {
     all_clients_work(&embedded(Some(RULES)));
 }
 
-/// Without the log of connections: each client has the same client id, and the store may learn of the end of the previous one
-/// only after the next one has begun a watch.
+/// Starts an attached server without presence. All clients have the same client id, and the store
+/// could detect the end of one only after the next one has registered a watch.
 fn attached(broker: &Mosquitto) -> Server {
     example::attached(broker, &[("presence", "off")])
 }

@@ -1,9 +1,10 @@
-//! The lease client: acquire, renew, release, observe, hand over.
+//! The lease client: acquire, renew, release, observe. A lease must have at most one holder, and
+//! each acquisition must give a newer fencing token.
 
 use std::time::Duration;
 
 use crate::{
-    peer::{Peer, TIMEOUT, heard_that, newer},
+    peer::{Peer, TIMEOUT, expect_notification, newer},
     place::Place,
 };
 use azure_iot_operations_services::{
@@ -18,7 +19,7 @@ async fn holder(lease: &lease::Client) -> Option<Vec<u8>> {
     lease.get_holder(TIMEOUT).await.unwrap()
 }
 
-fn held<T: std::fmt::Debug>(result: Result<T, Error>) {
+fn expect_held<T: std::fmt::Debug>(result: Result<T, Error>) {
     let error = result.expect_err("the lease is held");
     assert!(
         matches!(error.kind(), ErrorKind::LeaseAlreadyHeld),
@@ -26,7 +27,7 @@ fn held<T: std::fmt::Debug>(result: Result<T, Error>) {
     );
 }
 
-pub(crate) async fn acquire_renew_release(place: Place) {
+pub(crate) async fn lease_is_acquired_renewed_and_released(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
@@ -34,14 +35,14 @@ pub(crate) async fn acquire_renew_release(place: Place) {
     let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
     assert_eq!(first.current_lease_fencing_token(), Some(token.clone()));
     assert_eq!(holder(&second).await, Some(b"one".to_vec()));
-    held(second.acquire(LEASE, TIMEOUT, None).await);
+    expect_held(second.acquire(LEASE, TIMEOUT, None).await);
     assert_eq!(second.current_lease_fencing_token(), None);
 
-    // The holder may acquire again: that is renewing, with a newer token.
+    // The holder may acquire the lease again, which renews it with a newer token.
     let renewed = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
     assert!(newer(&renewed, &token));
 
-    // Somebody else's release changes nothing.
+    // A release by another client changes nothing.
     second.release(TIMEOUT).await.unwrap();
     assert_eq!(holder(&second).await, Some(b"one".to_vec()));
     first.release(TIMEOUT).await.unwrap();
@@ -54,40 +55,40 @@ pub(crate) async fn acquire_renew_release(place: Place) {
     two.leave().await;
 }
 
-pub(crate) async fn a_lease_ends_at_its_time(place: Place) {
+pub(crate) async fn lease_ends_at_its_time(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let token = first.acquire(SHORT, TIMEOUT, None).await.unwrap();
     let mut seen = second.observe(TIMEOUT).await.unwrap();
-    // On a busy machine the lease may have ended before the watch began.
+    // On a busy machine, the lease may have ended before the watch began.
     if holder(&second).await.is_some() {
-        heard_that(&mut seen, Operation::Del).await;
+        expect_notification(&mut seen, Operation::Del).await;
     }
     assert_eq!(holder(&second).await, None);
     let next = second.acquire(LEASE, TIMEOUT, None).await.unwrap();
     assert!(newer(&next, &token));
-    held(first.acquire(LEASE, TIMEOUT, None).await);
+    expect_held(first.acquire(LEASE, TIMEOUT, None).await);
     assert!(second.unobserve(TIMEOUT).await.unwrap());
     one.leave().await;
     two.leave().await;
 }
 
-pub(crate) async fn a_release_is_observed(place: Place) {
+pub(crate) async fn release_of_a_lease_notifies_observers(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
     let mut seen = second.observe(TIMEOUT).await.unwrap();
     let token = first.acquire(LEASE, TIMEOUT, None).await.unwrap();
-    let version = heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+    let version = expect_notification(&mut seen, Operation::Set(b"one".to_vec())).await;
     assert_eq!(version, token);
     first.release(TIMEOUT).await.unwrap();
-    heard_that(&mut seen, Operation::Del).await;
+    expect_notification(&mut seen, Operation::Del).await;
     one.leave().await;
     two.leave().await;
 }
 
-pub(crate) async fn auto_renewal_keeps_a_lease_beyond_its_time(place: Place) {
+pub(crate) async fn auto_renewed_lease_outlives_its_time(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));
@@ -95,18 +96,18 @@ pub(crate) async fn auto_renewal_keeps_a_lease_beyond_its_time(place: Place) {
     let (lease, period) = (Duration::from_secs(3), Duration::from_millis(200));
     let mut token = first.acquire(lease, TIMEOUT, Some(period)).await.unwrap();
     assert_eq!(
-        heard_that(&mut seen, Operation::Set(b"one".to_vec())).await,
+        expect_notification(&mut seen, Operation::Set(b"one".to_vec())).await,
         token
     );
-    // More renewals than the first lease had time for.
+    // 20 renewals take longer than the first lease lasted.
     for _ in 0..20 {
-        let renewed = heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+        let renewed = expect_notification(&mut seen, Operation::Set(b"one".to_vec())).await;
         assert!(newer(&renewed, &token));
         token = renewed;
     }
-    held(second.acquire(lease, TIMEOUT, None).await);
+    expect_held(second.acquire(lease, TIMEOUT, None).await);
     first.release(TIMEOUT).await.unwrap();
-    // A renewal may have been on its way; then comes the deletion, and it stays.
+    // A renewal may still have been in flight. The key is deleted after it, and stays deleted.
     while holder(&second).await.is_some() {
         tokio::time::sleep(period).await;
     }
@@ -114,7 +115,7 @@ pub(crate) async fn auto_renewal_keeps_a_lease_beyond_its_time(place: Place) {
     two.leave().await;
 }
 
-pub(crate) async fn a_fenced_key_outlives_its_lease(place: Place) {
+pub(crate) async fn write_with_an_old_lease_token_is_refused(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (first, second) = (one.lease("lease"), two.lease("lease"));

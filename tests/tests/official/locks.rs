@@ -1,4 +1,5 @@
-//! The lock client: it waits where a lease is held, and gets it by release, by expiry, or by the holder's death.
+//! The lock client. It must wait while another client holds the lock, and get the lock after a
+//! release, an expiry, or the death of the holder.
 
 use std::{
     sync::{
@@ -15,7 +16,7 @@ use crate::{
 
 const LEASE: Duration = Duration::from_secs(60);
 
-pub(crate) async fn lock_and_unlock(place: Place) {
+pub(crate) async fn lock_is_acquired_and_released(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "one");
     let lock = peer.lock("lock");
@@ -32,8 +33,8 @@ pub(crate) async fn lock_and_unlock(place: Place) {
     peer.leave().await;
 }
 
-/// The second waits until the first unlocks: it has not got the lock before.
-pub(crate) async fn unlocking_hands_over(place: Place) {
+/// The second client waits until the first one unlocks.
+pub(crate) async fn unlock_passes_the_lock_on(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let first = one.lock("lock");
@@ -49,8 +50,8 @@ pub(crate) async fn unlocking_hands_over(place: Place) {
     two.leave().await;
 }
 
-/// Nobody unlocks: the lease ends, and the waiting one is woken by the notification of its expiry.
-pub(crate) async fn expiry_hands_over(place: Place) {
+/// The holder does not unlock. The lease expires, and its notification wakes the waiting client.
+pub(crate) async fn expired_lock_passes_on(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let lease = Duration::from_secs(1);
@@ -61,8 +62,8 @@ pub(crate) async fn expiry_hands_over(place: Place) {
     two.leave().await;
 }
 
-/// The holder renews, then dies in the middle: its connection breaks and the renewals stop.
-pub(crate) async fn a_killed_holder_hands_over(place: Place) {
+/// The holder renews the lease, then dies: its connection breaks and the renewals stop.
+pub(crate) async fn lock_of_a_killed_holder_passes_on(place: Place) {
     let server = place.start(&[]);
     let (one, two) = Peer::pair(&server);
     let (lease, period) = (Duration::from_secs(2), Duration::from_millis(500));
@@ -70,7 +71,7 @@ pub(crate) async fn a_killed_holder_hands_over(place: Place) {
     let token = first.lock(lease, TIMEOUT, Some(period)).await.unwrap();
     let second = two.lock("lock");
     let waiting = tokio::spawn(async move { second.lock(LEASE, TIMEOUT, None).await });
-    // Longer than the lease: it is the renewals that keep it.
+    // Longer than the lease, so only the renewals can keep it.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert!(!waiting.is_finished(), "the lease was not renewed");
     one.die();
@@ -79,8 +80,9 @@ pub(crate) async fn a_killed_holder_hands_over(place: Place) {
     two.leave().await;
 }
 
-/// Five clients count under one lock; nobody is ever inside with another, and no count is lost.
-pub(crate) async fn five_clients_share_one_lock(place: Place) {
+/// Five clients increment a counter under one lock. Two clients must never hold the lock at once,
+/// and no increment may be lost.
+pub(crate) async fn lock_shared_by_five_clients_excludes(place: Place) {
     let server = place.start(&[]);
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
@@ -110,6 +112,6 @@ pub(crate) async fn five_clients_share_one_lock(place: Place) {
     assert_eq!(
         server.store("reader").get("count"),
         Some(b"20".to_vec()),
-        "a count was lost"
+        "an increment was lost"
     );
 }

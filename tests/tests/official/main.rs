@@ -1,5 +1,6 @@
-//! The official client of Azure IoT Operations, unmodified, against the real binary. What its own tests and
-//! examples check is checked here, and the versions besides: on the embedded broker, and behind a Mosquitto.
+//! Tests of the unmodified official client of Azure IoT Operations against the real binary, on the
+//! embedded broker and behind Mosquitto. They check what the client's own tests and examples check,
+//! and versions in addition.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access;
@@ -14,7 +15,7 @@ mod scanning;
 mod swaps;
 mod watching;
 
-/// A test of each case for each place where it runs: in both, unless a reason is given.
+/// Defines a test of each case for each place. A case without a reason runs in both places.
 macro_rules! cases {
     ($($module:ident {
         $($(#[$attribute:meta])* $case:ident $(, not behind a broker: $reason:literal)?;)*
@@ -46,59 +47,59 @@ macro_rules! cases {
 
 cases! {
     leases {
-        acquire_renew_release;
-        a_lease_ends_at_its_time;
-        a_release_is_observed;
-        auto_renewal_keeps_a_lease_beyond_its_time;
-        a_fenced_key_outlives_its_lease;
+        lease_is_acquired_renewed_and_released;
+        lease_ends_at_its_time;
+        release_of_a_lease_notifies_observers;
+        auto_renewed_lease_outlives_its_time;
+        write_with_an_old_lease_token_is_refused;
     }
     locks {
-        lock_and_unlock;
-        unlocking_hands_over;
-        expiry_hands_over;
-        a_killed_holder_hands_over;
-        five_clients_share_one_lock;
+        lock_is_acquired_and_released;
+        unlock_passes_the_lock_on;
+        expired_lock_passes_on;
+        lock_of_a_killed_holder_passes_on;
+        lock_shared_by_five_clients_excludes;
     }
     operations {
         versions_rise_and_belong_to_the_value;
-        conditions_of_a_set;
-        a_key_expires;
-        asking_for_the_disk_is_no_error;
-        fencing_tokens;
-        the_quota_is_an_error_of_the_service;
-        what_rules_forbid_is_an_error_of_the_service;
-        keys_and_values_are_any_bytes;
-        many_requests_at_once_are_each_answered;
-        leaving_at_once_is_clean;
+        set_conditions_are_applied;
+        key_expires_at_its_time;
+        set_requesting_the_disk_succeeds;
+        fenced_key_requires_a_current_token;
+        set_over_the_key_quota_is_a_service_error;
+        request_forbidden_by_rules_is_a_service_error;
+        keys_and_values_of_any_bytes_are_returned;
+        concurrent_requests_are_each_answered;
+        client_leaving_at_once_ends_cleanly;
     }
     reconnecting {
-        a_broken_connection_is_resumed;
-        an_observation_ends_with_its_connection_and_begins_again, not behind a broker:
-            "the store does not see the connection break, so the watch goes on";
+        broken_connection_is_resumed;
+        observation_ends_with_its_connection, not behind a broker:
+            "the store does not detect the broken connection, so the watch continues";
     }
     restart {
-        nothing_is_lost_or_doubled_in_10_kills;
+        requests_over_10_kills_take_effect_once;
         #[ignore = "takes minutes"]
-        nothing_is_lost_or_doubled_in_100_kills;
+        requests_over_100_kills_take_effect_once;
     }
     scanning {
-        patterns;
-        changes_between_two_scans;
-        many_keys_come_in_pages_each_once;
+        scan_lists_the_keys_of_a_pattern;
+        scan_after_deletions_lists_the_rest;
+        scan_over_pages_lists_every_key_once;
     }
     swaps {
-        two_hundred_swaps_under_load_lose_and_double_nothing;
+        policy_swaps_under_load_keep_every_request;
     }
     watching {
-        changes_are_heard_while_observed;
-        observing_twice_and_unobserving_nothing;
-        expiry_is_heard_as_a_deletion;
-        a_shut_down_client_hears_the_end;
-        several_observers_hear_the_same;
+        changes_notify_only_during_an_observation;
+        duplicate_observe_is_refused_and_unobserve_answers;
+        expiry_notifies_as_a_deletion;
+        shutdown_of_a_client_ends_its_observation;
+        several_observers_get_the_same_changes;
     }
 }
 
-/// Runs a case. Two threads, since some wait for a process in between.
+/// Runs a case on two threads, since some cases block one of them to wait for a process.
 fn run(case: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

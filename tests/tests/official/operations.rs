@@ -1,4 +1,5 @@
-//! SET, GET, DEL and VDEL with every option, the versions they return and the errors they map.
+//! SET, GET, DEL and VDEL with every option. The client must return the store's versions, and map
+//! its refusals to the documented errors.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ fn condition(set_condition: SetCondition) -> SetOptions {
     }
 }
 
-/// The call failed with this error of the service.
+/// Asserts that the call failed with this service error.
 macro_rules! refused {
     ($result:expr, $expected:pat) => {{
-        let error: Error = $result.expect_err("an error of the service");
+        let error: Error = $result.expect_err("a service error");
         assert!(
             matches!(error.kind(), ErrorKind::ServiceError($expected)),
             "instead of {}: {error:?}",
@@ -59,7 +60,7 @@ pub(crate) async fn versions_rise_and_belong_to_the_value(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn conditions_of_a_set(place: Place) {
+pub(crate) async fn set_conditions_are_applied(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "conditions");
     let set = async |value: &str, options: SetOptions| {
@@ -72,7 +73,7 @@ pub(crate) async fn conditions_of_a_set(place: Place) {
     };
     let (done, first) = set("a", condition(SetCondition::OnlyIfDoesNotExist)).await;
     assert!(done);
-    // A refusal gives the version that is stored.
+    // A refusal returns the version of the stored value.
     let refused = set("b", condition(SetCondition::OnlyIfDoesNotExist)).await;
     assert_eq!(refused, (false, first));
     let (done, second) = set("a", condition(SetCondition::OnlyIfEqualOrDoesNotExist)).await;
@@ -102,7 +103,7 @@ pub(crate) async fn conditions_of_a_set(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn a_key_expires(place: Place) {
+pub(crate) async fn key_expires_at_its_time(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "expiry");
     let mut expires = condition(SetCondition::OnlyIfDoesNotExist);
@@ -111,12 +112,12 @@ pub(crate) async fn a_key_expires(place: Place) {
     tokio::time::sleep(Duration::from_millis(320)).await;
     let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
     assert_eq!(got.response, None);
-    // Free again for whoever comes next.
+    // The expired key can be set as a new one.
     peer.set_with("key", "b", None, expires).await;
     peer.leave().await;
 }
 
-pub(crate) async fn asking_for_the_disk_is_no_error(place: Place) {
+pub(crate) async fn set_requesting_the_disk_succeeds(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "persist");
     let persist = SetOptions {
@@ -127,13 +128,13 @@ pub(crate) async fn asking_for_the_disk_is_no_error(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn fencing_tokens(place: Place) {
+pub(crate) async fn fenced_key_requires_a_current_token(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "fencing");
     let key = || b"key".to_vec();
     let plain = SetOptions::default;
     let mut token = HybridLogicalClock::default();
-    // A token from anywhere fences the key; the version that a SET gives serves as a newer one.
+    // Any token fences the key. The version that a SET returns is a valid newer token.
     for value in ["v1", "v2"] {
         let version = peer
             .set_with("key", value, Some(token.clone()), plain())
@@ -177,7 +178,7 @@ pub(crate) async fn fencing_tokens(place: Place) {
     ahead.timestamp += Duration::from_secs(90);
     refused!(set("v4", Some(ahead)).await, ServiceError::FencingTokenSkew);
 
-    // Reading needs no token; deleting with the right one forgets it.
+    // A read needs no token. A deletion with the current token removes the fence.
     let got = store.get(key(), TIMEOUT).await.unwrap();
     assert_eq!(got.response.as_deref(), Some(&b"v3"[..]));
     let other = store
@@ -196,7 +197,7 @@ pub(crate) async fn fencing_tokens(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn the_quota_is_an_error_of_the_service(place: Place) {
+pub(crate) async fn set_over_the_key_quota_is_a_service_error(place: Place) {
     let server = place.start(&[("max_keys", "1")]);
     let peer = Peer::connect(&server, "quota");
     peer.set("one", "v").await;
@@ -217,7 +218,7 @@ pub(crate) async fn the_quota_is_an_error_of_the_service(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn what_rules_forbid_is_an_error_of_the_service(place: Place) {
+pub(crate) async fn request_forbidden_by_rules_is_a_service_error(place: Place) {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("rules.toml");
     let text = r#"
@@ -250,7 +251,7 @@ pub(crate) async fn what_rules_forbid_is_an_error_of_the_service(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn keys_and_values_are_any_bytes(place: Place) {
+pub(crate) async fn keys_and_values_of_any_bytes_are_returned(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "bytes");
     let all: Vec<u8> = (0..=255).collect();
@@ -267,12 +268,12 @@ pub(crate) async fn keys_and_values_are_any_bytes(place: Place) {
             .await;
         assert!(set.unwrap().response);
         let got = peer.store.get(all.clone(), TIMEOUT).await.unwrap();
-        assert!(got.response == Some(value), "the value came back changed");
+        assert!(got.response == Some(value), "the returned value differs");
     }
     peer.leave().await;
 }
 
-pub(crate) async fn many_requests_at_once_are_each_answered(place: Place) {
+pub(crate) async fn concurrent_requests_are_each_answered(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "many");
     let mut tasks = tokio::task::JoinSet::new();
@@ -297,11 +298,11 @@ pub(crate) async fn many_requests_at_once_are_each_answered(place: Place) {
         });
     }
     let versions: std::collections::BTreeSet<String> = tasks.join_all().await.into_iter().collect();
-    assert_eq!(versions.len(), 200, "a version was given twice");
+    assert_eq!(versions.len(), 200, "a version was assigned twice");
     peer.leave().await;
 }
 
-pub(crate) async fn leaving_at_once_is_clean(place: Place) {
+pub(crate) async fn client_leaving_at_once_ends_cleanly(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "leaving");
     within(peer.monitor.connected()).await;

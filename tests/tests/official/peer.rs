@@ -1,4 +1,4 @@
-//! One official client: a session that runs in a task, and a state store client on it.
+//! An official client for tests: a session that runs in a task, and a state store client on it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use azure_iot_operations_services::{
 use statehouse_tests::Server;
 use tokio::task::JoinHandle;
 
-/// How long a request may take: long, since a machine may be busy.
+/// How long a request may take. It is long because the machine may be busy.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An official client with its session.
@@ -29,7 +29,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Two clients of one server, `one` and `two`.
+    /// Connects two clients, `one` and `two`.
     pub(crate) fn pair(server: &Server) -> (Peer, Peer) {
         let connect = |id| Peer::connect(server, id);
         (connect("one"), connect("two"))
@@ -41,12 +41,12 @@ impl Peer {
         Peer::connect_to(&address.ip().to_string(), address.port(), id)
     }
 
-    /// The same to whatever is there.
+    /// Connects with the defaults of the crate to another address.
     pub(crate) fn connect_to(host: &str, port: u16, id: &str) -> Peer {
         Peer::connect_with(host, port, id, |settings| settings)
     }
 
-    /// Connects as the user of the same name.
+    /// Connects with the client id as the user name.
     pub(crate) fn connect_as(server: &Server, id: &str, password: &str) -> Peer {
         let (host, port) = (server.address().ip().to_string(), server.address().port());
         Peer::connect_with(&host, port, id, |settings| {
@@ -102,14 +102,14 @@ impl Peer {
         lock::Client::new(self.store.clone(), name.into(), self.id.as_str().into()).unwrap()
     }
 
-    /// SET without options; the version.
+    /// Sends a SET without options. Returns the version.
     pub(crate) async fn set(&self, key: &str, value: &str) -> HybridLogicalClock {
         self.set_with(key, value, None, state_store::SetOptions::default())
             .await
             .unwrap()
     }
 
-    /// SET with a token and options; the version.
+    /// Sends a SET with a token and options. Returns the version.
     pub(crate) async fn set_with(
         &self,
         key: &str,
@@ -126,46 +126,46 @@ impl Peer {
         response.version
     }
 
-    /// Leaves as the examples do; every step has to succeed.
+    /// Shuts down as the examples do. Every step must succeed.
     pub(crate) async fn leave(self) {
         within(self.store.shutdown()).await.unwrap();
         self.exit.try_exit().unwrap();
         within(self.session).await.unwrap().unwrap();
     }
 
-    /// Dies: the connection breaks, and nothing is said or cleaned up.
+    /// Breaks the connection without a DISCONNECT or any clean-up.
     pub(crate) fn die(self) {
         self.session.abort();
     }
 }
 
-/// Waits for what has to come; a test that waits for ever tells nobody anything.
+/// Waits for a result with a timeout, so that a failed test ends.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, future)
         .await
         .expect("in time")
 }
 
-/// The next notification.
-pub(crate) async fn heard(observation: &mut KeyObservation) -> KeyNotification {
+/// Waits for the next notification.
+pub(crate) async fn next_notification(observation: &mut KeyObservation) -> KeyNotification {
     within(observation.recv_notification())
         .await
         .expect("a notification, not the end")
         .0
 }
 
-/// The next notification is this operation; its version.
-pub(crate) async fn heard_that(
+/// Waits for the next notification, which must be of this operation. Returns the version.
+pub(crate) async fn expect_notification(
     observation: &mut KeyObservation,
     operation: Operation,
 ) -> HybridLogicalClock {
-    let notification = heard(observation).await;
+    let notification = next_notification(observation).await;
     assert_eq!(notification.operation, operation);
     assert_eq!(notification.key, observation.key);
     notification.version
 }
 
-/// Versions order by wall clock, counter, node.
+/// Whether a version is newer. Versions are ordered by wall clock, counter and node.
 pub(crate) fn newer(one: &HybridLogicalClock, than: &HybridLogicalClock) -> bool {
     let order = |hlc: &HybridLogicalClock| (hlc.timestamp, hlc.counter, hlc.node_id.clone());
     order(one) > order(than)

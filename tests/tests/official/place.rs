@@ -1,22 +1,21 @@
-//! Where a case runs: on the embedded broker, or behind a Mosquitto.
+//! The places where a case runs: on the embedded broker, or behind Mosquitto.
 
 use std::ops::{Deref, DerefMut};
 
 use statehouse_tests::{Mosquitto, Server};
 use tempfile::TempDir;
 
-/// Where a case runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// The store is the broker.
     Embedded,
-    /// The store is a client of a broker, beside the others.
+    /// The store is a client of a broker, like the other clients.
     Attached,
 }
 
-/// A store, and the broker that it is attached to.
+/// A store, and the broker to which it is attached, if any.
 pub(crate) struct Site {
-    // First, so that it is gone before its broker.
+    // The first field, so that the server is dropped before its broker.
     server: Server,
     _broker: Option<Mosquitto>,
     /// Files that the server reads.
@@ -24,7 +23,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// A server with files of its own.
+    /// A server on the embedded broker, and the directory of its files.
     pub(crate) fn with_files(server: Server, files: TempDir) -> Site {
         Site {
             server,
@@ -44,7 +43,8 @@ impl Site {
 }
 
 impl Place {
-    /// A store of a test's own, which can be killed and started again. Settings are pairs such as `("max_keys", "1")`.
+    /// Starts a store, which can be killed and restarted. Settings are pairs such as `("max_keys",
+    /// "1")`.
     pub(crate) fn start(self, settings: &[(&str, &str)]) -> Site {
         match self {
             Place::Embedded => Site {
@@ -53,10 +53,10 @@ impl Place {
                 _files: None,
             },
             Place::Attached => {
-                // One client writes three thousand keys as fast as the broker takes them; it drops by itself what
-                // is beyond the default of 1000.
+                // One client writes three thousand keys as fast as the broker accepts them. With
+                // the default of 1000, the broker would drop queued messages.
                 let broker = Mosquitto::with(&["max_queued_messages 10000"]);
-                // Finding out how to learn who has gone takes two seconds.
+                // Detecting how the broker reports disconnected clients would take two seconds.
                 let settings = [&[("presence", "off")], settings].concat();
                 let server = Server::attached(&broker.url(), broker.address(), &settings);
                 Site::behind(server, broker)

@@ -1,5 +1,5 @@
-//! Connections break. The official client asks for its session back and gives up where there is none; what is
-//! tested is that it goes on.
+//! Broken connections. The official client resumes its session, and gives up if the session is
+//! lost. These tests check that the client continues.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    peer::{Peer, TIMEOUT, heard_that, within},
+    peer::{Peer, TIMEOUT, expect_notification, within},
     place::Place,
 };
 
@@ -51,7 +51,7 @@ impl Relay {
     }
 }
 
-pub(crate) async fn a_broken_connection_is_resumed(place: Place) {
+pub(crate) async fn broken_connection_is_resumed(place: Place) {
     let server = place.start(&[]);
     let relay = Relay::start(&server).await;
     let peer = Peer::connect_to("127.0.0.1", relay.port, "resuming");
@@ -69,8 +69,8 @@ pub(crate) async fn a_broken_connection_is_resumed(place: Place) {
     peer.leave().await;
 }
 
-/// A watch ends with its connection, and the client says so: the observation ends and can begin again.
-pub(crate) async fn an_observation_ends_with_its_connection_and_begins_again(place: Place) {
+/// A watch ends with its connection. The client ends the observation, and can begin another one.
+pub(crate) async fn observation_ends_with_its_connection(place: Place) {
     let server = place.start(&[]);
     let relay = Relay::start(&server).await;
     let peer = Peer::connect_to("127.0.0.1", relay.port, "observing");
@@ -78,17 +78,17 @@ pub(crate) async fn an_observation_ends_with_its_connection_and_begins_again(pla
     let key = || b"key".to_vec();
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     writer.set("key", "one").await;
-    heard_that(&mut seen, Operation::Set(b"one".to_vec())).await;
+    expect_notification(&mut seen, Operation::Set(b"one".to_vec())).await;
 
     relay.cut.send(()).unwrap();
     let end = within(seen.recv_notification()).await;
-    assert!(end.is_none(), "the observation goes on");
+    assert!(end.is_none(), "the observation continues");
     within(peer.monitor.connected()).await;
-    writer.set("key", "unheard").await;
+    writer.set("key", "not observed").await;
 
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
     writer.set("key", "two").await;
-    heard_that(&mut seen, Operation::Set(b"two".to_vec())).await;
+    expect_notification(&mut seen, Operation::Set(b"two".to_vec())).await;
     peer.leave().await;
     writer.leave().await;
 }

@@ -1,5 +1,5 @@
-//! The official client under `kill -9` of the server: it comes back by itself, sends again what was on its way, and
-//! goes on. Whatever it was told is so, and each of its requests had one effect.
+//! The official client over `kill -9` of the server. It reconnects and redelivers its requests in
+//! flight. Every acknowledged write must survive, and each request must take effect exactly once.
 
 use std::{
     sync::{
@@ -22,23 +22,23 @@ use crate::{
 const PEERS: usize = 3;
 /// Guards the counter.
 const MUTEX: &str = "mutex";
-/// Counted up by all, each holding the mutex.
+/// Incremented by every peer, while it holds the mutex.
 const COUNTER: &str = "counter";
 
-/// What the peers and the one who kills know of each other.
+/// The state shared by the peers and the task that kills the server.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     /// The last value of each peer's own key that was acknowledged.
     acknowledged: [AtomicU64; PEERS],
-    /// How often the counter was counted up.
-    counted: AtomicU64,
-    /// A peer has just been told that its write was done.
-    told: Notify,
+    /// The number of increments of the counter.
+    increments: AtomicU64,
+    /// Notified when a write of a peer was acknowledged.
+    written: Notify,
 }
 
 impl Shared {
-    /// All requests that came to an end.
+    /// The last acknowledged value of each peer.
     fn progress(&self) -> Vec<u64> {
         let own = self.acknowledged.iter();
         own.map(|n| n.load(Ordering::SeqCst)).collect()
@@ -83,30 +83,38 @@ impl Worker {
         response.unwrap().response
     }
 
-    /// One turn: what ran twice, or not at all, shows in what follows.
+    /// Runs requests such that one that is executed twice, or not at all, changes a later answer.
     async fn turn(&mut self, n: u64, shared: &Shared, number: usize) {
         let own = self.own.clone();
         self.set(&own, &n.to_string()).await;
         shared.acknowledged[number].store(n, Ordering::SeqCst);
-        shared.told.notify_waiters();
+        shared.written.notify_waiters();
         let read = self.get(&own).await;
         assert_eq!(read, Some((n.to_string(), self.last.clone().unwrap())));
-        // Nobody else uses this key: the first SET wins, and there is one value to remove.
+        // Only this peer uses the key, so its SET NX succeeds, and VDEL removes one value.
         let once = format!("{own}/once");
-        assert!(self.set_new(&once, &own).await, "an NX met itself");
-        assert_eq!(self.remove(&once, &own).await, 1, "a VDEL met itself");
+        assert!(
+            self.set_new(&once, &own).await,
+            "the SET NX was executed twice"
+        );
+        assert_eq!(
+            self.remove(&once, &own).await,
+            1,
+            "the VDEL was executed twice"
+        );
         if self.set_new(MUTEX, &own).await {
-            // A SET that came again after the mutex was free would take back what others counted.
+            // If a SET were executed again after the mutex was released, it would undo increments
+            // of other peers.
             let before = self.get(COUNTER).await;
             let before: u64 = before.map_or(0, |(value, _)| value.parse().unwrap());
             self.set(COUNTER, &(before + 1).to_string()).await;
-            shared.counted.fetch_add(1, Ordering::SeqCst);
+            shared.increments.fetch_add(1, Ordering::SeqCst);
             assert_eq!(self.remove(MUTEX, &own).await, 1, "the mutex was not held");
         }
     }
 }
 
-async fn killed_under(place: Place, rounds: u64) {
+async fn run_over_kills(place: Place, rounds: u64) {
     let mut dice = Dice::thrown();
     let mut server = place.start(&[]);
     let shared = Arc::new(Shared::default());
@@ -132,7 +140,7 @@ async fn killed_under(place: Place, rounds: u64) {
         })
         .collect();
     for round in 0..rounds {
-        // Every peer is back and has done something.
+        // Waits until every peer has reconnected and made progress.
         let before = shared.progress();
         while shared
             .progress()
@@ -146,15 +154,15 @@ async fn killed_under(place: Place, rounds: u64) {
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        // At any moment, or right after an answer: what that says has to be there.
+        // Kills at a random moment, or right after an answer. The answered write must survive.
         match round % 2 {
             0 => tokio::time::sleep(dice.below_ms(30)).await,
-            _ => within(shared.told.notified()).await,
+            _ => within(shared.written.notified()).await,
         }
         block_in_place(|| server.kill());
         let acknowledged = shared.progress();
         block_in_place(|| server.restart());
-        // What a peer was told is there, or what it wrote after that.
+        // Each key has the last acknowledged value, or a later one.
         let mut reader = server.store("reader");
         for (number, acknowledged) in acknowledged.iter().enumerate() {
             let value = block_in_place(|| reader.get(format!("peer{number}")));
@@ -167,21 +175,21 @@ async fn killed_under(place: Place, rounds: u64) {
     for worker in workers {
         ended.push(worker.await.unwrap());
     }
-    let counted = shared.counted.load(Ordering::SeqCst);
-    assert!(counted > 0, "nobody ever had the mutex");
+    let increments = shared.increments.load(Ordering::SeqCst);
+    assert!(increments > 0, "no peer ever held the mutex");
     let counter = ended[0].get(COUNTER).await;
-    assert_eq!(counter.unwrap().0, counted.to_string());
+    assert_eq!(counter.unwrap().0, increments.to_string());
     for (worker, n) in ended.into_iter().zip(shared.progress()) {
         assert_eq!(worker.get(&worker.own).await.unwrap().0, n.to_string());
-        // A session that had given up would say so here.
+        // This fails if the session has given up.
         worker.peer.leave().await;
     }
 }
 
-pub(crate) async fn nothing_is_lost_or_doubled_in_10_kills(place: Place) {
-    killed_under(place, 10).await;
+pub(crate) async fn requests_over_10_kills_take_effect_once(place: Place) {
+    run_over_kills(place, 10).await;
 }
 
-pub(crate) async fn nothing_is_lost_or_doubled_in_100_kills(place: Place) {
-    killed_under(place, 100).await;
+pub(crate) async fn requests_over_100_kills_take_effect_once(place: Place) {
+    run_over_kills(place, 100).await;
 }

@@ -1,4 +1,5 @@
-//! SCAN through the pager of the newest client.
+//! SCAN through the pager of the newest official client. It must list every matching key exactly
+//! once.
 
 use crate::{
     peer::{Peer, TIMEOUT},
@@ -25,7 +26,7 @@ fn sorted(keys: &[&str]) -> Vec<String> {
     keys
 }
 
-pub(crate) async fn patterns(place: Place) {
+pub(crate) async fn scan_lists_the_keys_of_a_pattern(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "patterns");
     let all = [
@@ -56,7 +57,7 @@ pub(crate) async fn patterns(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn changes_between_two_scans(place: Place) {
+pub(crate) async fn scan_after_deletions_lists_the_rest(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "changes");
     let mut expected: Vec<String> = (0..100).map(|n| format!("key{n:03}")).collect();
@@ -73,7 +74,7 @@ pub(crate) async fn changes_between_two_scans(place: Place) {
     peer.leave().await;
 }
 
-pub(crate) async fn many_keys_come_in_pages_each_once(place: Place) {
+pub(crate) async fn scan_over_pages_lists_every_key_once(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "pages");
     let expected: Vec<String> = (0..3000).map(|n| format!("key{n:05}")).collect();

@@ -1,7 +1,9 @@
-//! Policies are swapped under load: nothing is lost, doubled or reordered, and every answer is wholly from one
-//! policy. It prints how long requests stood still for each swap; what it asserts is order.
+//! Swaps of the active policy under load. No request may be lost, executed twice or reordered, and
+//! every answer must come from a single policy.
 //!
-//! For figures of a release: `STATEHOUSE_BIN=target/release/statehouse cargo nextest run -p statehouse-tests --test official
+//! The test also prints how long each swap delayed requests, but asserts nothing about it. To
+//! measure a release build:
+//! `STATEHOUSE_BIN=target/release/statehouse cargo nextest run -p statehouse-tests --test official
 //! swaps --no-capture`.
 
 use std::{
@@ -23,22 +25,25 @@ use crate::{
 
 const SWAPS: usize = 200;
 const CLIENTS: usize = 6;
-/// Requests of one client on their way at once.
+/// The number of requests that a client has in flight.
 const WINDOW: usize = 4;
 
-/// What one client heard: how often each policy answered.
+/// The answers that one client got.
 #[derive(Clone, Copy, Default)]
-struct Heard {
+struct Answers {
+    /// From the policy `one`.
     one: u64,
+    /// From the policy `two`.
     two: u64,
+    /// How often the policy changed between two answers.
     changes: u64,
 }
 
-/// Counts strokes without a pause. Each answer has to be the next number, in one policy's words.
-fn tally(server: &Server, id: usize, over: &AtomicBool, done: &AtomicU64) -> Heard {
+/// Sends TALLY without a pause. Each answer must be the next number, in the format of one policy.
+fn tally(server: &Server, id: usize, over: &AtomicBool, done: &AtomicU64) -> Answers {
     let mut store = server.store(&format!("tally{id}"));
     let key = format!("tally/{id}");
-    let mut heard = Heard::default();
+    let mut answers = Answers::default();
     let mut count = 0;
     let mut last = None;
     while !over.load(Ordering::Relaxed) {
@@ -57,23 +62,24 @@ fn tally(server: &Server, id: usize, over: &AtomicBool, done: &AtomicU64) -> Hea
             let by_two = answer.payload() == two;
             assert!(
                 by_two || answer.payload() == one,
-                "client {id}, stroke {count}: {}",
+                "client {id}, request {count}: {}",
                 answer.text()
             );
             if by_two {
-                heard.two += 1;
+                answers.two += 1;
             } else {
-                heard.one += 1;
+                answers.one += 1;
             }
-            heard.changes += u64::from(last.replace(by_two).is_some_and(|last| last != by_two));
+            answers.changes += u64::from(last.replace(by_two).is_some_and(|last| last != by_two));
             done.fetch_add(1, Ordering::Relaxed);
         }
     }
     assert_eq!(store.get(&key), Some(count.to_string().into_bytes()));
-    heard
+    answers
 }
 
-/// The official client writes and reads its own key meanwhile.
+/// Writes and reads a key through the official client until `over` is set. Returns the number of
+/// writes.
 async fn official(peer: &Peer, over: &AtomicBool) -> u64 {
     let mut written = 0;
     while !over.load(Ordering::Relaxed) {
@@ -87,7 +93,7 @@ async fn official(peer: &Peer, over: &AtomicBool) -> u64 {
     written
 }
 
-pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: Place) {
+pub(crate) async fn policy_swaps_under_load_keep_every_request(place: Place) {
     let server = Arc::new(place.start(&[]));
     let admin = Admin::of(&server);
     for mark in ["one", "two"] {
@@ -106,7 +112,7 @@ pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: 
         })
         .collect();
     let peer = Arc::new(Peer::connect(&server, "official"));
-    let beside = tokio::spawn({
+    let official_task = tokio::spawn({
         let (peer, over) = (peer.clone(), over.clone());
         async move { official(&peer, &over).await }
     });
@@ -116,7 +122,7 @@ pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: 
         let (done, over) = (done.clone(), over.clone());
         move || {
             let mut rollbacks = Vec::new();
-            // Every fourth goes on with a rollback, which leads back to the one before.
+            // Every fourth swap is a rollback to the previous policy.
             for swap in 0..SWAPS {
                 let asked = Instant::now();
                 if swap % 4 == 1 {
@@ -126,11 +132,14 @@ pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: 
                     let to = if swap % 2 == 0 { "two" } else { "one" };
                     admin.done("POST", &format!("/v1/policies/marked-{to}/promote"), b"");
                 }
-                // Somebody is answered between any two.
+                // Waits for answers between any two swaps.
                 let before = done.load(Ordering::Relaxed);
                 let asked = Instant::now();
                 while done.load(Ordering::Relaxed) < before + 20 {
-                    assert!(asked.elapsed() < PATIENCE, "nobody is answered any more");
+                    assert!(
+                        asked.elapsed() < PATIENCE,
+                        "requests are no longer answered"
+                    );
                     thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -139,29 +148,33 @@ pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: 
         }
     });
     let swapped = swapping.await;
-    // Also where it failed, so that the others end.
+    // Set even if swapping failed, so that the clients end.
     over.store(true, Ordering::Relaxed);
-    let heard: Vec<Heard> = clients.into_iter().map(|it| it.join().unwrap()).collect();
-    let written = beside.await.unwrap();
+    let answers: Vec<Answers> = clients.into_iter().map(|it| it.join().unwrap()).collect();
+    let written = official_task.await.unwrap();
     let (listing, mut rollbacks) = swapped.unwrap();
     let seconds = begun.elapsed().as_secs_f64();
 
-    let sum = |of: fn(&Heard) -> u64| heard.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&Answers) -> u64| answers.iter().map(of).sum::<u64>();
     let (one, two) = (sum(|it| it.one), sum(|it| it.two));
     assert!(one > 0 && two > 0 && written > 0);
-    for (id, heard) in heard.iter().enumerate() {
+    for (id, answers) in answers.iter().enumerate() {
         assert!(
-            heard.changes as usize <= SWAPS,
-            "client {id} went back and forth between the policies {} times",
-            heard.changes
+            answers.changes as usize <= SWAPS,
+            "client {id} saw {} changes of the policy",
+            answers.changes
         );
     }
     let swaps = listing["swaps"].as_array().unwrap();
-    // The first promotion came before any request.
+    // The first promotion was made before any request, so it has no gap.
     let mut gaps: Vec<u64> = swaps
         .iter()
         .skip(1)
-        .map(|swap| swap["gap_us"].as_u64().expect("somebody asked after it"))
+        .map(|swap| {
+            swap["gap_us"]
+                .as_u64()
+                .expect("a request followed the swap")
+        })
         .collect();
     assert_eq!(gaps.len(), SWAPS);
     for (earlier, later) in swaps.iter().zip(&swaps[1..]) {
@@ -171,13 +184,13 @@ pub(crate) async fn two_hundred_swaps_under_load_lose_and_double_nothing(place: 
     gaps.sort_unstable();
     rollbacks.sort_unstable();
     println!(
-        "{:.0} requests/s of {CLIENTS} lean clients with {WINDOW} on their way, {written} rounds of the official one; gap: median {} us, worst {} us; a rollback over HTTP: median {:?}, worst {:?}",
+        "{:.0} requests/s of {CLIENTS} raw clients with {WINDOW} in flight, {written} rounds of the official one; gap: median {} us, worst {} us; a rollback over HTTP: median {:?}, worst {:?}",
         (one + two) as f64 / seconds,
         gaps[SWAPS / 2],
         gaps[SWAPS - 1],
         rollbacks[rollbacks.len() / 2],
         rollbacks[rollbacks.len() - 1],
     );
-    let peer = Arc::into_inner(peer).expect("the task is over");
+    let peer = Arc::into_inner(peer).expect("the task has ended");
     peer.leave().await;
 }

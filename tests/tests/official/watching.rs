@@ -1,9 +1,10 @@
-//! Observe and unobserve, and the notifications in between.
+//! Observe and unobserve. An observer must get each change in between once, in order, with its
+//! version.
 
 use std::time::Duration;
 
 use crate::{
-    peer::{Peer, TIMEOUT, heard_that, newer, within},
+    peer::{Peer, TIMEOUT, expect_notification, newer, within},
     place::Place,
 };
 use azure_iot_operations_services::state_store::{ErrorKind, Operation, SetOptions};
@@ -14,9 +15,9 @@ fn key() -> Vec<u8> {
     KEY.into()
 }
 
-/// What happens outside of an observation is not heard; what happens inside is, once, in order, with the
-/// versions that the writer was told.
-pub(crate) async fn changes_are_heard_while_observed(place: Place) {
+/// Changes before and after an observation are not notified. Changes during it are notified once,
+/// in order, with the versions that the writer got.
+pub(crate) async fn changes_notify_only_during_an_observation(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "observer");
     let writer = Peer::connect(&server, "writer");
@@ -30,11 +31,11 @@ pub(crate) async fn changes_are_heard_while_observed(place: Place) {
     writer.set(KEY, "after").await;
     writer.store.del(key(), None, TIMEOUT).await.unwrap();
 
-    let version = heard_that(&mut seen, Operation::Set(b"v2".to_vec())).await;
+    let version = expect_notification(&mut seen, Operation::Set(b"v2".to_vec())).await;
     assert_eq!(version, set);
-    let deleted = heard_that(&mut seen, Operation::Del).await;
+    let deleted = expect_notification(&mut seen, Operation::Del).await;
     assert!(newer(&deleted, &set));
-    let version = heard_that(&mut seen, Operation::Set(b"v3".to_vec())).await;
+    let version = expect_notification(&mut seen, Operation::Set(b"v3".to_vec())).await;
     assert_eq!(version, own);
     assert!(newer(&own, &deleted));
     assert!(
@@ -45,7 +46,7 @@ pub(crate) async fn changes_are_heard_while_observed(place: Place) {
     writer.leave().await;
 }
 
-pub(crate) async fn observing_twice_and_unobserving_nothing(place: Place) {
+pub(crate) async fn duplicate_observe_is_refused_and_unobserve_answers(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "observer");
     let store = &peer.store;
@@ -61,12 +62,12 @@ pub(crate) async fn observing_twice_and_unobserving_nothing(place: Place) {
     assert!(!unobserve().await);
     let mut again = store.observe(key(), TIMEOUT).await.unwrap().response;
     peer.set(KEY, "v").await;
-    heard_that(&mut again, Operation::Set(b"v".to_vec())).await;
+    expect_notification(&mut again, Operation::Set(b"v".to_vec())).await;
     assert!(unobserve().await);
     peer.leave().await;
 }
 
-pub(crate) async fn expiry_is_heard_as_a_deletion(place: Place) {
+pub(crate) async fn expiry_notifies_as_a_deletion(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "observer");
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
@@ -75,13 +76,13 @@ pub(crate) async fn expiry_is_heard_as_a_deletion(place: Place) {
         ..SetOptions::default()
     };
     let set = peer.set_with(KEY, "v", None, expires).await.unwrap();
-    heard_that(&mut seen, Operation::Set(b"v".to_vec())).await;
-    let gone = heard_that(&mut seen, Operation::Del).await;
-    assert!(newer(&gone, &set));
+    expect_notification(&mut seen, Operation::Set(b"v".to_vec())).await;
+    let expired = expect_notification(&mut seen, Operation::Del).await;
+    assert!(newer(&expired, &set));
     peer.leave().await;
 }
 
-pub(crate) async fn a_shut_down_client_hears_the_end(place: Place) {
+pub(crate) async fn shutdown_of_a_client_ends_its_observation(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "observer");
     let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
@@ -90,7 +91,7 @@ pub(crate) async fn a_shut_down_client_hears_the_end(place: Place) {
     assert!(within(waiting).await.unwrap());
 }
 
-pub(crate) async fn several_observers_hear_the_same(place: Place) {
+pub(crate) async fn several_observers_get_the_same_changes(place: Place) {
     let server = place.start(&[]);
     let mut observers = Vec::new();
     for n in 0..5 {
@@ -104,7 +105,7 @@ pub(crate) async fn several_observers_hear_the_same(place: Place) {
     }
     for (peer, mut seen) in observers {
         for n in 0..20 {
-            heard_that(&mut seen, Operation::Set(n.to_string().into())).await;
+            expect_notification(&mut seen, Operation::Set(n.to_string().into())).await;
         }
         assert!(peer.store.unobserve(key(), TIMEOUT).await.unwrap().response);
         assert!(

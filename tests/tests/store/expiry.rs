@@ -1,11 +1,12 @@
-//! A key is gone at its time, and its watchers are told: not before it, and without anybody touching it.
+//! Expiry of keys. The store must delete a key when its time is over and never earlier, and must
+//! notify the watchers without any request on the key.
 
 use std::time::{Duration, Instant};
 
 use statehouse_tests::{Server, property, store};
 
 #[test]
-fn the_delete_event_comes_by_itself_and_not_early() {
+fn expired_key_unrequested_notifies_watchers_not_early() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     let mut writer = server.store("writer");
@@ -13,33 +14,36 @@ fn the_delete_event_comes_by_itself_and_not_early() {
     let began = Instant::now();
     let answer = writer.ask(&["SET", "key", "value", "PX", "400"]);
     let set = answer.version().unwrap();
-    let heard = watcher.notification();
-    assert_eq!(store::version(&heard), Some(set.clone()));
+    let change = watcher.notification();
+    assert_eq!(store::version(&change), Some(set.clone()));
 
-    let gone = watcher.notification();
-    // The store's clock has whole milliseconds.
+    let expired = watcher.notification();
+    // The store's clock counts whole milliseconds.
     assert!(
         began.elapsed() >= Duration::from_millis(399),
         "early: after {:?}",
         began.elapsed()
     );
-    assert_eq!(gone.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
-    assert_eq!(gone.topic, store::notification_topic("watcher", b"key"));
-    assert_eq!((gone.qos, gone.retain, gone.dup), (1, false, false));
-    let version = store::version(&gone).unwrap();
+    assert_eq!(expired.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
+    assert_eq!(expired.topic, store::notification_topic("watcher", b"key"));
+    assert_eq!(
+        (expired.qos, expired.retain, expired.dup),
+        (1, false, false)
+    );
+    let version = store::version(&expired).unwrap();
     assert!(version > set);
     assert_eq!(
-        property::users(&gone.properties),
+        property::users(&expired.properties),
         [("__ts".to_string(), version.to_string())]
     );
-    // Once only, and the key is gone for everybody.
+    // The watcher is notified only once, and other clients no longer see the key.
     assert_eq!(writer.get("key"), None);
     watcher.expect_nothing();
 }
 
-/// Many keys end at about one time; each watcher hears of its own, each once, in any order.
+/// Many keys expire at about the same time. The watcher is notified once of each, in any order.
 #[test]
-fn many_expire_together() {
+fn keys_expiring_together_notify_once_each() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     let mut writer = server.store("writer");
@@ -56,9 +60,9 @@ fn many_expire_together() {
     let mut deleted = Vec::new();
     let mut set = 0;
     while deleted.len() < keys.len() {
-        let heard = watcher.notification();
-        if heard.payload.ends_with(b"DELETE\r\n") {
-            deleted.push(heard.topic);
+        let change = watcher.notification();
+        if change.payload.ends_with(b"DELETE\r\n") {
+            deleted.push(change.topic);
         } else {
             set += 1;
         }
@@ -74,9 +78,10 @@ fn many_expire_together() {
     assert_eq!(writer.ask(&["SCAN", "*"]).payload(), b"*1\r\n*0\r\n");
 }
 
-/// Written again before its time, a key lives by the new one: no event comes for the old one.
+/// A key that is written again before it expires takes the new expiry. The store sends no DELETE at
+/// the old time.
 #[test]
-fn a_renewal_moves_the_time() {
+fn renewed_key_expires_at_its_new_time_only() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     let mut holder = server.store("holder");
@@ -85,24 +90,25 @@ fn a_renewal_moves_the_time() {
     for _ in 0..5 {
         last = Instant::now();
         let renewed = holder.ask(&["SET", "lease", "holder", "NEX", "PX", "1000"]);
-        // A machine that stood still for a second would have lost it.
+        // If the machine stalls for a second, the lease expires and this fails.
         assert_eq!(renewed.text(), "+OK\\r\\n");
-        let heard = watcher.notification();
+        let change = watcher.notification();
         assert!(
-            !heard.payload.ends_with(b"DELETE\r\n"),
-            "it ended too early"
+            !change.payload.ends_with(b"DELETE\r\n"),
+            "the lease expired too early"
         );
         std::thread::sleep(Duration::from_millis(300));
     }
-    let gone = watcher.notification();
-    assert!(gone.payload.ends_with(b"DELETE\r\n"));
+    let expired = watcher.notification();
+    assert!(expired.payload.ends_with(b"DELETE\r\n"));
     assert!(last.elapsed() >= Duration::from_millis(999), "early");
     watcher.expect_nothing();
 }
 
-/// A deleted key does not expire as well, and neither does one that was set for ever.
+/// A deleted key does not expire in addition. Neither does a key that was then set without an
+/// expiry.
 #[test]
-fn no_event_for_what_is_no_more() {
+fn deleted_or_overwritten_key_sends_no_expiry_event() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     watcher.watch("deleted");
@@ -116,7 +122,7 @@ fn no_event_for_what_is_no_more() {
     watcher.notification();
     watcher.set("kept", "w");
     watcher.notification();
-    // Later than both would have been.
+    // The marker expires later than both keys would have expired.
     watcher.ask(&["SET", "marker", "v", "PX", "500"]);
     watcher.notification();
     let next = watcher.notification();

@@ -1,5 +1,5 @@
-//! The store through the real binary, where a transcript cannot say it: time, order, many at once, and
-//! policies that misbehave.
+//! Tests of the store through the real binary, for behaviour that a transcript cannot express:
+//! expiry, order, concurrency, quotas, watches, and faulty policies.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod expiry;

@@ -1,10 +1,11 @@
-//! Versions rise, and one client's requests run in the order it sent them, however many clients there are.
+//! Order of requests and versions. With any number of clients, versions must rise, and the requests
+//! of one client must be executed in the order in which the client sent them.
 
 use std::{collections::BTreeSet, thread};
 
 use statehouse_tests::{Answer, Hlc, Request, Server, Store, store};
 
-/// Sends all at once, then collects the answers.
+/// Sends all requests at once, then collects the answers.
 fn pipeline(store: &mut Store, requests: &[Request]) -> Vec<Answer> {
     let mut bytes = Vec::new();
     let mut ids = Vec::new();
@@ -23,7 +24,7 @@ fn pipeline(store: &mut Store, requests: &[Request]) -> Vec<Answer> {
 }
 
 #[test]
-fn requests_run_in_the_order_sent() {
+fn pipelined_requests_are_executed_in_order() {
     let server = Server::start();
     let mut client = server.store("client");
     let requests: Vec<Request> = (0..1000)
@@ -46,9 +47,9 @@ fn requests_run_in_the_order_sent() {
     client.expect_nothing();
 }
 
-/// The answers themselves come in that order, without being asked for one by one.
+/// The client reads the answers as they arrive, instead of waiting for each in turn.
 #[test]
-fn answers_come_in_the_order_of_the_requests() {
+fn pipelined_requests_are_answered_in_order() {
     let server = Server::start();
     let mut client = server.store("client");
     let requests: Vec<Request> = (0..500)
@@ -74,10 +75,10 @@ fn answers_come_in_the_order_of_the_requests() {
     }
 }
 
-/// Ten clients write one key. No version is given twice, and every watcher hears the same changes in the same order,
-/// which is the order of their versions.
+/// Ten clients write one key. The store assigns no version twice, and notifies every watcher of the
+/// same changes in the order of their versions.
 #[test]
-fn versions_rise_over_many_writers() {
+fn concurrent_writers_get_unique_rising_versions() {
     let server = Server::start();
     const WRITERS: usize = 10;
     const WRITES: usize = 50;
@@ -111,22 +112,22 @@ fn versions_rise_over_many_writers() {
     assert_eq!(
         expected.len(),
         WRITERS * WRITES,
-        "a version was given twice"
+        "a version was assigned twice"
     );
     let expected: Vec<Hlc> = expected.into_iter().collect();
     for watcher in &mut watchers {
-        let heard: Vec<Hlc> = (0..WRITERS * WRITES)
+        let received: Vec<Hlc> = (0..WRITERS * WRITES)
             .map(|_| store::version(&watcher.notification()).unwrap())
             .collect();
-        assert!(heard == expected, "{} heard another order", watcher.id);
+        assert!(received == expected, "another order at {}", watcher.id);
         watcher.expect_nothing();
     }
 }
 
-/// A writer that watches its own key: the answer to its KEYNOTIFY comes before any notification, and the
-/// notifications in the order of its writes.
+/// A client watches a key that it writes itself. It gets the answer to its KEYNOTIFY before any
+/// notification, and the notifications in the order of its writes.
 #[test]
-fn a_watch_begins_with_its_answer() {
+fn watch_is_answered_before_its_first_notification() {
     let server = Server::start();
     let mut client = server.store("client");
     let mut requests = vec![client.command(&["SET", "key", "before"])];
@@ -165,7 +166,7 @@ fn a_watch_begins_with_its_answer() {
         }
     }
     assert_eq!(notifications, 20);
-    // The last acknowledgements may still be on their way.
+    // The last acknowledgements may still be in flight.
     client.client.ping();
     client.client.drain();
     client.expect_nothing();

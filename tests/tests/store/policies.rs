@@ -1,12 +1,13 @@
-//! Policies of other people, through the real binary: each fault is the faulty request's alone.
+//! Third-party policies through the real binary. A fault of a policy must affect only the request
+//! that caused it.
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
 use statehouse_tests::{Server, policies::faulty};
 
 #[test]
-fn a_faulty_policy_is_contained() {
-    // Otherwise the host would go back to the built-in one after the tenth fault.
+fn policy_fault_affects_only_its_request() {
+    // Otherwise the host would roll back to the built-in policy after the tenth fault.
     let arguments = ["--policy", faulty(), "--guard-failures", "0"];
     let mut server = Server::with("", &arguments);
     assert!(
@@ -26,18 +27,19 @@ fn a_faulty_policy_is_contained() {
         assert_eq!(store.get("new"), None, "{mode} left something behind");
     }
     assert!(server.runs());
-    // Its log names the policy that failed.
+    // The log names the policy that failed.
     server.wait_for_log("faulty");
     store.expect_nothing();
     other.expect_nothing();
-    // Keys of this policy live for a second.
+    // This policy gives its keys an expiry of one second.
     assert_eq!(other.ask(&["SET", "kept", "fine"]).payload(), b"+OK\r\n");
     assert_eq!(other.get("kept"), Some(b"fine".to_vec()));
 }
 
-/// What cannot be told of does not happen; what expires goes all the same, and the standard policy tells of it.
+/// A write is refused if the policy fails to notify its watchers. A key still expires, and the
+/// standard policy notifies the watchers instead.
 #[test]
-fn a_policy_that_cannot_tell() {
+fn failed_notification_refuses_a_write_but_no_expiry() {
     let server = Server::with("", &["--policy", faulty()]);
     let mut store = server.store("client");
     assert_eq!(
@@ -50,14 +52,14 @@ fn a_policy_that_cannot_tell() {
         store.ask(&["SET", "bad-notify", "fine"]).payload(),
         b"-ERR internal error\r\n"
     );
-    let gone = watcher.notification();
-    assert_eq!(gone.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
+    let expired = watcher.notification();
+    assert_eq!(expired.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
     assert_eq!(store.get("bad-notify"), None);
     watcher.expect_nothing();
 }
 
-/// Stops it, and says how many policies it had compiled.
-fn compiled_by(server: &mut Server) -> usize {
+/// Stops the server. Returns how many policies it had compiled.
+fn policies_compiled_by(server: &mut Server) -> usize {
     server.signal("TERM");
     server.wait(Duration::from_secs(10));
     server.wait_for_log("stopped");
@@ -68,18 +70,18 @@ fn compiled_by(server: &mut Server) -> usize {
 }
 
 #[test]
-fn a_policy_is_compiled_by_its_first_start_only() {
+fn policy_code_is_cached_until_damaged_or_readable() {
     let mut server = Server::restartable(&[]);
-    assert_eq!(compiled_by(&mut server), 0, "the standard policy");
+    assert_eq!(policies_compiled_by(&mut server), 0, "the standard policy");
     server.restart_with(&[("policy", faulty())]);
-    assert_eq!(compiled_by(&mut server), 1);
+    assert_eq!(policies_compiled_by(&mut server), 1);
     let answers = |server: &mut Server| {
         server.restart();
         let mut store = server.store("client");
         assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
     };
     answers(&mut server);
-    assert_eq!(compiled_by(&mut server), 0);
+    assert_eq!(policies_compiled_by(&mut server), 0);
 
     let code = server.directory().join("statehouse-data/code");
     let file = fs::read_dir(&code).unwrap().next().unwrap().unwrap().path();
@@ -87,10 +89,18 @@ fn a_policy_is_compiled_by_its_first_start_only() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
     answers(&mut server);
-    assert_eq!(compiled_by(&mut server), 1, "it was damaged");
+    assert_eq!(
+        policies_compiled_by(&mut server),
+        1,
+        "the cached code was damaged"
+    );
 
     fs::set_permissions(&code, fs::Permissions::from_mode(0o755)).unwrap();
     answers(&mut server);
     server.wait_for_log("the machine code of policies is not kept");
-    assert_eq!(compiled_by(&mut server), 1, "others may look into it");
+    assert_eq!(
+        policies_compiled_by(&mut server),
+        1,
+        "other users may read the directory"
+    );
 }

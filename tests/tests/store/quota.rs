@@ -1,17 +1,18 @@
-//! Quotas on bytes. That on keys is in the transcripts.
+//! Quotas on bytes and watches, and limits of a key and a value. The transcripts test the quota on
+//! keys.
 
 use statehouse_tests::Server;
 
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
 #[test]
-fn the_quota_on_bytes() {
+fn write_over_the_byte_quota_is_refused() {
     let server = Server::with_config("max_bytes = 10000");
     let mut client = server.store("client");
     let large = "x".repeat(6000);
     client.set("one", &large);
     assert_eq!(client.ask(&["SET", "two", &large]).payload(), QUOTA);
-    // Larger in place counts, smaller in place makes room.
+    // The quota counts growth by an overwrite, and a smaller value frees room.
     assert_eq!(
         client.ask(&["SET", "one", &"x".repeat(11_000)]).payload(),
         QUOTA
@@ -24,9 +25,9 @@ fn the_quota_on_bytes() {
     client.set("one", &large);
 }
 
-/// Keys and values over their own bounds are refused with words and stored nowhere.
+/// A key or value over its limit is refused with an error text and not stored.
 #[test]
-fn the_bounds_of_a_key_and_a_value() {
+fn oversized_key_or_value_is_refused_and_not_stored() {
     let server = Server::with_config("max_key_bytes = 100\nmax_value_bytes = 1000");
     let mut client = server.store("client");
     client.set("k".repeat(100), "v".repeat(1000));
@@ -42,9 +43,9 @@ fn the_bounds_of_a_key_and_a_value() {
     assert_eq!(client.get("k".repeat(100)), Some(vec![b'v'; 1000]));
 }
 
-/// One connection may watch ten thousand keys; one more is refused, one less makes room.
+/// One connection may watch ten thousand keys. One more watch is refused until one is stopped.
 #[test]
-fn the_quota_on_watches() {
+fn watch_over_the_quota_is_refused_until_one_stops() {
     const WATCHES_MAX: usize = 10_000;
     let server = Server::start();
     let mut client = server.store("client");
@@ -62,9 +63,9 @@ fn the_quota_on_watches() {
     }
     let one_more = ["KEYNOTIFY", "one more"];
     assert_eq!(client.ask(&one_more).payload(), QUOTA);
-    // The same key again is the same watch.
+    // A second KEYNOTIFY on the same key is the same watch.
     assert_eq!(client.ask(&["KEYNOTIFY", "7"]).payload(), b"+OK\r\n");
-    // Others have their own.
+    // Each connection has its own quota.
     let mut other = server.store("other");
     assert_eq!(other.ask(&one_more).payload(), b"+OK\r\n");
     assert_eq!(

@@ -1,4 +1,5 @@
-//! SCAN in pages: the tokens of real answers.
+//! SCAN over several pages, with the tokens of real answers. A scan must list every key that exists
+//! throughout, exactly once.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ fn pages(store: &mut Store, pattern: &str) -> Vec<Vec<Vec<u8>>> {
         assert_eq!(answer.version(), None);
         let (keys, next) = resp::scan(answer.payload());
         pages.push(keys);
-        assert!(pages.len() < 1000, "it does not end");
+        assert!(pages.len() < 1000, "the scan does not end");
         token = next;
         if token.is_none() {
             return pages;
@@ -39,13 +40,13 @@ fn fill(store: &mut Store, keys: &BTreeSet<Vec<u8>>) {
 }
 
 #[test]
-fn every_key_once_over_many_pages() {
+fn scan_over_pages_lists_every_key_once_in_order() {
     let server = Server::start();
     let mut store = server.store("client");
     let mut keys: BTreeSet<Vec<u8>> = (0..2500_u32)
         .map(|n| [b"key\0\r\n\xFF".as_slice(), &n.to_be_bytes()].concat())
         .collect();
-    // Long keys fill a page by their bytes.
+    // Few long keys reach the byte limit of a page.
     keys.extend((0..30_u8).map(|n| [&[n], &[b'x'; 10_000][..]].concat()));
     fill(&mut store, &keys);
     let pages = pages(&mut store, "*");
@@ -55,19 +56,19 @@ fn every_key_once_over_many_pages() {
     assert!(found == expected, "not every key once and in order");
 }
 
-/// Keys that come and go between two pages do not disturb those that stay.
+/// If keys are added and deleted between two pages, every remaining key is still listed once.
 #[test]
-fn changes_between_pages() {
+fn scan_during_changes_lists_remaining_keys_once() {
     let server = Server::start();
     let mut store = server.store("client");
     let keys: BTreeSet<Vec<u8>> = (0..3000).map(|n| format!("k{n:04}").into()).collect();
     fill(&mut store, &keys);
     let first = store.ask(&["SCAN", "k*"]);
     let (mut found, mut token) = resp::scan(first.payload());
-    // The one that the cursor stands on, one before it and one behind it.
+    // The key at the cursor, one key before it, and one key after it.
     let last = found.last().unwrap().clone();
-    for gone in [&last, &b"k0000".to_vec(), &b"k2999".to_vec()] {
-        assert_eq!(store.ask(&[b"DEL", &gone[..]]).payload(), b":1\r\n");
+    for deleted in [&last, &b"k0000".to_vec(), &b"k2999".to_vec()] {
+        assert_eq!(store.ask(&[b"DEL", &deleted[..]]).payload(), b":1\r\n");
     }
     store.set("k0000a", "new, and before");
     while let Some(next) = token {
@@ -79,13 +80,14 @@ fn changes_between_pages() {
     let expected: Vec<Vec<u8>> = keys.into_iter().filter(|key| key != b"k2999").collect();
     assert!(
         found == expected,
-        "a key that stayed was skipped or listed twice"
+        "a remaining key was skipped or listed twice"
     );
 }
 
-/// A token is for its own pattern; bent ones are refused or harmless, never a failure of the policy.
+/// A token is valid for its own pattern only. An altered token is refused or harmless, and must
+/// never make the policy fail.
 #[test]
-fn tokens_of_others() {
+fn foreign_or_altered_scan_token_is_refused_or_harmless() {
     let server = Server::start();
     let mut store = server.store("client");
     let keys: BTreeSet<Vec<u8>> = (0..3000).map(|n| format!("k{n:04}").into()).collect();
@@ -95,11 +97,11 @@ fn tokens_of_others() {
     let other = store.ask(&[b"SCAN".to_vec(), b"x*".to_vec(), token.clone()]);
     assert_eq!(other.payload(), b"-ERR syntax error\r\n");
     for at in 0..token.len() {
-        for bent in [
+        for altered in [
             token[..at].to_vec(),
             [&token[..at], &[token[at] ^ 1], &token[at + 1..]].concat(),
         ] {
-            let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), bent]);
+            let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), altered]);
             assert!(
                 answer.payload() == b"-ERR syntax error\r\n" || answer.payload()[0] == b'*',
                 "{}",
@@ -107,7 +109,7 @@ fn tokens_of_others() {
             );
         }
     }
-    // The right one still is.
+    // The original token is still valid.
     let answer = store.ask(&[b"SCAN".to_vec(), b"k*".to_vec(), token]);
     assert!(!resp::scan(answer.payload()).0.is_empty());
 }

@@ -1,4 +1,5 @@
-//! Who is told of a change: the registered client's connection, once, and nobody else.
+//! Watches. The store must notify the connection that registered a watch, once for each change, and
+//! no other connection.
 
 use statehouse_tests::{
     Client, Connect, Property, Server, Store,
@@ -12,13 +13,13 @@ fn resumed(server: &Server, id: &str) -> Store {
 }
 
 #[test]
-fn a_watch_ends_with_its_connection() {
+fn watch_ends_with_its_connection() {
     let server = Server::start();
     let mut writer = server.store("writer");
     for how in ["disconnect", "abort"] {
         let mut watcher = resumed(&server, how);
         watcher.watch("key");
-        // Every acknowledgement has arrived: nothing is left to be sent again.
+        // Every acknowledgement has arrived, so the server redelivers nothing.
         watcher.client.ping();
         match how {
             "disconnect" => watcher.client.disconnect(),
@@ -32,7 +33,7 @@ fn a_watch_ends_with_its_connection() {
             watcher.ask(&["KEYNOTIFY", "key", "STOP"]).payload(),
             b":0\r\n"
         );
-        // Registered again, it hears again.
+        // A new registration is notified.
         watcher.watch("key");
         let set = writer.set("key", "w");
         assert_eq!(version(&watcher.notification()), Some(set));
@@ -40,26 +41,27 @@ fn a_watch_ends_with_its_connection() {
 }
 
 #[test]
-fn a_watch_ends_with_a_take_over() {
+fn watch_ends_with_a_take_over() {
     let server = Server::start();
     let mut writer = server.store("writer");
     let mut old = resumed(&server, "watcher");
     old.watch("key");
-    // Every acknowledgement has arrived: nothing is left to be sent again.
+    // Every acknowledgement has arrived, so the server redelivers nothing.
     old.client.ping();
     let mut new = resumed(&server, "watcher");
     old.client.expect_disconnect(0x8E);
-    writer.set("key", "unheard");
+    writer.set("key", "before the watch");
     new.expect_nothing();
     new.watch("key");
-    let set = writer.set("key", "heard");
+    let set = writer.set("key", "after the watch");
     assert_eq!(version(&new.notification()), Some(set));
     new.expect_nothing();
 }
 
-/// What was sent and not acknowledged is sent again as MQTT asks; what came later is not.
+/// A notification that was sent but not acknowledged is redelivered, as MQTT requires. Later
+/// changes are not, because the watch ended with the connection.
 #[test]
-fn an_unacknowledged_notification_is_sent_again() {
+fn unacknowledged_notification_is_redelivered() {
     let server = Server::start();
     let mut writer = server.store("writer");
     let mut watcher = resumed(&server, "watcher");
@@ -71,7 +73,7 @@ fn an_unacknowledged_notification_is_sent_again() {
     assert_eq!(version(&first), Some(set.clone()));
     watcher.client.abort();
     let mut client = Client::connect(server.address(), &Connect::resume("watcher", 60));
-    writer.set("key", "unheard");
+    writer.set("key", "without a watch");
     let again = client.take_publish(NOTIFICATION_PREFIX);
     assert_eq!(version(&again), Some(set));
     assert_eq!((again.dup, again.packet_id), (true, first.packet_id));
@@ -84,9 +86,10 @@ fn an_unacknowledged_notification_is_sent_again() {
     );
 }
 
-/// Subscribed or not, and however often: one copy. The matching subscription lends its QoS and identifier.
+/// A watcher gets one copy of a notification, with or without matching subscriptions. A matching
+/// subscription determines the QoS and the identifier.
 #[test]
-fn one_copy_subscribed_or_not() {
+fn watcher_with_subscriptions_gets_one_copy() {
     let server = Server::start();
     let mut writer = server.store("writer");
     let mut plain = server.store("plain");
@@ -107,25 +110,25 @@ fn one_copy_subscribed_or_not() {
 
     let set = writer.set("key", "v");
     for watcher in [&mut plain, &mut subscribed, &mut twice] {
-        let heard = watcher.notification();
-        assert_eq!(version(&heard), Some(set.clone()), "{}", watcher.id);
-        assert_eq!(heard.qos, 1, "{}", watcher.id);
-        let has_id = heard.properties.contains(&id[0]);
+        let change = watcher.notification();
+        assert_eq!(version(&change), Some(set.clone()), "{}", watcher.id);
+        assert_eq!(change.qos, 1, "{}", watcher.id);
+        let has_id = change.properties.contains(&id[0]);
         assert_eq!(has_id, watcher.id == "subscribed");
         watcher.client.ping();
         let more = watcher.client.drain();
         assert!(
             more.iter().all(|packet| packet.kind() != kind::PUBLISH
                 || !packet.publish().topic.starts_with(NOTIFICATION_PREFIX)),
-            "{} heard {more:?}",
+            "{} got {more:?}",
             watcher.id
         );
     }
 }
 
-/// A subscription to somebody else's notifications hears nothing of them.
+/// A subscription that matches another client's notifications receives none of them.
 #[test]
-fn nobody_else_hears_it() {
+fn subscription_to_foreign_notifications_gets_none() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     watcher.watch("key");
@@ -142,9 +145,9 @@ fn nobody_else_hears_it() {
     curious.expect_nothing();
 }
 
-/// An unsubscribe does not end a watch, and a STOP does not end a subscription.
+/// An UNSUBSCRIBE does not end a watch.
 #[test]
-fn watches_and_subscriptions_are_two_things() {
+fn watch_continues_after_an_unsubscribe() {
     let server = Server::start();
     let mut watcher = server.store("watcher");
     let topic = notification_topic("watcher", b"key");
@@ -160,9 +163,9 @@ fn watches_and_subscriptions_are_two_things() {
     watcher.expect_nothing();
 }
 
-/// Its topic would not fit into an MQTT string.
+/// The notification topic of such a key would not fit into an MQTT string.
 #[test]
-fn a_key_too_long_to_watch() {
+fn watch_on_a_key_too_long_for_a_topic_is_refused() {
     let server = Server::start();
     let mut client = server.store("client");
     let key = vec![b'k'; 32 * 1024];
@@ -170,7 +173,7 @@ fn a_key_too_long_to_watch() {
     let answer = client.ask(&[b"KEYNOTIFY", &key[..]]);
     assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
     assert_eq!(client.get(&key), Some(b"v".to_vec()));
-    // The longest that does: 65 535 bytes less everything else, halved.
+    // The longest key that fits: the topic has 65 535 bytes, and each key byte takes two of them.
     let rest = notification_topic("client", b"").len();
     let longest = vec![b'k'; (65_535 - rest) / 2];
     client.watch(&longest);

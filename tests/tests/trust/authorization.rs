@@ -1,5 +1,6 @@
-//! Rules: what they refuse and how that is seen, what becomes of those who are connected when they change, and what they
-//! do not change.
+//! Authorization rules. A refusal must be visible to the client, in the log, in a metric and in
+//! `authz explain`. A change of the rules must take effect for connected clients, but must not
+//! change the answers of earlier requests.
 
 use std::{fs, path::PathBuf};
 
@@ -18,10 +19,11 @@ const NOT_AUTHORIZED: u8 = 0x87;
 const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 const DENIED: &str = "-ERR not authorized\\r\\n";
 
-/// Everybody connects; `reader` and `writer` have the keys below `shared/`, each in its way, and everybody its own.
+/// All listed clients may connect and use their own keys. `reader` may read the keys below
+/// `shared/`, and `writer` may write them.
 const RULES: &str = r#"
 [[rules]]
-principals.clientIds = ["reader", "writer", "+", "a/b", "dead"]
+principals.clientIds = ["reader", "writer", "+", "a/b", "absent"]
 brokerResources = [{ method = "Connect" }]
 stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["own/{principal.clientId}/*"] }]
 
@@ -36,12 +38,12 @@ brokerResources = [{ method = "Publish", topics = ["news/+"] }]
 stateStoreResources = [{ method = "Write", keyType = "Pattern", keys = ["shared/*"] }]
 "#;
 
-/// The first rule alone: nobody has anything but its own keys.
+/// The first rule alone: each client may use only its own keys.
 fn revoked() -> &'static str {
     RULES.split("\n\n").next().unwrap()
 }
 
-/// A file of rules that a server goes by.
+/// A file of rules that a server uses.
 struct RulesFile {
     path: PathBuf,
     _directory: TempDir,
@@ -62,7 +64,7 @@ impl RulesFile {
         self.path.to_str().unwrap()
     }
 
-    /// Puts other rules in force, as an editor does it.
+    /// Replaces the file, as an editor does, and waits until the rules are in force.
     fn change(&self, server: &Server, text: &str) {
         let before = in_force(server);
         let new = self.path.with_extension("new");
@@ -72,7 +74,7 @@ impl RulesFile {
     }
 }
 
-/// How often files were read again, with what result.
+/// How often the server has read its rules again, with this result.
 fn reloads(server: &Server, result: &str) -> u64 {
     metric(
         server,
@@ -80,7 +82,7 @@ fn reloads(server: &Server, result: &str) -> u64 {
     )
 }
 
-/// How often rules were put in force.
+/// How often the server has put rules in force.
 fn in_force(server: &Server) -> usize {
     let log = server.stderr();
     log.iter()
@@ -88,7 +90,7 @@ fn in_force(server: &Server) -> usize {
         .count()
 }
 
-/// A number on the page of metrics; 0 where there is none yet.
+/// The value of a metric, or 0 if the server has not reported it yet.
 pub(crate) fn metric(server: &Server, name: &str) -> u64 {
     let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
@@ -97,13 +99,13 @@ pub(crate) fn metric(server: &Server, name: &str) -> u64 {
     line.map_or(0, |number| number.parse().unwrap())
 }
 
-/// How often clients were refused something.
+/// How often the server has refused an action to clients.
 fn refused(server: &Server, what: &str) -> u64 {
     metric(server, &format!("access_refused_total{{what=\"{what}\"}} "))
 }
 
-/// A server under rules.
-fn under(rules: &RulesFile) -> Server {
+/// Starts a server with rules.
+fn server_with(rules: &RulesFile) -> Server {
     Server::with("", &["--rules", rules.name()])
 }
 
@@ -116,26 +118,26 @@ fn reason(properties: &[Property]) -> String {
     reason.expect("a Reason String")
 }
 
-/// What `authz explain` says, which has to end with this code.
+/// Runs `authz explain`, which must end with this code. Returns its output.
 fn explain(rules: &RulesFile, code: i32, arguments: &[&str]) -> String {
     let arguments = [&["authz", "explain", "--rules", rules.name()], arguments].concat();
     command::run(&arguments, b"").code(code).text()
 }
 
 #[test]
-fn what_no_rule_allows_is_refused_to_the_client_in_the_log_in_a_metric_and_by_explain() {
+fn denied_request_shows_in_answer_log_metric_and_explain() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
 
     let (_, connack) = Client::try_connect(server.address(), &Connect::new("stranger"));
     assert_eq!(connack.reason, NOT_AUTHORIZED);
     assert!(reason(&connack.properties).contains("may not connect"));
     server.wait_for_log("no rule lets it connect");
     assert_eq!(refused(&server, "connect"), 1);
-    let said = explain(&rules, 1, &["stranger", "CONNECT"]);
+    let output = explain(&rules, 1, &["stranger", "CONNECT"]);
     assert!(
-        said.starts_with("denied: no rule lets stranger connect"),
-        "{said}"
+        output.starts_with("denied: no rule lets stranger connect"),
+        "{output}"
     );
 
     let mut reader = server.store("reader");
@@ -143,12 +145,12 @@ fn what_no_rule_allows_is_refused_to_the_client_in_the_log_in_a_metric_and_by_ex
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
     server.wait_for_log("no rule lets it write shared/a");
     assert_eq!(refused(&server, "write"), 1);
-    let said = explain(&rules, 1, &["reader", "SET", "shared/a"]);
-    assert!(said.contains("for others: rule 3"), "{said}");
-    let said = explain(&rules, 0, &["reader", "get", "shared/a"]);
+    let output = explain(&rules, 1, &["reader", "SET", "shared/a"]);
+    assert!(output.contains("for others: rule 3"), "{output}");
+    let output = explain(&rules, 0, &["reader", "get", "shared/a"]);
     assert!(
-        said.contains("rule 2") && said.contains("line 10"),
-        "{said}"
+        output.contains("rule 2") && output.contains("line 10"),
+        "{output}"
     );
 
     let mut writer = server.store("writer");
@@ -186,9 +188,9 @@ fn what_no_rule_allows_is_refused_to_the_client_in_the_log_in_a_metric_and_by_ex
 }
 
 #[test]
-fn a_will_may_go_where_its_client_may_publish() {
+fn will_requires_the_right_to_publish_its_topic() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
     for (topic, expected) in [("news/end", 0), ("valves/7", NOT_AUTHORIZED)] {
         let mut connect = Connect::new("writer");
         connect.will = Some(Will {
@@ -200,11 +202,11 @@ fn a_will_may_go_where_its_client_may_publish() {
     }
 }
 
-/// What a client may not publish itself, the store may not publish for it.
+/// The store must not publish an answer on a topic on which the client itself may not publish.
 #[test]
-fn an_answer_goes_nowhere_else() {
+fn response_topic_requires_the_right_to_publish() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
     let mut writer = server.store("writer");
     for (topic, refused) in [
         ("valves/7", true),
@@ -226,9 +228,9 @@ fn an_answer_goes_nowhere_else() {
 }
 
 #[test]
-fn a_client_that_calls_itself_a_wildcard_gets_what_is_its_own() {
+fn client_id_with_wildcards_grants_no_foreign_topics() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
     let mut plus = Store::on(server.connect("+"), "+");
     for filter in ["clients/+/#", "own/+", "#"] {
         assert!(plus.client.subscribe(filter, 1) >= 0x80, "{filter}");
@@ -237,7 +239,7 @@ fn a_client_that_calls_itself_a_wildcard_gets_what_is_its_own() {
     let mut slash = server.connect("a/b");
     assert!(
         slash.subscribe("clients/a/b/#", 1) >= 0x80,
-        "these may be of `a`"
+        "these topics may belong to `a`"
     );
     for id in ["#", "*", &"x".repeat(60_000)] {
         let (_, connack) = Client::try_connect(server.address(), &Connect::new(id));
@@ -245,23 +247,23 @@ fn a_client_that_calls_itself_a_wildcard_gets_what_is_its_own() {
     }
 }
 
-/// The classes of mosquitto's CVE-2018-12546 and CVE-2021-34434.
+/// The faults of mosquitto's CVE-2018-12546 and CVE-2021-34434.
 #[test]
-fn what_is_revoked_is_not_delivered() {
+fn messages_after_a_revocation_are_not_delivered() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
     let mut reader = server.store("reader");
     assert_eq!(reader.client.subscribe("news/#", 1), 1);
     reader.watch("shared/a");
     let mut writer = server.store("writer");
     writer.set("shared/a", "one");
     assert!(reader.notification().payload.ends_with(b"one\r\n"));
-    let away = Connect::resume("dead", 600);
-    let may_hear = RULES.replace("[\"reader\"]", "[\"reader\", \"dead\"]");
-    rules.change(&server, &may_hear);
-    let mut dead = Client::connect(server.address(), &away);
-    assert_eq!(dead.subscribe("news/#", 1), 1);
-    dead.disconnect();
+    let away = Connect::resume("absent", 600);
+    let absent_may_subscribe = RULES.replace("[\"reader\"]", "[\"reader\", \"absent\"]");
+    rules.change(&server, &absent_may_subscribe);
+    let mut absent = Client::connect(server.address(), &away);
+    assert_eq!(absent.subscribe("news/#", 1), 1);
+    absent.disconnect();
     let news = |text: &'static str| Publish::new("news/a", text.as_bytes()).qos(1);
     assert_eq!(writer.client.publish(news("for all")).reason, 0);
     assert_eq!(reader.client.take_publish("news/").payload, b"for all");
@@ -272,13 +274,13 @@ fn what_is_revoked_is_not_delivered() {
     writer.set("shared/a", "two");
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), DENIED);
     reader.client.expect_nothing();
-    // Queued for who was away, before and after.
-    let mut dead = Client::connect(server.address(), &away);
-    assert!(dead.session_present());
-    dead.expect_nothing();
+    // The absent client gets neither the message queued before the revocation nor the one after it.
+    let mut absent = Client::connect(server.address(), &away);
+    assert!(absent.session_present());
+    absent.expect_nothing();
 
-    // It has to be asked for again.
-    rules.change(&server, &may_hear);
+    // The revocation ended the subscriptions and watches, so the clients must subscribe again.
+    rules.change(&server, &absent_may_subscribe);
     assert_eq!(
         writer.client.publish(news("again")).reason,
         NO_MATCHING_SUBSCRIBERS
@@ -288,9 +290,9 @@ fn what_is_revoked_is_not_delivered() {
 }
 
 #[test]
-fn who_may_not_connect_any_more_is_disconnected() {
+fn client_losing_its_connect_right_is_disconnected() {
     let rules = RulesFile::new(RULES);
-    let server = under(&rules);
+    let server = server_with(&rules);
     let (mut reader, mut writer) = (server.connect("reader"), server.connect("writer"));
     rules.change(&server, &RULES.replacen("\"reader\", ", "", 1));
     let end = reader.expect_disconnect(NOT_AUTHORIZED);
@@ -301,9 +303,9 @@ fn who_may_not_connect_any_more_is_disconnected() {
 }
 
 #[test]
-fn a_bad_file_keeps_the_store_from_starting_and_leaves_the_rules_of_one_that_runs() {
+fn bad_rules_file_is_refused_and_old_rules_remain() {
     let good = RulesFile::new(RULES);
-    let server = under(&good);
+    let server = server_with(&good);
     for (text, says) in [
         ("garbage", "line 1"),
         ("", "holds no rule"),
@@ -323,7 +325,7 @@ fn a_bad_file_keeps_the_store_from_starting_and_leaves_the_rules_of_one_that_run
             .says(says);
         let before = reloads(&server, "refused");
         fs::write(&good.path, text).unwrap();
-        wait_for("the bad file is seen", || {
+        wait_for("the bad file is refused", || {
             reloads(&server, "refused") > before
         });
     }
@@ -342,15 +344,15 @@ fn a_bad_file_keeps_the_store_from_starting_and_leaves_the_rules_of_one_that_run
     assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
     let good = RulesFile::new(RULES);
-    let said = command::run(&["authz", "check", good.name()], b"")
+    let output = command::run(&["authz", "check", good.name()], b"")
         .code(0)
         .text();
-    assert!(said.contains("3 rules"), "{said}");
+    assert!(output.contains("3 rules"), "{output}");
 }
 
-/// A request that comes again took effect, or did not, the first time: by what was allowed then.
+/// A redelivered request returns its first answer, which depended on the rules of that time.
 #[test]
-fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
+fn redelivery_after_a_rules_change_keeps_its_answer() {
     let rules = RulesFile::new(RULES);
     let mut server = Server::restartable(&[("rules", rules.name())]);
     let connect = Connect::resume("writer", 600);
@@ -369,7 +371,7 @@ fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
     let (denied_id, denied_answer) = first(&mut writer, &denied);
     assert_eq!(denied_answer.text(), DENIED);
 
-    let again = |writer: &mut Store, request: &statehouse_tests::Request, id: u16| {
+    let redeliver = |writer: &mut Store, request: &statehouse_tests::Request, id: u16| {
         let mut publish = request.publish();
         (publish.packet_id, publish.dup) = (id, true);
         writer.client.start(publish);
@@ -377,8 +379,8 @@ fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
     };
     let check = |writer: &mut Store| {
         let (allowed, denied) = (
-            again(writer, &allowed, allowed_id),
-            again(writer, &denied, denied_id),
+            redeliver(writer, &allowed, allowed_id),
+            redeliver(writer, &denied, denied_id),
         );
         assert_eq!(
             (allowed.payload(), allowed.version()),
@@ -389,7 +391,7 @@ fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
     check(&mut writer);
     drop(writer);
     server.kill();
-    // Everything is allowed now, and nothing of it was then.
+    // The first rules again, which allow the request that was denied before.
     fs::write(&rules.path, RULES).unwrap();
     server.restart();
     let client = Client::connect(server.address(), &connect);
@@ -405,20 +407,20 @@ fn a_request_that_comes_again_is_answered_by_the_rules_of_its_first_time() {
 }
 
 #[test]
-fn a_file_of_another_owner_is_explained_with_attributes_and_users() {
+fn rules_with_attributes_are_checked_and_explained() {
     let rules = RulesFile::new(
         "[[rules]]\nprincipals.attributes = [{ building = \"17\" }]\nstateStoreResources = [\n  { method = \"Read\", keyType = \"Binary\", keys = [\"//4=\"] },\n]\n",
     );
     let known = ["c", "GET", "a", "--attribute", "building=17"];
-    let said = explain(&rules, 1, &known);
+    let output = explain(&rules, 1, &known);
     assert!(
-        said.contains("line 4: `//4=`") && said.contains("no rule lets it connect"),
-        "{said}"
+        output.contains("line 4: `//4=`") && output.contains("no rule lets it connect"),
+        "{output}"
     );
-    let said = command::run(&["authz", "check", rules.name()], b"")
+    let output = command::run(&["authz", "check", rules.name()], b"")
         .code(0)
         .text();
-    assert!(said.contains("no client can connect"), "{said}");
+    assert!(output.contains("no client can connect"), "{output}");
     command::run(
         &["authz", "explain", "c", "GET", "--rules", rules.name()],
         b"",
@@ -427,15 +429,12 @@ fn a_file_of_another_owner_is_explained_with_attributes_and_users() {
     .says("name the key");
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let end = std::time::Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(
-            std::time::Instant::now() < end,
-            "it does not come to this: {what}"
-        );
+    while !holds() {
+        assert!(std::time::Instant::now() < end, "timeout before: {what}");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

@@ -1,5 +1,6 @@
-//! A web page in a real browser: MQTT.js over WebSocket sets a key and hears of another. The page's module is that of
-//! `examples/browser`.
+//! A web page in a real browser, which uses MQTT.js over WebSocket and the module of
+//! `examples/browser`. A page of an allowed origin must be able to set and watch keys, and another
+//! page must be refused.
 
 use std::{
     fs,
@@ -15,10 +16,10 @@ use statehouse_tests::{Lines, Server};
 
 use crate::websocket::start;
 
-/// A browser takes some seconds to start, and many where every core is busy.
+/// A browser takes some seconds to start, and many if every core is busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the page does by itself; everything is seen at the store.
+/// The page, which runs without input. The tests observe its effects in the store.
 const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><script type="module">
 import { connect } from "./statestore.js";
 const [, url] = decodeURIComponent(location.search).split("=");
@@ -34,7 +35,7 @@ try {
 }
 </script>"#;
 
-/// Serves the example's directory, and the page, to a browser.
+/// Serves the page and the example's directory to a browser.
 fn site() -> SocketAddr {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/browser");
     let library = example.join("node_modules/mqtt/dist/mqtt.esm.js");
@@ -66,7 +67,7 @@ fn site() -> SocketAddr {
                 body.len()
             );
             let mut socket = &socket;
-            // The browser may have enough.
+            // The browser may close the connection early.
             _ = socket
                 .write_all(head.as_bytes())
                 .and_then(|()| socket.write_all(&body));
@@ -75,7 +76,7 @@ fn site() -> SocketAddr {
     address
 }
 
-/// A browser that shows a page until the test is over.
+/// A browser that shows a page until it is dropped.
 struct Browser {
     child: Child,
     log: Lines,
@@ -123,7 +124,7 @@ impl Drop for Browser {
 }
 
 /// Waits until a key has this value.
-fn comes(server: &Server, key: &str, value: &str) {
+fn wait_for_value(server: &Server, key: &str, value: &str) {
     let mut store = server.store(&format!("waits-for-{key}"));
     let end = Instant::now() + PATIENCE;
     while store.get(key).as_deref() != Some(value.as_bytes()) {
@@ -133,21 +134,21 @@ fn comes(server: &Server, key: &str, value: &str) {
 }
 
 #[test]
-fn a_page_sets_a_key_and_hears_of_another() {
+fn page_in_a_browser_sets_a_key_and_gets_changes() {
     let (server, address) = start(&[]);
     let site = site();
     let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));
-    comes(&server, "ready", "yes");
-    comes(&server, "page", &format!("hello from http://{site}"));
+    wait_for_value(&server, "ready", "yes");
+    wait_for_value(&server, "page", &format!("hello from http://{site}"));
     let mut store = server.store("other");
     store.set("watched", "to the page");
-    comes(&server, "echo", "to the page");
+    wait_for_value(&server, "echo", "to the page");
     drop(browser);
 }
 
-/// The same page, where its site is not on the list.
+/// The origin of the page is not on the list of allowed origins.
 #[test]
-fn a_page_of_another_site_reaches_nothing() {
+fn page_of_an_unlisted_origin_is_refused() {
     let (server, address) = start(&["--ws-origin", "https://panel.example"]);
     let site = site();
     let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));

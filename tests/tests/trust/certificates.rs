@@ -1,11 +1,12 @@
-//! Owners of client certificates: who they are, and that rules know them by it.
+//! Owners of client certificates. The server must derive users and attributes from the certificate,
+//! and apply the rules to them.
 
 use std::fs;
 
 use statehouse_tests::{Ran, run};
 
 use crate::{
-    papers::{Authority, Wanted},
+    authority::{Authority, ClientCertificate},
     tls::{Encrypted, text},
 };
 
@@ -21,7 +22,8 @@ brokerResources = [{ method = "Connect" }]
 stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["building/*"] }]
 "#;
 
-/// A store with these rules and owners, whose clients may show certificates of `press`, `lathe` and `admin`.
+/// A store with these rules and owners. Its clients may present the certificates `press` and
+/// `lathe`.
 struct Site(Encrypted);
 
 impl Site {
@@ -30,7 +32,7 @@ impl Site {
             let clients = Authority::new(directory, "building 17, ca");
             for (serial, name) in ["press", "lathe"].into_iter().enumerate() {
                 let (serial, until) = (serial as u64 + 1, 2100);
-                clients.client(&Wanted {
+                clients.client(&ClientCertificate {
                     name,
                     until,
                     serial,
@@ -57,7 +59,7 @@ impl Site {
         }))
     }
 
-    /// A command of the store's own client, with this certificate.
+    /// Runs a command of the store's own client, with this certificate.
     fn ask(&self, certificate: Option<&str>, arguments: &[&str]) -> Ran {
         let url = format!("mqtts://{}", self.0.address);
         let ca = text(&self.0.authority.certificate);
@@ -74,7 +76,7 @@ impl Site {
 }
 
 #[test]
-fn a_table_gives_certificates_users_and_chains_attributes() {
+fn owners_table_assigns_users_and_attributes() {
     let site = Site::start(
         r#"
         [[certificate]]
@@ -87,7 +89,7 @@ fn a_table_gives_certificates_users_and_chains_attributes() {
         "#,
     );
     site.ask(Some("press"), &["set", "press/a", "v"]).code(0);
-    // By the authority that issued both.
+    // The authority that issued both certificates has the attribute.
     site.ask(Some("press"), &["get", "building/a"]).code(1);
     site.ask(Some("lathe"), &["get", "building/a"]).code(1);
     site.ask(Some("lathe"), &["get", "press/a"])
@@ -102,11 +104,11 @@ fn a_table_gives_certificates_users_and_chains_attributes() {
 }
 
 #[test]
-fn a_common_name_is_a_user() {
+fn common_name_is_used_as_the_user_name() {
     let site = Site::start("cn");
     site.ask(Some("press"), &["set", "press/a", "v"]).code(0);
     site.ask(Some("press"), &["get", "building/a"]).code(4);
-    // Somebody, whom no rule names.
+    // No rule names this user.
     let lathe = site.ask(Some("lathe"), &["get", "building/a"]);
     assert_ne!(lathe.code, Some(1), "{lathe:?}");
     site.0.server.wait_for_log("user=lathe");

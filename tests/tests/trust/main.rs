@@ -1,11 +1,13 @@
-//! Who is let in, over what, and what they may do there: the real binary, and clients that try.
+//! Tests of authentication, encryption and authorization of clients, through the real binary. The
+//! server must accept only clients that prove their identity, and must allow only what the rules
+//! allow.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod authority;
 mod authorization;
 mod browser;
 mod certificates;
 mod official;
-mod papers;
 mod refusals;
 mod revocation;
 mod tls;

@@ -1,4 +1,4 @@
-//! The official client of Azure IoT Operations, with whatever it shows to be let in.
+//! The official client of Azure IoT Operations, with configurable credentials.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use azure_iot_operations_protocol::application::ApplicationContextBuilder;
 use azure_iot_operations_services::state_store;
 use statehouse_tests::{Server, client::PATIENCE};
 
-/// Runs a session and a state store client on it for as long as `f` takes.
+/// Runs `f` with a state store client, on a session that ends with `f`.
 pub(crate) fn with_client<F>(
     server: &Server,
     id: &str,
-    shows: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,
+    credentials: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,
     f: impl FnOnce(state_store::Client) -> F,
 ) -> F::Output
 where
@@ -26,7 +26,7 @@ where
         .tcp_port(server.port())
         .use_tls(false);
     let options = SessionOptionsBuilder::default()
-        .connection_settings(shows(settings).build().unwrap())
+        .connection_settings(credentials(settings).build().unwrap())
         .build()
         .unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -52,7 +52,7 @@ where
     })
 }
 
-/// SET, which has to succeed.
+/// Sends a SET, which must succeed.
 pub(crate) async fn set(store: &state_store::Client, key: &str, value: &str) {
     let options = state_store::SetOptions::default();
     let set = store.set(key.into(), value.into(), PATIENCE, None, options);

@@ -1,4 +1,5 @@
-//! Every reason code that a client can be refused with: the client sees it, the log says why, and a metric counts it.
+//! Every reason code with which the server refuses a client. The client must see the code, the log
+//! must state the reason, and a metric must count it.
 
 use std::{
     fs,
@@ -36,11 +37,12 @@ max_client_in_flight = 10
 max_queue_bytes = 1048576
 ";
 
-/// Ten lines are logged in a second.
+/// The audit log is limited to ten lines in a second, so each case waits this long.
 const PACE: Duration = Duration::from_millis(120);
+/// Longer than the second to which that limit applies.
 const A_SECOND: Duration = Duration::from_millis(1100);
 
-/// A store with narrow bounds, rules, and the user anna.
+/// A store with low limits, rules, and the user `anna`.
 struct Site {
     server: Server,
     users: PathBuf,
@@ -72,7 +74,7 @@ impl Site {
         }
     }
 
-    /// Of a client that nobody was before.
+    /// The CONNECT of a new client.
     fn hello(&self) -> Connect {
         let number = self.clients.fetch_add(1, Ordering::Relaxed);
         Connect::new(&format!("open-{number}"))
@@ -82,19 +84,19 @@ impl Site {
         Client::connect(self.server.address(), &self.hello())
     }
 
-    /// The code of a CONNACK.
+    /// The reason code of the CONNACK.
     fn connack(&self, connect: &Connect) -> u8 {
         Client::try_connect(self.server.address(), connect).1.reason
     }
 
-    /// The code of a DISCONNECT that these bytes are answered with.
+    /// The reason code of the DISCONNECT that answers these bytes.
     fn disconnected(&self, bytes: &[u8]) -> u8 {
         let mut client = self.connect();
         client.send(bytes);
         client.expect_closed().expect("a DISCONNECT").reason
     }
 
-    /// The code of a CONNACK that these bytes are answered with; 0 where they are answered with nothing.
+    /// The reason code of the CONNACK that answers these bytes, or 0 if the server does not answer.
     fn answered(&self, bytes: &[u8]) -> u8 {
         let mut client = self.server.open();
         client.send(bytes);
@@ -110,7 +112,7 @@ impl Site {
         connect
     }
 
-    /// Lines of the audit log with these words.
+    /// The number of lines of the audit log with these words.
     fn logged(&self, what: &str, why: &str) -> usize {
         let what = format!("what={what:?}");
         let log = self.server.stderr();
@@ -121,54 +123,59 @@ impl Site {
     }
 }
 
-/// One way of being refused.
+/// A way in which the server refuses a client.
 struct Case {
-    /// What the metric calls it.
+    /// The label of the metric.
     what: &'static str,
     code: u8,
     reason: &'static str,
-    /// What the log calls it, and words of the line.
+    /// The label of the log line, and words of the line.
     logged: (&'static str, &'static str),
-    /// Whether the client is told, and not only closed.
-    is_told: bool,
-    /// The code that the client sees, 0 where it sees none.
-    sees: fn(&Site) -> u8,
+    /// Whether the server answers, instead of only closing the connection.
+    is_answered: bool,
+    /// Causes the refusal. Returns the code that the client gets, or 0 if it gets none.
+    attempt: fn(&Site) -> u8,
 }
 
-/// One that the broker decides: it is logged under the same word, with its code.
-fn own(what: &'static str, code: u8, reason: &'static str, sees: fn(&Site) -> u8) -> Case {
+/// A refusal by the broker, which is logged with the same label and its code.
+fn by_broker(what: &'static str, code: u8, reason: &'static str, attempt: fn(&Site) -> u8) -> Case {
     Case {
         what,
         code,
         reason,
         logged: (what, reason),
-        is_told: true,
-        sees,
+        is_answered: true,
+        attempt,
     }
 }
 
-/// The same of peers that are told nothing.
-fn silent(what: &'static str, code: u8, reason: &'static str, sees: fn(&Site) -> u8) -> Case {
+/// A refusal by the broker without an answer.
+fn unanswered(
+    what: &'static str,
+    code: u8,
+    reason: &'static str,
+    attempt: fn(&Site) -> u8,
+) -> Case {
     Case {
-        is_told: false,
-        ..own(what, code, reason, sees)
+        is_answered: false,
+        ..by_broker(what, code, reason, attempt)
     }
 }
 
-/// One that the access control decides, and logs in its own words.
+/// A refusal by the access control, which has its own log lines.
 fn by_access(
     what: &'static str,
     (code, reason): (u8, &'static str),
     logged: (&'static str, &'static str),
-    sees: fn(&Site) -> u8,
+    attempt: fn(&Site) -> u8,
 ) -> Case {
     Case {
         what,
         code,
         reason,
         logged,
-        is_told: true,
-        sees,
+        is_answered: true,
+        attempt,
     }
 }
 
@@ -176,24 +183,24 @@ const NOT_AUTHORIZED: (u8, &str) = (0x87, "not authorized");
 
 fn connecting() -> Vec<Case> {
     vec![
-        own("connect", 0x81, "malformed packet", |site| {
+        by_broker("connect", 0x81, "malformed packet", |site| {
             let mut bytes = site.hello().bytes();
             // The reserved flag.
             bytes[9] |= 1;
             site.answered(&bytes)
         }),
-        own("connect", 0x82, "protocol error", |site| {
+        by_broker("connect", 0x82, "protocol error", |site| {
             site.connack(&site.hello().with(Property::ReceiveMaximum(0)))
         }),
-        silent("connect", 0x82, "protocol error", |site| {
+        unanswered("connect", 0x82, "protocol error", |site| {
             site.answered(&packet::PINGREQ)
         }),
-        own("connect", 0x84, "unsupported protocol version", |site| {
+        by_broker("connect", 0x84, "unsupported protocol version", |site| {
             let mut bytes = site.hello().bytes();
             bytes[8] = 6;
             site.answered(&bytes)
         }),
-        own("connect", 0x85, "client identifier not valid", |site| {
+        by_broker("connect", 0x85, "client identifier not valid", |site| {
             site.connack(&Connect::new(&"open-".repeat(1000)))
         }),
         by_access(
@@ -214,14 +221,14 @@ fn connecting() -> Vec<Case> {
             ("authenticate", "is not served here"),
             |site| site.connack(&site.hello().with(Property::AuthMethod("SCRAM".into()))),
         ),
-        own("connect", 0x90, "topic name invalid", |site| {
+        by_broker("connect", 0x90, "topic name invalid", |site| {
             let will = Publish::new(&"open/".repeat(100), "x");
             site.connack(&site.hello().will(will, 0))
         }),
-        silent("connect", 0x95, "packet too large", |site| {
+        unanswered("connect", 0x95, "packet too large", |site| {
             site.answered(&[0x10, 0xFF, 0xFF, 0xFF, 0x7F])
         }),
-        own("connect", 0x97, "quota exceeded", |site| {
+        by_broker("connect", 0x97, "quota exceeded", |site| {
             let mut held = Vec::new();
             loop {
                 let (client, connack) = Client::try_connect(site.server.address(), &site.hello());
@@ -236,10 +243,10 @@ fn connecting() -> Vec<Case> {
 
 fn connected() -> Vec<Case> {
     vec![
-        own("connection", 0x81, "malformed packet", |site| {
+        by_broker("connection", 0x81, "malformed packet", |site| {
             site.disconnected(&[0x36, 0])
         }),
-        own("connection", 0x82, "protocol error", |site| {
+        by_broker("connection", 0x82, "protocol error", |site| {
             let again = site.hello().bytes();
             site.disconnected(&again)
         }),
@@ -250,31 +257,31 @@ fn connected() -> Vec<Case> {
             |site| {
                 let anna = site.login("anna", "secret");
                 let mut anna = Client::connect(site.server.address(), &anna);
-                fs::write(&site.users, "# nobody\n").unwrap();
+                fs::write(&site.users, "# no users\n").unwrap();
                 anna.expect_closed().unwrap().reason
             },
         ),
-        own("connection", 0x8D, "keep alive timeout", |site| {
+        by_broker("connection", 0x8D, "keep alive timeout", |site| {
             let mut connect = site.hello();
             connect.keep_alive_s = 1;
             let mut silent = Client::connect(site.server.address(), &connect);
             silent.expect_closed().unwrap().reason
         }),
-        own("connection", 0x8E, "session taken over", |site| {
+        by_broker("connection", 0x8E, "session taken over", |site| {
             let connect = site.hello();
             let mut first = Client::connect(site.server.address(), &connect);
             let _second = Client::connect(site.server.address(), &connect);
             first.expect_closed().unwrap().reason
         }),
-        own("connection", 0x90, "topic name invalid", |site| {
-            // An answer on the topic of requests would be one.
+        by_broker("connection", 0x90, "topic name invalid", |site| {
+            // An answer on the topic of requests would be a request.
             let mut store = Store::on(site.connect(), "open-");
             let mut request = store.command(&["GET", "open/a"]);
             request.response_topic = Some(REQUEST_TOPIC.into());
             store.client.start(request.publish());
             store.client.expect_closed().unwrap().reason
         }),
-        own("connection", 0x93, "receive maximum exceeded", |site| {
+        by_broker("connection", 0x93, "receive maximum exceeded", |site| {
             let mut bytes = Vec::new();
             for packet_id in 1..=11 {
                 let mut publish = Publish::new("open/a", "x").qos(2);
@@ -283,14 +290,14 @@ fn connected() -> Vec<Case> {
             }
             site.disconnected(&bytes)
         }),
-        own("connection", 0x94, "topic alias invalid", |site| {
+        by_broker("connection", 0x94, "topic alias invalid", |site| {
             let publish = Publish::new("open/a", "x").with(Property::TopicAlias(u16::MAX));
             site.disconnected(&publish.bytes())
         }),
-        own("connection", 0x95, "packet too large", |site| {
+        by_broker("connection", 0x95, "packet too large", |site| {
             site.disconnected(&[0x30, 0xFF, 0xFF, 0xFF, 0x7F])
         }),
-        own("connection", 0x97, "quota exceeded", |site| {
+        by_broker("connection", 0x97, "quota exceeded", |site| {
             let connect = site.hello().with(Property::ReceiveMaximum(1));
             let mut full = Client::connect(site.server.address(), &connect);
             full.acknowledges = false;
@@ -306,7 +313,7 @@ fn connected() -> Vec<Case> {
 
 fn publishing_and_subscribing() -> Vec<Case> {
     vec![
-        own("publish", 0x83, "implementation specific error", |site| {
+        by_broker("publish", 0x83, "implementation specific error", |site| {
             let mut store = Store::on(site.connect(), "open-");
             let mut request = store.command(&["GET", "open/a"]);
             request.response_topic = None;
@@ -322,7 +329,7 @@ fn publishing_and_subscribing() -> Vec<Case> {
                     .reason
             },
         ),
-        own("publish", 0x90, "topic name invalid", |site| {
+        by_broker("publish", 0x90, "topic name invalid", |site| {
             let deep = Publish::new(&"open/".repeat(100), "x").qos(2);
             site.connect().publish(deep).reason
         }),
@@ -332,10 +339,10 @@ fn publishing_and_subscribing() -> Vec<Case> {
             ("subscribe", "no rule lets it subscribe closed/#"),
             |site| site.connect().subscribe("closed/#", 1),
         ),
-        own("subscribe", 0x8F, "topic filter invalid", |site| {
+        by_broker("subscribe", 0x8F, "topic filter invalid", |site| {
             site.connect().subscribe("open/#/a", 1)
         }),
-        own("subscribe", 0x97, "quota exceeded", |site| {
+        by_broker("subscribe", 0x97, "quota exceeded", |site| {
             let mut client = site.connect();
             let granted =
                 (0..64).all(|n| client.subscribe(&format!("$share/{n}/open/a"), 1) < 0x80);
@@ -345,17 +352,17 @@ fn publishing_and_subscribing() -> Vec<Case> {
     ]
 }
 
-/// Those that are refused many times before the test is done with them.
-fn noisy() -> Vec<Case> {
+/// Cases with many refusals each.
+fn repeated() -> Vec<Case> {
     vec![
-        own("publish", 0x97, "quota exceeded", |site| {
-            let mut loud = site.connect();
+        by_broker("publish", 0x97, "quota exceeded", |site| {
+            let mut publisher = site.connect();
             let publish = Publish::new("open/a", "x").qos(1);
-            let reasons = (0..60).map(|_| loud.publish(publish.clone()).reason);
+            let reasons = (0..60).map(|_| publisher.publish(publish.clone()).reason);
             reasons.max().unwrap()
         }),
-        silent("connect", 0x89, "server busy", |site| {
-            // Nobody hears of it: the CONNECT is not waited for.
+        unanswered("connect", 0x89, "server busy", |site| {
+            // The server closes the connection without waiting for a CONNECT.
             let mut held: Vec<_> = (0..45).map(|_| site.server.open()).collect();
             held.last_mut().unwrap().expect_closed();
             0
@@ -365,10 +372,10 @@ fn noisy() -> Vec<Case> {
             (0x9F, "connection rate exceeded"),
             ("authenticate", "too many wrong passwords"),
             |site| {
-                // Longer than any password: it is wrong without being looked at.
+                // Longer than any valid password, so it is refused without a check.
                 let long = site.login("nobody", &"x".repeat(2000));
                 (0..40).for_each(|_| _ = site.connack(&long));
-                // The lines of that second are full.
+                // The log has reached its limit for this second.
                 thread::sleep(A_SECOND);
                 let reasons = (0..5).map(|_| site.connack(&long));
                 reasons.max().unwrap()
@@ -378,14 +385,14 @@ fn noisy() -> Vec<Case> {
 }
 
 impl Case {
-    fn try_on(&self, site: &Site) {
+    fn check(&self, site: &Site) {
         let Case {
             what,
             code,
             reason,
             logged,
-            is_told,
-            sees,
+            is_answered,
+            attempt,
         } = self;
         let name = format!("{what} {code:#04x}");
         let counter =
@@ -394,8 +401,8 @@ impl Case {
             metric(&site.server, &counter),
             site.logged(logged.0, logged.1),
         );
-        let told = if *is_told { *code } else { 0 };
-        assert_eq!(sees(site), told, "{name}: what the client sees");
+        let expected = if *is_answered { *code } else { 0 };
+        assert_eq!(attempt(site), expected, "{name}: the client's code");
         let end = Instant::now() + PATIENCE;
         let mut after = before;
         while after.0 <= before.0 || after.1 <= before.1 {
@@ -413,29 +420,29 @@ impl Case {
 }
 
 #[test]
-fn every_refusal_is_seen_by_its_client_in_the_log_and_in_a_metric() {
+fn every_refusal_reaches_client_log_and_metric() {
     let site = Site::start();
-    // It takes ten seconds to be refused, and there is no code for it.
+    // A connection without a CONNECT is closed after ten seconds, without a code.
     let mut slow = site.server.open();
     for case in [connecting(), connected(), publishing_and_subscribing()]
         .into_iter()
         .flatten()
     {
         thread::sleep(PACE);
-        case.try_on(&site);
+        case.check(&site);
     }
-    for case in noisy() {
+    for case in repeated() {
         thread::sleep(A_SECOND);
-        case.try_on(&site);
+        case.check(&site);
     }
     slow.expect_closed();
     site.server.wait_for_log("its CONNECT took too long");
-    // The line of a client names it, and whoever it says that it is.
+    // A log line names the client with its client id.
     let log = site.server.stderr();
     let is_whole =
         |line: &&String| line.contains("client=open-") && line.contains("0x8E session taken over");
     assert!(log.iter().any(|line| is_whole(&line)), "{log:#?}");
-    // Requests are refused by rules too, in their answer.
+    // Rules refuse requests, too, in the answer.
     let client = site.connect();
     let mut store = Store::on(client, "open-");
     let mut request = store.command(&["GET", "closed"]);

@@ -1,4 +1,5 @@
-//! Certificates that are taken back while their owners are connected: these are disconnected, and nobody else is.
+//! Revocation of certificates under live connections. The server must disconnect the owners of
+//! revoked certificates, and no other client.
 
 use std::{
     fs,
@@ -10,23 +11,24 @@ use std::{
 use statehouse_tests::{Lines, Publish, client::PATIENCE};
 
 use crate::{
-    papers::{Authority, Wanted},
+    authority::{Authority, ClientCertificate},
     tls::{Encrypted, text},
 };
 
-/// A reload looks every second, and two cores may be busy.
+/// The server checks its files every second, and both cores may be busy.
 const SOON: Duration = Duration::from_secs(5);
 
-/// mosquitto_sub with a certificate, subscribed to `news`. It says what it hears, DISCONNECT included.
+/// mosquitto_sub with a certificate, subscribed to `news`. It prints every packet that it receives,
+/// including DISCONNECT.
 struct Subscriber {
     child: Child,
-    says: Lines,
+    output: Lines,
 }
 
 impl Subscriber {
     fn start(store: &Encrypted, name: &str) -> Subscriber {
         let file = |end: &str| store.directory.path().join(format!("{name}{end}"));
-        // It would keep what it says to itself until that is some kilobytes.
+        // Without stdbuf, it would buffer some kilobytes of its output.
         let mut command = Command::new("stdbuf");
         command.args(["-oL", "mosquitto_sub"]);
         command.args(["-V", "5", "-d", "-q", "1", "-t", "news", "-i", name]);
@@ -36,39 +38,39 @@ impl Subscriber {
         command.arg("--key").arg(file(".key"));
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let says = Lines::follow(child.stdout.take().unwrap());
-        let it = Subscriber { child, says };
-        it.hears("SUBACK");
+        let output = Lines::follow(child.stdout.take().unwrap());
+        let it = Subscriber { child, output };
+        it.wait_for("SUBACK");
         it
     }
 
-    fn hears(&self, what: &str) {
-        let heard = self.says.wait(PATIENCE, |line| line.contains(what));
-        assert!(heard.is_some(), "no {what:?} in {:#?}", self.says.all());
+    fn wait_for(&self, text: &str) {
+        let line = self.output.wait(PATIENCE, |line| line.contains(text));
+        assert!(line.is_some(), "no {text:?} in {:#?}", self.output.all());
     }
 }
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may already have ended.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// A store that takes certificates of two authorities.
+/// A store that trusts certificates of two authorities.
 struct Site {
     store: Encrypted,
     plant: Authority,
     office: Authority,
-    /// What `--tls-client-ca` names.
+    /// The file that `--tls-client-ca` names.
     trusted: PathBuf,
 }
 
 impl Site {
-    /// `further` are arguments after those that it takes anyway.
+    /// Starts a store with these further arguments.
     fn start(further: impl FnOnce(&Authority, &Authority) -> Vec<String>) -> Site {
-        let mut made = None;
+        let mut created = None;
         let store = Encrypted::start("mqtts", |directory, _| {
             let plant = Authority::new(directory, "plant");
             let office = Authority::new(directory, "office");
@@ -78,7 +80,7 @@ impl Site {
                 (&office, "desk", 7),
             ] {
                 let until = 2100;
-                by.client(&Wanted {
+                by.client(&ClientCertificate {
                     name,
                     until,
                     serial,
@@ -90,14 +92,14 @@ impl Site {
             let mut arguments = vec![
                 "--tls-client-ca".to_owned(),
                 text(&trusted),
-                // On the plain listener beside it, where the test publishes.
+                // For the plain listener, where the test publishes.
                 "--allow-anonymous".to_owned(),
             ];
             arguments.extend(further(&plant, &office));
-            made = Some((plant, office, trusted));
+            created = Some((plant, office, trusted));
             arguments
         });
-        let (plant, office, trusted) = made.unwrap();
+        let (plant, office, trusted) = created.unwrap();
         Site {
             store,
             plant,
@@ -110,20 +112,21 @@ impl Site {
         self.store.directory.path().join(name)
     }
 
-    /// This one hears that it is not authorized, soon, and these others hear the news.
+    /// Checks that `ended` is soon disconnected as not authorized, and that `others` still get
+    /// messages.
     fn expect_ended(&self, ended: &Subscriber, since: Instant, others: &[&Subscriber]) {
         // 0x87.
-        ended.hears("DISCONNECT (135)");
+        ended.wait_for("DISCONNECT (135)");
         assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
         let line = self.store.server.wait_for_log("is no longer valid");
         assert!(line.contains("statehouse::audit"), "{line}");
         let mut publisher = self.store.server.connect("publisher");
         publisher.publish(Publish::new("news", "still here").qos(1));
         for other in others {
-            other.hears("still here");
+            other.wait_for("still here");
             assert!(
                 !other
-                    .says
+                    .output
                     .all()
                     .iter()
                     .any(|line| line.contains("DISCONNECT"))
@@ -133,7 +136,7 @@ impl Site {
 }
 
 #[test]
-fn a_certificate_that_a_new_list_revokes_ends_its_connection() {
+fn newly_revoked_certificate_ends_its_connection() {
     let site = Site::start(|plant, office| {
         let lists = [(plant, "plant.crl"), (office, "office.crl")].map(|(by, name)| {
             let path = by.certificate.with_file_name(name);
@@ -147,21 +150,21 @@ fn a_certificate_that_a_new_list_revokes_ends_its_connection() {
     });
     let press = Subscriber::start(&site.store, "press");
     let lathe = Subscriber::start(&site.store, "lathe");
-    // Of the same number, by another authority.
+    // A certificate of another authority with the same serial number.
     let desk = Subscriber::start(&site.store, "desk");
-    // A list that revokes nobody who is here changes nothing for them.
+    // A list without certificates of connected clients changes nothing for them.
     site.office.revoke(&site.list("office.crl"), &[66, 67]);
     site.store.server.wait_for_log("certificates: read again");
     let since = Instant::now();
     site.plant.revoke(&site.list("plant.crl"), &[66, 7]);
     site.expect_ended(&press, since, &[&lathe, &desk]);
-    // It is kept out from then on where its certificate is looked at first.
+    // From now on, the TLS handshake with this certificate fails.
     site.store.get("nothing", Some("press")).code(3);
     site.store.server.wait_for_log("Revoked");
 }
 
 #[test]
-fn an_authority_that_is_trusted_no_more_takes_its_clients_with_it() {
+fn removed_authority_disconnects_its_clients() {
     let site = Site::start(|_, _| Vec::new());
     let press = Subscriber::start(&site.store, "press");
     let desk = Subscriber::start(&site.store, "desk");

@@ -1,4 +1,5 @@
-//! TLS: which certificate the store shows, and which it wants to see.
+//! TLS. The server must present its certificate, must check client certificates if so configured,
+//! and must limit unfinished handshakes.
 
 use std::{
     fs,
@@ -19,12 +20,12 @@ use azure_iot_operations_services::state_store;
 use statehouse_tests::{Ran, Server, client::PATIENCE, command::finish, run};
 use tempfile::TempDir;
 
-use crate::papers::{Authority, Pair, Wanted};
+use crate::authority::{Authority, ClientCertificate, Pair};
 
-/// A year that no certificate of a test has to live to.
+/// A year in which certificates of the tests may expire.
 const LATER: i32 = 2100;
 
-/// A store with a listener of TLS beside the plain one, and what its clients need.
+/// A store with a second listener, for TLS, and the files of its clients.
 pub(crate) struct Encrypted {
     pub(crate) server: Server,
     pub(crate) directory: TempDir,
@@ -33,21 +34,21 @@ pub(crate) struct Encrypted {
 }
 
 impl Encrypted {
-    /// With these further arguments, which may name files of the directory.
+    /// Starts a store with further arguments, which may name files of the directory.
     pub(crate) fn start(
         scheme: &str,
         further: impl FnOnce(&Path, &Authority) -> Vec<String>,
     ) -> Encrypted {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::new(directory.path(), "ca");
-        let shown = authority.server("server");
+        let presented = authority.server("server");
         let mut arguments = vec![
             "--listen".to_owned(),
             format!("{scheme}://127.0.0.1:0"),
             "--tls-cert".to_owned(),
-            text(&shown.certificate),
+            text(&presented.certificate),
             "--tls-key".to_owned(),
-            text(&shown.key),
+            text(&presented.key),
         ];
         arguments.extend(further(directory.path(), &authority));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -61,7 +62,8 @@ impl Encrypted {
         }
     }
 
-    /// Whose clients need a certificate of `clients.crt`, and may not have one that `revoked.crl` lists.
+    /// Starts a store whose clients need a certificate of `clients.crt` that `revoked.crl` does not
+    /// list.
     fn strict() -> Encrypted {
         Encrypted::start("mqtts", |directory, _| {
             let clients = Authority::new(directory, "clients");
@@ -70,14 +72,14 @@ impl Encrypted {
             for (name, serial, until) in
                 [("good", 1, LATER), ("stolen", 66, LATER), ("old", 2, 2020)]
             {
-                clients.client(&Wanted {
+                clients.client(&ClientCertificate {
                     name,
                     until,
                     serial,
                 });
             }
             let strangers = Authority::new(directory, "strangers");
-            strangers.client(&Wanted {
+            strangers.client(&ClientCertificate {
                 name: "stranger",
                 until: LATER,
                 serial: 1,
@@ -88,7 +90,7 @@ impl Encrypted {
                 "--tls-client-crl".to_owned(),
                 text(&revoked),
                 "--tls-client-required".to_owned(),
-                // On the plain listener beside it, where clients of the test write.
+                // For the plain listener, where clients of the test write.
                 "--allow-anonymous".to_owned(),
             ]
         })
@@ -98,7 +100,7 @@ impl Encrypted {
         text(&self.directory.path().join(name))
     }
 
-    /// A GET by the store's own client.
+    /// Sends a GET with the store's own client.
     pub(crate) fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
         let url = format!("mqtts://{}", self.address);
         let ca = text(&self.authority.certificate);
@@ -124,7 +126,7 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Sets and gets a key over TLS as the official client.
+/// Sets and gets a key over TLS with the official client.
 async fn official(port: u16, ca: String, own: Option<Pair>, value: &str) {
     let (certificate, key) = match own {
         Some(own) => (Some(text(&own.certificate)), Some(text(&own.key))),
@@ -132,7 +134,7 @@ async fn official(port: u16, ca: String, own: Option<Pair>, value: &str) {
     };
     let settings = MqttConnectionSettingsBuilder::default()
         .client_id("official")
-        // Its TLS checks a name, and knows no addresses.
+        // Its TLS checks host names, but supports no addresses.
         .hostname("localhost")
         .tcp_port(port)
         .use_tls(true)
@@ -173,7 +175,7 @@ async fn official(port: u16, ca: String, own: Option<Pair>, value: &str) {
 }
 
 #[test]
-fn the_official_client_over_tls_with_a_certificate_of_its_own() {
+fn official_client_connects_over_mutual_tls() {
     let store = Encrypted::strict();
     let own = Pair {
         certificate: store.file("good.crt").into(),
@@ -186,7 +188,7 @@ fn the_official_client_over_tls_with_a_certificate_of_its_own() {
 }
 
 #[test]
-fn mosquitto_pub_and_the_stores_own_client_over_tls() {
+fn mosquitto_pub_and_own_client_connect_over_tls() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     let line = format!("listening on mqtts://{}", store.address);
     assert!(store.server.stdout().contains(&line));
@@ -204,7 +206,7 @@ fn mosquitto_pub_and_the_stores_own_client_over_tls() {
 }
 
 #[test]
-fn a_client_is_told_why_its_certificate_is_not_good_enough() {
+fn refused_client_certificate_is_explained_and_logged() {
     let store = Encrypted::strict();
     store.get("nothing", Some("good")).code(1);
     for (certificate, says, logged) in [
@@ -238,20 +240,20 @@ fn a_client_is_told_why_its_certificate_is_not_good_enough() {
 }
 
 #[test]
-fn a_client_says_what_is_wrong_with_the_certificate_of_the_store() {
+fn bad_server_certificate_is_explained_by_the_client() {
     let store = Encrypted::start("mqtts", |directory, _| {
         Authority::new(directory, "other");
         vec!["--listen".to_owned(), "mqtts://127.0.0.2:0".to_owned()]
     });
-    let asked = |url: String, ca: &str| {
+    let get_fails = |url: String, ca: &str| {
         let arguments = ["get", "k", "--url", &url, "--ca", &store.file(ca)];
         run(&arguments, b"").code(3)
     };
-    asked(format!("mqtts://{}", store.address), "other.crt").says("nobody who is trusted here");
-    // Its certificate is for 127.0.0.1.
+    get_fails(format!("mqtts://{}", store.address), "other.crt").says("nobody who is trusted here");
+    // The certificate is for 127.0.0.1.
     let by_another_name = store.server.addresses()[2];
-    asked(format!("mqtts://{by_another_name}"), "ca.crt").says("for another name");
-    asked(format!("mqtts://{}", store.server.address()), "ca.crt").says("speak TLS");
+    get_fails(format!("mqtts://{by_another_name}"), "ca.crt").says("for another name");
+    get_fails(format!("mqtts://{}", store.server.address()), "ca.crt").says("speak TLS");
     let plain = format!("mqtt://{}", store.address);
     run(&["get", "k", "--url", &plain], b"").code(3);
     let useless = store.file("ca.crt");
@@ -260,10 +262,10 @@ fn a_client_says_what_is_wrong_with_the_certificate_of_the_store() {
         .says("mqtts://");
 }
 
-/// New handshakes see the new certificates; connections stay; a bad file changes nothing and is said once.
-/// Values that do not fit into one record of TLS, more of them at once than a socket takes.
+/// The values do not fit into one TLS record, and more of them are in flight than a socket buffer
+/// holds.
 #[test]
-fn a_load_over_tls_loses_nothing() {
+fn load_over_tls_is_completely_answered() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     let url = format!("mqtts://{}", store.address);
     let ca = text(&store.authority.certificate);
@@ -293,14 +295,16 @@ fn a_load_over_tls_loses_nothing() {
         "{ran:?}"
     );
     let kept = store.get("bench/40000/0000000039", None).code(0);
-    assert_eq!(kept.stdout.len(), 40_000, "as it was set");
+    assert_eq!(kept.stdout.len(), 40_000, "the value has its full length");
 }
 
+/// New handshakes use the new certificates, and existing connections continue. A malformed file
+/// changes nothing.
 #[test]
-fn certificates_are_exchanged_under_live_connections() {
+fn renewed_certificates_keep_existing_connections() {
     let store = Encrypted::strict();
     store.get("nothing", Some("good")).code(1);
-    // It watches through all of this.
+    // A client watches the key during all changes.
     let url = format!("mqtts://{}", store.address);
     let ca = text(&store.authority.certificate);
     let mut watch = statehouse_tests::command(&["watch", "key", "--url", &url, "--ca", &ca]);
@@ -313,22 +317,22 @@ fn certificates_are_exchanged_under_live_connections() {
     ]);
     watch.stdout(std::process::Stdio::piped());
     let mut watch = watch.spawn().unwrap();
-    let heard = statehouse_tests::Lines::follow(watch.stdout.take().unwrap());
+    let output = statehouse_tests::Lines::follow(watch.stdout.take().unwrap());
     let mut plain = store.server.store("plain");
-    let mut shows_up = |value: &str| {
+    let mut expect_notification = |value: &str| {
         let end = Instant::now() + PATIENCE;
         loop {
             plain.set("key", value);
-            if heard
+            if output
                 .wait(Duration::from_millis(200), |line| line.contains(value))
                 .is_some()
             {
                 return;
             }
-            assert!(Instant::now() < end, "the watcher does not hear of {value}");
+            assert!(Instant::now() < end, "the watcher gets no {value}");
         }
     };
-    shows_up("before");
+    expect_notification("before");
 
     let list = store.directory.path().join("revoked.crl");
     let before = fs::read(&list).unwrap();
@@ -340,7 +344,7 @@ fn certificates_are_exchanged_under_live_connections() {
 
     fs::write(&list, before).unwrap();
     store.server.wait_for_log("certificates: read again");
-    // Another authority shows itself from now on.
+    // From now on, the server has a certificate of another authority.
     let other = Authority::new(store.directory.path(), "other");
     other.server("server");
     store.server.signal("HUP");
@@ -369,20 +373,21 @@ fn certificates_are_exchanged_under_live_connections() {
         assert!(Instant::now() < end, "{got:#?}");
     }
     store.get("key", Some("good")).code(3);
-    shows_up("after");
+    expect_notification("after");
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
 
-/// By the thousand: garbage, halves, silence. Whoever is honest gets in meanwhile, and memory has its bound.
+/// Thousands of connections send garbage, half a record, or nothing. Honest clients still connect,
+/// and memory stays limited.
 #[test]
-fn handshakes_that_never_end_keep_nobody_out_and_take_bounded_memory() {
+fn unfinished_handshakes_block_no_client_in_bounded_memory() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     store.get("nothing", None).code(1);
     let before_kib = store.server.memory_kib();
     let garbage = [
         &b""[..],
-        // The head of a record of TLS that promises more.
+        // The head of a TLS record that claims a longer body.
         &[0x16, 0x03, 0x01, 0x3f, 0xff, 0x01, 0x00, 0x3f],
         &[0x16],
     ];
@@ -400,7 +405,7 @@ fn handshakes_that_never_end_keep_nobody_out_and_take_bounded_memory() {
         store.get("nothing", None).code(1);
         assert!(
             store.server.descriptors() < 700,
-            "half-open connections of round {round} stay"
+            "half-open connections of round {round} remain"
         );
     }
     let grown_kib = most_kib.saturating_sub(before_kib);
@@ -409,7 +414,7 @@ fn handshakes_that_never_end_keep_nobody_out_and_take_bounded_memory() {
 }
 
 #[test]
-fn what_is_not_tls_is_closed_and_counted_and_tls_is_answered_still() {
+fn non_tls_input_is_closed_and_logged() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     for garbage in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
@@ -422,7 +427,7 @@ fn what_is_not_tls_is_closed_and_counted_and_tls_is_answered_still() {
         attacker.write_all(garbage).unwrap();
         attacker.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut rest = Vec::new();
-        // An alert of TLS, then the end, which may be a reset.
+        // A TLS alert, then the end of the stream, which may be a reset.
         _ = attacker.read_to_end(&mut rest);
         assert!(rest.len() < 64, "{rest:?}");
     }
@@ -430,9 +435,9 @@ fn what_is_not_tls_is_closed_and_counted_and_tls_is_answered_still() {
     store.get("nothing", None).code(1);
 }
 
-/// Whoever begins slowly has five seconds.
+/// A handshake has five seconds.
 #[test]
-fn a_slow_handshake_is_ended_in_time() {
+fn slow_handshake_is_closed_in_time() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     let began = Instant::now();
     let mut slow = TcpStream::connect(store.address).unwrap();
@@ -443,14 +448,14 @@ fn a_slow_handshake_is_ended_in_time() {
         match slow.read(&mut [0; 16]) {
             Ok(0) => break,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
-            _ => assert!(began.elapsed() < PATIENCE, "it is never closed"),
+            _ => assert!(began.elapsed() < PATIENCE, "the connection is never closed"),
         }
         thread::sleep(Duration::from_millis(100));
     }
 }
 
 #[test]
-fn a_store_that_can_be_reached_says_which_flags_are_missing() {
+fn reachable_listener_without_security_flags_is_refused() {
     let missing = |code, arguments: &[&str], says: &[&str]| {
         let refused = run(&[&["serve"], arguments].concat(), b"").code(code);
         for says in says {

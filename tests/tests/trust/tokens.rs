@@ -1,4 +1,5 @@
-//! Service accounts: tokens by the method K8S-SAT, renewed while the connection lives.
+//! Tokens of Kubernetes service accounts (method K8S-SAT). A connection must end when its token
+//! expires or the key of its token is removed, unless the client renews the token in time.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ use crate::official;
 
 const METHOD: &str = "K8S-SAT";
 
-/// A cluster: its key, and a store that knows it.
+/// The signing key of a cluster, and a store that trusts it.
 struct Cluster {
     pair: KeyPair,
     directory: TempDir,
@@ -43,7 +44,7 @@ impl Cluster {
         }
     }
 
-    /// A token of the account `press` that is good for so long.
+    /// A token of the account `press` with this lifetime.
     fn token(&self, lasts: Duration) -> String {
         self.token_of("system:serviceaccount:factory:press", lasts)
     }
@@ -57,7 +58,7 @@ impl Cluster {
     }
 }
 
-/// Writes a file of these keys, by their ids.
+/// Writes a key file with these keys and their ids.
 fn publish(path: &Path, pairs: &[(&str, &KeyPair)]) {
     let keys = pairs.iter().map(|(id, pair)| {
         json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": base64url(&pair.pk[..])})
@@ -66,7 +67,7 @@ fn publish(path: &Path, pairs: &[(&str, &KeyPair)]) {
     fs::write(path, set.to_string()).unwrap();
 }
 
-/// A token that this key has signed.
+/// A token that is signed by this key.
 fn token_by((id, pair): (&str, &KeyPair), subject: &str, lasts: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let header = json!({"alg": "EdDSA", "kid": id});
@@ -79,7 +80,7 @@ fn token_by((id, pair): (&str, &KeyPair), subject: &str, lasts: Duration) -> Str
     format!("{message}.{}", base64url(&signature[..]))
 }
 
-/// As RFC 4648 has it for URLs, without padding.
+/// Encodes bytes as base64url without padding (RFC 4648).
 fn base64url(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
@@ -95,7 +96,7 @@ fn base64url(bytes: &[u8]) -> String {
     text
 }
 
-fn shows(method: &str, token: &str) -> Vec<Property> {
+fn credentials(method: &str, token: &str) -> Vec<Property> {
     vec![
         Property::AuthMethod(method.into()),
         Property::AuthData(token.into()),
@@ -104,14 +105,14 @@ fn shows(method: &str, token: &str) -> Vec<Property> {
 
 fn connect(id: &str, method: &str, token: &str) -> Connect {
     let mut connect = Connect::new(id);
-    connect.properties = shows(method, token);
+    connect.properties = credentials(method, token);
     connect
 }
 
 /// AUTH with Re-authenticate (section 3.15).
 fn renew(method: &str, token: &str) -> Vec<u8> {
     let mut body = vec![0x19];
-    body.extend(property::write(&shows(method, token)));
+    body.extend(property::write(&credentials(method, token)));
     packet(0xF0, &body)
 }
 
@@ -122,12 +123,12 @@ fn is_auth(packet: &Packet) -> bool {
 const LONG: Duration = Duration::from_secs(600);
 
 #[test]
-fn a_good_token_lets_in_and_any_other_is_refused_with_its_reason() {
+fn valid_token_is_accepted_and_others_refused_with_reason() {
     let cluster = Cluster::start();
     let good = cluster.token(LONG);
     let (_client, answer) = cluster.connack(&connect("press", METHOD, &good));
     assert_eq!(answer.reason, 0);
-    // Section 4.12: the method comes back.
+    // MQTT 5, section 4.12: the CONNACK repeats the method.
     assert!(
         answer
             .properties
@@ -156,26 +157,26 @@ fn a_good_token_lets_in_and_any_other_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_connection_ends_with_its_token_unless_that_is_renewed() {
+fn connection_ends_with_its_token_unless_renewed() {
     let cluster = Cluster::start();
     let short = Duration::from_secs(4);
     let began = Instant::now();
-    let (mut lazy, _) = cluster.connack(&connect("lazy", METHOD, &cluster.token(short)));
-    let (mut careful, _) = cluster.connack(&connect("careful", METHOD, &cluster.token(short)));
-    careful.send(&renew(METHOD, &cluster.token(LONG)));
-    let renewed = careful.take("AUTH", is_auth);
+    let (mut passive, _) = cluster.connack(&connect("passive", METHOD, &cluster.token(short)));
+    let (mut renewing, _) = cluster.connack(&connect("renewing", METHOD, &cluster.token(short)));
+    renewing.send(&renew(METHOD, &cluster.token(LONG)));
+    let renewed = renewing.take("AUTH", is_auth);
     assert_eq!(renewed.ack().reason, 0, "{renewed:?}");
-    lazy.expect_disconnect(0x87);
-    // Tokens count whole seconds.
+    passive.expect_disconnect(0x87);
+    // Expiry times of tokens are in whole seconds.
     let ended = began.elapsed();
     assert!(ended > short - Duration::from_secs(2), "{ended:?}");
     assert!(ended < short + Duration::from_secs(3), "{ended:?}");
-    careful.ping();
+    renewing.ping();
 
     for (method, token) in [
         (METHOD, "nonsense".to_owned()),
         (METHOD, cluster.token(Duration::ZERO)),
-        // A good token of another account.
+        // A valid token of another account.
         (
             METHOD,
             cluster.token_of("system:serviceaccount:factory:lathe", LONG),
@@ -185,13 +186,14 @@ fn a_connection_ends_with_its_token_unless_that_is_renewed() {
         client.send(&renew(method, &token));
         client.expect_disconnect(0x87);
     }
-    careful.send(&renew("SCRAM-SHA-256", &cluster.token(LONG)));
-    careful.expect_disconnect(0x82);
+    renewing.send(&renew("SCRAM-SHA-256", &cluster.token(LONG)));
+    renewing.expect_disconnect(0x82);
 }
 
-/// A key that leaves the file takes with it who came in by it, and nobody else.
+/// If a key is removed from the file, the server disconnects only the clients that use a token of
+/// that key.
 #[test]
-fn a_connection_ends_with_the_key_of_its_token() {
+fn connection_ends_when_its_token_key_is_removed() {
     const SUBJECT: &str = "system:serviceaccount:factory:press";
     let cluster = Cluster::start();
     let keys = cluster.directory.path().join("keys.jwks");
@@ -210,7 +212,7 @@ fn a_connection_ends_with_the_key_of_its_token() {
     let mut renewed = connected("renewed", &by_first);
     renewed.send(&renew(METHOD, &by_second));
     assert_eq!(renewed.take("AUTH", is_auth).ack().reason, 0);
-    // Under another name it is the same key.
+    // The id of the first key changes, but not the key.
     publish(&keys, &[("one", &cluster.pair), ("2", &second)]);
     cluster.server.signal("HUP");
     cluster.server.wait_for_log("SIGHUP");
@@ -229,9 +231,9 @@ fn a_connection_ends_with_the_key_of_its_token() {
 }
 
 #[test]
-fn the_official_client_shows_its_token_and_renews_it() {
+fn official_client_logs_in_and_renews_its_token() {
     let cluster = Cluster::start();
-    // As in a pod: a directory of its own, whose file is exchanged.
+    // As in a pod, the file is replaced by another one.
     let file = cluster.directory.path().join("token");
     let write = |lasts| {
         let new = PathBuf::from(format!("{}.new", file.display()));
@@ -240,14 +242,14 @@ fn the_official_client_shows_its_token_and_renews_it() {
     };
     write(Duration::from_secs(20));
     let path = file.to_str().unwrap().to_owned();
-    let shows =
+    let credentials =
         |it: azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder| {
             it.sat_file(path)
         };
-    official::with_client(&cluster.server, "official", shows, async |store| {
+    official::with_client(&cluster.server, "official", credentials, async |store| {
         official::set(&store, "key", "before").await;
         write(LONG);
-        // The client waits ten seconds for more changes before it looks.
+        // The client waits ten seconds for more changes before it reads the file.
         tokio::time::sleep(Duration::from_secs(22)).await;
         official::set(&store, "key", "after").await;
     });

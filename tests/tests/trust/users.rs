@@ -1,4 +1,5 @@
-//! Users: who has a password gets in, who does not hears why, and guessing gets nobody anywhere.
+//! Users with passwords. The server must accept correct passwords only, must refuse others with a
+//! reason, and must limit guesses without delaying other clients.
 
 use std::{
     fs,
@@ -85,7 +86,7 @@ fn connected(server: &Server, id: &str, user: &str, password: &str) -> Client {
     Client::connect(server.address(), &login(id, Some(user), Some(password)))
 }
 
-/// A connection from another address of loopback.
+/// Connects from another address of loopback.
 fn open_from(from: IpAddr, server: SocketAddr) -> Client {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -101,7 +102,7 @@ fn open_from(from: IpAddr, server: SocketAddr) -> Client {
 }
 
 #[test]
-fn who_has_a_password_gets_in_and_others_hear_why_not() {
+fn only_correct_passwords_are_accepted_others_get_a_reason() {
     let file = UsersFile::new(&[("anna", "secret"), ("bert", "Geheim: ü 1\n")]);
     let server = file.server(&[]);
     for (user, password, expected) in [
@@ -130,7 +131,7 @@ fn who_has_a_password_gets_in_and_others_hear_why_not() {
 }
 
 #[test]
-fn anonymous_clients_come_in_beside_users_where_that_is_said() {
+fn allow_anonymous_accepts_clients_without_a_password() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&["--allow-anonymous"]);
     assert_eq!(connack(&server, &Connect::new("a")).reason, OK);
@@ -141,11 +142,12 @@ fn anonymous_clients_come_in_beside_users_where_that_is_said() {
 }
 
 #[test]
-fn names_that_nobody_should_have_are_nobody() {
+fn hostile_user_names_and_client_ids_are_refused() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
     let before = server.memory_kib();
-    // Each a class of faults that brokers had: wildcards as patterns, lengths, names that are paths.
+    // Each is a class of faults that brokers had: wildcards as patterns, lengths, names that are
+    // paths.
     let long = "x".repeat(60_000);
     for name in ["#", "+", "$", "*", "anna/#", "../users", "anna:", "", &long] {
         let answer = connack(&server, &login("a", Some(name), Some("secret")));
@@ -162,7 +164,7 @@ fn names_that_nobody_should_have_are_nobody() {
     ] {
         assert_eq!(connack(&server, &connect).reason, 0x81);
     }
-    // A client id is a name too, and no pattern.
+    // A client id is a plain name, too, and never a pattern.
     for id in ["#", "+", "clients/other"] {
         connected(&server, id, "anna", "secret").disconnect();
     }
@@ -172,7 +174,7 @@ fn names_that_nobody_should_have_are_nobody() {
 }
 
 #[test]
-fn a_thousand_guesses_at_once_hold_up_nobody_else() {
+fn thousand_password_guesses_delay_no_other_client() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
     let before = server.memory_kib();
@@ -185,8 +187,8 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
             client
         })
         .collect();
-    // Somewhere else, while these wait for their answers. A CONNECT that nobody has decided after ten seconds is refused, so
-    // who is let in has not waited long.
+    // A client from another address connects while the guesses wait for their answers. The server
+    // refuses a CONNECT after ten seconds, so an accepted client has not waited long.
     let mut other = open_from("127.0.0.2".parse().unwrap(), address);
     other.send(&login("anna", Some("anna"), Some("secret")).bytes());
     let answer = other.take("CONNACK", |it| it.kind() == kind::CONNACK).ack();
@@ -205,21 +207,23 @@ fn a_thousand_guesses_at_once_hold_up_nobody_else() {
     assert_eq!(count(OK), 0);
     assert!(count(WRONG) < 60, "{} were checked", count(WRONG));
     assert!(count(TOO_OFTEN) > 900, "{reasons:x?}");
-    // Her password is known by now, so not even from where the guesses come is she kept out.
+    // The server has verified anna's password before, so it accepts anna even from the address of
+    // the guesses.
     connected(&server, "another", "anna", "secret").ping();
     other.ping();
 }
 
-/// The flood takes every place in the queue of passwords, and every guess that its addresses and the user have.
+/// The flood fills the queue of password checks, and uses up the allowed guesses of the user and of
+/// one address.
 #[test]
-fn a_flood_of_wrong_passwords_refuses_no_known_user() {
+fn wrong_password_flood_does_not_refuse_a_verified_user() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
     let address = server.address();
     connected(&server, "first", "anna", "secret").disconnect();
     let mut flood: Vec<_> = (0..400_u16)
         .map(|number| {
-            // No address comes to its bound, except that of the user.
+            // No address reaches its limit, except the address of the user.
             let from = match number {
                 0..40 => address.ip(),
                 _ => IpAddr::from([127, 0, 1, (number / 15) as u8]),
@@ -231,11 +235,11 @@ fn a_flood_of_wrong_passwords_refuses_no_known_user() {
             client
         })
         .collect();
-    for again in 0..50 {
-        let connect = login(&format!("again-{again}"), Some("anna"), Some("secret"));
-        assert_eq!(connack(&server, &connect).reason, OK, "try {again}");
+    for attempt in 0..50 {
+        let connect = login(&format!("again-{attempt}"), Some("anna"), Some("secret"));
+        assert_eq!(connack(&server, &connect).reason, OK, "attempt {attempt}");
     }
-    // The last ones found no place, so they are not waited for.
+    // The last guesses found the queue full, so their answers arrive at once.
     let reasons: Vec<_> = flood[350..]
         .iter_mut()
         .map(|it| {
@@ -255,7 +259,7 @@ fn a_flood_of_wrong_passwords_refuses_no_known_user() {
 }
 
 #[test]
-fn nobody_subscribes_to_the_answers_of_another() {
+fn subscription_to_foreign_answers_is_refused() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
     let mut client = connected(&server, "me", "anna", "secret");
@@ -272,9 +276,10 @@ fn nobody_subscribes_to_the_answers_of_another() {
     }
 }
 
-/// The Go client has its responses below its client id in hexadecimal, which another client may have as its id.
+/// The response topics of the Go client contain its client id in hexadecimal. Another client may
+/// have that text as its client id.
 #[test]
-fn a_client_named_by_the_hex_of_another_receives_no_response_of_it() {
+fn client_id_equal_to_foreign_hex_gets_no_foreign_answers() {
     let file = UsersFile::new(&[("anna", "a"), ("eve", "e")]);
     let server = file.server(&[]);
     let name = hex(b"press-4");
@@ -287,24 +292,24 @@ fn a_client_named_by_the_hex_of_another_receives_no_response_of_it() {
             assert_eq!(granted, 1, "{id} owns the topic");
             Store::on(client, id)
         });
-    for asker in [0, 1] {
+    for requester in [0, 1] {
         for _ in 0..3 {
-            let mut request = clients[asker].command(&["GET", "key"]);
+            let mut request = clients[requester].command(&["GET", "key"]);
             request.response_topic = Some(format!("clients/{name}/answers"));
-            let id = clients[asker].client.start(request.publish());
-            // To itself and to its group.
+            let id = clients[requester].client.start(request.publish());
+            // One answer for its subscription, and one for its group.
             for _ in 0..2 {
-                clients[asker].client.take_publish("clients/");
+                clients[requester].client.take_publish("clients/");
             }
-            clients[asker].client.take_ack(kind::PUBACK, id);
+            clients[requester].client.take_ack(kind::PUBACK, id);
         }
-        clients[1 - asker].client.expect_nothing();
+        clients[1 - requester].client.expect_nothing();
     }
 }
 
-/// Over a crash too.
+/// A session must never be resumed by another user, even over a crash.
 #[test]
-fn a_session_is_handed_to_nobody_but_its_user() {
+fn session_is_resumed_only_by_its_user() {
     let file = UsersFile::new(&[("anna", "a"), ("bert", "b")]);
     let mut server = file.server(&["--allow-anonymous"]);
     let resume = |server: &Server, user: Option<&str>| {
@@ -329,7 +334,7 @@ fn a_session_is_handed_to_nobody_but_its_user() {
     assert_eq!(anna.take_publish("news").payload, b"secret");
     anna.abort();
     assert_eq!(news(&mut publisher), OK);
-    // An anonymous client is another too.
+    // An anonymous client is another user, too.
     for user in [Some("bert"), None] {
         let mut other = resume(&server, user);
         assert!(!other.session_present(), "{user:?}");
@@ -337,13 +342,13 @@ fn a_session_is_handed_to_nobody_but_its_user() {
         assert_eq!(other.subscribe("news", 1), 1);
         other.abort();
     }
-    // A session that was nobody's is that of the first who says who it is.
+    // The first authenticated user takes over a session of an anonymous client.
     assert!(resume(&server, Some("bert")).session_present());
     assert!(!resume(&server, Some("anna")).session_present());
 }
 
 #[test]
-fn changes_of_the_file_hold_for_who_is_connected() {
+fn changed_users_file_disconnects_affected_clients() {
     let file = UsersFile::new(&[("anna", "a"), ("bert", "b"), ("carl", "c")]);
     let server = file.server(&[]);
     let mut anna = connected(&server, "anna", "anna", "a");
@@ -353,17 +358,17 @@ fn changes_of_the_file_hold_for_who_is_connected() {
     anna.expect_disconnect(NOT_AUTHORIZED);
     let again = || connack(&server, &login("anna", Some("anna"), Some("a"))).reason;
     assert_eq!(again(), WRONG);
-    // Another password is another credential.
+    // A changed password ends the connections that used the old one.
     file.add("bert", "new").code(0);
     bert.expect_disconnect(NOT_AUTHORIZED);
     connected(&server, "bert", "bert", "new").disconnect();
-    // A mistake changes nothing for anybody.
+    // A malformed file changes nothing.
     let good = fs::read(file.path()).unwrap();
     fs::write(file.path(), "carl:no hash\n").unwrap();
     server.wait_for_log("line 1 of ");
     carl.ping();
     connected(&server, "bert", "bert", "new").disconnect();
-    // At once, where somebody says so.
+    // SIGHUP makes the server read the file at once.
     fs::write(file.path(), good).unwrap();
     file.add("anna", "back").code(0);
     server.signal("HUP");
@@ -371,25 +376,25 @@ fn changes_of_the_file_hold_for_who_is_connected() {
     let end = Instant::now() + PATIENCE;
     let back = || connack(&server, &login("anna", Some("anna"), Some("back"))).reason;
     while back() != OK {
-        assert!(Instant::now() < end, "anna is not let in again");
+        assert!(Instant::now() < end, "anna is still refused");
         thread::sleep(Duration::from_millis(300));
     }
     carl.ping();
 }
 
 #[test]
-fn the_official_client_logs_in() {
+fn official_client_logs_in_with_its_password() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
-    let shows = |password: &'static str| {
+    let credentials = |password: &'static str| {
         move |it: azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder| {
             it.username("anna".to_owned()).password(password.to_owned())
         }
     };
-    official::with_client(&server, "official", shows("secret"), async |store| {
+    official::with_client(&server, "official", credentials("secret"), async |store| {
         official::set(&store, "key", "value").await;
     });
-    let refused = official::with_client(&server, "guesser", shows("wrong"), async |store| {
+    let refused = official::with_client(&server, "guesser", credentials("wrong"), async |store| {
         official::is_answered(&store, Duration::from_secs(2)).await
     });
     assert!(!refused);
@@ -397,7 +402,7 @@ fn the_official_client_logs_in() {
 }
 
 #[test]
-fn mosquitto_pub_logs_in() {
+fn mosquitto_pub_logs_in_with_its_password() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let server = file.server(&[]);
     let port = server.port().to_string();
@@ -421,7 +426,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn the_file_is_kept_by_the_command() {
+fn user_command_maintains_the_users_file() {
     let file = UsersFile::new(&[]);
     file.add("anna", "secret").code(0).says("added anna");
     assert_eq!(mode(&file.path()), 0o600);
@@ -441,8 +446,11 @@ fn the_file_is_kept_by_the_command() {
         changed.starts_with("# people\nanna:$argon2id$"),
         "{changed}"
     );
-    assert!(!changed.contains(text.trim()), "the old hash is gone");
-    // Whoever could read it can still.
+    assert!(
+        !changed.contains(text.trim()),
+        "the old hash must be removed"
+    );
+    // The command keeps the permissions of the file.
     assert_eq!(mode(&file.path()), 0o640);
     file.user(&["remove", "anna"], "").code(0);
     file.user(&["remove", "anna"], "")
@@ -465,7 +473,7 @@ fn the_file_is_kept_by_the_command() {
 }
 
 #[test]
-fn a_bad_file_keeps_the_store_from_starting_and_says_what_to_do() {
+fn bad_users_file_prevents_the_start_with_advice() {
     let file = UsersFile::new(&[("anna", "secret")]);
     let path = file.path();
     let serve = || {

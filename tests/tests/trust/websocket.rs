@@ -1,4 +1,5 @@
-//! WebSocket: the store's own client, rumqttc, and what is no MQTT in binary frames.
+//! MQTT over WebSocket. The server must accept MQTT in binary frames, and must refuse everything
+//! else.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +16,7 @@ use statehouse_tests::{
 
 use crate::tls::{Encrypted, text};
 
-/// A store with a listener of WebSocket beside the plain one.
+/// A store with a second listener, for WebSocket, and the address of that.
 pub(crate) fn start(further: &[&str]) -> (Server, SocketAddr) {
     let server = Server::with("", &[&["--listen", "ws://127.0.0.1:0"], further].concat());
     let address = server.addresses()[1];
@@ -29,7 +30,7 @@ fn read(socket: &mut TcpStream, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_stores_own_client_over_websocket_with_and_without_tls() {
+fn own_client_connects_over_websocket_with_and_without_tls() {
     let (server, address) = start(&[]);
     assert!(
         server
@@ -37,7 +38,7 @@ fn the_stores_own_client_over_websocket_with_and_without_tls() {
             .contains(&format!("listening on ws://{address}"))
     );
     let url = format!("ws://{address}/mqtt");
-    // Longer than a frame that is written at once, in both directions.
+    // Too long for a single frame, in both directions.
     let long = "v".repeat(200_000);
     run(&["set", "key", "--url", &url], long.as_bytes()).code(0);
     let got = run(&["get", "key", "--url", &url], b"").code(0);
@@ -52,18 +53,18 @@ fn the_stores_own_client_over_websocket_with_and_without_tls() {
 }
 
 #[test]
-fn packets_may_be_cut_over_frames_and_share_them() {
+fn packets_may_span_and_share_websocket_frames() {
     let (_server, address) = start(&[]);
     let mut socket = upgraded(address);
     let connect = Connect::new("pieces").bytes();
     let (first, second) = connect.split_at(5);
     socket.write_all(&frame(0x02, first)).unwrap();
-    // A ping may stand between the parts.
+    // A ping may be sent between the parts.
     socket.write_all(&frame(0x89, b"there?")).unwrap();
     assert_eq!(read(&mut socket, 8), b"\x8a\x06there?");
     let pings = [second, &[0xc0, 0, 0xc0, 0]].concat();
     socket.write_all(&frame(0x80, &pings)).unwrap();
-    // How many of them one frame holds is the store's affair.
+    // The server decides how many answers it puts into a frame.
     let mut answers = Vec::new();
     while !answers.ends_with(&[0xd0, 0, 0xd0, 0]) {
         let head = read(&mut socket, 2);
@@ -75,13 +76,13 @@ fn packets_may_be_cut_over_frames_and_share_them() {
         (0x20, 0),
         "a CONNACK: {answers:?}"
     );
-    // MQTT ends, and then the WebSocket does.
+    // The end of MQTT ends the WebSocket.
     socket.write_all(&frame(0x82, &[0xe0, 0])).unwrap();
     assert_eq!(read(&mut socket, 4), [0x88, 2, 0x03, 0xe8]);
 }
 
 #[test]
-fn text_ends_the_connection_with_its_code() {
+fn websocket_text_frame_ends_with_code_1003() {
     let (_server, address) = start(&[]);
     let mut socket = upgraded(address);
     socket.write_all(&frame(0x81, b"hello")).unwrap();
@@ -90,7 +91,7 @@ fn text_ends_the_connection_with_its_code() {
 }
 
 #[test]
-fn a_request_that_begins_no_mqtt_is_told_why_over_http() {
+fn bad_upgrade_request_gets_an_http_error_with_reason() {
     let (server, address) = start(&["--ws-origin", "https://panel.example"]);
     let mqtt = "Sec-WebSocket-Protocol: mqtt\r\n";
     for (path, lines, status) in [
@@ -118,7 +119,7 @@ fn a_request_that_begins_no_mqtt_is_told_why_over_http() {
 }
 
 #[test]
-fn mqtt_without_websocket_and_endless_headers_are_closed() {
+fn raw_mqtt_or_endless_headers_on_websocket_are_closed() {
     let (server, address) = start(&[]);
     let before_kib = server.memory_kib();
     let mut raw = Client::open(address);
@@ -136,7 +137,7 @@ fn mqtt_without_websocket_and_endless_headers_are_closed() {
     let sent = (0..10_000)
         .take_while(|_| endless.write_all(&line).is_ok())
         .count();
-    assert!(sent < 10_000, "forty megabytes of headers were taken");
+    assert!(sent < 10_000, "the server read forty megabytes of headers");
     assert!(server.memory_kib() < before_kib + 16 * 1024);
     let url = format!("ws://{address}");
     run(&["get", "nothing", "--url", &url], b"").code(1);

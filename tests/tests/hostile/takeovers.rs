@@ -1,5 +1,7 @@
-//! One client id, and many who claim it at once (NanoMQ's CVE-2026-22040 and CVE-2025-59946: freed subscriptions were
-//! used). Each takes the session from the one before it, in the middle of whatever that one did.
+//! Many connections that claim one client id at once. Each takes over the session while the
+//! previous connection is still working, and every acknowledged write must remain.
+//!
+//! In CVE-2026-22040 and CVE-2025-59946, NanoMQ used freed subscriptions in this situation.
 
 use std::{
     net::SocketAddr,
@@ -20,24 +22,23 @@ use statehouse_tests::{
 
 use crate::witness::Witness;
 
-const FIGHTERS: u64 = 64;
+const CLAIMANTS: u64 = 64;
 const CONTESTED: &str = "contested";
 const TAKEN_OVER: u8 = 0x8E;
-/// A session is bounded in what it queues, and 64 sockets are not much.
+/// The queue of a session is limited, and 64 sockets need little memory.
 const GROWTH_KIB_MAX: u64 = 48 * 1024;
 
-/// Sixty-four connections claim one client id at once: one is left, and it works.
+/// 64 connections claim one client id at once. One remains, and works.
 #[test]
-fn one_of_many_who_claim_one_client_id_is_left() {
+fn connections_claiming_one_client_id_leave_one() {
     let mut witness = Witness::new();
     let address = witness.server.address();
-    let fights: Vec<_> = (0..FIGHTERS)
+    let threads: Vec<_> = (0..CLAIMANTS)
         .map(|_| {
             thread::spawn(move || {
                 let mut client = Client::open(address);
-                // Taken over in the middle of it is what this is about.
+                // Another connection may take over before everything is sent.
                 let _ = client.try_send(&Connect::new(CONTESTED).bytes());
-                // It has had its turn when something is heard.
                 match client.poll(PATIENCE) {
                     Heard::Packet(packet) => assert_eq!(packet.kind(), kind::CONNACK),
                     other => panic!("instead of a CONNACK: {other:?}"),
@@ -46,9 +47,9 @@ fn one_of_many_who_claim_one_client_id_is_left() {
             })
         })
         .collect();
-    let clients: Vec<_> = fights
+    let clients: Vec<_> = threads
         .into_iter()
-        .map(|fight| fight.join().unwrap())
+        .map(|thread| thread.join().unwrap())
         .collect();
     let mut last = witness.server.store(CONTESTED);
     for mut client in clients {
@@ -61,15 +62,18 @@ fn one_of_many_who_claim_one_client_id_is_left() {
     witness.unharmed();
 }
 
-/// What was ever acknowledged to any of the fighters.
-struct Ring {
+/// The shared state of the claimants, which all use the contested client id.
+struct Contest {
     address: SocketAddr,
-    /// Fencing tokens handed out so far: each write has a higher one than all before it.
+    /// The number of fencing tokens assigned so far. Each write has a higher token than all earlier
+    /// ones.
     tokens: AtomicU64,
+    /// The token with number zero.
     began: Hlc,
     acknowledged: Mutex<Acknowledged>,
 }
 
+/// The writes that were acknowledged to any claimant.
 #[derive(Clone, Default)]
 struct Acknowledged {
     /// The highest fencing token, as its number.
@@ -78,7 +82,7 @@ struct Acknowledged {
     writes: u64,
 }
 
-impl Ring {
+impl Contest {
     fn token(&self, number: u64) -> Hlc {
         self.began.moved(i64::try_from(number).unwrap())
     }
@@ -87,9 +91,10 @@ impl Ring {
         self.acknowledged.lock().unwrap().clone()
     }
 
-    /// Connects, does everything at once, and looks at what is answered until another takes over.
-    fn turn(&self, fighter: u64, turn: u64) {
-        let mut fighting = Store::on(Client::open(self.address), CONTESTED);
+    /// Connects, sends everything at once, and checks the answers until another claimant takes
+    /// over.
+    fn turn(&self, claimant: u64, turn: u64) {
+        let mut store_client = Store::on(Client::open(self.address), CONTESTED);
         let connect = match turn % 3 {
             0 => Connect::new(CONTESTED).with(Property::SessionExpiry(600)),
             _ => Connect::resume(CONTESTED, 600),
@@ -99,15 +104,15 @@ impl Ring {
         let noise = Publish::new("noise/a", vec![b'x'; 100]).qos(2);
         let before = self.seen();
         let number = self.tokens.fetch_add(1, Ordering::Relaxed) + 1;
-        let value = format!("{fighter} {turn}");
+        let value = format!("{claimant} {turn}");
         let fence = |request: Request, number| request.with("__ft", self.token(number));
-        let write = fighting.command(&["SET", CONTESTED, &value]);
+        let write = store_client.command(&["SET", CONTESTED, &value]);
         let write = fence(write, number);
-        // Lower than what was acknowledged before this was sent, so it must not take effect.
-        let stale = fighting.command(&["SET", CONTESTED, "stale"]);
+        // Its token is lower than one that was acknowledged before, so it must not take effect.
+        let stale = store_client.command(&["SET", CONTESTED, "stale"]);
         let stale = (before.token > 0).then(|| fence(stale, before.token - 1));
-        let read = fighting.command(&["GET", CONTESTED]);
-        let watch = fighting.command(&["KEYNOTIFY", CONTESTED]);
+        let read = store_client.command(&["GET", CONTESTED]);
+        let watch = store_client.command(&["KEYNOTIFY", CONTESTED]);
         let requests = [Some(&write), stale.as_ref(), Some(&read), Some(&watch)];
         let mut bytes = hello;
         let publishes = requests.into_iter().flatten().map(Request::publish);
@@ -115,8 +120,8 @@ impl Ring {
             publish.packet_id = packet_id;
             bytes.extend(publish.bytes());
         }
-        let client = &mut fighting.client;
-        // Taken over in the middle of it is what this is about.
+        let client = &mut store_client.client;
+        // Another claimant may take over before everything is sent.
         let _ = client.try_send(&bytes);
         loop {
             let packet = match client.poll(PATIENCE) {
@@ -144,7 +149,7 @@ impl Ring {
                         let version = store::version(&answer);
                         assert!(
                             version >= before.version,
-                            "{version:?} is before {:?}",
+                            "{version:?} is older than {:?}",
                             before.version
                         );
                     }
@@ -167,7 +172,7 @@ impl Ring {
     }
 }
 
-/// Which request a message answers.
+/// The correlation data of an answer.
 fn correlation(answer: &Publish) -> Option<Vec<u8>> {
     answer
         .properties
@@ -178,25 +183,26 @@ fn correlation(answer: &Publish) -> Option<Vec<u8>> {
         })
 }
 
-/// They connect, subscribe, publish, set, get and watch, all as one client, for so long. Whoever looks on is served all the
-/// while, and sees no version go back; at the end there is one session, and the fence is where it was raised to.
-fn fight_for(time: Duration) {
+/// Lets all claimants connect, subscribe, publish, set, get and watch as one client, for this time.
+/// The witness is served throughout and never reads an older version. At the end, one contested
+/// session remains, and the fence has its highest value.
+fn contend_for(time: Duration) {
     let mut witness = Witness::new();
     let before_kib = witness.server.memory_kib();
-    let ring = Ring {
+    let contest = Contest {
         address: witness.server.address(),
         tokens: AtomicU64::new(0),
-        // Long ago, so that no token comes to be ahead of the clock.
+        // Long ago, so that no token is ahead of the clock.
         began: Hlc::now(-3_600_000),
         acknowledged: Mutex::default(),
     };
     let end = Instant::now() + time;
     thread::scope(|scope| {
-        for fighter in 0..FIGHTERS {
-            let ring = &ring;
+        for claimant in 0..CLAIMANTS {
+            let contest = &contest;
             scope.spawn(move || {
-                for turn in fighter.. {
-                    ring.turn(fighter, turn);
+                for turn in claimant.. {
+                    contest.turn(claimant, turn);
                     if Instant::now() >= end {
                         return;
                     }
@@ -212,7 +218,7 @@ fn fight_for(time: Duration) {
             witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
         }
     });
-    let seen = ring.seen();
+    let seen = contest.seen();
     assert!(
         seen.writes > 20,
         "only {} writes were answered",
@@ -223,25 +229,25 @@ fn fight_for(time: Duration) {
     let sessions = page
         .lines()
         .find_map(|line| line.strip_prefix("statehouse_sessions "));
-    // The witness's, and the one that was fought over.
+    // The session of the witness, and the contested one.
     assert_eq!(sessions, Some("2"));
 
     let mut last = witness.server.store(CONTESTED);
     let version = last.ask(&["GET", CONTESTED]).version();
     assert!(
         version >= seen.version,
-        "{version:?} is before {:?}",
+        "{version:?} is older than {:?}",
         seen.version
     );
     let with = |last: &mut Store, number| {
-        let token = ring.token(number);
+        let token = contest.token(number);
         let request = last
             .command(&["SET", CONTESTED, "after"])
             .with("__ft", token);
         last.call(&request).text()
     };
     assert!(with(&mut last, seen.token - 1).contains("lower version"));
-    let highest = ring.tokens.load(Ordering::Relaxed);
+    let highest = contest.tokens.load(Ordering::Relaxed);
     assert_eq!(with(&mut last, highest + 1), "+OK\\r\\n");
     assert!(last.ask(&["GET", CONTESTED]).version() > seen.version);
     last.client.disconnect();
@@ -249,12 +255,12 @@ fn fight_for(time: Duration) {
 }
 
 #[test]
-fn sixty_four_fight_over_one_session() {
-    fight_for(Duration::from_secs(3));
+fn session_contested_by_64_keeps_its_fence() {
+    contend_for(Duration::from_secs(3));
 }
 
 #[test]
 #[ignore = "it takes a minute"]
-fn sixty_four_fight_over_one_session_for_a_minute() {
-    fight_for(Duration::from_secs(60));
+fn session_contested_for_a_minute_keeps_its_fence() {
+    contend_for(Duration::from_secs(60));
 }

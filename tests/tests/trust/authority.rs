@@ -1,4 +1,4 @@
-//! Authorities, certificates and lists of revoked ones, made for a test and gone with it.
+//! Certificate authorities, certificates and revocation lists for tests, in a temporary directory.
 
 use std::{
     fs,
@@ -12,30 +12,30 @@ use rcgen::{
     SanType, SerialNumber, date_time_ymd,
 };
 
-/// Where a certificate and its key are.
+/// The files of a certificate and its key.
 pub(crate) struct Pair {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
-/// Somebody who issues certificates into a directory.
+/// A certificate authority, which writes its certificates into a directory.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     directory: PathBuf,
-    /// Its own certificate.
+    /// The file of its own certificate.
     pub(crate) certificate: PathBuf,
 }
 
-/// A certificate as it is asked for.
-pub(crate) struct Wanted<'a> {
+/// The contents of a client certificate to issue.
+pub(crate) struct ClientCertificate<'a> {
     pub(crate) name: &'a str,
-    /// The year at whose beginning it ends.
+    /// The certificate expires at the beginning of this year.
     pub(crate) until: i32,
     pub(crate) serial: u64,
 }
 
 impl Authority {
-    /// Writes NAME.crt into the directory.
+    /// Creates an authority, and writes its certificate NAME.crt into the directory.
     pub(crate) fn new(directory: &Path, name: &str) -> Authority {
         let mut params = CertificateParams::new([]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -52,7 +52,7 @@ impl Authority {
         }
     }
 
-    /// A certificate of a server on loopback.
+    /// Issues a certificate for a server on loopback.
     pub(crate) fn server(&self, name: &str) -> Pair {
         let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
         let addresses = ["127.0.0.1", "::1"].map(|it| it.parse::<IpAddr>().unwrap());
@@ -62,8 +62,8 @@ impl Authority {
         self.issue(name, params)
     }
 
-    /// A certificate of a client with this common name.
-    pub(crate) fn client(&self, wanted: &Wanted<'_>) -> Pair {
+    /// Issues a certificate for a client.
+    pub(crate) fn client(&self, wanted: &ClientCertificate<'_>) -> Pair {
         let mut params = CertificateParams::new([]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.serial_number = Some(SerialNumber::from(wanted.serial));
@@ -84,7 +84,7 @@ impl Authority {
         pair
     }
 
-    /// Writes a list in which these are revoked.
+    /// Writes a revocation list of these serial numbers.
     pub(crate) fn revoke(&self, path: &Path, serials: &[u64]) {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
