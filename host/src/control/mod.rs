@@ -244,7 +244,7 @@ impl Control {
         self.log_active(next.active, "promoted a policy")
     }
 
-    /// Makes the previous policy the active one. A further call goes back by one more policy.
+    /// Makes the previous policy the active one. A further call rolls back one more policy.
     pub fn rollback(&self) -> Result<PolicyView, ControlError> {
         let mut from = None;
         let next = self.change(|seen, ready| roll_back(&mut from, seen, ready))?;

@@ -102,7 +102,7 @@ fn a_policy_is_loaded_promoted_and_rolled_back() {
 }
 
 /// In an earlier version the guard could roll back while the operator's own rollback warmed an
-/// instance, and the second attempt of the operator's rollback went back by one more policy.
+/// instance, and the second attempt of the operator's rollback rolled back one more policy.
 #[test]
 fn a_rollback_that_the_guard_made_first_is_not_repeated() {
     let rig = rig();

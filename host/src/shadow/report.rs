@@ -1,6 +1,6 @@
 //! The report of a comparison: sums, and a few examples of each kind of difference.
 //!
-//! The size of a report must be bounded, whatever requests and policies contain.
+//! The size of a report must be bounded for any requests and policies.
 
 use std::collections::BTreeMap;
 

@@ -48,12 +48,12 @@ fn what_works_is_shown_at_the_start() {
     let (host, _broker) = attached(&["connection_messages false", "log_dest topic"], &[]);
     assert_eq!(
         shown(&host),
-        "presence: none; a watch ends with the first notification that nobody takes"
+        "presence: none; a watch ends with the first notification without a subscriber"
     );
     let (host, _broker) = attached(LOG, &[("presence", "off"), ("watch_ttl", "1h")]);
     assert_eq!(
         shown(&host),
-        "presence: none; a watch ends with the first notification that nobody takes, or after 3600s of silence"
+        "presence: none; a watch ends with the first notification without a subscriber, or after 3600s of silence"
     );
 }
 
