@@ -1,5 +1,7 @@
-//! Header checks that the HTTP listeners share. A proxy may act on another copy of a repeated
-//! header than this process does, so a request must not repeat a header that has one value.
+//! Header checks that the HTTP listeners share.
+//!
+//! A proxy may act on another copy of a repeated header than this process does. So a request must
+//! not repeat a header that has one value.
 
 use hyper::header::{HeaderMap, HeaderName};
 

@@ -65,8 +65,8 @@ pub fn last_words(line: &str) {
     }
 }
 
-/// Waits until all lines logged so far are written, but only for a limited time, since stderr may not
-/// be read at all.
+/// Waits until all lines logged so far are written, but only for a limited time, since stderr may
+/// not be read at all.
 pub fn flush() {
     if let Some(lines) = LINES.get() {
         lines.flush(limits::LOG_FLUSH_WAIT);

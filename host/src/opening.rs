@@ -1,7 +1,7 @@
-//! The policies of a start: who answered last, who is to answer now, and every module that this takes.
+//! Loads the policies at a start: the recorded assignment, changed by the setting `policy`.
 //!
-//! What enters: what was recorded, and the setting. What leaves: a registry, or words that say which file is missing.
-//! A policy that is asked for and cannot be had is never replaced in silence.
+//! Returns a registry, or an error that names the missing file. A policy that handles requests must
+//! never be replaced silently: if it cannot be loaded, the start fails.
 
 use std::io;
 use std::sync::Arc;
@@ -21,35 +21,35 @@ use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
 use statehouse_precompiled::read_file;
 
-/// What a start has at hand.
+/// What a start needs to load policies.
 pub(crate) struct Opening<'a> {
     pub(crate) engine: &'a Engine<Transaction>,
     pub(crate) standard: &'a Arc<Policy<Transaction>>,
     pub(crate) modules: &'a Modules,
-    /// Whose files may be named.
+    /// The keys that must have signed a file of the setting.
     pub(crate) trust: &'a Trust,
-    /// Whether anything is kept.
+    /// Whether the store has a data directory.
     pub(crate) keeps: bool,
 }
 
 type Loaded = Vec<Arc<Policy<Transaction>>>;
 
-/// Why a policy that was kept is not there.
+/// Why a saved policy cannot be loaded.
 #[derive(Debug, thiserror::Error)]
-enum Unloaded {
+enum LoadFailure {
     #[error(transparent)]
     File(#[from] io::Error),
     #[error(transparent)]
     Module(#[from] LoadError),
 }
 
-impl Unloaded {
-    /// Whether another start may well have it: the machine lacks something, or was too slow.
-    fn may_pass(&self) -> bool {
+impl LoadFailure {
+    /// Whether a later start may succeed: the machine lacks a resource, or was too slow.
+    fn may_be_temporary(&self) -> bool {
         match self {
             Self::File(error) => {
-                let gone = [io::ErrorKind::NotFound, io::ErrorKind::InvalidData];
-                !gone.contains(&error.kind())
+                let permanent = [io::ErrorKind::NotFound, io::ErrorKind::InvalidData];
+                !permanent.contains(&error.kind())
             }
             Self::Module(error) => matches!(
                 error,
@@ -63,7 +63,7 @@ impl Unloaded {
 }
 
 impl Opening<'_> {
-    /// The registry to go on with, and what is to be recorded of its policies.
+    /// Builds the registry, and the records of its policies for the log.
     pub(crate) fn registry(
         &self,
         choice: &PolicyChoice,
@@ -72,9 +72,9 @@ impl Opening<'_> {
         let mut assignment = self.recorded(image);
         let mut loaded = vec![self.standard.clone()];
         if self.keeps {
-            // Another version of this program may need it, to answer what comes again.
+            // Another version of this program may need it to re-execute redelivered requests.
             let file = crate::STANDARD_POLICY;
-            self.keep(&self.standard.digest, file)?;
+            self.save(&self.standard.digest, file)?;
         }
         match choice {
             PolicyChoice::Last => {}
@@ -95,16 +95,17 @@ impl Opening<'_> {
                     trial::run(&policy)
                         .with_context(|| format!("{} cannot be used", path.display()))?;
                     if self.keeps {
-                        self.keep(&policy.digest, &file)?;
+                        self.save(&policy.digest, &file)?;
                     }
                     loaded.push(policy);
                 }
                 assignment = assignment.load(digest)?;
-                // A supervisor starts it again and again with the same setting, which is no new decision.
+                // A service manager restarts the program with the same setting, which is no new
+                // decision of the operator.
                 match assignment.guard.as_ref().filter(|it| it.policy == digest) {
                     Some(guard) => {
                         let (path, why) = (path.display(), &guard.why);
-                        tracing::error!(%path, %digest, why, "the policy of --policy is held ready and does not answer, for the host itself went back from it; `statehouse policy promote` forgives it");
+                        tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back; `statehouse policy promote` makes it active again");
                     }
                     None => assignment = assignment.promote(digest)?,
                 }
@@ -117,7 +118,9 @@ impl Opening<'_> {
             }
             match self.load(&digest) {
                 Ok(policy) => loaded.push(Arc::new(policy)),
-                Err(error) => assignment = self.lost(assignment, digest, &error, named, image)?,
+                Err(error) => {
+                    assignment = self.drop_missing(assignment, digest, &error, named, image)?;
+                }
             }
         }
         let record =
@@ -131,7 +134,8 @@ impl Opening<'_> {
         if self.keeps {
             self.tidy(&assignment, remembered);
         }
-        // Those that answer start before anybody waits for it. A trial of each went well already.
+        // Policies with a role get a warm instance, so that no request waits for its start. Each
+        // has already passed its trial.
         let ready =
             loaded
                 .into_iter()
@@ -142,11 +146,11 @@ impl Opening<'_> {
         let ready = ready.collect();
         registry
             .assign(assignment, ready)
-            .map_err(|absent| anyhow::anyhow!("the policy {} is not there", absent.0))?;
+            .map_err(|absent| anyhow::anyhow!("the policy {} is not loaded", absent.0))?;
         Ok((registry, records))
     }
 
-    /// Who answered what when the store ended. The built-in policy is the one of this program.
+    /// The assignment when the store stopped, with the built-in policy of this program.
     fn recorded(&self, image: &Image) -> Assignment {
         let standard = Digest::from(self.standard.digest);
         let last = image.active.and_then(|it| image.policies.get(it as usize));
@@ -165,24 +169,25 @@ impl Opening<'_> {
         assignment.replace(before, standard)
     }
 
-    fn load(&self, digest: &Digest) -> Result<Policy<Transaction>, Unloaded> {
+    fn load(&self, digest: &Digest) -> Result<Policy<Transaction>, LoadFailure> {
         let file = self.modules.load(&digest.0)?;
         Ok(self.engine.load(&file)?)
     }
 
-    fn keep(&self, digest: &blake3::Hash, file: &[u8]) -> anyhow::Result<()> {
-        // Before any record that needs it.
+    /// Saves a module. Must be called before any record that names the policy is written.
+    fn save(&self, digest: &blake3::Hash, file: &[u8]) -> anyhow::Result<()> {
         self.modules
             .save(digest, file)
-            .context("cannot keep the policy's module in the data directory")
+            .context("cannot save the policy's module in the data directory")
     }
 
-    /// What becomes of an assignment whose policy cannot be had. `named`: the operator said which one is to answer.
-    fn lost(
+    /// Removes a policy that cannot be loaded from the assignment, or fails if its roles do not
+    /// allow that. `named` is true if the operator chose the active policy with the setting.
+    fn drop_missing(
         &self,
         assignment: Assignment,
         digest: Digest,
-        error: &Unloaded,
+        error: &LoadFailure,
         named: bool,
         image: &Image,
     ) -> anyhow::Result<Assignment> {
@@ -196,33 +201,33 @@ impl Opening<'_> {
         let roles = assignment.roles(&digest);
         if roles.contains(&Role::Active) {
             anyhow::bail!(
-                "{name} answered last, but its module {path} cannot be used ({error}): name it with --policy FILE, or take the built-in one with --policy builtin"
+                "{name} was the active policy, but its module {path} cannot be used ({error}): name its file with --policy FILE, or use the built-in policy with --policy builtin"
             );
         }
         if roles.contains(&Role::Routed) && !named {
             anyhow::bail!(
-                "{name} owns the keys of a route, but its module {path} cannot be used ({error}): put it back, or say which policy is to answer with --policy, and the route ends"
+                "{name} owns the keys of a route, but its module {path} cannot be used ({error}): restore the file, or end the route by naming the active policy with --policy"
             );
         }
-        // What is dropped is recorded so, and a later start would not find it again.
+        // The start records the assignment without the policy, so a later start would not load it.
         anyhow::ensure!(
-            !error.may_pass(),
-            "{name} is held ready, but its module {path} cannot be used now ({error}): start again; where that does not help, remove the file, and what it was there for ends"
+            !error.may_be_temporary(),
+            "{name} is assigned in this store, but its module {path} cannot be used now ({error}): start again; if that does not help, remove the file to end the roles of the policy"
         );
-        tracing::error!(policy = name, %digest, ?roles, "a policy is lost, and so is what it was there for: {error}");
+        tracing::error!(policy = name, %digest, ?roles, "a policy cannot be loaded, so its roles end: {error}");
         Ok(assignment.without(digest))
     }
 
-    /// Removes modules that nobody needs, where they take too much. A start does not fail for it.
+    /// Removes unused modules if the modules take too much space. An error does not fail the start.
     fn tidy(&self, assignment: &Assignment, remembered: Vec<blake3::Hash>) {
         let named = assignment.all().into_iter().map(|digest| digest.0);
         let needed = || named.chain(remembered).collect();
         if let Err(error) = self.modules.tidy(limits::MODULE_BYTES_MAX, needed) {
-            tracing::warn!(%error, "modules that nobody needs cannot be removed");
+            tracing::warn!(%error, "unused modules cannot be removed");
         }
     }
 
-    /// Those that handled requests which may come again.
+    /// Loads the policies that handled remembered requests, to re-execute redeliveries.
     fn retired(&self, remembered: &[blake3::Hash], loaded: &Loaded) -> Loaded {
         let here = |digest: &blake3::Hash| loaded.iter().any(|it| it.digest == *digest);
         let needed = remembered.iter().filter(|digest| !here(digest));
@@ -231,7 +236,7 @@ impl Opening<'_> {
             match self.load(&Digest::from(*digest)) {
                 Ok(policy) => retired.push(Arc::new(policy)),
                 Err(error) => {
-                    tracing::warn!(%digest, %error, "an older policy cannot be loaded: where requests that it handled come again, short answers are given from the record, and long ones cannot be given");
+                    tracing::warn!(%digest, %error, "an older policy cannot be loaded: a redelivery of a request that it handled gets a short response from the record, and an error instead of a long one");
                 }
             }
         }

@@ -1,7 +1,7 @@
-//! A data directory in use: recovered at the start, then fed with records and snapshots.
+//! Opens a data directory: recovers an [`Image`] of the state at the start, then runs the journal
+//! that writes records and snapshots.
 //!
-//! What enters: the settings, and at the start everything that was recorded. What leaves: an [`Image`] to go
-//! on from, and a [`Journal`]. It runs no policy.
+//! Recovery must never run a policy.
 
 mod client_id;
 mod disk;
@@ -30,38 +30,38 @@ pub use client_id::{ClientIdError, new as new_client_id};
 /// Exit code of a process whose disk failed (EX_IOERR of sysexits.h).
 const EXIT_DISK: i32 = 74;
 
-/// Why a data directory cannot be used. Its text is a sentence for the operator.
+/// Why a data directory cannot be used. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The journal does not open.
+    /// The journal cannot be opened.
     #[error("the data directory {0} cannot be used: {1}")]
     Journal(PathBuf, statehouse_wal::Error),
-    /// There is no MQTT client id.
+    /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]
     ClientId(PathBuf, ClientIdError),
-    /// The system clock is wrong, or was when something was recorded.
+    /// The system clock is wrong, or was wrong when the last record was written.
     #[error(
         "the system clock is {behind_s} s behind the last time that is recorded in {directory}. Keys would live longer than they should, and versions would run ahead of the clock: set the clock, or accept it with --accept-clock"
     )]
     Clock {
         /// The directory.
         directory: PathBuf,
-        /// How far.
+        /// How far the clock is behind, in seconds.
         behind_s: u64,
     },
 }
 
 impl StorageError {
-    /// Whether a small file did not fit on the disk.
+    /// Whether the disk had no room for the file with the client id.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::ClientId(_, ClientIdError::Io(error))
             if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
     }
 }
 
-/// A data directory that was recovered, before anything is written to it.
+/// A recovered data directory. Nothing is written to it yet.
 pub struct Recovered {
-    /// The state to go on from.
+    /// The recovered state.
     pub image: Image,
     log: Log,
     opened: Opened,
@@ -70,30 +70,33 @@ pub struct Recovered {
     took: Duration,
 }
 
-/// Locks the directory and reads what is in it.
+/// Locks the directory and recovers its state.
 pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
     let failed = |error| StorageError::Journal(storage.directory.clone(), error);
     let disk = Directory::open(&storage.directory).map_err(failed)?;
     read(storage, disk)
 }
 
-/// The same, once no other process has the directory: a standby. `waits` is called once if one has it, then `stopped`
-/// now and then: none where that says so. It takes over within [`limits::STANDBY_POLL`], and whatever recovery takes.
+/// Waits as a standby until no other process has the directory, then recovers it.
 ///
-/// What the lock promises depends on where the directory is (flock(2), nfs(5)):
+/// If another process has it, this calls `waits` once, and then `stopped` at each poll. If
+/// `stopped` returns true, this returns none. A takeover takes [`limits::STANDBY_POLL`] and the
+/// time of the recovery.
 ///
-/// * On a file system of one machine the kernel keeps it: it ends with the process, however that ends, and nobody else
-///   has it before.
-/// * On a volume that is moved from machine to machine (a disk behind DRBD, iSCSI, a cloud's block storage) each
-///   machine has locks of its own. That only one of them mounts it is what protects it, and is the cluster's to see to.
-/// * On NFS 4 the server keeps it, as a lease. A holder that the server has not heard of for the lease's time, 90
-///   seconds by default, loses it and may not know: until it does two processes write. With `nolock` or
-///   `local_lock=flock`, over SMB with `nobrl`, and on FUSE file systems without locks, there is none at all between
-///   machines.
+/// What the lock guarantees depends on the file system (flock(2), nfs(5)):
 ///
-/// So where a host may be cut off and live, its machine must be fenced before the standby's gets the directory. The
-/// MQTT client id is a second guard, not a first: a host whose session is taken over stops, but it learns of that only
-/// from the broker.
+/// * On a local file system the kernel holds the lock. It ends with the process, even after a
+///   crash, and no other process gets it before.
+/// * On a volume that moves between machines (a disk behind DRBD, iSCSI, a cloud's block storage)
+///   each machine has its own locks. The cluster must ensure that only one machine mounts it.
+/// * On NFS 4 the server holds the lock, as a lease. If it gets no sign of life from a holder for
+///   the lease's time (90 seconds by default), the holder loses the lock and may not know it. Until
+///   it does, two processes write. With `nolock` or `local_lock=flock`, over SMB with `nobrl`, and
+///   on FUSE file systems without locks, there is no lock between machines.
+///
+/// So if a host may be cut off and keep running, its machine must be fenced before the standby gets
+/// the directory. The MQTT client id is only a second guard: a host stops if its session is taken
+/// over, but only the broker can report that.
 pub fn stand_by(
     storage: &Storage,
     waits: impl FnOnce(),
@@ -134,7 +137,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         history_ms: storage.history_ms,
         ..Options::default()
     };
-    // Remembered requests are in the log and in two snapshots, so a small disk holds fewer.
+    // Remembered requests are in the log and in two snapshots, so a small disk holds fewer of them.
     let disk_bytes = statehouse_wal::disk_bytes(&disk).map_err(failed)?;
     let mut retention = storage.duplicates;
     retention.bytes_max = retention
@@ -167,14 +170,15 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     })
 }
 
-/// What the threads of a journal call: known only once the journal runs.
+/// The receivers of the journal's callbacks. They are attached after the journal has started,
+/// because they need it.
 #[derive(Clone, Default)]
-pub struct Listener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
+pub struct JournalListener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
 
-impl Listener {
-    /// Names who waits for the journal: the store, and the broker where that is in this process. The first call counts.
+impl JournalListener {
+    /// Attaches the store, and the broker if it is embedded. Only the first call has an effect.
     pub fn attach(&self, server: Arc<Server>, broker: Option<Broker>) {
-        // A second one would be a mistake of the wiring, which has one call.
+        // The start calls this once.
         let _ = self.0.set((server, broker));
     }
 
@@ -189,7 +193,7 @@ impl Listener {
 }
 
 impl Recovered {
-    /// Goes on in a mode, and says what is forgotten where the last one was another.
+    /// Continues in a mode. If the last run had the other mode, logs how much state is dropped.
     pub fn begin(&mut self, mode: Mode) {
         let Forgotten {
             sessions,
@@ -203,18 +207,18 @@ impl Recovered {
                 retained,
                 watches,
                 requests,
-                "the store ran in another mode before: what only that one can use is forgotten (sessions and retained messages of its own broker, or watches of a foreign one's clients; requests that may come again)"
+                "the store ran in another mode before: state that only that mode can use is dropped (sessions and retained messages of the embedded broker, or watches of a foreign broker's clients; remembered requests)"
             );
         }
     }
 
-    /// The name of the store with this directory, which is its MQTT client id at a foreign broker.
+    /// The name of the store in this directory, which is its MQTT client id at a foreign broker.
     pub fn client_id(&self) -> Result<String, StorageError> {
         let failed = |error| StorageError::ClientId(self.directory.join(client_id::FILE), error);
         client_id::of(&self.directory).map_err(failed)
     }
 
-    /// What was found, in words.
+    /// Describes the result of the recovery in one line.
     pub fn report(&self) -> String {
         let Opened { fresh, torn, .. } = self.opened;
         if fresh {
@@ -232,13 +236,16 @@ impl Recovered {
         )
     }
 
-    /// Starts the journal's threads, and hands over the state.
-    pub fn start(self, listener: &Listener) -> Result<(Arc<Disk>, Image), statehouse_wal::Error> {
+    /// Starts the journal's threads, and returns the state.
+    pub fn start(
+        self,
+        listener: &JournalListener,
+    ) -> Result<(Arc<Disk>, Image), statehouse_wal::Error> {
         for (position, what) in &self.opened.damaged_snapshots {
-            tracing::error!(%position, what, "a snapshot is damaged: recovered from an older one and the log behind it");
+            tracing::error!(%position, what, "a snapshot is damaged: recovered from an older one and the log after it");
         }
         let released = listener.clone();
-        let source = Pieces {
+        let source = SnapshotSource {
             listener: listener.clone(),
             progress: None,
         };
@@ -246,10 +253,10 @@ impl Recovered {
             released: Box::new(move |position| released.released(position)),
             failed: Box::new(|failure| {
                 if failure.panicked {
-                    tracing::error!(%failure, "a thread of the journal panicked; stopping, since nothing would be kept any more");
+                    tracing::error!(%failure, "a thread of the journal panicked: stopping, because no further write would be durable");
                     logging::exit(crate::server::EXIT_STATE_LOST)
                 }
-                tracing::error!(%failure, "the disk failed: stopping, so that nothing is acknowledged that may be lost. Start again once the disk is well");
+                tracing::error!(%failure, "the disk failed: stopping, so that no write is acknowledged that may be lost. Repair the disk, then start again");
                 logging::exit(EXIT_DISK)
             }),
             source: Box::new(source),
@@ -261,13 +268,14 @@ impl Recovered {
     }
 }
 
-/// The blocks of a running store: sessions first, then the store (why is said in `journal/image.rs`).
-struct Pieces {
-    listener: Listener,
+/// The blocks of a snapshot of the running store: sessions first, then the store.
+/// `host/core/src/log/image.rs` explains why remembered requests must be the last piece.
+struct SnapshotSource {
+    listener: JournalListener,
     progress: Option<(Option<statehouse_mqtt::ImageCursor>, Progress)>,
 }
 
-impl Source for Pieces {
+impl Source for SnapshotSource {
     fn ready(&self) -> bool {
         self.listener.0.get().is_some()
     }
@@ -329,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_went_back_is_asked_about() {
+    fn a_clock_behind_the_records_needs_accept_clock() {
         let directory = tempfile::tempdir().unwrap();
         let settings = |accept_clock| Storage {
             accept_clock,
@@ -339,7 +347,7 @@ mod tests {
         {
             let recovered = recover(&settings(false)).unwrap();
             assert!(recovered.report().ends_with("is new"));
-            let (disk, _) = recovered.start(&Listener::default()).unwrap();
+            let (disk, _) = recovered.start(&JournalListener::default()).unwrap();
             Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms, Mode::Embedded);
             disk.journal().close().unwrap();
         }
@@ -349,12 +357,12 @@ mod tests {
         let refused = refused.expect("ten minutes are too much");
         assert!(refused.contains("--accept-clock"), "{refused}");
         let image = recover(&settings(true)).unwrap().image;
-        // Time goes on from what is recorded, not from the clock.
+        // Time continues from the last record, not from the clock.
         assert_eq!((image.now_ms, image.run), (ahead_ms, 7));
     }
 
     #[test]
-    fn a_directory_is_one_process_at_a_time() {
+    fn a_directory_in_use_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let settings = settings_of(directory.path());
         let first = recover(&settings).unwrap();
@@ -364,9 +372,10 @@ mod tests {
         assert!(recover(&settings).is_ok());
     }
 
-    /// As behind a foreign broker, whose clients are there all the time.
+    /// Behind a foreign broker the clients stay connected while the store restarts, so watches must
+    /// survive.
     #[test]
-    fn watches_are_in_the_directory_in_a_backup_and_in_what_is_restored_from_it() {
+    fn watches_survive_a_restart_a_backup_and_a_restore() {
         let place = tempfile::tempdir().unwrap();
         let settings = |name: &str| settings_of(&place.path().join(name));
         let peer = Peer {
@@ -376,7 +385,7 @@ mod tests {
         };
         let (disk, _) = recover(&settings("first"))
             .unwrap()
-            .start(&Listener::default())
+            .start(&JournalListener::default())
             .unwrap();
         let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
         recorder.started(1, wall_ms(), Mode::Foreign);
@@ -409,19 +418,20 @@ mod tests {
         }
     }
 
-    /// In the log, in a snapshot, and where clients are told less again: sessions may be of clients that were told more.
+    /// The highest Receive Maximum survives in the log, in a snapshot, and after a later lower
+    /// value: the clients of resumed sessions may still use the highest one.
     #[test]
-    fn the_most_that_clients_were_told_is_remembered_by_every_later_run() {
+    fn the_highest_receive_maximum_survives_every_restart() {
         let place = tempfile::tempdir().unwrap();
         let settings = |name: &str| settings_of(&place.path().join(name));
-        let remembers = |name: &str, per_session| {
+        let recovered = |name: &str, per_session| {
             let mut storage = settings(name);
             storage.duplicates.per_session = per_session;
             recover(&storage).unwrap().image.duplicates.receive_max()
         };
         let (disk, _) = recover(&settings("first"))
             .unwrap()
-            .start(&Listener::default())
+            .start(&JournalListener::default())
             .unwrap();
         let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
         recorder.started(1, wall_ms(), Mode::Embedded);
@@ -436,51 +446,55 @@ mod tests {
         past.snapshot(&backup, 0).unwrap();
         restore(&backup, &settings("second").directory, wall_ms()).unwrap();
         for name in ["first", "second"] {
-            assert_eq!(remembers(name, 1024), 5000, "{name}");
-            assert_eq!(remembers(name, 6000), 6000, "{name}");
-            // Behind a foreign broker only time and space decide.
-            assert_eq!(remembers(name, 0), 0, "{name}");
+            assert_eq!(recovered(name, 1024), 5000, "{name}");
+            assert_eq!(recovered(name, 6000), 6000, "{name}");
+            // Behind a foreign broker only the limits of time and space apply.
+            assert_eq!(recovered(name, 0), 0, "{name}");
         }
     }
 
     #[test]
-    fn only_a_lack_of_room_is_a_full_disk() {
+    fn only_a_lack_of_space_or_quota_is_a_full_disk() {
         let failed = |kind: ErrorKind| {
             StorageError::ClientId(PathBuf::new(), ClientIdError::Io(kind.into())).is_disk_full()
         };
         assert!(failed(ErrorKind::StorageFull) && failed(ErrorKind::QuotaExceeded));
         assert!(!failed(ErrorKind::PermissionDenied));
-        let other = ClientIdError::Nonsense("empty".to_owned());
+        let other = ClientIdError::Invalid("empty".to_owned());
         assert!(!StorageError::ClientId(PathBuf::new(), other).is_disk_full());
     }
 
     #[test]
-    fn a_standby_waits_says_so_once_and_takes_over() {
+    fn a_standby_reports_once_that_it_waits_and_takes_over() {
         let directory = tempfile::tempdir().unwrap();
         let settings = settings_of(directory.path());
         let first = recover(&settings).unwrap();
         let id = first.client_id().unwrap();
-        let said = AtomicU32::new(0);
-        let say = || _ = said.fetch_add(1, Relaxed);
+        let reports = AtomicU32::new(0);
+        let report = || _ = reports.fetch_add(1, Relaxed);
 
-        let looked = AtomicU32::new(0);
-        let soon = || looked.fetch_add(1, Relaxed) == 2;
-        assert!(stand_by(&settings, say, soon).unwrap().is_none());
-        assert_eq!((said.load(Relaxed), looked.load(Relaxed)), (1, 3));
+        let polls = AtomicU32::new(0);
+        let stop_at_third = || polls.fetch_add(1, Relaxed) == 2;
+        assert!(
+            stand_by(&settings, report, stop_at_third)
+                .unwrap()
+                .is_none()
+        );
+        assert_eq!((reports.load(Relaxed), polls.load(Relaxed)), (1, 3));
 
         thread::scope(|scope| {
-            let standby = scope.spawn(|| stand_by(&settings, say, || false));
-            while said.load(Relaxed) < 2 {
+            let standby = scope.spawn(|| stand_by(&settings, report, || false));
+            while reports.load(Relaxed) < 2 {
                 thread::yield_now();
             }
             assert!(!standby.is_finished());
             drop(first);
             let second = standby.join().unwrap().unwrap();
-            let second = second.expect("nobody stopped it");
+            let second = second.expect("the standby was not stopped");
             assert_eq!(second.client_id().unwrap(), id);
         });
-        // Where nobody has it there is nothing to wait for.
-        assert!(stand_by(&settings, say, || true).unwrap().is_some());
-        assert_eq!(said.into_inner(), 2);
+        // A free directory is recovered without a wait.
+        assert!(stand_by(&settings, report, || true).unwrap().is_some());
+        assert_eq!(reports.into_inner(), 2);
     }
 }

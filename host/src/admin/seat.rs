@@ -28,13 +28,13 @@ impl Seat {
 
     /// Waits until a newer connection takes the place.
     pub(super) async fn lost(&self) {
-        self.place.lost().await;
+        self.place.evicted().await;
     }
 
     /// A request head has arrived, so the connection releases its place: the response is short, and
     /// the last one unless an operator sent the request.
     pub(super) fn arrived(&self) {
-        self.place.leave();
+        self.place.release();
     }
 
     /// Takes a seat for an operator's request. False if other operators hold all seats.

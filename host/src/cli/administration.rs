@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use crate::admin::{Admin, Endpoint, Sources, new_token};
 use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
 use crate::limits;
-use crate::ship::{Drop, Gate, PolicyOrders};
+use crate::ship::{DropDirectory, Gate, PolicyOrders};
 
 /// The parts before they run.
 pub(super) struct Administration {
     admin: Option<Admin>,
     /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
-    drop: Option<Drop>,
+    drop: Option<DropDirectory>,
     gate: Arc<Gate>,
     orders: Arc<PolicyOrders>,
 }
@@ -46,7 +46,7 @@ impl Administration {
                 "the drop directory {} does not exist or is not a directory: create it, or name another with --policy-drop",
                 directory.display()
             );
-            Ok(Drop::new(directory.clone(), *action, gate.clone()))
+            Ok(DropDirectory::new(directory.clone(), *action, gate.clone()))
         });
         Ok(Self {
             admin: open(config, data.is_some())?,

@@ -142,7 +142,7 @@ impl Clients {
                 let link = statehouse_link::run(foreign.clone(), options);
                 open.link = Some(tokio::spawn(link));
                 let (foreign, server) = (foreign.clone(), server.clone());
-                let aging = async move { foreign.age_watches(|| server.watching()).await };
+                let aging = async move { foreign.expire_watches(|| server.watching()).await };
                 open.tasks.push(tokio::spawn(aging));
             }
             // Both values come from one setting.

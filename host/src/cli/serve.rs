@@ -25,7 +25,7 @@ use crate::control::{Control, Listing};
 use crate::opening::Opening;
 use crate::server::{EXIT_STATE_LOST, Server};
 use crate::ship::{Gate, PolicyOrders, Trust};
-use crate::storage::{self, Disk, Listener, Recovered};
+use crate::storage::{self, Disk, JournalListener, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
@@ -172,7 +172,7 @@ fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>>
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
     let mut reloads = Reloads::default();
     let source = Arc::new(SystemSource::default());
-    let listener = Listener::default();
+    let listener = JournalListener::default();
     let mode = config.transport.mode();
     let mut signals = None;
     let mut recovered = match (&config.transport, config.storage.durability) {

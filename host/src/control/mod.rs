@@ -1,11 +1,10 @@
-//! What every way of shipping policies calls: load, try, promote, go back.
+//! Changes the policies of the running store: load, trial, promote, roll back. Every way of
+//! shipping policies calls this module.
 //!
-//! What enters: files and names, of an operator who was let in. What leaves: changes of the running store's
-//! assignment, durable when a call returns. Every call blocks, a compilation for seconds; none holds the store's lock
-//! for longer than it takes to exchange what is ready.
-//!
-//! Architecture invariant: no request waits for a compiler, for the start of an instance or for a disk because of
-//! anything here.
+//! The caller must have checked that the operator may make the change. A change of the assignment
+//! is durable when the call returns. Every call blocks, for seconds if it compiles. The store's
+//! lock is held only to exchange instances that are ready. So no request ever waits for a compiler,
+//! for the start of an instance or for a disk because of this module.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,31 +28,31 @@ pub(crate) mod trial;
 pub struct Control {
     server: Arc<Server>,
     engine: Arc<Engine<Transaction>>,
-    /// None where nothing is kept.
+    /// None if the store has no data directory.
     modules: Option<Modules>,
     /// The name of this store, by which signed orders address it.
     store: String,
-    /// One change at a time, from reading what is to recording what will be.
+    /// Held during a change, from reading the current assignment to recording the next one.
     changing: Mutex<()>,
     compiling: Mutex<()>,
 }
 
-/// A policy as it is listed.
+/// A policy in a listing.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyView {
-    /// Its name for itself.
+    /// The name that the policy declares.
     pub name: String,
     /// Its version.
     pub version: String,
     /// The BLAKE3 of its file.
     pub digest: Digest,
-    /// The bytes of its file.
+    /// The size of its file in bytes.
     pub bytes: u64,
-    /// Whether it came with the program.
+    /// Whether it is part of the program.
     pub built_in: bool,
-    /// What it is there for; nothing where it is only held ready.
+    /// Its roles; empty if it is only loaded.
     pub roles: Vec<Role>,
-    /// What it has done since the program started, or since it was loaded.
+    /// Its counters since the program started, or since it was loaded.
     #[serde(flatten)]
     pub done: Done,
     /// Requests by command.
@@ -69,54 +68,54 @@ pub struct CommandView {
     pub requests: u64,
 }
 
-/// All policies that are held ready, and who answers what.
+/// All loaded policies, and the requests that each handles.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listing {
     /// The name of the store.
     pub store: String,
     /// The policies.
     pub policies: Vec<PolicyView>,
-    /// What each is there for.
+    /// The roles of the policies.
     pub assignment: Assignment,
-    /// The last times that another policy became the active one, the oldest first.
+    /// The last changes of the active policy, the oldest first.
     pub swaps: Vec<Swap>,
 }
 
-/// Why a call changes nothing.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The file is no policy for this store.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A name means nothing, or too much.
+    /// The selector matches no policy, or several.
     #[error(transparent)]
     Selector(#[from] SelectorError),
-    /// What was asked for does not fit what is.
+    /// The current assignment does not allow the change.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
-    /// Another change came between, or the store ends.
+    /// Another change was faster, or the store stops.
     #[error(transparent)]
     Assign(#[from] AssignError),
-    /// Its module cannot be kept.
-    #[error("the module cannot be kept in the data directory, so that nothing was changed: {0}")]
+    /// The module cannot be saved.
+    #[error("the module cannot be saved in the data directory, so nothing was changed: {0}")]
     Disk(#[from] std::io::Error),
 }
 
-/// What became of a call, for an HTTP status and an exit code.
+/// The kind of a failure, for an HTTP status and an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlErrorKind {
-    /// There is no such thing.
+    /// The policy or route does not exist.
     NotFound,
-    /// What was given cannot be used.
+    /// The argument is invalid.
     Refused,
-    /// It cannot be done as things are.
+    /// The current assignment does not allow the change.
     Conflict,
-    /// The host could not.
+    /// The host failed.
     Failed,
 }
 
 impl ControlError {
-    /// What kind of thing went wrong.
+    /// The kind of this failure.
     pub fn kind(&self) -> ControlErrorKind {
         match self {
             Self::Load(LoadError::Engine(_))
@@ -147,7 +146,7 @@ impl ControlError {
     }
 }
 
-/// The policies at one moment.
+/// The assignment and the loaded policies at one moment.
 struct Seen {
     assignment: Assignment,
     policies: Vec<Arc<Policy<Transaction>>>,
@@ -192,8 +191,8 @@ impl Seen {
 }
 
 impl Control {
-    /// Controls the policies of `server`, which `engine` compiled. Their files are kept in `modules`, if anything is.
-    /// Signed orders address the store as `store`.
+    /// Controls the policies of `server`, which `engine` compiles. Saves their files in `modules`
+    /// if the store has a data directory. Signed orders address the store as `store`.
     pub fn new(
         server: Arc<Server>,
         engine: Arc<Engine<Transaction>>,
@@ -210,9 +209,9 @@ impl Control {
         })
     }
 
-    /// Compiles a policy, tries it and keeps its file. Loading what is loaded already is no error.
+    /// Compiles a policy, runs its trial and saves its file. Loading a loaded policy is no error.
     pub fn load(&self, file: &[u8]) -> Result<PolicyView, ControlError> {
-        // The size is looked at before anything is made of the bytes.
+        // The size is checked before the bytes are used.
         if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
             return Err(LoadError::Size(file.len() as u64).into());
         }
@@ -235,24 +234,25 @@ impl Control {
         self.seen().view(digest)
     }
 
-    /// Lets a policy answer from the next request on. The one before it can be gone back to.
+    /// Makes a policy the active one, from the next request on. [`Self::rollback`] undoes this.
     pub fn promote(&self, which: &Selector) -> Result<PolicyView, ControlError> {
         let next = self.change(|seen, ready| {
             let digest = seen.resolve(which)?;
             ready.push(Instance::warm(seen.policy(digest)?.clone())?);
             Ok(seen.assignment.promote(digest)?)
         })?;
-        self.told(next.active, "promoted a policy")
+        self.log_active(next.active, "promoted a policy")
     }
 
-    /// Lets the policy before the active one answer again. Doing so again goes back further.
+    /// Makes the previous policy the active one. A further call rolls back one more policy.
     pub fn rollback(&self) -> Result<PolicyView, ControlError> {
         let mut from = None;
-        let next = self.change(|seen, ready| back(&mut from, seen, ready))?;
-        self.told(next.active, "rolled back to a policy")
+        let next = self.change(|seen, ready| roll_back(&mut from, seen, ready))?;
+        self.log_active(next.active, "rolled back to a policy")
     }
 
-    /// Lets a candidate see so many of a thousand live requests, and nothing come of it but a comparison; or ends that.
+    /// Starts a comparison, in which a candidate re-executes this many of a thousand live requests
+    /// without effect. None ends the comparison.
     pub fn shadow(&self, which: Option<(&Selector, u16)>) -> Result<(), ControlError> {
         let next = self.change(|seen, _| {
             let shadow = match which {
@@ -280,7 +280,8 @@ impl Control {
         Ok(())
     }
 
-    /// Lets a candidate answer some requests, always those of the same clients or keys; or ends that.
+    /// Lets a canary handle some requests, always those of the same clients or keys. None ends
+    /// that.
     pub fn canary(&self, which: Option<(&Selector, CanaryRule)>) -> Result<(), ControlError> {
         let next = self.change(|seen, ready| {
             let canary = match &which {
@@ -307,7 +308,7 @@ impl Control {
         Ok(())
     }
 
-    /// What the comparison in shadow came to: the one that goes on, or the last one. None where none was ever begun.
+    /// The report of the current comparison, or of the last one; none if there was none.
     pub fn diff(&self) -> Option<ShadowReport> {
         let seen = self.seen();
         let report = self.server.observer().report();
@@ -316,7 +317,7 @@ impl Control {
         };
         let policy = PolicyName::of(seen.policy(shadow.policy).ok()?);
         let against = PolicyName::of(seen.policy(seen.assignment.active).ok()?);
-        // A start goes on with a shadow, but not with what it had seen.
+        // A start restores the shadow, but not its report.
         let same = |it: &ShadowReport| it.policy == policy && it.against == against;
         Some(
             report
@@ -325,7 +326,7 @@ impl Control {
         )
     }
 
-    /// Lets a policy answer requests about keys that begin with `prefix`, or ends that.
+    /// Lets a policy handle the requests for keys that begin with `prefix`. None ends that.
     pub fn route(&self, prefix: &[u8], which: Option<&Selector>) -> Result<(), ControlError> {
         let next = self.change(|seen, ready| {
             let digest = which.map(|which| seen.resolve(which)).transpose()?;
@@ -339,7 +340,7 @@ impl Control {
         Ok(())
     }
 
-    /// Holds a policy ready no more.
+    /// Unloads a policy.
     pub fn unload(&self, which: &Selector) -> Result<(), ControlError> {
         let mut unloaded = None;
         self.change(|seen, _| {
@@ -353,7 +354,7 @@ impl Control {
         Ok(())
     }
 
-    /// All policies that are held ready, and who answers what.
+    /// All loaded policies, and the requests that each handles.
     pub fn list(&self) -> Listing {
         let seen = self.seen();
         let digests = seen.policies.iter().map(|it| it.digest.into());
@@ -365,7 +366,8 @@ impl Control {
         }
     }
 
-    /// One at a time, and on half of the cores: an interpreter takes seconds of all of them, and requests go on.
+    /// Compiles one policy at a time, on half of the cores: an interpreter takes seconds of CPU
+    /// time, and requests must go on.
     fn compile(&self, file: &[u8]) -> Result<Arc<Policy<Transaction>>, ControlError> {
         let _one = self
             .compiling
@@ -390,7 +392,8 @@ impl Control {
         }
     }
 
-    fn told(&self, digest: Digest, what: &'static str) -> Result<PolicyView, ControlError> {
+    /// Logs a change of the active policy, and returns the view of the policy.
+    fn log_active(&self, digest: Digest, what: &'static str) -> Result<PolicyView, ControlError> {
         let seen = self.seen();
         if let Ok(policy) = seen.policy(digest) {
             tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, "{what}");
@@ -398,7 +401,8 @@ impl Control {
         seen.view(digest)
     }
 
-    /// Where a policy is held ready no more, or another one is, the disk may hold more of them than it should.
+    /// Removes unused modules if the modules take too much space. Does nothing unless the change
+    /// loaded or unloaded a policy.
     fn tidy(&self, before: &Assignment, after: &Assignment) {
         let Some(modules) = self
             .modules
@@ -409,16 +413,18 @@ impl Control {
         };
         let needed = || self.server.needed_policies();
         if let Err(error) = modules.tidy(limits::MODULE_BYTES_MAX, needed) {
-            tracing::warn!(%error, "modules that nobody needs cannot be removed");
+            tracing::warn!(%error, "unused modules cannot be removed");
         }
     }
 
-    /// Makes the next assignment of what is, readies what it needs, takes it into force, and waits until it is durable.
+    /// Changes the assignment and waits until the change is durable. `make` returns the next
+    /// assignment and prepares the instances that it needs. If the guard changes the assignment at
+    /// the same time, `make` is called again.
     fn change(
         &self,
         mut make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
     ) -> Result<Assignment, ControlError> {
-        // Where a caller panicked, nothing of its change was taken into force.
+        // A caller that panicked has changed nothing.
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = 0;
         loop {
@@ -430,7 +436,7 @@ impl Control {
             }
             attempts += 1;
             match self.server.assign(&seen.assignment, next.clone(), ready) {
-                // The host itself rolled back meanwhile.
+                // The guard rolled back since the assignment was read.
                 Err(AssignError::Overtaken) if attempts < limits::ASSIGN_ATTEMPTS_MAX => {}
                 Err(error) => return Err(error.into()),
                 Ok(position) => {
@@ -444,9 +450,9 @@ impl Control {
     }
 }
 
-/// The rollback of what is. `from` is the policy that was active at the first attempt: where the host itself went back
-/// from it meanwhile, what was asked for is done.
-fn back(
+/// Makes the assignment of a rollback. `from` is the policy that was active at the first attempt.
+/// If the guard has rolled it back since, the request is already fulfilled.
+fn roll_back(
     from: &mut Option<Digest>,
     seen: &Seen,
     ready: &mut Vec<Instance<Transaction>>,

@@ -1,4 +1,4 @@
-//! The target and the numbers of signed orders over MQTT.
+//! The target and the serials of signed orders over MQTT.
 
 use super::{Control, ControlError};
 
@@ -8,13 +8,13 @@ impl Control {
         &self.store
     }
 
-    /// The number of the last order that was accepted.
+    /// The serial of the last accepted order.
     pub fn serial(&self) -> u64 {
         self.seen().assignment.serial
     }
 
-    /// Accepts an order by its number, durably and before it is carried out: then it is not carried out twice, whoever
-    /// repeats it and whenever the process ends.
+    /// Accepts an order by its serial. This must be durable before the order is carried out.
+    /// Otherwise a repetition after a crash could carry it out twice.
     pub fn accept_order(&self, serial: u64) -> Result<(), ControlError> {
         self.change(|seen, _| Ok(seen.assignment.accept(serial)?))?;
         Ok(())

@@ -26,7 +26,8 @@ const QUOTA: Quota = Quota {
     journal_full: false,
 };
 
-/// Another build of the standard policy. A custom section is nothing to the engine: id 0, its length, its name.
+/// Another build of the standard policy. It has an extra custom section, which the engine ignores:
+/// id 0, its length, its name.
 fn twin(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
@@ -56,7 +57,7 @@ pub(crate) fn rig() -> Rig {
 }
 
 impl Rig {
-    /// What a start would find.
+    /// The image that a start would recover.
     fn recorded(&self) -> Image {
         let mut image = Image::new(Retention::default());
         for record in self.records.all() {
@@ -71,12 +72,12 @@ fn select(digest: Digest) -> Selector {
 }
 
 #[test]
-fn a_policy_is_loaded_promoted_and_gone_back_from() {
+fn a_policy_is_loaded_promoted_and_rolled_back() {
     let rig = rig();
     let control = &rig.control;
     let a = control.load(&twin(b'a')).unwrap();
     assert!(a.roles.is_empty() && !a.built_in);
-    assert_eq!(a.done, Done::default(), "its trial counts for nothing");
+    assert_eq!(a.done, Done::default(), "its trial is not counted");
     assert_eq!(control.load(&twin(b'a')).unwrap().digest, a.digest);
     let kept = Modules::of(rig.data.path()).load(&a.digest.0).unwrap();
     assert_eq!(kept, twin(b'a'));
@@ -96,9 +97,10 @@ fn a_policy_is_loaded_promoted_and_gone_back_from() {
     assert_eq!(error.kind(), ControlErrorKind::Conflict, "{error}");
 }
 
-/// The guard went back while the operator's own rollback warmed an instance; doing it anew went back once more.
+/// In an earlier version the guard could roll back while the operator's own rollback warmed an
+/// instance, and the second attempt of the operator's rollback rolled back one more policy.
 #[test]
-fn a_rollback_that_the_host_was_faster_with_is_not_done_twice() {
+fn a_rollback_that_the_guard_made_first_is_not_repeated() {
     let rig = rig();
     let control = &rig.control;
     let a = control.load(&twin(b'a')).unwrap().digest;
@@ -118,19 +120,22 @@ fn a_rollback_that_the_host_was_faster_with_is_not_done_twice() {
                 .assign(&seen.assignment, next, Vec::new())
                 .unwrap();
         }
-        back(&mut from, seen, ready)
+        roll_back(&mut from, seen, ready)
     });
     assert_eq!(next.unwrap().active, a);
     assert_eq!(control.list().assignment.active, a);
-    assert!(control.list().assignment.guard.is_some(), "it says why");
-    // Asked for again, it is another rollback.
+    assert!(
+        control.list().assignment.guard.is_some(),
+        "the reason of the guard stays"
+    );
+    // A second call is another rollback.
     assert!(control.rollback().unwrap().built_in);
 }
 
-/// A load that ended behind the last record was recorded where nobody wrote any more, and waited for ever: the process
-/// with it.
+/// In an earlier version a load that ended after the store's last record waited forever for its own
+/// record to become durable, and so the process never exited.
 #[test]
-fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
+fn a_stopping_store_refuses_changes_and_ends_their_waits() {
     let rig = rig();
     let control = &rig.control;
     let a = control.load(&twin(b'a')).unwrap().digest;
@@ -142,7 +147,7 @@ fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
     while control.list().assignment.active != a {
         std::thread::yield_now();
     }
-    assert!(!waiting.is_finished(), "its record is on no disk");
+    assert!(!waiting.is_finished(), "its record is not durable");
     control.server.stop();
     let recorded = rig.records.all().len();
     let error = waiting.join().unwrap().unwrap_err();
@@ -154,7 +159,7 @@ fn a_store_that_stops_takes_no_change_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_what_is_not_goes() {
+fn a_policy_with_a_route_cannot_be_unloaded() {
     let rig = rig();
     let control = &rig.control;
     let a = control.load(&twin(b'a')).unwrap().digest;
@@ -174,7 +179,7 @@ fn what_is_in_use_stays_and_what_is_not_goes() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_recorded() {
+fn a_change_without_effect_is_not_recorded() {
     let rig = rig();
     let a = rig.control.load(&twin(b'a')).unwrap().digest;
     rig.control.promote(&select(a)).unwrap();
@@ -188,7 +193,7 @@ fn what_changes_nothing_is_not_recorded() {
 }
 
 #[test]
-fn as_many_as_fit_are_held_and_the_oldest_idle_one_makes_room() {
+fn a_load_beyond_the_limit_unloads_the_oldest_idle_policy() {
     let rig = rig();
     let count = u8::try_from(limits::LOADED_POLICIES_MAX).unwrap();
     let first = rig.control.load(&twin(0)).unwrap().digest;

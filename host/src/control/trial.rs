@@ -1,7 +1,6 @@
-//! The self-test of a policy that is being loaded: a few requests over an empty store of its own.
+//! The trial of a policy before it is loaded: a few requests on an empty store of its own.
 //!
-//! What enters: a policy that nobody has asked anything yet. What leaves: whether it can answer at all. What it
-//! answers is its own business.
+//! The trial shows whether the policy can respond at all. The responses are not checked.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,17 +14,18 @@ use statehouse_core::store::{Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
-/// What is asked: what every client of a state store asks.
+/// The requests of a trial: every client of a state store sends these commands.
 const REQUESTS: [(&str, &[u8]); 3] = [
     ("GET", b"*2\r\n$3\r\nGET\r\n$9\r\nself-test\r\n"),
     ("SET", b"*3\r\n$3\r\nSET\r\n$9\r\nself-test\r\n$1\r\n1\r\n"),
     ("DEL", b"*2\r\n$3\r\nDEL\r\n$9\r\nself-test\r\n"),
 ];
 
-/// Any time will do; this one is no round number that a policy might treat as none.
+/// The time of the trial. It is not a round number that a policy might treat as no time.
 const NOW_MS: u64 = 1_700_000_000_123;
 
-/// Asks a policy. It may fail at what it does not know, and at nothing else: one that fails at everything is refused.
+/// Runs the trial. A policy may fail on commands that it does not know, so only a policy that fails
+/// on every request is refused.
 pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let registry = Registry::new(policy.clone(), None);
     let store = Store::new(registry, Quota::default());

@@ -1,60 +1,64 @@
-//! Bounds of the administration and of whoever asks it.
+//! Limits of the admin API and its callers.
 
 use std::time::Duration;
 
-/// Connections that have shown the token: some operators, a scraper of metrics, and a few that hang.
+/// Authenticated connections: enough for some operators, a metrics scraper, and a few that hang.
 pub const ADMIN_OPERATORS_MAX: usize = 16;
 
-/// Connections whose first request is not whole. Beyond it the address with most of them loses its oldest. A probe that is sent in
-/// one packet needs its place for some milliseconds, so so many keep it there during a flood of new connections.
+/// Connections whose first request is incomplete. Beyond this limit the address with most of them
+/// loses its oldest. A probe that is sent in one packet needs its place for some milliseconds. This
+/// many places let it through even during a flood of new connections.
 pub const ADMIN_ARRIVING_MAX: usize = 128;
 
-/// How long the head of a request to the administration may take.
+/// The time limit for the head of a request.
 pub const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Header lines of such a request.
+/// Header lines of a request.
 pub const ADMIN_HEADERS_MAX: usize = 64;
 
-/// All of them together.
+/// All header lines of a request together.
 pub const ADMIN_HEADER_BYTES_MAX: usize = 16 << 10;
 
-/// How long a body may take: the largest policy over loopback takes a second.
+/// The time limit for a body: the largest policy over loopback takes a second.
 pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest that a connection of the administration lives, whatever it does.
+/// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The pause after an accept that failed: without file descriptors it fails at once, again and again.
+/// The pause after an accept failed. Without it, a lack of file descriptors would fail in a loop.
 pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections of the administration that wait to be taken, where it listens at a socket of the file system.
+/// The backlog of connections if the admin API listens on a Unix socket.
 pub const ADMIN_BACKLOG: u32 = 16;
 
-/// The path of such a socket: Linux has room for 108 bytes, with the zero at its end.
+/// The path of a Unix socket: Linux has room for 108 bytes, with the final zero.
 pub const ADMIN_SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// A JSON document that is sent to the administration: a pattern and a name.
+/// A JSON document that is sent to the admin API: a pattern and a name.
 pub const ADMIN_DOCUMENT_BYTES_MAX: u64 = 16 << 10;
 
-/// A question about rules: the longest key, or topic, in percent signs, and what is said of a client.
+/// A question about access rules: the longest key or topic in percent-encoding, and the attributes
+/// of a client.
 pub const ADMIN_QUESTION_BYTES_MAX: u64 = 512 << 10;
 
-/// Clients that one answer names with what they own: with the longest ids of control characters, which JSON writes in six bytes
-/// each, they stay below [`ADMIN_ANSWER_BYTES_MAX`].
+/// Clients that one response lists with what they own. Even with the longest ids of control
+/// characters, which JSON writes in six bytes each, the list stays below
+/// [`ADMIN_ANSWER_BYTES_MAX`].
 pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 
-/// As much of a client id as such an answer holds: all of one at the embedded broker.
+/// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
-/// The file that says where the administration is.
+/// The file that contains the address of the admin API.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 
-/// The shortest token that is taken from the environment: shorter ones are guessed.
+/// The shortest token that is accepted from the environment: shorter ones can be guessed.
 pub const ADMIN_TOKEN_BYTES_MIN: usize = 16;
 
-/// How long a command waits for the administration: an interpreter takes some ten seconds to compile, on a gateway
-/// some times that.
+/// How long a command waits for the admin API. An interpreter takes some ten seconds to compile,
+/// and several times that on a gateway.
 pub const ADMIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// An answer of the administration, as a command reads it: all policies that can be loaded, or all kept examples of differences.
+/// A response of the admin API, as a command reads it: all policies that can be loaded, or all
+/// stored examples of differences.
 pub const ADMIN_ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -1,88 +1,93 @@
-//! Bounds of a store behind a foreign broker: the link and presence.
+//! Limits of a store behind a foreign broker: the link and presence.
 
 use std::time::Duration;
 
-/// Default bound of requests that a foreign broker may have sent and not seen acknowledged (`broker_window`): twice
+/// Default of `broker_window`: requests that a foreign broker may have sent without a PUBACK. Twice
 /// what fills Mosquitto's own default, and 128 MiB of the longest packets.
 pub const BROKER_WINDOW_DEFAULT: u16 = 64;
 
-/// What `broker_window` may be raised to: a gateway has no memory for more of the longest packets.
+/// The largest `broker_window`: a gateway has no memory for more of the longest packets.
 pub const BROKER_WINDOW_MAX: u16 = 4096;
 
-/// Default of `broker_keep_alive`: a connection that went half open is given up after twice this.
+/// Default of `broker_keep_alive`: a half-open connection is given up after twice this.
 pub const BROKER_KEEP_ALIVE_MS_DEFAULT: u64 = 15_000;
 
-/// How long a foreign broker keeps the store's session, with the requests that come meanwhile, while the store is away:
-/// a day covers a reboot and a repair. Requests that carry an expiry end sooner.
+/// How long a foreign broker stores the session of an absent store, with the requests that arrive
+/// in the meantime. A day covers a reboot and a repair. Requests that carry an expiry end sooner.
 pub const BROKER_SESSION_EXPIRY: Duration = Duration::from_secs(86_400);
 
-/// The same where nobody will have the client id again, since it is kept nowhere: a lost connection comes back within this,
-/// and what a run leaves behind takes requests for no longer.
+/// The same if no later run will have the client id, because it is not stored. A lost connection is
+/// made again within this time. A session left behind takes requests for no longer.
 pub const BROKER_SESSION_EXPIRY_UNKEPT: Duration = Duration::from_secs(300);
 
-/// How long a connection to a foreign broker may take, from TCP to CONNACK.
+/// The time limit for a connection to a foreign broker, from TCP to CONNACK.
 pub const BROKER_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// First and longest pause between attempts to connect to a foreign broker.
 pub const BROKER_PAUSES: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Answers and notifications on their way to a foreign broker, where it allows as many: more than fills any loopback.
+/// Responses and notifications in flight to a foreign broker, if the broker allows as many: more
+/// than fills any loopback.
 pub const BROKER_IN_FLIGHT_MAX: u16 = 1024;
 
-/// Answers and notifications that a foreign broker has not taken, above which no further request runs. Requests wait at
-/// the broker then, as it gets no PUBACK for them.
+/// Responses and notifications without a PUBACK of a foreign broker, above which no further request
+/// executes. Requests then wait at the broker, because it gets no PUBACK for them.
 pub const BROKER_OUTBOX_HOLD: usize = 16 << 10;
 
 /// The same in bytes.
 pub const BROKER_OUTBOX_BYTES_HOLD: usize = 64 << 20;
 
-/// Notifications beyond this are lost: with [`BROKER_OUTBOX_OVERHEAD_BYTES`] some of 100 bytes for each of 800 000 watches, since
-/// a single change may be told to all. Only keys that expire while the broker is away get here.
+/// Notifications beyond this are lost. With [`BROKER_OUTBOX_OVERHEAD_BYTES`] this is one of 100
+/// bytes for each of 800 000 watches, because a single change may notify all of them. Only keys
+/// that expire while the broker is absent reach this limit.
 pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
 
-/// What an answer or notification costs beside its bytes: its place in the ledger and its PUBLISH, rounded up.
+/// What a response or notification costs in addition to its bytes: its place in the ledger and its
+/// PUBLISH, rounded up.
 pub const BROKER_OUTBOX_OVERHEAD_BYTES: usize = 512;
 
-/// Levels of a response topic: Mosquitto takes 200, other brokers fewer, and it closes the connection of a client that
-/// publishes to more.
+/// Levels of a response topic: Mosquitto accepts 200, other brokers fewer. Mosquitto closes the
+/// connection of a client that publishes to more.
 pub const BROKER_TOPIC_LEVELS_MAX: usize = 128;
 
-/// Messages that are looked at before it is looked again whether the outbox is full.
+/// Messages that are handled between two checks whether the outbox is full.
 pub const BROKER_HELD_CHUNK: usize = 64;
 
-/// Messages at QoS 0 that wait for the outbox, in bytes: the broker's Receive Maximum does not bound them. They tell of
-/// clients that come and go, some hundred bytes each.
+/// Messages at QoS 0 that wait for the outbox, in bytes: the broker's Receive Maximum does not
+/// limit them. They are log lines about clients, of some hundred bytes each.
 pub const BROKER_HELD_BYTES_MAX: usize = 8 << 20;
 
-/// Answers remembered as those that the broker closes the connection for, in hashes: one for each request that can come
-/// again.
+/// Responses that make the broker close the connection, remembered as hashes: one for each request
+/// that can be redelivered.
 pub const BROKER_HOPELESS_MAX: usize = BROKER_WINDOW_MAX as usize;
 
 /// What a log line shows of a topic that a client chose.
 pub const BROKER_LOG_TOPIC_BYTES_MAX: usize = 256;
 
-/// The shortest between two log lines that clients can bring about at will; what is left out is counted.
+/// The shortest time between two log lines that clients can cause at will; lines in between are
+/// counted.
 pub const BROKER_LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// How often a stopping store looks whether the broker has taken what is decided.
+/// How often a stopping store checks whether the broker has taken all output.
 pub const BROKER_DRAIN_POLL: Duration = Duration::from_millis(5);
 
-/// The store's client id at a foreign broker: what every broker takes.
+/// The store's client id at a foreign broker: a length that every broker accepts.
 pub const BROKER_CLIENT_ID_BYTES_MAX: usize = 256;
 
 /// A file with a password: MQTT carries 65 535 bytes of one.
 pub const BROKER_PASSWORD_BYTES_MAX: u64 = 65_535;
 
-/// A line of a broker's connection log. Mosquitto 2.0 cuts at 1000 bytes and 1.6 may cut at some more than 500, and
-/// what was cut is not to be believed.
+/// A line of a broker's connection log. Mosquitto 2.0 truncates at 1000 bytes, and 1.6 may truncate
+/// slightly above 500. A truncated line must not be trusted.
 pub const PRESENCE_LINE_BYTES_MAX: usize = 500;
 
-/// How long a start waits for the broker to tell of a client. Mosquitto does it in a few milliseconds.
+/// How long a start waits until the broker reports a client. Mosquitto takes a few milliseconds.
 pub const PRESENCE_EVIDENCE_WAIT: Duration = Duration::from_secs(2);
 
-/// How often within `watch_ttl` it is looked who was silent: watches live an eighth longer at most.
+/// Checks for silent clients within one `watch_ttl`: watches live an eighth longer at most.
 pub const WATCH_TTL_CHECKS: u32 = 8;
 
-/// The longest time between these looks. One takes the store's lock for a walk over all who watch.
+/// The longest time between two such checks. A check holds the store's lock while it walks over all
+/// watchers.
 pub const WATCH_TTL_CHECK_MAX: Duration = Duration::from_secs(60);

@@ -1,6 +1,8 @@
-//! Every bound of the host, with its unit in its name and its reason. What the broker bounds by
-//! itself (connections, queues, packets) is in `statehouse_mqtt::Limits`; the ones that an operator
-//! may move are defaults of the configuration.
+//! Every limit of the host. Each has its unit in the name and the reason for its value in its
+//! comment.
+//!
+//! The broker's own limits (connections, queues, packets) are in `statehouse_mqtt::Limits`. Limits
+//! that an operator can change are defaults of the configuration.
 
 mod admin;
 mod foreign;

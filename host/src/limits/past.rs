@@ -1,12 +1,13 @@
-//! Bounds of what is kept on disk and looked at later: history, snapshots, replays, backups, transcripts.
+//! Limits of history and of the system clock.
 
-/// Default bound of the age of history (`history_retention`): long enough to look into what happened overnight.
+/// Default of `history_retention`: long enough to look into what happened overnight.
 pub const HISTORY_MS_DEFAULT: u64 = 86_400_000;
 
-/// Default bound of the bytes of history (`history_bytes`): a quarter of a small gateway's data partition.
+/// Default of `history_bytes`: a quarter of a small gateway's data partition.
 pub const HISTORY_BYTES_DEFAULT: u64 = 256 << 20;
 
-/// How far the system clock may be behind the last recorded time at a start without anybody being asked.
+/// How far the system clock may be behind the last recorded time at a start without
+/// `--accept-clock`.
 pub const CLOCK_BEHIND_MS_MAX: u64 = 60_000;
 
 /// The system clock this far behind the store's time makes `/readyz` say so, in milliseconds. NTP

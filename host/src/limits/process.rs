@@ -1,23 +1,26 @@
-//! Bounds of the process: its threads, its files that are read again, its end.
+//! Limits of the process: its threads, its configuration file, its exit.
 
 use std::time::Duration;
 
-/// How long a stopping host waits for clients to take what is theirs. SIGTERM to exit is at most two seconds.
+/// How long a stopping host waits for clients to receive their output. SIGTERM to exit takes at
+/// most two seconds.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
 
-/// How long it then waits for calls of the administration: long enough to answer one that was about to, while a compiler
-/// goes on for seconds.
+/// How long a stopping host then waits for calls of the admin API: long enough for one that is
+/// about to respond. A compiler would run on for seconds.
 pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How often a standby looks whether the data directory is free: unnoticed by clients, and by an idle machine.
+/// How often a standby checks whether the data directory is free: short for clients, and cheap for
+/// an idle machine.
 pub const STANDBY_POLL: Duration = Duration::from_millis(100);
 
-/// Threads that serve clients (`threads`): more than one lock can keep busy.
+/// The largest `threads`, which serve clients: more than one lock can keep busy.
 pub const SERVE_THREADS_MAX: usize = 64;
 
-/// Of these by default half of the cores, since journal, policies and other programs want some, and no more than this: every
-/// request passes one lock, and a second thread on two cores costs a third of the requests by waiting for it.
+/// Default of `threads`: half of the cores, because the journal, policies and other programs need
+/// some, and at most this many. Every request takes one lock. A second thread on two cores would
+/// cost a third of the requests, because threads wait for that lock.
 pub const SERVE_THREADS_DEFAULT_MAX: usize = 4;

@@ -1,8 +1,9 @@
 //! MQTT over the frames of a WebSocket (MQTT 5 section 6, RFC 6455).
 //!
-//! What enters: a stream behind the upgrade. What leaves: the bytes of MQTT packets, and back. A packet may span frames, and a
-//! frame hold many packets, so payloads are handed on as they come: no peer can make us hold a message, however long it says
-//! that one is. Other data than binary ends the connection.
+//! Converts the stream after the upgrade to the bytes of MQTT packets, and back. A packet may span
+//! frames, and a frame may contain many packets. So payloads are passed on as they arrive, and a
+//! whole message must never be buffered: its length is a claim of the peer. Data frames that are
+//! not binary end the connection.
 
 use std::io::{self, Cursor};
 use std::pin::Pin;
@@ -19,24 +20,25 @@ use crate::limits;
 /// The longest payload of a control frame (RFC 6455 section 5.5).
 const CONTROL_BYTES_MAX: u64 = 125;
 
-/// A stream of MQTT in binary frames; the server's side of it.
+/// The server's side of a stream of MQTT in binary frames.
 pub(super) struct Frames<S> {
     stream: S,
-    /// What has come and is not taken apart yet.
-    came: BytesMut,
-    /// What is left of the data frame that we are in.
+    /// Received bytes that are not parsed yet.
+    received: BytesMut,
+    /// The rest of the current data frame.
     payload: Payload,
     /// Whether the last data frame was not the final one of its message.
     is_continued: bool,
-    /// Frames on their way out.
+    /// Frames to write.
     out: BytesMut,
-    /// Whether the stream has nothing left of them either.
+    /// Whether `out` is empty and the stream is flushed.
     is_flushed: bool,
-    /// The payload of the last ping that is not answered yet: the others need no answer (RFC 6455 section 5.5.3).
+    /// The payload of the last ping without a pong: earlier pings need none (RFC 6455 section
+    /// 5.5.3).
     ping: Option<BytesMut>,
-    /// Nothing more comes in.
+    /// Whether no more input follows.
     is_over: bool,
-    /// Our Close frame is in `out`, or was.
+    /// Whether the Close frame was put into `out`.
     is_closed: bool,
     writers: Arc<Writers>,
 }
@@ -45,7 +47,7 @@ pub(super) struct Frames<S> {
 struct Payload {
     left: u64,
     mask: [u8; 4],
-    /// Where in the mask the next byte is.
+    /// The position of the next byte in the mask.
     at: usize,
 }
 
@@ -62,15 +64,15 @@ impl Payload {
     }
 }
 
-/// Why a connection ends (RFC 6455 section 7.4.1).
+/// Why the connection ends: the status code (RFC 6455 section 7.4.1) and the reason.
 type Violation = (CloseCode, &'static str);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
-    /// Goes on behind the upgrade, with what has come beyond it.
-    pub(super) fn new(stream: S, came: &[u8]) -> Self {
+    /// Continues after the upgrade. `received` are the bytes that were already read after it.
+    pub(super) fn new(stream: S, received: &[u8]) -> Self {
         Self {
             stream,
-            came: BytesMut::from(came),
+            received: BytesMut::from(received),
             payload: Payload::default(),
             is_continued: false,
             out: BytesMut::new(),
@@ -82,23 +84,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         }
     }
 
-    /// Takes the next frame's head, or a control frame, out of what has come. False: it is not whole yet.
+    /// Parses the header of the next data frame, or a whole control frame, from the received bytes.
+    /// False if it is incomplete.
     fn next_frame(&mut self) -> Result<bool, Violation> {
         let protocol = |what| Err((CloseCode::Protocol, what));
-        let mut cursor = Cursor::new(&self.came[..]);
+        let mut cursor = Cursor::new(&self.received[..]);
         let Ok(head) = FrameHeader::parse(&mut cursor) else {
-            return protocol("a frame of an unknown kind");
+            return protocol("a frame has an unknown opcode");
         };
         let Some((head, length)) = head else {
             return Ok(false);
         };
-        // Less than fifteen.
+        // A header has less than fifteen bytes.
         let head_bytes = cursor.position() as usize;
         if head.rsv1 || head.rsv2 || head.rsv3 {
-            return protocol("a frame with a reserved bit, and no extension was agreed on");
+            return protocol("a frame has a reserved bit set, and no extension was negotiated");
         }
         let Some(mask) = head.mask else {
-            return protocol("a frame of a client that is not masked");
+            return protocol("a frame of the client is not masked");
         };
         let payload = Payload {
             left: length,
@@ -110,29 +113,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
                 match (kind, self.is_continued) {
                     (Data::Binary, false) | (Data::Continue, true) => {}
                     (Data::Text, _) => {
-                        let what = "MQTT comes in binary frames, and this is text";
+                        let what = "MQTT needs binary frames, and this is a text frame";
                         return Err((CloseCode::Unsupported, what));
                     }
-                    _ => return protocol("a frame that does not go on with the message before it"),
+                    _ => return protocol("a frame does not continue the message before it"),
                 }
                 if length > u64::MAX / 2 {
-                    return protocol("a frame of a length that there is not");
+                    return protocol("the length of a frame has its highest bit set");
                 }
-                self.came.advance(head_bytes);
+                self.received.advance(head_bytes);
                 self.is_continued = !head.is_final;
                 self.payload = payload;
             }
             OpCode::Control(kind) => {
                 if length > CONTROL_BYTES_MAX || !head.is_final {
-                    return protocol("a control frame that is too long, or in pieces");
+                    return protocol("a control frame is too long or fragmented");
                 }
-                // At most what was just looked at.
+                // At most `CONTROL_BYTES_MAX`.
                 let length = length as usize;
-                if self.came.len() < head_bytes + length {
+                if self.received.len() < head_bytes + length {
                     return Ok(false);
                 }
-                self.came.advance(head_bytes);
-                let mut text = self.came.split_to(length);
+                self.received.advance(head_bytes);
+                let mut text = self.received.split_to(length);
                 let mut payload = payload;
                 payload.unmask(&mut text);
                 match kind {
@@ -148,7 +151,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         Ok(true)
     }
 
-    /// Our last frame.
+    /// Queues the Close frame, once.
     fn close(&mut self, code: CloseCode, why: &str) {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
@@ -170,16 +173,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         self.is_flushed = false;
     }
 
-    /// Writes what is on its way out. Reader and writer both do, so that a ping is answered where nothing else is to be
-    /// written, and both are woken.
-    fn poll_out(&mut self, who: Who, cx: &Context<'_>) -> Poll<io::Result<()>> {
+    /// Writes the queued frames. Both the reader and the writer call this, so that a ping gets its
+    /// pong even if there is no other output. Both are woken when the socket has room.
+    fn poll_out(&mut self, side: Side, cx: &Context<'_>) -> Poll<io::Result<()>> {
         if let Some(ping) = self.ping.take().filter(|_| !self.is_closed) {
             self.put(OpCode::Control(Control::Pong), &ping);
         }
         if self.is_flushed {
             return Poll::Ready(Ok(()));
         }
-        self.writers.set(who, cx.waker());
+        self.writers.set(side, cx.waker());
         let waker = Waker::from(self.writers.clone());
         let mut cx = Context::from_waker(&waker);
         while !self.out.is_empty() {
@@ -192,27 +195,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         if self.out.capacity() > limits::WS_IDLE_BYTES_MAX {
             self.out = BytesMut::new();
         }
-        // TLS keeps what it has encrypted where the socket has no room.
+        // TLS buffers encrypted bytes if the socket has no room.
         ready!(Pin::new(&mut self.stream).poll_flush(&mut cx))?;
         self.is_flushed = true;
         Poll::Ready(Ok(()))
     }
 
-    /// Ends because of what the peer sent. It is told where the socket has room, which is nearly always.
+    /// Ends the connection because of a violation by the peer. The peer receives the reason if the
+    /// socket has room, which is nearly always the case.
     fn fail(&mut self, (code, why): Violation, cx: &Context<'_>) -> io::Error {
         self.is_over = true;
         self.close(code, why);
-        _ = self.poll_out(Who::Reader, cx);
+        _ = self.poll_out(Side::Reader, cx);
         io::Error::new(io::ErrorKind::InvalidData, why)
     }
 
-    /// Reads into what has come. Zero: nothing more does.
-    fn poll_came(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.came.reserve(limits::WS_READ_BYTES);
+    /// Reads from the stream into `received`. Zero if the stream ended.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.received.reserve(limits::WS_READ_BYTES);
         let mut bytes = [0; limits::WS_READ_BYTES];
         let mut read = ReadBuf::new(&mut bytes);
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read))?;
-        self.came.extend_from_slice(read.filled());
+        self.received.extend_from_slice(read.filled());
         Poll::Ready(Ok(read.filled().len()))
     }
 }
@@ -226,8 +230,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
         let this = &mut *self;
         loop {
             if this.ping.is_some() || !this.is_flushed {
-                // Where there is no room the reader goes on, and the writer writes it.
-                _ = this.poll_out(Who::Reader, cx);
+                // If the socket has no room the reader continues, and the writer writes it later.
+                _ = this.poll_out(Side::Reader, cx);
             }
             if this.is_over || buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
@@ -239,7 +243,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
                 match this.next_frame() {
                     Ok(true) => {}
                     Ok(false) => {
-                        if ready!(this.poll_came(cx))? == 0 {
+                        if ready!(this.poll_receive(cx))? == 0 {
                             this.is_over = true;
                         }
                     }
@@ -248,8 +252,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
                 continue;
             }
             let start = buf.filled().len();
-            if this.came.is_empty() {
-                // Past what has come already the payload goes where it is wanted at once.
+            if this.received.is_empty() {
+                // No payload is buffered, so read into the caller's buffer without a copy.
                 let mut part = ReadBuf::new(buf.initialize_unfilled_to(wanted));
                 ready!(Pin::new(&mut this.stream).poll_read(cx, &mut part))?;
                 let count = part.filled().len();
@@ -259,8 +263,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
                     continue;
                 }
             } else {
-                let count = wanted.min(this.came.len());
-                buf.put_slice(&this.came.split_to(count));
+                let count = wanted.min(this.received.len());
+                buf.put_slice(&this.received.split_to(count));
             }
             this.payload.unmask(&mut buf.filled_mut()[start..]);
             return Poll::Ready(Ok(()));
@@ -274,44 +278,46 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_out(Who::Writer, cx))?;
+        ready!(self.poll_out(Side::Writer, cx))?;
         if self.is_closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let count = bytes.len().min(limits::WS_FRAME_BYTES_MAX);
         self.put(OpCode::Data(Data::Binary), &bytes[..count]);
-        // It has taken them; what the socket has no room for is written before the next.
-        match self.poll_out(Who::Writer, cx) {
+        // The bytes are accepted now. If the socket has no room for all of them, the rest is
+        // written before the next frame.
+        match self.poll_out(Side::Writer, cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(count)),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_out(Who::Writer, cx)
+        self.poll_out(Side::Writer, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.close(CloseCode::Normal, "");
-        ready!(self.poll_out(Who::Writer, cx))?;
+        ready!(self.poll_out(Side::Writer, cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
-/// Who waits for room in the socket: its two tasks may both, and it knows one.
+/// The tasks that wait for room in the socket. Both the reader and the writer may wait, and the
+/// socket stores only one waker.
 #[derive(Default)]
 struct Writers(Mutex<[Option<Waker>; 2]>);
 
 #[derive(Clone, Copy)]
-enum Who {
+enum Side {
     Reader,
     Writer,
 }
 
 impl Writers {
-    fn set(&self, who: Who, waker: &Waker) {
+    fn set(&self, side: Side, waker: &Waker) {
         let mut wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut wakers[who as usize] {
+        match &mut wakers[side as usize] {
             Some(known) => known.clone_from(waker),
             none => *none = Some(waker.clone()),
         }

@@ -1,8 +1,9 @@
-//! Connections that are not ones yet: TLS or WebSocket is still being agreed on, or no request to the administration has come.
+//! Limits the connections that are not established yet: a TLS or WebSocket handshake is in
+//! progress, or the first request to the admin API is incomplete.
 //!
-//! What enters: who begins. What leaves: a place for each, and the order to give it up. There are so many places; where they
-//! are taken, the address that holds most of them loses its oldest. So neither memory nor the broker's own places go to
-//! peers that begin and never end, and somebody else still gets in.
+//! Each such connection holds a place. If all places are taken, the address that holds most of them
+//! loses its oldest. So peers that never complete a handshake use bounded memory and none of the
+//! broker's connections, and other addresses can still connect.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The places.
+/// A bounded number of places.
 pub(crate) struct Handshakes {
     max: usize,
     waiting: Mutex<Waiting>,
@@ -19,15 +20,15 @@ pub(crate) struct Handshakes {
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    /// The oldest first.
+    /// In ascending order of their numbers: the oldest place is first.
     places: VecDeque<(u64, IpAddr, Arc<Notify>)>,
 }
 
-/// A place, given back where it is dropped.
+/// A place of one connection. Dropping it releases the place.
 pub(crate) struct Place {
     handshakes: Arc<Handshakes>,
     number: u64,
-    lost: Arc<Notify>,
+    evicted: Arc<Notify>,
 }
 
 impl Handshakes {
@@ -38,31 +39,32 @@ impl Handshakes {
         }
     }
 
-    /// Takes a place, if need be somebody's.
+    /// Takes a place for a connection from `peer`. May evict another connection.
     pub(crate) fn begin(self: &Arc<Self>, peer: IpAddr) -> Place {
         let mut waiting = self.waiting();
         if waiting.places.len() >= self.max {
-            waiting.push_out();
+            waiting.evict();
         }
-        let (number, lost) = (waiting.next, Arc::new(Notify::new()));
+        let (number, evicted) = (waiting.next, Arc::new(Notify::new()));
         waiting.next += 1;
-        waiting.places.push_back((number, peer, lost.clone()));
+        waiting.places.push_back((number, peer, evicted.clone()));
         drop(waiting);
         Place {
             handshakes: self.clone(),
             number,
-            lost,
+            evicted,
         }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing panics while it is held.
+        // The code under this lock does not panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Waiting {
-    fn push_out(&mut self) {
+    /// Evicts the oldest place of the address that holds most places.
+    fn evict(&mut self) {
         let mut held: HashMap<IpAddr, usize> = HashMap::new();
         for (_, peer, _) in &self.places {
             *held.entry(*peer).or_default() += 1;
@@ -72,22 +74,22 @@ impl Waiting {
             .places
             .iter()
             .position(|(_, peer, _)| held[peer] == most);
-        if let Some((_, _, lost)) = oldest.and_then(|index| self.places.remove(index)) {
-            lost.notify_one();
+        if let Some((_, _, evicted)) = oldest.and_then(|index| self.places.remove(index)) {
+            evicted.notify_one();
         }
     }
 }
 
 impl Place {
-    /// Waits until somebody else has it.
-    pub(crate) async fn lost(&self) {
-        self.lost.notified().await;
+    /// Waits until another connection evicts this one.
+    pub(crate) async fn evicted(&self) {
+        self.evicted.notified().await;
     }
 
-    /// Gives the place back, after which it cannot be taken away.
-    pub(crate) fn leave(&self) {
+    /// Releases the place. The connection cannot be evicted after that.
+    pub(crate) fn release(&self) {
         let mut waiting = self.handshakes.waiting();
-        // Numbers only grow.
+        // Places are sorted by number, because numbers only grow.
         if let Ok(index) = waiting.places.binary_search_by_key(&self.number, |it| it.0) {
             waiting.places.remove(index);
         }
@@ -96,7 +98,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.leave();
+        self.release();
     }
 }
 
@@ -106,29 +108,29 @@ mod tests {
 
     use super::*;
 
-    async fn is_lost(place: &Place) -> bool {
-        let waited = tokio::time::timeout(Duration::from_millis(1), place.lost());
+    async fn is_evicted(place: &Place) -> bool {
+        let waited = tokio::time::timeout(Duration::from_millis(1), place.evicted());
         waited.await.is_ok()
     }
 
     #[tokio::test]
-    async fn who_holds_most_loses_its_oldest_and_nobody_else_does() {
+    async fn only_the_address_with_most_places_loses_its_oldest() {
         let handshakes = Arc::new(Handshakes::new(3));
         let [one, other] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
-        let theirs = handshakes.begin(other);
+        let of_other = handshakes.begin(other);
         let [first, second] = [one, one].map(|peer| handshakes.begin(peer));
         let third = handshakes.begin(one);
-        assert!(is_lost(&first).await);
-        for kept in [&theirs, &second, &third] {
-            assert!(!is_lost(kept).await);
+        assert!(is_evicted(&first).await);
+        for place in [&of_other, &second, &third] {
+            assert!(!is_evicted(place).await);
         }
-        // Whoever has lost its place gives none back.
+        // Dropping an evicted place releases no other place.
         drop(first);
         let fourth = handshakes.begin(other);
-        assert!(is_lost(&second).await);
-        assert!(!is_lost(&theirs).await && !is_lost(&fourth).await);
-        drop((theirs, third));
+        assert!(is_evicted(&second).await);
+        assert!(!is_evicted(&of_other).await && !is_evicted(&fourth).await);
+        drop((of_other, third));
         let fifth = handshakes.begin(one);
-        assert!(!is_lost(&fourth).await && !is_lost(&fifth).await);
+        assert!(!is_evicted(&fourth).await && !is_evicted(&fifth).await);
     }
 }

@@ -1,8 +1,9 @@
-//! Where clients connect: plain TCP, TLS, WebSocket, and WebSocket over TLS.
+//! The listeners for clients: plain TCP, TLS, WebSocket, and WebSocket over TLS.
 //!
-//! What enters: settings, sockets, certificates that may change while clients are connected. What leaves: streams of MQTT for
-//! the broker, each with what is known of its other end. It reads no MQTT and lets nobody in: it keeps out who cannot agree on
-//! an encryption or a framing, in bounded number and time, before the broker hears of him.
+//! Accepts sockets and hands the broker streams of MQTT, each with what is known of its remote end.
+//! The certificates may change while clients are connected. This module must never read MQTT or
+//! admit a client. It rejects peers that fail the handshake of TLS or WebSocket before the broker
+//! sees them. Handshakes are bounded in number and time.
 
 mod frames;
 pub(crate) mod handshakes;
@@ -27,43 +28,43 @@ use crate::limits;
 use handshakes::Handshakes;
 use statehouse_access::audit::{Audit, Refused};
 use statehouse_files::watch::{Reloads, Watched};
-use tls::Shown;
+use tls::ClientChain;
 pub use tls::{Certificates, TlsError};
 use websocket::{UpgradeError, upgrade};
 
-/// Why nobody can connect. Its text is a sentence for the operator.
+/// Why no client can connect. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenerError {
-    /// An address that cannot be had.
+    /// The address cannot be bound.
     #[error(
         "cannot listen on {0}: {1}. Another broker may be running there; stop it, or name another address with --listen"
     )]
     Address(SocketAddr, io::Error),
-    /// Certificates that cannot be used.
+    /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// Addresses that were taken. Who connects waits until they are opened.
+/// Bound addresses. Clients that connect wait in the backlog until [`Listeners::open`].
 pub struct Listeners {
     listeners: Vec<(Listen, net::TcpListener)>,
     certificates: Option<Arc<Watched<Certificates>>>,
     origins: Arc<[Origin]>,
 }
 
-/// A listener that is open: what to tell the operator, and what lets clients in until it is dropped.
-pub struct Opened {
-    /// `listening on mqtts://127.0.0.1:8883`
+/// An open listener.
+pub struct OpenListener {
+    /// The line for the operator: `listening on mqtts://127.0.0.1:8883`
     pub line: String,
-    /// Runs until the broker stops.
+    /// Accepts clients until it is dropped or the broker stops.
     pub accepting: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Listeners {
-    /// Takes the addresses, and reads the certificates where one needs them.
+    /// Binds the addresses, and reads the certificates if a listener needs them.
     ///
     /// # Errors
-    /// Where an address is in use, or a file is not what it should be.
+    /// An address is in use, or a file of certificates is invalid.
     pub fn bind(config: &ListenConfig) -> Result<Self, ListenerError> {
         let certificates = match &config.tls {
             None => None,
@@ -87,20 +88,20 @@ impl Listeners {
         })
     }
 
-    /// Lets the certificates be read again. New handshakes use the new ones; `then` is called to look at whether those of
-    /// clients that are connected are still good.
+    /// Reloads the certificates when their files change. New handshakes use the new certificates.
+    /// `then` is called so that the certificates of connected clients are verified again.
     pub fn reload_with(&self, reloads: &mut Reloads, then: impl Fn() + Send + Sync + 'static) {
         if let Some(certificates) = &self.certificates {
             reloads.add(certificates, then);
         }
     }
 
-    /// Lets clients in.
+    /// Starts to accept clients.
     ///
     /// # Errors
-    /// Those of the system, which has lent the sockets before.
-    pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<Opened>> {
-        // One number for all: it bounds memory.
+    /// The system refuses to use a bound socket.
+    pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<OpenListener>> {
+        // All listeners share one limit, because it bounds the memory of all handshakes.
         let handshakes = Arc::new(Handshakes::new(limits::HANDSHAKES_MAX));
         let mut opened = Vec::new();
         for (listen, listener) in self.listeners {
@@ -113,21 +114,21 @@ impl Listeners {
                 match (tls, listen.scheme.websocket) {
                     (None, false) => Box::pin(async move {
                         if let Err(error) = broker.listen(listener).await {
-                            tracing::error!(%error, "nobody is let in on {at} any more");
+                            tracing::error!(%error, "the listener {at} accepts no more clients");
                         }
                     }),
                     (tls, is_websocket) => {
-                        let entry = Arc::new(Entry {
+                        let acceptor = Arc::new(Acceptor {
                             broker,
                             audit: audit.clone(),
                             handshakes: handshakes.clone(),
                             tls,
                             origins: is_websocket.then(|| self.origins.clone()),
                         });
-                        Box::pin(accept(listener, entry))
+                        Box::pin(accept(listener, acceptor))
                     }
                 };
-            opened.push(Opened {
+            opened.push(OpenListener {
                 line: format!("listening on {at}"),
                 accepting,
             });
@@ -136,82 +137,85 @@ impl Listeners {
     }
 }
 
-/// The way in over something else than plain TCP.
-struct Entry {
+/// Accepts clients over TLS, WebSocket or both.
+struct Acceptor {
     broker: Broker,
     audit: Arc<Audit>,
     handshakes: Arc<Handshakes>,
-    /// None: not encrypted.
+    /// None if the connection is not encrypted.
     tls: Option<Arc<Watched<Certificates>>>,
-    /// None: no WebSocket.
+    /// None if the listener does not use WebSocket.
     origins: Option<Arc<[Origin]>>,
 }
 
-/// A stream of bytes, whatever is below.
+/// A stream of bytes over any transport.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Why two did not agree. Its text is for the log.
+/// Why a handshake failed. The text is for the log.
 #[derive(Debug, thiserror::Error)]
-enum Disagreement {
+enum HandshakeError {
     #[error("{0}")]
     Tls(io::Error),
-    #[error("it showed more than {max} certificates", max = limits::CLIENT_CERTIFICATES_MAX)]
+    #[error("the client sent more than {max} certificates", max = limits::CLIENT_CERTIFICATES_MAX)]
     Certificates,
     #[error(transparent)]
     Upgrade(UpgradeError),
-    #[error("it took longer than {} s", limits::HANDSHAKE_TIMEOUT.as_secs())]
-    Slow,
-    #[error("more began than there are places for, and this was the oldest of who has most")]
-    PushedOut,
+    #[error("the handshake took longer than {} s", limits::HANDSHAKE_TIMEOUT.as_secs())]
+    Timeout,
+    #[error(
+        "too many handshakes are in progress, and this was the oldest of the address with the most"
+    )]
+    Evicted,
 }
 
-async fn accept(listener: TcpListener, entry: Arc<Entry>) {
+async fn accept(listener: TcpListener, acceptor: Arc<Acceptor>) {
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => {
-                // Answers are small and waited for. Where it fails the socket is dead, which is seen soon.
+                // Clients wait for small responses. If this fails the socket is dead, and the
+                // handshake fails too.
                 _ = socket.set_nodelay(true);
-                let place = entry.handshakes.begin(peer.ip());
-                let entry = entry.clone();
+                let place = acceptor.handshakes.begin(peer.ip());
+                let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    let agreed = tokio::select! {
-                        agreed = Box::pin(entry.agree(socket, peer)) => agreed,
-                        () = place.lost() => Err(Disagreement::PushedOut),
-                        () = tokio::time::sleep(limits::HANDSHAKE_TIMEOUT) => Err(Disagreement::Slow),
+                    let done = tokio::select! {
+                        done = Box::pin(acceptor.handshake(socket, peer)) => done,
+                        () = place.evicted() => Err(HandshakeError::Evicted),
+                        () = tokio::time::sleep(limits::HANDSHAKE_TIMEOUT) => Err(HandshakeError::Timeout),
                     };
                     drop(place);
-                    match agreed {
-                        Ok((stream, door)) => entry.broker.serve_connection(stream, door).await,
-                        Err(why) => entry.refused(peer, &why),
+                    match done {
+                        Ok((stream, door)) => acceptor.broker.serve_connection(stream, door).await,
+                        Err(error) => acceptor.report_refusal(peer, &error),
                     }
                 });
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                // Without file descriptors it fails at once, again and again.
+                // Without file descriptors each accept fails at once.
                 tokio::time::sleep(limits::ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// Reads and forgets until the peer closes: a socket that is closed with unread bytes is
-/// reset, and the reset can overtake the alert that says what was wrong.
+/// Reads and discards bytes until the peer closes. A socket that is closed with unread bytes is
+/// reset, and the reset can overtake the alert that names the error.
 async fn drain(mut socket: TcpStream) {
-    // The peer may be gone already.
+    // The peer may have disconnected already.
     _ = socket.shutdown().await;
-    let mut forgotten = [0; 512];
-    while matches!(socket.read(&mut forgotten).await, Ok(1..)) {}
+    let mut discarded = [0; 512];
+    while matches!(socket.read(&mut discarded).await, Ok(1..)) {}
 }
 
-impl Entry {
-    async fn agree(
+impl Acceptor {
+    async fn handshake(
         &self,
         socket: TcpStream,
         peer: SocketAddr,
-    ) -> Result<(Box<dyn Stream>, Door), Disagreement> {
+    ) -> Result<(Box<dyn Stream>, Door), HandshakeError> {
         let mut door = Door::open(peer);
         let mut stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
@@ -223,38 +227,39 @@ impl Entry {
                     Ok(stream) => stream,
                     Err((error, socket)) => {
                         _ = timeout(limits::HANDSHAKE_LINGER, drain(socket)).await;
-                        return Err(Disagreement::Tls(error));
+                        return Err(HandshakeError::Tls(error));
                     }
                 };
-                let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                let chain = certificates.chain(shown);
-                door.certificates = chain.ok_or(Disagreement::Certificates)?;
+                let sent = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                let chain = certificates.chain(sent);
+                door.certificates = chain.ok_or(HandshakeError::Certificates)?;
                 if !door.certificates.is_empty() {
                     let chain = door.certificates.clone();
-                    door.proof = Some(Arc::new(Shown::new(watched.clone(), &certificates, chain)));
+                    let proof = ClientChain::new(watched.clone(), &certificates, chain);
+                    door.proof = Some(Arc::new(proof));
                 }
                 Box::new(stream)
             }
         };
         if let Some(origins) = &self.origins {
             let upgraded = upgrade(stream, origins.clone()).await;
-            stream = Box::new(upgraded.map_err(Disagreement::Upgrade)?);
+            stream = Box::new(upgraded.map_err(HandshakeError::Upgrade)?);
         }
         Ok((stream, door))
     }
 
-    fn refused(&self, peer: SocketAddr, why: &Disagreement) {
-        let what = match why {
-            Disagreement::Tls(_) | Disagreement::Certificates => "tls",
-            Disagreement::Upgrade(_) => "websocket",
-            Disagreement::Slow | Disagreement::PushedOut => "handshake",
+    fn report_refusal(&self, peer: SocketAddr, error: &HandshakeError) {
+        let what = match error {
+            HandshakeError::Tls(_) | HandshakeError::Certificates => "tls",
+            HandshakeError::Upgrade(_) => "websocket",
+            HandshakeError::Timeout | HandshakeError::Evicted => "handshake",
         };
         self.audit.refused(&Refused {
             what,
             peer: Some(peer),
             client: "",
             user: None,
-            why: why as &dyn Display,
+            why: error as &dyn Display,
         });
     }
 }

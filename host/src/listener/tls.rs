@@ -1,7 +1,8 @@
 //! The certificates of the listeners.
 //!
-//! What enters: files. What leaves: how to shake hands, or a sentence that says which file is wrong. Certificates of clients
-//! are verified here and nowhere else: their chain, their time, and whether they were revoked.
+//! Reads the files and builds the configuration of handshakes, or an error that names the wrong
+//! file. This is the only module that verifies certificates of clients: their chain, their validity
+//! period, and whether they were revoked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,24 +22,24 @@ use crate::config::TlsFiles;
 use crate::limits;
 use statehouse_files::watch::{FileError, Watched, read_file};
 
-/// Why nobody can be shown a certificate. Its text is a sentence for the operator.
+/// Why the certificates cannot be used. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file of certificates or a key.
+    /// A file of certificates or a key is invalid.
     #[error(transparent)]
     File(#[from] tls::TlsError),
-    /// A file of revoked certificates.
+    /// A file of revoked certificates cannot be read.
     #[error(transparent)]
     Revoked(#[from] FileError),
-    /// A file holds no list.
+    /// A file contains no list of revoked certificates.
     #[error("{0} holds no list of revoked certificates (CRL) in PEM form")]
     NoList(PathBuf),
-    /// Lists that do not belong there.
+    /// The authorities and the lists of revoked certificates do not fit together.
     #[error(
         "the certificates of clients cannot be checked against {0} and the lists of revoked ones: {1}"
     )]
     Clients(PathBuf, VerifierBuilderError),
-    /// A certificate and a key that do not belong together, or of a kind that is not known.
+    /// A certificate and a key do not belong together, or are of an unknown kind.
     #[error("the certificate {0} cannot be used with the key {1}: {2}")]
     Pair(PathBuf, PathBuf, rustls::Error),
     /// TLS itself cannot be set up.
@@ -46,26 +47,28 @@ pub enum TlsError {
     Setup(rustls::Error),
 }
 
-/// What a handshake takes.
+/// The certificates and the key for handshakes.
 pub struct Certificates {
     pub(super) config: Arc<ServerConfig>,
     clients: Option<Clients>,
-    /// Another one each time that they are read.
+    /// Different each time that the files are read.
     number: u64,
 }
 
-/// The certificates that a client has shown, which are verified anew once others are in force: one may be revoked by now, or
-/// whoever issued it trusted no more. That one expires ends no connection.
-pub(super) struct Shown {
+/// The certificate chain of a connected client. It is verified again after a reload, because a
+/// certificate may have been revoked, or its issuer may not be trusted any longer. The expiry of a
+/// certificate ends no connection.
+pub(super) struct ClientChain {
     certificates: Arc<Watched<Certificates>>,
     chain: Arc<[Vec<u8>]>,
+    /// The time of the handshake. Later verifications use this time.
     at: UnixTime,
-    /// The number of those by which it was good.
-    good_by: AtomicU64,
+    /// The number of the [`Certificates`] that accepted the chain last.
+    accepted_by: AtomicU64,
 }
 
-impl Shown {
-    /// This chain was verified just now by `by`.
+impl ClientChain {
+    /// A chain that `by` has just verified.
     pub(super) fn new(
         certificates: Arc<Watched<Certificates>>,
         by: &Certificates,
@@ -75,37 +78,37 @@ impl Shown {
             certificates,
             chain,
             at: UnixTime::now(),
-            good_by: AtomicU64::new(by.number),
+            accepted_by: AtomicU64::new(by.number),
         }
     }
 }
 
-impl Proof for Shown {
+impl Proof for ClientChain {
     fn is_good(&self) -> bool {
         let current = self.certificates.current();
-        if self.good_by.load(Ordering::Relaxed) == current.number {
+        if self.accepted_by.load(Ordering::Relaxed) == current.number {
             return true;
         }
         let clients = current.clients.as_ref();
         let is_good = clients.is_some_and(|clients| clients.accepts(&self.chain, self.at));
         if is_good {
-            self.good_by.store(current.number, Ordering::Relaxed);
+            self.accepted_by.store(current.number, Ordering::Relaxed);
         }
         is_good
     }
 }
 
-/// Whose certificates are accepted.
+/// Decides which client certificates are accepted.
 struct Clients {
     verifier: Arc<dyn ClientCertVerifier>,
     roots: Vec<CertificateDer<'static>>,
 }
 
 impl Certificates {
-    /// TLS 1.3 and 1.2, with the certificates that these files hold by now.
+    /// Reads the files, for TLS 1.3 and 1.2.
     ///
     /// # Errors
-    /// Where a file cannot be read, or does not hold what it should.
+    /// A file cannot be read, or its contents are invalid.
     pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)
@@ -125,7 +128,8 @@ impl Certificates {
             .with_single_cert(chain, key)
             .map_err(|error| TlsError::Pair(files.certificate.clone(), files.key.clone(), error))?;
         if clients.is_some() {
-            // A session that is taken up again shows no certificate again, which may have expired meanwhile.
+            // A client that resumes a TLS session sends no certificate. The one of the first
+            // handshake may have expired since.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         }
@@ -137,17 +141,17 @@ impl Certificates {
         })
     }
 
-    /// What a client's certificates say of it, after a handshake that succeeded: see [`Clients::chain`]. Empty where it showed
-    /// none, or was not asked.
-    pub(super) fn chain(&self, shown: &[CertificateDer<'_>]) -> Option<Arc<[Vec<u8>]>> {
-        match (&self.clients, shown.split_first()) {
+    /// The chain of a client after a successful handshake: see [`Clients::chain`]. Empty if the
+    /// client sent no certificate, or the listener did not request one.
+    pub(super) fn chain(&self, sent: &[CertificateDer<'_>]) -> Option<Arc<[Vec<u8>]>> {
+        match (&self.clients, sent.split_first()) {
             (Some(clients), Some((own, others))) => clients.chain(own, others),
             _ => Some(Arc::default()),
         }
     }
 }
 
-/// Each behind the one that it issued.
+/// Sorts the certificates: each follows the one that it issued.
 fn in_order<'a>(
     own: &CertificateDer<'_>,
     mut others: Vec<CertificateDer<'a>>,
@@ -155,15 +159,15 @@ fn in_order<'a>(
     let mut ordered: Vec<CertificateDer<'a>> = Vec::with_capacity(others.len());
     while let Some(next) = others
         .iter()
-        .position(|other| is_issued(ordered.last().unwrap_or(own), other))
+        .position(|other| is_issued_by(ordered.last().unwrap_or(own), other))
     {
         ordered.push(others.remove(next));
     }
     ordered
 }
 
-/// Whether the one names the other as its issuer. That the signature is right has been verified.
-fn is_issued(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
+/// Whether a certificate names the other as its issuer. The signature is already verified.
+fn is_issued_by(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
     let parsed = |der| Certificate::from_der(der).ok();
     match (parsed(certificate), parsed(issuer)) {
         (Some(certificate), Some(issuer)) => {
@@ -199,7 +203,7 @@ impl Clients {
         Ok(Self { verifier, roots })
     }
 
-    /// Whether a chain as [`chain`](Self::chain) gives it would have been good at that time.
+    /// Whether a chain from [`chain`](Self::chain) would have been accepted at that time.
     fn accepts(&self, chain: &[Vec<u8>], at: UnixTime) -> bool {
         let mut chain = chain.iter().map(|der| CertificateDer::from(&der[..]));
         let Some(own) = chain.next() else {
@@ -210,8 +214,9 @@ impl Clients {
         verified.is_ok()
     }
 
-    /// Of what a client has shown, the certificates that lead from its own to the root, in DER, the root last. A client may
-    /// show others besides, of which nothing follows: they are left out. None where it showed more than anybody needs.
+    /// The certificates from the client's own to the root, in DER, the root last. A client may send
+    /// unrelated certificates as well, which prove nothing: they are left out. None if the client
+    /// sent more than [`limits::CLIENT_CERTIFICATES_MAX`].
     fn chain(
         &self,
         own: &CertificateDer<'_>,
@@ -222,7 +227,7 @@ impl Clients {
         }
         let mut between = others.to_vec();
         let now = UnixTime::now();
-        // One without which the rest suffices leads nowhere.
+        // A certificate is unrelated if the chain verifies without it.
         for index in (0..between.len()).rev() {
             let without = between.remove(index);
             let verified = self.verifier.verify_client_cert(own, &between, now);
@@ -232,7 +237,7 @@ impl Clients {
         }
         let between = in_order(own, between);
         let last = between.last().unwrap_or(own);
-        let root = self.roots.iter().find(|root| is_issued(last, root));
+        let root = self.roots.iter().find(|root| is_issued_by(last, root));
         let chain = [own].into_iter().chain(&between).chain(root);
         Some(chain.map(|it| it.to_vec()).collect())
     }
@@ -251,13 +256,13 @@ fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsE
 mod tests {
     use super::*;
 
-    /// A file of `fixtures/`, which `make.sh` there makes.
+    /// A file of `fixtures/`, generated by `make.sh` in that directory.
     fn fixture(name: &str) -> PathBuf {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/listener/fixtures");
         fixtures.join(name)
     }
 
-    /// Who accepts what the root has issued, with these lists of revoked ones.
+    /// Accepts certificates issued by the root, except those in these lists.
     fn clients(client_crls: Vec<PathBuf>) -> Result<Clients, TlsError> {
         let files = TlsFiles {
             certificate: PathBuf::new(),
@@ -274,8 +279,8 @@ mod tests {
         found.remove(0)
     }
 
-    /// The names of the chain that is told of where the sensor shows these besides its own.
-    fn told(others: &[&str]) -> Option<Vec<String>> {
+    /// The names in the chain if the sensor sends its own certificate and these.
+    fn chain_with(others: &[&str]) -> Option<Vec<String>> {
         let others: Vec<_> = others.iter().map(|name| der(name)).collect();
         let chain = clients(Vec::new())
             .unwrap()
@@ -285,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_to_the_root_is_told_in_order_and_nothing_else_that_is_shown() {
+    fn the_chain_is_sorted_and_leaves_out_unrelated_certificates() {
         let whole = ["CN=sensor", "CN=line", "CN=plant", "CN=root"].map(String::from);
         for others in [
             &["line", "plant"][..],
@@ -294,20 +299,20 @@ mod tests {
             &["line", "plant", "stranger"],
             &["line", "line", "plant", "root"],
         ] {
-            assert_eq!(told(others).unwrap(), whole, "{others:?}");
+            assert_eq!(chain_with(others).unwrap(), whole, "{others:?}");
         }
     }
 
     #[test]
-    fn more_certificates_than_anybody_needs_are_not_looked_at() {
+    fn too_many_certificates_are_refused_before_verification() {
         assert_eq!(
-            told(&["line", "plant", "office", "office", "office", "office"]),
+            chain_with(&["line", "plant", "office", "office", "office", "office"]),
             None
         );
     }
 
     #[test]
-    fn a_list_that_is_none_is_named() {
+    fn the_error_for_a_file_without_a_crl_names_the_file() {
         let error = clients(vec![fixture("plant.pem")])
             .err()
             .unwrap()

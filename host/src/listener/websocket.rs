@@ -1,7 +1,8 @@
 //! The upgrade from HTTP to WebSocket (RFC 6455 section 4, MQTT 5 section 6).
 //!
-//! What enters: a stream whose client speaks HTTP/1.1 first. What leaves: the stream of MQTT behind it, or an answer in HTTP
-//! that says why not. Whose pages may connect is decided here, since a browser lets every page that it shows ask.
+//! Reads an HTTP/1.1 request from a stream, and returns the stream of MQTT that follows it, or
+//! refuses with an HTTP response that gives the reason. A browser lets every page open a WebSocket,
+//! so this module must check the origin of the page.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -25,14 +26,14 @@ use crate::config::Origin;
 use crate::headers::only_once;
 use crate::limits;
 
-/// Where MQTT is: the first is what most clients ask for by themselves, the second what most brokers document.
+/// The paths of MQTT. Most clients request the first by default; most brokers document the second.
 const PATHS: [&str; 2] = ["/", "/mqtt"];
 
 /// The subprotocol (MQTT 5 section 6).
 const MQTT: &str = "mqtt";
 
-/// The headers that have one value (RFC 9112 section 3.2, RFC 6455 section 4.1, RFC 6454 section 7.3).
-/// `Upgrade` is a list, but the library reads only the first header of this name.
+/// The headers that have one value (RFC 9112 section 3.2, RFC 6455 section 4.1, RFC 6454 section
+/// 7.3). `Upgrade` is a list, but the library reads only the first header of this name.
 const SINGLE: [HeaderName; 5] = [
     header::HOST,
     header::ORIGIN,
@@ -41,21 +42,21 @@ const SINGLE: [HeaderName; 5] = [
     header::SEC_WEBSOCKET_VERSION,
 ];
 
-/// Why there is no WebSocket. Its text is for the log.
+/// Why an upgrade failed. The text is for the log.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UpgradeError {
-    /// What came is no HTTP, or it ended.
-    #[error("what came is not an HTTP request: {0}")]
+    /// The bytes are not HTTP, or the stream ended.
+    #[error("the client sent no valid HTTP request: {0}")]
     Http(#[from] hyper::Error),
-    /// The client was told so.
+    /// The request was refused, and the client received the reason.
     #[error("{0}")]
     Refused(String),
-    /// It closed before it asked.
-    #[error("it closed the connection and asked for nothing")]
+    /// The client closed before it sent a request.
+    #[error("the client closed the connection before it sent a request")]
     Nothing,
 }
 
-/// Reads the request, answers it, and goes on with what is behind.
+/// Reads the request, responds to it, and returns the stream that follows.
 pub(super) async fn upgrade<S>(stream: S, origins: Arc<[Origin]>) -> Result<Frames<S>, UpgradeError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -64,15 +65,15 @@ where
     let service = service_fn({
         let found = found.clone();
         move |mut request: Request<Incoming>| {
-            let (answer, outcome) = match accept(&request, &origins) {
-                Ok(answer) => (answer, Ok(hyper::upgrade::on(&mut request))),
+            let (response, outcome) = match accept(&request, &origins) {
+                Ok(response) => (response, Ok(hyper::upgrade::on(&mut request))),
                 Err(refusal) => {
                     let why = refusal.why.clone();
-                    (refusal.answer(), Err(why))
+                    (refusal.response(), Err(why))
                 }
             };
             *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-            std::future::ready(Ok::<_, Infallible>(answer))
+            std::future::ready(Ok::<_, Infallible>(response))
         }
     });
     http1::Builder::new()
@@ -90,16 +91,17 @@ where
         Some(Ok(upgrade)) => upgrade.await?,
     };
     let parts = upgraded.downcast::<TokioIo<S>>();
-    // It is what was handed over above.
+    // This is the type that was passed to `serve_connection` above.
     let parts = parts.map_err(|_| UpgradeError::Nothing)?;
     Ok(Frames::new(parts.io.into_inner(), &parts.read_buf))
 }
 
-/// What a client is told instead.
+/// The response to a request that is refused.
 struct Refusal {
     status: StatusCode,
     why: String,
-    further: Option<(HeaderName, &'static str)>,
+    /// An extra header of the response.
+    header: Option<(HeaderName, &'static str)>,
 }
 
 impl Refusal {
@@ -108,26 +110,26 @@ impl Refusal {
         Self {
             status,
             why,
-            further: None,
+            header: None,
         }
     }
 
-    fn answer(self) -> Response<Full<Bytes>> {
-        let mut answer = Response::new(Full::from(format!("{}\n", self.why)));
-        *answer.status_mut() = self.status;
+    fn response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::from(format!("{}\n", self.why)));
+        *response.status_mut() = self.status;
         let text = HeaderValue::from_static("text/plain; charset=utf-8");
-        answer.headers_mut().insert(header::CONTENT_TYPE, text);
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
         let close = HeaderValue::from_static("close");
-        answer.headers_mut().insert(header::CONNECTION, close);
-        if let Some((name, value)) = self.further {
+        response.headers_mut().insert(header::CONNECTION, close);
+        if let Some((name, value)) = self.header {
             let value = HeaderValue::from_static(value);
-            answer.headers_mut().insert(name, value);
+            response.headers_mut().insert(name, value);
         }
-        answer
+        response
     }
 }
 
-/// The answer that begins a WebSocket.
+/// The response that upgrades to a WebSocket.
 fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<Bytes>>, Refusal> {
     let refused = |status, why: &str| Err(Refusal::new(status, why));
     if !PATHS.contains(&request.uri().path()) {
@@ -138,10 +140,10 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
     }
     if request.method() != Method::GET {
         return Err(Refusal {
-            further: Some((header::ALLOW, "GET")),
+            header: Some((header::ALLOW, "GET")),
             ..Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "a WebSocket begins with GET",
+                "a WebSocket request must use GET",
             )
         });
     }
@@ -153,19 +155,19 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
     };
     if !is(header::UPGRADE, "websocket") {
         return Err(Refusal {
-            further: Some((header::UPGRADE, "websocket")),
+            header: Some((header::UPGRADE, "websocket")),
             ..Refusal::new(
                 StatusCode::UPGRADE_REQUIRED,
-                "this is MQTT over WebSocket, and no website: connect with an MQTT client",
+                "this is MQTT over WebSocket, not a website: connect with an MQTT client",
             )
         });
     }
     if !is(header::SEC_WEBSOCKET_VERSION, "13") {
         return Err(Refusal {
-            further: Some((header::SEC_WEBSOCKET_VERSION, "13")),
+            header: Some((header::SEC_WEBSOCKET_VERSION, "13")),
             ..Refusal::new(
                 StatusCode::UPGRADE_REQUIRED,
-                "WebSocket is spoken in version 13 here",
+                "only WebSocket version 13 is supported",
             )
         });
     }
@@ -176,14 +178,14 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
         );
     }
     may_connect(headers, origins).map_err(|why| Refusal::new(StatusCode::FORBIDDEN, why))?;
-    let answer = create_response_with_body(request, Full::default);
-    let mut answer =
-        answer.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let response = create_response_with_body(request, Full::default);
+    let mut response =
+        response.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
     let mqtt = HeaderValue::from_static(MQTT);
-    answer
+    response
         .headers_mut()
         .insert(header::SEC_WEBSOCKET_PROTOCOL, mqtt);
-    Ok(answer)
+    Ok(response)
 }
 
 /// The elements of a header that is a list.
@@ -193,10 +195,12 @@ fn list(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
     values.flat_map(|it| it.split(',')).map(str::trim).collect()
 }
 
-/// Whether pages of this site may connect, else what is to be done. A client that is no browser names none.
+/// Whether the page that sent the request may connect; otherwise what to do. Clients other than
+/// browsers send no origin.
 ///
-/// Without a list only pages of the very host that is connected to, where it is named by address or as localhost: whoever
-/// owns another name can let it lead here, so that a page of his would be one of this host.
+/// Without a configured list, only pages of the same host as in the request may connect, and only
+/// if it is an address or localhost. The owner of any other name can make it resolve to this host,
+/// so that pages under that name would seem to be of the same host.
 fn may_connect(headers: &HeaderMap, origins: &[Origin]) -> Result<(), String> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
@@ -205,26 +209,26 @@ fn may_connect(headers: &HeaderMap, origins: &[Origin]) -> Result<(), String> {
     if origins.iter().any(|allowed| allowed.0 == origin) {
         return Ok(());
     }
-    let place = origin.split_once("://").map(|(_, place)| place);
-    let host = |place: &str| {
-        let authority = place.parse::<Authority>().ok()?;
+    let authority = origin.split_once("://").map(|(_, authority)| authority);
+    let host = |authority: &str| {
+        let authority = authority.parse::<Authority>().ok()?;
         Some(authority.host().to_ascii_lowercase())
     };
-    let theirs = place.and_then(host);
-    let ours = headers
+    let page = authority.and_then(host);
+    let own = headers
         .get(header::HOST)
         .and_then(|it| it.to_str().ok())
         .and_then(host);
-    if origins.is_empty() && theirs.as_deref().is_some_and(is_own_name) && theirs == ours {
+    if origins.is_empty() && page.as_deref().is_some_and(is_own_name) && page == own {
         return Ok(());
     }
     Err(format!(
-        "pages of {} may not connect: the store's --ws-origin says whose may",
+        "pages of {} may not connect: allow their origin with the store's --ws-origin",
         origin.escape_debug()
     ))
 }
 
-/// Whether nobody else can let this name lead here.
+/// Whether no foreign owner of this name can make it resolve to this host.
 fn is_own_name(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || bare.parse::<IpAddr>().is_ok()
@@ -234,10 +238,10 @@ fn is_own_name(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The status and the text that a request is answered with, which is right but for these headers.
-    fn answered(path: &str, change: &[(&str, Option<&str>)], origins: &[&str]) -> (u16, String) {
+    /// The status and the text of the response to a valid request with these headers changed.
+    fn response_to(path: &str, change: &[(&str, Option<&str>)], origins: &[&str]) -> (u16, String) {
         let mut request = Request::get(path).body(()).unwrap();
-        let right = [
+        let valid = [
             ("host", Some("10.0.0.7:8080")),
             ("connection", Some("keep-alive, Upgrade")),
             ("upgrade", Some("WebSocket")),
@@ -245,7 +249,7 @@ mod tests {
             ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25jZQ==")),
             ("sec-websocket-protocol", Some("mqttv3.1, mqtt")),
         ];
-        for (name, value) in right.iter().chain(change) {
+        for (name, value) in valid.iter().chain(change) {
             let name: HeaderName = name.parse().unwrap();
             match value {
                 Some(value) => request.headers_mut().insert(name, value.parse().unwrap()),
@@ -254,10 +258,10 @@ mod tests {
         }
         let origins: Vec<Origin> = origins.iter().map(|it| it.parse().unwrap()).collect();
         match accept(&request, &origins) {
-            Ok(answer) => {
-                let chosen = &answer.headers()["sec-websocket-protocol"];
+            Ok(response) => {
+                let chosen = &response.headers()["sec-websocket-protocol"];
                 (
-                    answer.status().as_u16(),
+                    response.status().as_u16(),
                     chosen.to_str().unwrap().to_owned(),
                 )
             }
@@ -266,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_right_is_upgraded_to_mqtt() {
+    fn a_valid_request_is_upgraded_to_mqtt() {
         for path in ["/", "/mqtt", "/mqtt?token=1"] {
-            assert_eq!(answered(path, &[], &[]), (101, "mqtt".to_owned()));
+            assert_eq!(response_to(path, &[], &[]), (101, "mqtt".to_owned()));
         }
     }
 
     #[test]
-    fn one_that_is_not_is_told_what_is_missing() {
+    fn the_refusal_of_an_invalid_request_names_what_is_missing() {
         for (path, change, status, says) in [
             ("/other", ("host", Some("a")), 404, "/mqtt"),
             ("/", ("upgrade", None), 426, "MQTT client"),
@@ -288,7 +292,7 @@ mod tests {
                 "`mqtt`",
             ),
         ] {
-            let (got, why) = answered(path, &[change], &[]);
+            let (got, why) = response_to(path, &[change], &[]);
             assert!(
                 got == status && why.contains(says),
                 "{change:?}: {got} {why}"
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_may_occur_once_must_not_be_repeated() {
+    fn a_repeated_header_with_one_value_is_refused() {
         let header = |name: &str, values: [&str; 2]| {
             let request = Request::get("/")
                 .header("host", "10.0.0.7:8080")
@@ -328,15 +332,15 @@ mod tests {
                 "{name}: {status} {why}"
             );
         }
-        // This is a list, which may be sent in several headers.
+        // This header is a list, which a client may send in several headers.
         assert!(header("sec-websocket-protocol", ["mqttv3.1", "mqtt"]).is_ok());
     }
 
     #[test]
-    fn only_pages_that_are_named_or_of_the_same_host_may_connect() {
+    fn only_pages_of_a_listed_origin_or_of_the_host_may_connect() {
         let status = |origin: &str, host: &str, origins: &[&str]| {
             let change = [("origin", Some(origin)), ("host", Some(host))];
-            answered("/", &change, origins).0
+            response_to("/", &change, origins).0
         };
         let here = "10.0.0.7:8080";
         assert_eq!(status("http://10.0.0.7", here, &[]), 101);
@@ -345,7 +349,7 @@ mod tests {
         for (origin, host) in [
             ("http://10.0.0.8", here),
             ("https://evil.example", here),
-            // A name that its owner lets lead here.
+            // A name that its owner makes resolve to this host.
             ("http://evil.example:8080", "evil.example:8080"),
             ("null", here),
             ("", here),

@@ -12,7 +12,8 @@ struct Rig {
     data: tempfile::TempDir,
 }
 
-/// Another build of the standard policy. A custom section is nothing to the engine: id 0, its length, its name.
+/// Another build of the standard policy. It has an extra custom section, which the engine ignores:
+/// id 0, its length, its name.
 fn twin(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
@@ -79,7 +80,7 @@ impl Rig {
         Ok(assignment)
     }
 
-    fn lose(&self, name: u8) {
+    fn remove_module(&self, name: u8) {
         fs::remove_file(self.modules.path(&digest(name).0)).unwrap();
     }
 }
@@ -91,12 +92,12 @@ fn image(assignment: Option<Assignment>) -> Image {
 }
 
 #[test]
-fn a_start_goes_on_with_the_assignment() {
+fn a_start_restores_the_recorded_assignment() {
     let rig = Rig::new();
     let assigned = rig.assignment();
     let found = rig.open(&image(Some(assigned.clone())), &PolicyChoice::Last);
     assert_eq!(found.unwrap(), assigned);
-    // Where one is named it answers, and everything else stays.
+    // A policy of the setting becomes the active one; the other roles stay.
     let file = rig.data.path().join("d.wasm");
     fs::write(&file, twin(b'd')).unwrap();
     let found = rig.open(&image(Some(assigned.clone())), &PolicyChoice::File(file));
@@ -107,21 +108,21 @@ fn a_start_goes_on_with_the_assignment() {
         (found.routes, found.canary),
         (assigned.routes, assigned.canary)
     );
-    assert!(rig.modules.load(&digest(b'd').0).is_ok(), "it is kept");
-    // A new store has the built-in one.
+    assert!(rig.modules.load(&digest(b'd').0).is_ok(), "it is saved");
+    // A new store has the built-in policy.
     let found = rig.open(&image(None), &PolicyChoice::Last).unwrap();
     assert_eq!(found, Assignment::of(rig.built_in()));
 }
 
 #[test]
-fn a_policy_that_answers_is_never_replaced_in_silence() {
+fn a_missing_policy_with_requests_fails_the_start() {
     let rig = Rig::new();
     let image = image(Some(rig.assignment()));
-    rig.lose(b'c');
+    rig.remove_module(b'c');
     let found = rig.open(&image, &PolicyChoice::Last).unwrap();
     assert_eq!((&found.canary, &found.shadow), (&None, &None));
     assert_eq!(found.active, digest(b'a'));
-    rig.lose(b'b');
+    rig.remove_module(b'b');
     let refused = rig
         .open(&image, &PolicyChoice::Last)
         .unwrap_err()
@@ -129,8 +130,8 @@ fn a_policy_that_answers_is_never_replaced_in_silence() {
     assert!(refused.contains("owns the keys of a route"), "{refused}");
     assert!(refused.contains(&digest(b'b').to_string()), "{refused}");
     let found = rig.open(&image, &PolicyChoice::BuiltIn).unwrap();
-    assert!(found.routes.is_empty(), "an operator decided");
-    rig.lose(b'a');
+    assert!(found.routes.is_empty(), "the setting ends the route");
+    rig.remove_module(b'a');
     let refused = rig
         .open(&image, &PolicyChoice::Last)
         .unwrap_err()
@@ -140,9 +141,10 @@ fn a_policy_that_answers_is_never_replaced_in_silence() {
     assert_eq!((found.active, found.previous.len()), (rig.built_in(), 0));
 }
 
-/// Each restart under a supervisor once promoted again what the guard had rolled back.
+/// In an earlier version each restart by a service manager promoted a policy that the guard had
+/// rolled back.
 #[test]
-fn the_setting_does_not_bring_back_what_the_guard_went_back_from() {
+fn the_setting_does_not_promote_a_policy_that_was_rolled_back() {
     let rig = Rig::new();
     let tripped = rig.assignment().roll_back_for("it failed".into(), 5);
     let tripped = tripped.unwrap();
@@ -153,18 +155,19 @@ fn the_setting_does_not_bring_back_what_the_guard_went_back_from() {
     };
     let found = rig.open(&image(Some(tripped.clone())), &file(b'a'));
     assert_eq!(found.unwrap(), tripped);
-    // Another file is another decision.
+    // Another file is a new decision of the operator.
     let found = rig.open(&image(Some(tripped)), &file(b'd')).unwrap();
     assert_eq!((found.active, found.guard), (digest(b'd'), None));
 }
 
-/// Whatever kept a start from reading a module was once the end of what the policy was there for.
+/// In an earlier version any error that kept a start from reading a module ended the policy's
+/// roles.
 #[test]
-fn an_error_that_may_pass_fails_the_start_and_loses_nothing() {
+fn a_temporary_error_fails_the_start_and_keeps_the_roles() {
     let rig = Rig::new();
     let image = image(Some(rig.assignment()));
-    // A directory of this name is there and cannot be read as a file.
-    rig.lose(b'c');
+    // A directory of this name cannot be read as a file.
+    rig.remove_module(b'c');
     let path = rig.modules.path(&digest(b'c').0);
     fs::create_dir(&path).unwrap();
     for choice in [PolicyChoice::Last, PolicyChoice::BuiltIn] {
@@ -176,18 +179,18 @@ fn an_error_that_may_pass_fails_the_start_and_loses_nothing() {
     rig.modules.save(&digest(b'c').0, &twin(b'c')).unwrap();
     let found = rig.open(&image, &PolicyChoice::Last).unwrap();
     assert_eq!(found, rig.assignment());
-    // What is damaged stays so.
+    // A damaged file is a permanent error.
     fs::write(&path, b"another file").unwrap();
     let found = rig.open(&image, &PolicyChoice::Last).unwrap();
     assert_eq!((found.canary, found.shadow), (None, None));
 
     let slow = LoadError::Trial("configure", Failure::Watchdog);
-    assert!(Unloaded::from(slow).may_pass());
-    assert!(!Unloaded::from(LoadError::NotWasm).may_pass());
+    assert!(LoadFailure::from(slow).may_be_temporary());
+    assert!(!LoadFailure::from(LoadError::NotWasm).may_be_temporary());
 }
 
 #[test]
-fn a_store_of_another_version_of_the_program_goes_on() {
+fn the_data_of_another_program_version_is_accepted() {
     let rig = Rig::new();
     let record = |name: u8, built_in| PolicyRecord {
         digest: digest(name).0,
@@ -195,7 +198,7 @@ fn a_store_of_another_version_of_the_program_goes_on() {
         version: "0.9.0".into(),
         built_in,
     };
-    // Before there were assignments, the last policy answered.
+    // Data without an assignment: the last policy is the active one.
     for (built_in, active) in [(true, rig.built_in()), (false, digest(b'a'))] {
         let mut image = image(None);
         image.policies.push(record(b'a', built_in));
@@ -203,7 +206,7 @@ fn a_store_of_another_version_of_the_program_goes_on() {
         let found = rig.open(&image, &PolicyChoice::Last).unwrap();
         assert_eq!((found.active, found.built_in), (active, rig.built_in()));
     }
-    // An older program's own policy gives its place to this one's.
+    // This program's built-in policy replaces that of an older program.
     let old = Assignment::of(digest(b'z'));
     let old = old
         .load(digest(b'a'))

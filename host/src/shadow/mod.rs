@@ -1,10 +1,11 @@
-//! Runs live requests again beside the store: by a candidate in shadow, and now and then on a fresh instance of the
-//! active policy.
+//! Re-executes live requests: with a candidate in shadow, and a sample of them on a fresh instance
+//! of the active policy.
 //!
-//! What enters: copies of requests that were handled. What leaves: a report, counts and log lines. It has a thread of
-//! its own and a bounded queue: what finds no room there is not compared, and nobody waits for it.
+//! Copies of handled requests go through a bounded queue to a thread of its own. Requests that do
+//! not fit into the queue are not compared, so no request ever waits for a comparison. The results
+//! are a report, counters and log lines.
 //!
-//! Architecture invariant: nothing here changes the store, and no request knows of it.
+//! Nothing here may change the store or influence a request.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -19,37 +20,38 @@ mod report;
 use report::Verdict;
 pub use report::{CommandCounts, Example, PolicyName, Ran, ShadowReport};
 
-/// Tells what keys held when a request began, if that can still be told.
+/// Returns the values of keys at the start of a request; none if they are no longer known.
 pub type Recall = Box<dyn Fn(&SampledRequest, &[(bool, Key)]) -> Option<Vec<Read>> + Send>;
 
-/// Where requests go that are to run again.
+/// Queues requests for re-execution and holds the report.
 pub struct Observer {
+    /// None if the thread could not be started.
     queue: OnceLock<Option<SyncSender<Job>>>,
-    /// Until the thread starts.
+    /// None once the thread has started.
     recall: Mutex<Option<Recall>>,
     shared: Arc<Shared>,
 }
 
-/// A request that waits.
+/// A queued request.
 struct Job {
     observed: Box<SampledRequest>,
-    /// How many comparisons had begun when it came.
+    /// The value of [`Shared::begun`] when it was queued.
     begun: u64,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Whoever reads it copies it, so no request may wait for it.
+    /// A reader holds the lock for a copy of the report, so no request may take the lock.
     report: Mutex<Option<ShadowReport>>,
-    /// Requests of this report for which there was no time.
+    /// Requests of this report that did not fit into the queue.
     skipped: AtomicU64,
-    /// Comparisons that somebody began. Changed only with the report.
+    /// The number of comparisons that an operator began. Changed only under the lock of `report`.
     begun: AtomicU64,
     queued_bytes: AtomicU64,
 }
 
 impl Shared {
-    /// A thread that died in the middle of a report only left it a request short.
+    /// Ignores poisoning: after a panic the report lacks at most one request.
     fn report(&self) -> MutexGuard<'_, Option<ShadowReport>> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,7 +63,7 @@ impl Shared {
 }
 
 impl Observer {
-    /// Asks `recall` for what a candidate wants to know beyond what the request itself read.
+    /// Uses `recall` for the keys that a candidate reads and the request itself did not read.
     pub fn new(recall: Recall) -> Self {
         Self {
             queue: OnceLock::new(),
@@ -70,7 +72,7 @@ impl Observer {
         }
     }
 
-    /// Takes a request. Never waits.
+    /// Queues a request, or skips it if the queue is full. Never waits.
     pub fn offer(&self, observed: Box<SampledRequest>) {
         let cost = observed.cost_bytes();
         let compared = observed.candidate.is_some();
@@ -94,7 +96,7 @@ impl Observer {
         }
     }
 
-    /// The last comparison.
+    /// The report of the last comparison.
     pub fn report(&self) -> Option<ShadowReport> {
         let report = self.shared.report().clone()?;
         Some(ShadowReport {
@@ -103,7 +105,7 @@ impl Observer {
         })
     }
 
-    /// A comparison begins anew.
+    /// Begins a new comparison with an empty report.
     pub fn begin(&self, policy: PolicyName, against: PolicyName) {
         let mut report = self.shared.report();
         self.shared.begun.fetch_add(1, Relaxed);
@@ -124,14 +126,14 @@ impl Observer {
         match started {
             Ok(_) => Some(queue),
             Err(error) => {
-                tracing::error!(%error, "the thread that compares policies does not start, so nothing is compared");
+                tracing::error!(%error, "cannot start the thread that compares policies, so no request is compared");
                 None
             }
         }
     }
 }
 
-/// Ends with its queue.
+/// Handles queued requests until the queue is closed.
 fn work(jobs: &Receiver<Job>, shared: &Shared, recall: &Recall) {
     let mut candidate: Option<Instance<Transaction>> = None;
     while let Ok(Job { observed, begun }) = jobs.recv() {
@@ -158,12 +160,12 @@ fn compare(
     observed: &SampledRequest,
     recall: &Recall,
 ) -> Verdict {
-    let mut told: Vec<Read> = Vec::new();
+    let mut recalled: Vec<Read> = Vec::new();
     for _ in 0..limits::SAMPLE_ROUNDS_MAX {
-        match observed.execute_by_candidate(instance, &told) {
+        match observed.execute_by_candidate(instance, &recalled) {
             Reexecution::Asked(keys) => match recall(observed, &keys) {
-                Some(reads) => told.extend(reads),
-                None => return Verdict::NotComparable("it reads keys that changed meanwhile"),
+                Some(reads) => recalled.extend(reads),
+                None => return Verdict::NotComparable("it reads keys that changed since"),
             },
             Reexecution::Ran(answer, writes) => {
                 let same_answer =
@@ -179,7 +181,7 @@ fn compare(
             Reexecution::Unknown(why) => return Verdict::NotComparable(why),
         }
     }
-    Verdict::NotComparable("it asks for more and more keys")
+    Verdict::NotComparable("it reads further keys in too many rounds")
 }
 
 fn count(shared: &Shared, observed: &SampledRequest, begun: u64, verdict: Verdict) {
@@ -190,7 +192,8 @@ fn count(shared: &Shared, observed: &SampledRequest, begun: u64, verdict: Verdic
     let mut report = shared.report();
     let same = |it: &ShadowReport| it.policy == is && it.against == against;
     if !report.as_ref().is_some_and(same) {
-        // It waited while another comparison was begun, or another policy came to answer.
+        // While the request was queued, another comparison began, or another policy became active.
+        // The request must not replace the report of a later comparison.
         if begun < shared.begun.load(Relaxed) {
             return;
         }
@@ -201,8 +204,8 @@ fn count(shared: &Shared, observed: &SampledRequest, begun: u64, verdict: Verdic
     }
 }
 
-/// Another answer on a fresh instance means that the policy keeps something to itself between requests: then nobody
-/// can rely on what it answers a redelivery.
+/// Compares a response with that of a fresh instance. If they differ, the policy has hidden state
+/// between requests, so its response to a redelivery is not reliable.
 fn check_purity(observed: &SampledRequest) {
     let mut fresh = Instance::new(observed.by.clone());
     let pure = match observed.reexecute(&mut fresh) {
@@ -222,6 +225,6 @@ fn check_purity(observed: &SampledRequest) {
     if policy.counters.may_warn(observed.context.now_ms) {
         let digest = Digest::from(policy.digest);
         let client = observed.client().escape_debug();
-        tracing::error!(%policy, %digest, %client, "a policy is impure: on a fresh instance it answers a request otherwise. What it keeps between requests is lost at a restart, and duplicates are answered from the record");
+        tracing::error!(%policy, %digest, %client, "a policy is impure: a fresh instance gives another response to a request. Its hidden state is lost at a restart, and duplicates are answered from the record");
     }
 }

@@ -1,4 +1,6 @@
-//! What a comparison came to: sums, and a few examples of each kind.
+//! The report of a comparison: sums, and a few examples of each kind of difference.
+//!
+//! The size of a report must be bounded for any requests and policies.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +11,10 @@ use statehouse_core::policy::{Digest, Failure, Policy};
 use statehouse_core::store::{Answer, SampledRequest, Transaction, Write};
 use statehouse_core::words::{command_of, words};
 
-/// A policy, as a report names it.
+/// Identifies a policy in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PolicyName {
-    /// Its name for itself.
+    /// The name that the policy declares.
     pub name: String,
     /// Its version.
     pub version: String,
@@ -21,7 +23,7 @@ pub struct PolicyName {
 }
 
 impl PolicyName {
-    /// That of a policy.
+    /// The name, version and digest of a policy.
     pub fn of(policy: &Policy<Transaction>) -> Self {
         Self {
             name: policy.name.clone(),
@@ -31,75 +33,75 @@ impl PolicyName {
     }
 }
 
-/// A candidate beside the policy that answers.
+/// The comparison of a candidate with the policy that handled the requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShadowReport {
     /// The candidate.
     pub policy: PolicyName,
-    /// The one that answered.
+    /// The policy that handled the requests.
     pub against: PolicyName,
-    /// Requests that both decided.
+    /// Requests that both policies executed.
     pub compared: u64,
-    /// Answer and effect were the same.
+    /// The responses and the effects were the same.
     pub same: u64,
-    /// The answers differed, in a byte or in the version.
+    /// The responses differed, in a byte or in the version.
     pub different_answer: u64,
-    /// The answers were the same, and what was written was not.
+    /// The responses were the same, but the writes differed.
     pub different_effect: u64,
     /// The candidate failed.
     pub failed: u64,
-    /// Nobody can say.
+    /// The candidate could not be executed on the same state.
     pub not_comparable: u64,
-    /// There was no time for them.
+    /// Requests that did not fit into the queue.
     pub skipped: u64,
     /// Why requests were not comparable.
     pub reasons: BTreeMap<&'static str, u64>,
-    /// By the word that a request begins with, in capitals.
+    /// Counts by the first word of a request, in capitals.
     pub commands: BTreeMap<String, CommandCounts>,
-    /// Some that differ: a few of each kind and command.
+    /// Examples of differences: a few of each kind and command.
     pub examples: Vec<Example>,
 }
 
 /// The sums of one command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CommandCounts {
-    /// Requests that both decided.
+    /// Requests that both policies executed.
     pub compared: u64,
-    /// Those of them that differ in any way.
+    /// Requests that differ in any way.
     pub different: u64,
 }
 
-/// A request that differs. Bytes that are no plain text are escaped.
+/// A request with a difference. Bytes other than plain text are escaped.
 #[derive(Clone, Debug, Serialize)]
 pub struct Example {
-    /// How it differs.
+    /// The kind of difference.
     pub kind: &'static str,
-    /// When it was handled, in the store's milliseconds.
+    /// When it was handled, in the store's time in milliseconds.
     pub now_ms: u64,
-    /// Whose it was.
+    /// The client that sent it.
     pub client: String,
-    /// Its arguments, or its bytes where it is none of RESP3.
+    /// Its arguments, or its bytes if it is not RESP3.
     pub request: Vec<String>,
-    /// What came of it.
+    /// The result of the active policy.
     pub active: Ran,
-    /// What the candidate would have made of it.
+    /// The result of the candidate.
     pub candidate: Ran,
 }
 
-/// What one policy made of a request.
+/// The result of one policy for a request.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
-    /// Its answer; none where it failed.
+    /// The response; none if the policy failed.
     pub answer: Option<String>,
-    /// The version that it is about.
+    /// The version in the response.
     pub version: Option<String>,
-    /// What it wrote, a line for each.
+    /// The writes, one line for each.
     pub writes: Vec<String>,
-    /// Why it failed.
+    /// Why the policy failed.
     pub failure: Option<String>,
 }
 
-/// How one request compares.
+/// The result of one comparison.
 pub(super) enum Verdict {
     Same,
     DifferentAnswer(Answer, Vec<Write>),
@@ -109,7 +111,7 @@ pub(super) enum Verdict {
 }
 
 impl ShadowReport {
-    /// Nothing yet.
+    /// An empty report.
     pub fn new(policy: PolicyName, against: PolicyName) -> Self {
         Self {
             policy,
@@ -254,9 +256,9 @@ mod tests {
     use statehouse_core::clock::{Fence, Stamp};
     use statehouse_core::store::{Change, Entry};
 
-    /// A candidate may write a fence as long as its memory, and each example of it was kept whole.
+    /// A candidate may write a fence as long as its memory. An earlier version stored it in full.
     #[test]
-    fn a_write_is_shown_in_short_whatever_is_long_in_it() {
+    fn every_long_part_of_a_write_is_shortened() {
         let long = "x".repeat(10 * limits::SHADOW_EXAMPLE_BYTES_MAX);
         let fence = Fence {
             wall: 1,

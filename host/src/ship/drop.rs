@@ -1,8 +1,8 @@
-//! A directory into which policies are dropped.
+//! The drop directory: loads the policies whose files an operator puts there.
 //!
-//! What enters: files named *.wasm, by whoever may write there. What leaves: calls of [`Gate`], and beside each file a
-//! line that says what became of it. Files are looked at every second rather than by notifications of the system, which
-//! do not cross containers and network file systems.
+//! Every file named *.wasm goes through [`Gate`], and a status file next to it gets a line with the
+//! result. The directory is polled every second, because notifications of the system do not cross
+//! containers and network file systems.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,34 +21,34 @@ use statehouse_core::policy::{Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;
 
-/// The ending of files that count.
+/// The extension of policy files.
 const MODULE: &str = "wasm";
 
-/// What is put behind a file's name for its status.
+/// The suffix of a status file, after the policy file's name.
 const STATUS: &str = ".status";
 
-/// Watches one directory.
-pub struct Drop {
+/// Polls one directory.
+pub struct DropDirectory {
     directory: PathBuf,
     action: DropAction,
     gate: Arc<Gate>,
     seen: BTreeMap<OsString, Seen>,
-    /// What was wrong at the last look, so that it is said once.
+    /// The problem of the last poll, so that each problem is logged once.
     trouble: Option<String>,
 }
 
-/// A file as it was at the last look.
+/// A file as it was at the last poll.
 #[derive(Clone, Copy)]
 struct Seen {
     bytes: u64,
-    /// When it last became another one. Unlike the time of its modification, which builds that can be repeated set to
-    /// one and the same, nobody can choose this one.
+    /// The time of the last inode change. A program cannot set this time, but can set the
+    /// modification time: reproducible builds set it to the same value every time.
     changed: (i64, i64),
     handled: bool,
 }
 
-impl Drop {
-    /// Hands what appears in `directory` to `gate`.
+impl DropDirectory {
+    /// Passes the files that appear in `directory` to `gate`.
     pub fn new(directory: PathBuf, action: DropAction, gate: Arc<Gate>) -> Self {
         Self {
             directory,
@@ -59,18 +59,18 @@ impl Drop {
         }
     }
 
-    /// Looks again and again, until it is dropped.
+    /// Polls until the future is dropped.
     pub async fn run(mut self) {
         loop {
             // Reading and compiling block.
-            let looked = tokio::task::spawn_blocking(move || {
-                self.look();
+            let polled = tokio::task::spawn_blocking(move || {
+                self.poll();
                 self
             });
-            match looked.await {
+            match polled.await {
                 Ok(it) => self = it,
                 Err(error) => {
-                    tracing::error!(%error, "the drop directory is watched no more: that is a bug");
+                    tracing::error!(%error, "the drop directory is no longer watched: this is a bug");
                     return;
                 }
             }
@@ -78,8 +78,8 @@ impl Drop {
         }
     }
 
-    /// One look: a file counts once it is as it was at the look before.
-    fn look(&mut self) {
+    /// Handles each file once, when it is unchanged since the last poll.
+    fn poll(&mut self) {
         let found = match self.files() {
             Ok(found) => found,
             Err(error) => {
@@ -89,7 +89,7 @@ impl Drop {
         };
         if found.len() > limits::DROP_FILES_MAX {
             self.complain(format!(
-                "{} has {} policies, and only the first {} by name are looked at",
+                "{} has {} policies, and only the first {} by name are handled",
                 self.directory.display(),
                 found.len(),
                 limits::DROP_FILES_MAX
@@ -128,7 +128,7 @@ impl Drop {
             ) else {
                 continue;
             };
-            // It may be gone by now. A pipe would never be read to its end.
+            // The file may have been removed since. Reading a pipe would never end.
             let Some(data) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else {
                 continue;
             };
@@ -143,7 +143,7 @@ impl Drop {
     }
 
     fn handle(&self, path: &Path) {
-        // Whoever may write here names the files, and is not to write the log.
+        // The writers of this directory choose the file names, which must not forge log lines.
         let shown = path.to_string_lossy();
         let shown = shown.escape_debug();
         let status = match read_file(path) {
@@ -170,7 +170,8 @@ impl Drop {
         }
     }
 
-    /// Whether an earlier run of the program carried this out: a restart must not promote again what was rolled back.
+    /// Whether an earlier run of the program handled this file. Otherwise a restart would promote a
+    /// policy that was rolled back.
     fn was_handled(&self, path: &Path, file: &[u8]) -> bool {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
@@ -194,7 +195,8 @@ impl Drop {
     }
 }
 
-/// What stands beside a file. Only what was written here counts: nothing else is as short, and no link and no pipe.
+/// The status file of a policy file. Only a short regular file counts, because this module writes
+/// no other: no link and no pipe.
 fn status(path: &Path) -> Option<String> {
     let path = status_path(path);
     let data = fs::symlink_metadata(&path).ok()?;
@@ -202,7 +204,7 @@ fn status(path: &Path) -> Option<String> {
     is_ours.then(|| fs::read_to_string(path).ok()).flatten()
 }
 
-/// What a compiler or a policy says may have several.
+/// Joins the lines of an error, because the text of a compiler or a policy may have several.
 fn one_line(text: &str) -> String {
     let end = text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
     text[..end].replace(char::is_control, " ")

@@ -1,4 +1,6 @@
-//! The one way in for modules: whoever brings one, its signature is looked at before anything else is.
+//! The gate that every module passes before it is loaded.
+//!
+//! The signature of a module must be checked before anything else reads its bytes.
 
 use std::sync::Arc;
 
@@ -9,27 +11,27 @@ use super::trust::{Trust, TrustError};
 /// Why a module was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ShipError {
-    /// Nobody who is trusted signed it.
+    /// No trusted key signed the module.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// It is no policy for this store, or has no place.
+    /// The module is no policy for this store, or there is no room for it.
     #[error(transparent)]
     Control(#[from] ControlError),
 }
 
-/// Checks signatures, then loads.
+/// Checks the signature of a module, then loads it.
 pub struct Gate {
     control: Arc<Control>,
     trust: Trust,
 }
 
 impl Gate {
-    /// A way to `control` for what `trust` lets through.
+    /// A gate to `control` for the modules that `trust` accepts.
     pub fn new(control: Arc<Control>, trust: Trust) -> Self {
         Self { control, trust }
     }
 
-    /// Loads a policy, if it may be. It takes as long as compiling does.
+    /// Loads a policy if its signature is accepted. Blocks while the policy is compiled.
     pub fn load(&self, file: &[u8]) -> Result<PolicyView, ShipError> {
         let key = self.trust.check(file)?;
         let policy = self.control.load(file)?;
@@ -39,12 +41,12 @@ impl Gate {
         Ok(policy)
     }
 
-    /// What everything but loading goes to at once.
+    /// The control for everything except loading, which needs no signature.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// Who may ship.
+    /// The keys that may sign policies and orders.
     pub fn trust(&self) -> &Trust {
         &self.trust
     }

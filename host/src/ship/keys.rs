@@ -1,7 +1,7 @@
-//! Ed25519 keys: read from a setting or a file, and made.
+//! Reads Ed25519 keys from settings and files, and generates them.
 //!
-//! What enters: text of a setting, or files in wasmsign2's own format, DER or PEM. What leaves: keys that were
-//! checked to be some, and words where they are none. It never prints a secret one.
+//! A file is in wasmsign2's own format, DER or PEM. Every key is validated. A secret key must never
+//! be printed, not even in an error.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,36 +15,36 @@ use crate::limits;
 /// Bytes of an Ed25519 public key.
 const PUBLIC_KEY_BYTES: usize = 32;
 
-/// Before them, in wasmsign2's format.
+/// The byte before a public key in wasmsign2's format.
 const PUBLIC_KEY_TAG: u8 = 0x01;
 
-/// Why something is no key. Its text is a sentence for the operator.
+/// Why a key cannot be read. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// There is no such file, or it cannot be read.
+    /// The text is no key, and no file of this name can be read.
     #[error(
         "`{name}` is neither a public key (64 hexadecimal digits, or base64) nor a file with one: {error}. `statehouse policy keygen` makes keys"
     )]
     NoFile {
-        /// What was given.
+        /// The text of the setting.
         name: String,
-        /// What the system says.
+        /// The error of the system.
         error: std::io::Error,
     },
     /// The secret key's file cannot be read.
     #[error("cannot read the secret key {0}: {1}. `statehouse policy keygen` makes one")]
     Read(String, std::io::Error),
-    /// Something else is in the file.
+    /// The file contains no key.
     #[error("{0} holds no {1} Ed25519 key in wasmsign2's format, DER or PEM")]
     Format(String, &'static str),
-    /// The bytes are no point of the curve, or the two halves of a secret key do not fit.
-    #[error("`{0}` has the form of an Ed25519 key, but is none")]
+    /// The bytes are no point of the curve, or the two halves of a secret key do not match.
+    #[error("`{0}` has the form of an Ed25519 key, but is not a valid one")]
     Invalid(String),
 }
 
-/// A public key of a setting: its digits, or the file that holds it.
+/// Reads a public key from a setting: its digits, or the name of the file with the key.
 pub fn public_key(text: &str) -> Result<PublicKey, KeyError> {
-    let key = match written_out(text) {
+    let key = match inline_key(text) {
         Some(bytes) => {
             PublicKey::from_bytes(&bytes).map_err(|_| KeyError::Invalid(text.to_owned()))?
         }
@@ -57,15 +57,15 @@ pub fn public_key(text: &str) -> Result<PublicKey, KeyError> {
         }
     };
     let valid = key.pk.validate().is_ok();
-    // With an id of its own a log can say who signed.
+    // The id lets a log line name the key that signed.
     let key = key.attach_default_key_id();
     valid
         .then_some(key)
         .ok_or_else(|| KeyError::Invalid(text.to_owned()))
 }
 
-/// The tagged bytes of a key that stands in the setting itself.
-fn written_out(text: &str) -> Option<Vec<u8>> {
+/// The tagged bytes of a key that the setting itself contains.
+fn inline_key(text: &str) -> Option<Vec<u8>> {
     let bytes = Hex::decode_to_vec(text, None)
         .ok()
         .or_else(|| decode_base64(text))?;
@@ -76,7 +76,7 @@ fn written_out(text: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// A secret key from its file.
+/// Reads a secret key from its file.
 pub fn secret_key(path: &Path) -> Result<SecretKey, KeyError> {
     let name = path.display().to_string();
     let file = read(path).map_err(|error| KeyError::Read(name.clone(), error))?;
@@ -88,7 +88,7 @@ pub fn secret_key(path: &Path) -> Result<SecretKey, KeyError> {
     }
 }
 
-/// A new pair, from the system's randomness.
+/// Generates a key pair from the system's randomness.
 pub fn generate() -> KeyPair {
     let pair = KeyPair::generate();
     KeyPair {
@@ -97,16 +97,16 @@ pub fn generate() -> KeyPair {
     }
 }
 
-/// Base64, with or without padding.
+/// Decodes Base64, with or without padding.
 pub fn decode_base64(text: &str) -> Option<Vec<u8>> {
     Base64::decode_to_vec(text, None)
         .or_else(|_| Base64NoPadding::decode_to_vec(text, None))
         .ok()
 }
 
-/// Base64 with padding.
+/// Encodes Base64 with padding.
 pub fn encode_base64(bytes: &[u8]) -> String {
-    // It fails for lengths near the end of the address space only.
+    // Fails only for lengths near the end of the address space.
     Base64::encode_to_string(bytes).unwrap_or_default()
 }
 
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_said() {
+    fn an_invalid_key_is_refused_with_its_reason() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("key");
         std::fs::write(&file, b"no key at all").unwrap();
@@ -152,9 +152,9 @@ mod tests {
         let says = |text: &str| public_key(text).unwrap_err().to_string();
         assert!(says(&name).contains("holds no public"), "{}", says(&name));
         assert!(says("missing.pub").contains("keygen"));
-        // Not on the curve, or of small order: it would accept signatures that nobody made.
-        assert!(says(&"00".repeat(32)).contains("is none"));
-        assert!(says(&"ff".repeat(32)).contains("is none"));
+        // A key that is not on the curve, or of small order, would accept forged signatures.
+        assert!(says(&"00".repeat(32)).contains("is not a valid one"));
+        assert!(says(&"ff".repeat(32)).contains("is not a valid one"));
         let pair = generate();
         pair.pk.to_file(&file).unwrap();
         assert!(

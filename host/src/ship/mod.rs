@@ -1,7 +1,8 @@
-//! Ways to ship a policy: who may, and what comes over a directory or over MQTT.
+//! Ways to ship a policy: signatures, the drop directory, and orders over MQTT.
 //!
-//! What enters: files and orders from outside, all of them hostile until a signature says otherwise. What leaves:
-//! calls of [`Control`](crate::control::Control). Nothing here touches the table of keys or the path of a request.
+//! Files and orders from outside lead to calls of [`Control`](crate::control::Control). An input
+//! must be treated as hostile until its signature is verified. This module must never touch the
+//! store's table or the path of a request.
 
 mod drop;
 mod gate;
@@ -11,7 +12,7 @@ mod signature;
 mod topic;
 mod trust;
 
-pub use drop::Drop;
+pub use drop::DropDirectory;
 pub use gate::{Gate, ShipError};
 pub use keys::{KeyError, decode_base64, encode_base64, generate, public_key, secret_key};
 pub use order::{Action, Order, OrderError};

@@ -1,7 +1,7 @@
-//! An order over MQTT, and the file that is put together for it.
+//! Parses orders over MQTT, and assembles their files from chunks.
 //!
-//! What enters: the text of an order whose signature was checked, then chunks in any order and any number of times. What
-//! leaves: the whole file, or why something is refused. No I/O, no clock.
+//! The signature of an order must be verified before this module parses it. Chunks may arrive in
+//! any order and any number of times. This module does no I/O and reads no clock.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,11 @@ use crate::config::ClientId;
 use crate::limits;
 use statehouse_core::policy::{CanaryRule, Digest};
 
-/// What a store is told to do.
+/// A command to one or more stores about a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// Higher than that of every order before it: what was ordered once is not ordered again by repeating it.
+    /// Must be higher than the serial of every order before, so that no order can be replayed.
     pub serial: u64,
     /// The names of the stores that carry it out. Without a target, a captured order could be
     /// published to every store that trusts the same key.
@@ -21,19 +21,19 @@ pub struct Order {
     pub stores: Vec<String>,
     /// What to do.
     pub action: Action,
-    /// The policy. A shadow or a canary without one ends.
+    /// The policy. Without one, the shadow or the canary ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// The bytes of its file, where that follows in chunks.
+    /// The size of its file in bytes, if the file follows in chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// The BLAKE3 of each chunk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<Digest>,
-    /// The share of requests that a shadow sees; all of them without this.
+    /// The share of requests that a shadow receives, in thousandths; all of them if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_mille: Option<u16>,
-    /// What a canary answers.
+    /// The requests that a canary handles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<CanaryRule>,
 }
@@ -42,65 +42,65 @@ pub struct Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Hold it ready.
+    /// Load it.
     Load,
-    /// Let it answer.
+    /// Make it the active policy.
     Promote,
-    /// Let the one before answer again.
+    /// Make the previous policy the active one.
     Rollback,
-    /// Compare it.
+    /// Compare it with the active policy.
     Shadow,
-    /// Let it answer some requests.
+    /// Make it the canary, which handles some requests.
     Canary,
-    /// Hold it ready no more.
+    /// Unload it.
     Unload,
 }
 
-/// Why an order or a chunk is refused. Its text is a sentence for whoever sent it.
+/// Why an order or a chunk is refused. The text is a sentence for its sender.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// Not JSON, or of another form.
-    #[error("the order is not as it has to be: {0}")]
+    /// The order is not JSON, or has another form.
+    #[error("the order is not valid: {0}")]
     Form(String),
-    /// No target.
+    /// The order has no target.
     #[error(
         "the order names no store: sign it with the store's name in `stores` (`statehouse policy push --store NAME`)"
     )]
     NoStore,
-    /// More targets than an order may have.
+    /// The order has too many targets.
     #[error("the order names {0} stores, and an order names at most {max}", max = limits::ORDER_STORES_MAX)]
     Stores(usize),
-    /// A target that no store has as its name.
+    /// A target cannot be the name of a store.
     #[error("`stores` of the order: {0}")]
     StoreName(String),
-    /// Another target.
+    /// The order has other targets.
     #[error("the order is for other stores: the name of this store is {0}")]
     OtherStore(String),
-    /// The action needs more.
+    /// The order lacks a field that its action needs.
     #[error("the order lacks `{0}`, which its action needs")]
     Lacks(&'static str),
-    /// Too large.
+    /// The file is too large.
     #[error("the order is for a file of {0} bytes, and a policy has at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
     Size(u64),
-    /// Too many chunks, or too few.
+    /// The order has too many chunks, or too few for the size of the file.
     #[error(
-        "{0} chunks are no way to send the file: there are at most {chunks} of at most {bytes} bytes",
+        "the file cannot be sent in {0} chunks: there may be at most {chunks} of at most {bytes} bytes",
         chunks = limits::ORDER_CHUNKS_MAX, bytes = limits::CHUNK_BYTES_MAX
     )]
     Chunks(usize),
-    /// No such chunk.
+    /// The order has no chunk with this number.
     #[error("the order has no chunk of this number")]
     Index,
-    /// Something else.
+    /// The chunk is too large, or has another hash.
     #[error("the chunk is not the one that the order names")]
     Chunk,
-    /// All chunks are there, and still it is another file.
+    /// The chunks are complete, but do not make the file that the order names.
     #[error("the chunks do not make the file that the order names")]
     File,
 }
 
 impl Order {
-    /// Reads an order that was signed, if it is for this store.
+    /// Parses an order with a verified signature. Refuses it if it is not for this store.
     pub fn parse(payload: &[u8], store: &str) -> Result<Self, OrderError> {
         let order: Self =
             serde_json::from_slice(payload).map_err(|error| OrderError::Form(error.to_string()))?;
@@ -156,14 +156,14 @@ impl Order {
         Ok(())
     }
 
-    /// The order as it is signed and sent.
+    /// The JSON of the order, as it is signed and sent.
     pub fn payload(&self) -> Vec<u8> {
-        // It has no map with keys other than strings, and writing to memory does not fail.
+        // This cannot fail: all keys of maps are strings, and the writer is memory.
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
-/// A file that arrives in pieces.
+/// A file that arrives in chunks.
 #[derive(Debug)]
 pub(super) struct Assembly {
     order: Order,
@@ -172,7 +172,7 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// Nothing of the order's file is here yet.
+    /// An assembly without any chunk.
     pub(super) fn new(order: Order) -> Self {
         let missing = order.chunks.len();
         Self {
@@ -182,24 +182,24 @@ impl Assembly {
         }
     }
 
-    /// What it is for.
+    /// The order whose file this is.
     pub(super) fn order(&self) -> &Order {
         &self.order
     }
 
-    /// How many chunks are not here.
+    /// The number of chunks that have not arrived.
     pub(super) fn missing(&self) -> usize {
         self.missing
     }
 
-    /// A chunk arrived, maybe once more.
+    /// Adds a chunk. A duplicate has no effect.
     pub(super) fn put(&mut self, index: usize, bytes: &[u8]) -> Result<(), OrderError> {
         let named = self.order.chunks.get(index).ok_or(OrderError::Index)?;
-        // Of the size nothing has to be believed: nobody can name the hash of what is larger and make it fit later.
+        // The size needs no other check: a chunk with the named hash cannot have another length.
         if bytes.len() > limits::CHUNK_BYTES_MAX || Digest::of(bytes) != *named {
             return Err(OrderError::Chunk);
         }
-        // As long as the list of hashes.
+        // `chunks` is as long as the list of hashes, so `index` is in range.
         if let Some(place @ None) = self.chunks.get_mut(index) {
             *place = Some(bytes.to_vec());
             self.missing -= 1;
@@ -207,7 +207,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// The file, once nothing is missing.
+    /// Returns the file. Fails if a chunk is missing or the file is not the named one.
     pub(super) fn file(self) -> Result<(Order, Vec<u8>), OrderError> {
         let file: Vec<u8> = self.chunks.into_iter().flatten().flatten().collect();
         if self.missing > 0
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_come_in_any_order_and_more_than_once() {
+    fn chunks_in_any_order_and_duplicates_make_the_file() {
         let file: Vec<u8> = (0..=255).cycle().take(1000).collect();
         let order = order(&file, 300);
         assert_eq!(Order::parse(&order.payload(), "here").unwrap(), order);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_the_named_one_is_none() {
+    fn a_file_other_than_the_named_one_is_refused() {
         let file = b"0123456789";
         for wrong in [
             Order {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_bounded_and_whole() {
+    fn an_order_without_a_needed_field_or_too_large_is_refused() {
         let whole = |text: &str| {
             let text = text.replace("\"serial\"", "\"stores\":[\"here\"],\"serial\"");
             Order::parse(text.as_bytes(), "here")
@@ -285,7 +285,7 @@ mod tests {
         let parse = |text: &str| whole(text).unwrap_err().to_string();
         let digest = Digest::of(b"x");
         for (text, says) in [
-            ("", "not as it has to be"),
+            ("", "is not valid"),
             ("{}", "serial"),
             (r#"{"serial":1,"action":"explode"}"#, "explode"),
             (r#"{"serial":1,"action":"rollback","more":1}"#, "more"),

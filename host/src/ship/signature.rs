@@ -1,11 +1,12 @@
-//! Signatures of modules, in wasmsign2's format: Ed25519 over the SHA-256 of all that follows the first section.
+//! Signatures of modules in wasmsign2's format: Ed25519 over the SHA-256 of all bytes after the
+//! first section.
 //!
-//! What enters: the bytes of a module, untrusted. What leaves: the same module signed, or who signed it.
-//! Signing is the crate's; checking is done here, since the crate reserves as much memory as a file claims, and
-//! takes the signed beginning of a module for the whole, which is what its format wants but no host of policies.
+//! The crate wasmsign2 signs, but this module verifies. The crate reserves as much memory as a file
+//! claims to need. It also accepts the signed beginning of a module as the whole, as its format
+//! demands. A policy must only be accepted if the signature covers the whole module.
 //!
-//! The format signs neither the eight bytes of the header, which say whether the sections are those of a module or
-//! of a component, nor the signature itself. No bytes are both.
+//! The format signs neither the signature itself nor the eight bytes of the header. The header says
+//! whether the sections belong to a core module or to a component; no bytes are valid as both.
 
 use ed25519_compact::Signature;
 use wasmsign2::reexports::hmac_sha256;
@@ -14,41 +15,42 @@ use wasmsign2::{Module, PublicKey, SecretKey};
 use crate::limits;
 use statehouse_core::policy::sections::{self, Reader};
 
-/// Name of the section.
+/// The name of the section with the signatures.
 const SECTION: &[u8] = b"signature";
 
-/// What is signed begins with this: the domain, the version of the format, modules, SHA-256.
+/// The prefix of the signed message: the domain, the version of the format, modules, SHA-256.
 const DOMAIN: &[u8] = b"wasmsig\x01\x01\x01";
 
-/// The algorithm, as the format numbers it.
+/// The number of the algorithm in the format.
 const ED25519: u8 = 1;
 
-/// Bytes of a SHA-256.
+/// The length of a SHA-256.
 const HASH_BYTES: usize = 32;
 
-/// Why a module counts as not signed.
+/// Why a signature is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
-    /// No WebAssembly at all.
+    /// The file is not WebAssembly.
     #[error("the file is not WebAssembly: it does not begin with \\0asm and a known version")]
     NotWasm,
-    /// Its first section is no signature.
+    /// The first section contains no signature.
     #[error("the module is not signed")]
     Unsigned,
-    /// It says it is signed, but not so that it could be understood.
+    /// The signature section cannot be parsed.
     #[error("the signature of the module is malformed")]
     Malformed,
-    /// Nobody of whom a key is here signed it.
+    /// No trusted key signed the module.
     #[error("the module is signed by none of the keys that are trusted here")]
-    Stranger,
-    /// Somebody did sign, but something else.
+    UnknownKey,
+    /// A trusted key signed other bytes.
     #[error("the module is not what was signed: it was changed or cut afterwards")]
     Tampered,
 }
 
-/// The module with a signature in front; one that was there is replaced. The same module and key give the same bytes.
+/// Adds a signature in front of the module, or replaces the existing one. The same module and key
+/// give the same bytes.
 pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
-    // The parser of the crate believes lengths, so they are looked at first.
+    // The crate's parser trusts lengths, so they are checked first.
     if !sections::are_whole(file) {
         return Err(SignatureError::NotWasm);
     }
@@ -64,7 +66,7 @@ pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
     Ok(out)
 }
 
-/// The public half.
+/// The public key of a secret key.
 pub fn public(key: &SecretKey) -> PublicKey {
     PublicKey {
         pk: key.sk.public_key(),
@@ -72,14 +74,15 @@ pub fn public(key: &SecretKey) -> PublicKey {
     }
 }
 
-/// What names a key in a signature: short, and no secret.
+/// The id of a key in a signature: short and not secret.
 pub(super) fn key_id(key: &PublicKey) -> Vec<u8> {
     let key = key.clone().attach_default_key_id();
-    // It has just been attached.
+    // The id was just attached.
     key.key_id.unwrap_or_default()
 }
 
-/// The ids of the keys that a module says signed it, whatever that is worth; none where it is not signed.
+/// The ids of the keys that a module claims as its signers, without verification; none if it is not
+/// signed.
 pub fn signers(file: &[u8]) -> Option<Vec<String>> {
     let (section, _) = signature_section(file).ok()?;
     let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -87,11 +90,11 @@ pub fn signers(file: &[u8]) -> Option<Vec<String>> {
     Some(signatures.into_iter().map(|(_, id, _)| hex(id)).collect())
 }
 
-/// Which of the keys signed this whole module.
+/// Returns the key that signed this whole module.
 pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, SignatureError> {
     let (section, rest) = signature_section(file)?;
     let signatures = parse(section).ok_or(SignatureError::Malformed)?;
-    let mut found = SignatureError::Stranger;
+    let mut found = SignatureError::UnknownKey;
     let mut whole = None;
     for (hashes, _, signature) in &signatures {
         let message = [DOMAIN, hashes].concat();
@@ -101,7 +104,7 @@ pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, S
         else {
             continue;
         };
-        // The last hash is that of everything; those before it are of beginnings.
+        // The last hash covers the whole module. The hashes before it cover beginnings.
         let whole = whole.get_or_insert_with(|| hmac_sha256::Hash::hash(rest));
         if hashes.ends_with(&whole[..]) {
             return Ok(key);
@@ -111,7 +114,7 @@ pub fn verify<'k>(file: &[u8], keys: &'k [PublicKey]) -> Result<&'k PublicKey, S
     Err(found)
 }
 
-/// The payload of the signature section, and all that follows it.
+/// The payload of the signature section, and all bytes after the section.
 fn signature_section(file: &[u8]) -> Result<(&[u8], &[u8]), SignatureError> {
     let mut reader = sections::of(file).ok_or(SignatureError::NotWasm)?;
     if reader.byte() != Some(0) {
@@ -127,10 +130,10 @@ fn signature_section(file: &[u8]) -> Result<(&[u8], &[u8]), SignatureError> {
     Ok((section.0, reader.0))
 }
 
-/// A signature: the hashes that it signs, and the id of its key.
+/// The hashes that a signature signs, the id of its key, and the signature.
 type Signed<'a> = (&'a [u8], &'a [u8], Signature);
 
-/// All signatures.
+/// Parses all signatures of a section.
 fn parse(section: &[u8]) -> Option<Vec<Signed<'_>>> {
     let mut reader = Reader(section);
     if reader.take(3)? != [1, 1, 1] {
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_and_components_are_signed_and_known_again() {
+    fn signed_modules_and_components_verify() {
         let (ours, other) = (generate(), generate());
         let keys = [other.pk.clone(), ours.pk.clone()];
         for file in [STANDARD_POLICY.to_vec(), core()] {
@@ -183,10 +186,10 @@ mod tests {
                 .collect();
             assert_eq!(signers(&signed), Some(vec![id]));
             assert_eq!(signers(&file), None);
-            assert_eq!(verify(&signed, &keys[..1]), Err(SignatureError::Stranger));
-            // The crate agrees.
+            assert_eq!(verify(&signed, &keys[..1]), Err(SignatureError::UnknownKey));
+            // The crate wasmsign2 accepts the signature too.
             ours.pk.verify(&mut &signed[..], None).unwrap();
-            // Nothing depends on the hour, and a signature is replaced.
+            // The signature depends on no clock, and signing again replaces it.
             assert_eq!(sign(&signed, &ours.sk).unwrap(), signed);
             let again = sign(&signed, &other.sk).unwrap();
             assert_eq!(verify(&again, &keys).unwrap(), &other.pk);
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_counts() {
+    fn a_change_of_any_byte_invalidates_the_signature() {
         let pair = generate();
         let keys = [pair.pk.clone()];
         let signed = sign(&core(), &pair.sk).unwrap();
@@ -206,7 +209,7 @@ mod tests {
             changed[at] ^= 1;
             match verify(&changed, &keys) {
                 Err(SignatureError::Tampered) => assert!(at >= end_of_signature),
-                // The id of a key is no more than a hint.
+                // The id of a key is only a hint.
                 Ok(_) => assert!(at < end_of_signature),
                 Err(_) => assert!(at < end_of_signature, "byte {at}"),
             }
@@ -218,9 +221,9 @@ mod tests {
         assert_eq!(verify(&longer, &keys), Err(SignatureError::Tampered));
     }
 
-    /// wasmsign2 can sign parts, and then takes the signed beginning for a signed module.
+    /// wasmsign2 can sign parts, and then accepts the signed beginning as a signed module.
     #[test]
-    fn a_signed_beginning_is_not_the_module() {
+    fn the_signed_beginning_of_a_module_is_refused() {
         let pair = generate();
         let keys = [pair.pk.clone()];
         let module = Module::deserialize(&mut &STANDARD_POLICY[..]).unwrap();
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_not_believed() {
+    fn a_malformed_signature_section_is_refused() {
         let keys = [generate().pk];
         let huge = b"\xff\xff\xff\xff\x0f";
         let section = |payload: &[u8]| {
@@ -264,7 +267,7 @@ mod tests {
             &[b"\x01\x01\x01", &huge[..]].concat(),
             &[b"\x01\x01\x01\x01", &huge[..]].concat(),
             &[b"\x01\x01\x01\x01\x05", &huge[..]].concat(),
-            // A set without a hash would sign everything and nothing.
+            // A set without a hash would sign no bytes.
             b"\x01\x01\x01\x01\x02\0\0",
         ] {
             let file = section(payload);

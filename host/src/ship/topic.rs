@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! …/order               JSON, with its signature in the user property `signature`
-//! …/chunk/DIGEST/INDEX  a piece of the file that the order names
-//! …/status              retained JSON, from the store to whoever subscribes
+//! …/chunk/DIGEST/INDEX  a chunk of the file that the order names
+//! …/status              retained JSON, from the store to its subscribers
 //! ```
 //!
-//! What enters: PUBLISHes of anybody. What leaves: their acknowledgements, a status, and calls of [`Gate`] from a
-//! thread of their own. Nothing is kept of what no trusted key signed; an order whose number is not higher than that of the last one
-//! is a repetition. One order is received or carried out at a time.
+//! Any client may publish an order. The publisher gets an acknowledgement, and subscribers get the
+//! status. A thread of its own carries the order out through [`Gate`]. An order that no trusted key
+//! signed must leave no state. An order whose serial is not higher than the last one is refused.
+//! The store receives or carries out one order at a time.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,59 +26,59 @@ use crate::transport::embedded::Orders;
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_core::policy::{Digest, Selector};
 
-/// All topics of the administration begin so.
+/// The prefix of all topics of the admin API.
 const TOPICS: &str = "statehouse/v1/admin/";
 
-/// Where orders go.
+/// The topic of orders.
 pub const ORDER: &str = "statehouse/v1/admin/policy/order";
 
-/// Where the pieces of files go: this, the file's digest, and the number of the piece.
+/// The prefix of the topics of chunks. The file's digest and the number of the chunk follow.
 pub const CHUNKS: &str = "statehouse/v1/admin/policy/chunk/";
 
-/// Where the status is.
+/// The topic of the status.
 pub const STATUS: &str = "statehouse/v1/admin/policy/status";
 
 /// The user property with the signature of an order.
 pub const SIGNATURE: &str = "signature";
 
-/// Takes orders.
+/// Receives orders and carries them out.
 pub struct PolicyOrders {
     gate: Arc<Gate>,
     audit: Arc<Audit>,
-    /// Held while a status is published that tells of it, so that the retained one is the last. Before the locks of the
-    /// server and of the broker, which are taken for that.
+    /// Held while its status is published, so that the retained status is the last one. The locks
+    /// of the server and of the broker are taken under this lock.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     now: Option<Now>,
-    /// The last order that was carried out: it may come again.
+    /// The last order that ended. A client may redeliver it.
     last: Option<Known>,
 }
 
-/// Tells whether an order or a chunk is of one that is known.
+/// Identifies an order and its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Known {
-    /// Of the whole order.
+    /// The hash of the whole order.
     payload: blake3::Hash,
     serial: u64,
     file: Option<Digest>,
 }
 
-/// The order that is being dealt with.
+/// The order that is being received or carried out.
 struct Now {
     known: Known,
     since: Instant,
-    /// None once it is carried out.
+    /// None from the moment when the order is carried out.
     assembly: Option<Assembly>,
 }
 
-/// What a PUBLISH came to.
+/// The result of a PUBLISH, for its acknowledgement.
 type Outcome = Result<(), (ReasonCode, String)>;
 
 impl PolicyOrders {
-    /// Gives to `gate` what is ordered, and tells of what is refused.
+    /// Carries out orders through `gate`, and reports refusals to `audit`.
     pub fn new(gate: Arc<Gate>, audit: Arc<Audit>) -> Arc<Self> {
         Arc::new(Self {
             gate,
@@ -86,7 +87,8 @@ impl PolicyOrders {
         })
     }
 
-    /// Says where things stand, and forgets orders whose chunks do not come. Runs until it is dropped.
+    /// Publishes the status `idle`, and then drops orders whose chunks do not arrive in time. Runs
+    /// until the future is dropped.
     pub async fn run(self: Arc<Self>, broker: Broker) {
         if self.gate.trust().keys() == 0 {
             return;
@@ -103,7 +105,7 @@ impl PolicyOrders {
         }
     }
 
-    /// Forgets an order that was not completed in time.
+    /// Drops an order that was not completed in time.
     fn expire(&self, broker: &Broker, now: Instant) {
         let mut state = self.lock();
         let is_late = state.now.as_ref().is_some_and(|it| {
@@ -116,15 +118,15 @@ impl PolicyOrders {
             tracing::warn!(
                 serial,
                 missing,
-                "an order is given up: its chunks did not come in time"
+                "an order was dropped: its chunks did not arrive in time"
             );
-            let more = json!({ "missing": missing, "error": "the chunks did not come in time" });
+            let more = json!({ "missing": missing, "error": "the chunks did not arrive in time" });
             self.publish(broker, "failed", Some(assembly.order()), more);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change of the state is one assignment, so a panic leaves none half done.
+        // Every change of the state is one assignment, so a panic leaves no change incomplete.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +135,7 @@ impl PolicyOrders {
             let error = super::TrustError::NoKeys.to_string();
             return Err((ReasonCode::NOT_AUTHORIZED, error));
         }
-        // The broker has checked that it is UTF-8.
+        // The broker has checked that the topic is UTF-8.
         let topic = std::str::from_utf8(&request.topic).unwrap_or_default();
         match topic.strip_prefix(CHUNKS) {
             Some(place) => self.chunk(broker, place, &request.payload),
@@ -201,7 +203,7 @@ impl PolicyOrders {
             since: Instant::now(),
             assembly,
         });
-        tracing::info!(target: audit::TARGET, serial = order.serial, action = ?order.action, missing, "took an order over MQTT");
+        tracing::info!(target: audit::TARGET, serial = order.serial, action = ?order.action, missing, "accepted an order over MQTT");
         if missing > 0 {
             let more = json!({ "missing": missing });
             self.publish(broker, "receiving", Some(&order), more);
@@ -241,7 +243,7 @@ impl PolicyOrders {
             let error = "no order names this file: publish the order first";
             return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()));
         };
-        // Once it is carried out, chunks can only be repetitions.
+        // An order that is carried out is complete, so this chunk is a duplicate.
         let Some(assembly) = now.assembly.as_mut() else {
             return Ok(());
         };
@@ -265,18 +267,18 @@ impl PolicyOrders {
         Ok(())
     }
 
-    /// Carries an order out on a thread of its own: compiling takes seconds, and whoever published waits for an
-    /// acknowledgement.
+    /// Carries an order out on a thread of its own: compiling takes seconds, and the publisher
+    /// waits for an acknowledgement.
     fn start<F>(self: Arc<Self>, broker: Broker, known: Known, whole: F)
     where
         F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError> + Send + 'static,
     {
-        let (orders, way_out) = (self.clone(), broker.clone());
+        let (orders, thread_broker) = (self.clone(), broker.clone());
         let started = thread::Builder::new()
             .name("order".into())
-            .spawn(move || orders.work(&way_out, known, whole));
+            .spawn(move || orders.work(&thread_broker, known, whole));
         if let Err(error) = started {
-            let error = format!("there is no thread to carry the order out on: {error}");
+            let error = format!("cannot start a thread to carry the order out: {error}");
             self.end(&broker, known, None, Err(error));
         }
     }
@@ -293,16 +295,18 @@ impl PolicyOrders {
             }
             Err(error) => (None, Err(error.to_string())),
         };
-        // Where it panics no order would ever be taken again. What it touched has locks of its own, which know.
+        // An uncaught panic would leave this order in progress, and no other order would ever be
+        // accepted. The parts that it used recover from a panic under their own locks.
         let worked = panic::catch_unwind(AssertUnwindSafe(work));
         let (order, done) = worked.unwrap_or_else(|_| {
-            let error = "the store has a bug here, and the order may be carried out in part: its log says more";
+            let error = "a bug in the store stopped the order, which may be carried out in part: see the store's log";
             (None, Err(error.to_owned()))
         });
         self.end(broker, known, order.as_ref(), done);
     }
 
-    /// An order is over. Its status is published before another order is taken, so that the last one stays.
+    /// Ends an order. Its status is published before another order is accepted, so that the
+    /// retained status is always that of the last order.
     fn end(&self, broker: &Broker, known: Known, order: Option<&Order>, done: Result<(), String>) {
         let serial = known.serial;
         let mut state = self.lock();
@@ -314,7 +318,7 @@ impl PolicyOrders {
                 self.publish(broker, "done", order, json!({}));
             }
             Err(error) => {
-                tracing::error!(target: audit::TARGET, serial, error, "an order cannot be carried out");
+                tracing::error!(target: audit::TARGET, serial, error, "an order failed");
                 let more = json!({ "serial": serial, "error": error });
                 self.publish(broker, "failed", order, more);
             }
@@ -323,7 +327,7 @@ impl PolicyOrders {
 
     fn carry_out(&self, order: &Order, file: Option<Vec<u8>>) -> Result<(), ShipError> {
         let control = self.gate.control();
-        // First of all: should the process end now, the order is lost rather than carried out twice.
+        // Accepted first: if the process ends now, the order is lost, but never carried out twice.
         control.accept_order(order.serial)?;
         if let Some(file) = file {
             self.gate.load(&file)?;
@@ -341,7 +345,7 @@ impl PolicyOrders {
                 let rule = order.rule.clone();
                 control.canary(which.as_ref().zip(rule))?;
             }
-            // Loading is done; the others were refused without a digest.
+            // The policy is already loaded. Without a digest the other actions were refused.
             (Action::Load | Action::Promote | Action::Unload, _) => {}
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! Whose modules and orders this store takes. The one place where that is decided.
+//! Decides which modules and orders this store accepts, by the settings `trusted_keys` and
+//! `allow_unsigned`.
 //!
-//! What enters: the settings `trusted_keys` and `allow_unsigned`, then modules and orders. What leaves: who signed,
-//! or why it is refused. Without keys every module is taken that reaches this store, and no order.
+//! No other module may make this decision. Without keys every module is accepted, and no order is.
 
 use ed25519_compact::Signature;
 use wasmsign2::reexports::ct_codecs::{Encoder, Hex};
@@ -11,29 +11,30 @@ use super::keys::{KeyError, decode_base64, encode_base64, public_key};
 use super::signature::{self, SignatureError};
 use crate::limits;
 
-/// Before an order where it is signed, so that no signature of one thing can be shown as one of another.
+/// The prefix of a signed order, so that the signature of anything else cannot pass as that of an
+/// order.
 const ORDER_DOMAIN: &[u8] = b"statehouse order v1\0";
 
-/// Why something is refused. Its text is a sentence for whoever shipped it.
+/// Why a module or an order is refused. The text is a sentence for its sender.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// A setting names no key.
+    /// A setting contains no valid key.
     #[error("trusted_keys: {0}")]
     Key(#[from] KeyError),
-    /// Too many of them.
-    #[error("trusted_keys: there are {0}, and at most {max} are looked at", max = limits::TRUSTED_KEYS_MAX)]
+    /// There are too many keys.
+    #[error("trusted_keys: there are {0} keys, and at most {max} are allowed", max = limits::TRUSTED_KEYS_MAX)]
     Keys(usize),
-    /// Unsigned, or signed by others.
+    /// The module is unsigned, or an unknown key signed it.
     #[error(
         "{0}, and this store takes signed policies only: sign it with `statehouse policy sign` and a key that the store trusts, or start the store with --allow-unsigned"
     )]
     Module(SignatureError),
-    /// Somebody changed what was signed.
-    #[error("{0}. Take it from where it was signed once more")]
+    /// The module was changed after it was signed.
+    #[error("{0}. Get it again from its source")]
     Tampered(SignatureError),
-    /// Orders are worth nothing without keys.
+    /// The store has no keys, so it cannot verify an order.
     #[error(
-        "this store takes no orders over MQTT, since it was started without trusted_keys: nobody could tell whose they are"
+        "this store takes no orders over MQTT: it was started without trusted_keys, so it cannot verify their signatures"
     )]
     NoKeys,
     /// The signature of an order is missing or wrong.
@@ -41,7 +42,7 @@ pub enum TrustError {
     Order,
 }
 
-/// Who may ship.
+/// The trusted keys, and whether unsigned modules are accepted.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
     keys: Vec<PublicKey>,
@@ -64,26 +65,29 @@ impl Trust {
         })
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether this module may be loaded; the id of the key that signed it, where one did that is known here.
+    /// Checks whether a module may be loaded. Returns the id of the trusted key that signed it, if
+    /// one did.
     pub fn check(&self, file: &[u8]) -> Result<Option<String>, TrustError> {
         if self.keys.is_empty() {
             return Ok(None);
         }
         match signature::verify(file, &self.keys) {
             Ok(key) => Ok(Some(id(key))),
-            // What a trusted key signed and somebody changed is no unsigned module that somebody meant to load.
+            // A trusted key signed this module, and it was changed later. So it is not a module
+            // that the operator meant to load unsigned.
             Err(error @ SignatureError::Tampered) => Err(TrustError::Tampered(error)),
             Err(_) if self.allow_unsigned => Ok(None),
             Err(error) => Err(TrustError::Module(error)),
         }
     }
 
-    /// Whether this order is one to obey. Whatever `allow_unsigned` says: anybody can publish.
+    /// Checks the signature of an order. `allow_unsigned` has no effect on orders, because any
+    /// client may publish one.
     pub fn check_order(&self, payload: &[u8], signature: Option<&str>) -> Result<(), TrustError> {
         if self.keys.is_empty() {
             return Err(TrustError::NoKeys);
@@ -105,21 +109,21 @@ impl Trust {
     }
 }
 
-/// The signature of an order, as its user property.
+/// Signs an order. Returns the value of its user property.
 pub fn sign_order(payload: &[u8], key: &SecretKey) -> String {
     let message = [ORDER_DOMAIN, payload].concat();
     encode_base64(key.sk.sign(message, None).as_ref())
 }
 
-/// A public key as a setting takes it.
+/// A public key in the form of a setting.
 pub fn digits(key: &PublicKey) -> String {
-    // It fails for lengths near the end of the address space only.
+    // Fails only for lengths near the end of the address space.
     Hex::encode_to_string(*key.pk).unwrap_or_default()
 }
 
-/// A key's id as people read it.
+/// A key's id in hexadecimal.
 pub fn id(key: &PublicKey) -> String {
-    // It fails for lengths near the end of the address space only.
+    // Fails only for lengths near the end of the address space.
     Hex::encode_to_string(signature::key_id(key)).unwrap_or_default()
 }
 
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_everything_is_taken_with_one_only_what_it_signed() {
+    fn every_module_is_accepted_unless_the_store_has_keys() {
         let (ours, other) = (generate(), generate());
         let signed = signature::sign(STANDARD_POLICY, &ours.sk).unwrap();
         let foreign = signature::sign(STANDARD_POLICY, &other.sk).unwrap();
@@ -179,10 +183,11 @@ mod tests {
         ] {
             assert!(trust.check_order(payload, signature).is_err());
         }
-        // What signs a module signs no order.
+        // A signature without the domain of orders is not that of an order.
         let raw = encode_base64(ours.sk.sk.sign(order, None).as_ref());
         assert!(trust.check_order(order, Some(&raw)).is_err());
-        let nobody = Trust::default().check_order(order, Some(&good));
-        assert!(nobody.unwrap_err().to_string().contains("trusted_keys"));
+        let without_keys = Trust::default().check_order(order, Some(&good));
+        let error = without_keys.unwrap_err();
+        assert!(error.to_string().contains("trusted_keys"));
     }
 }

@@ -1,10 +1,10 @@
 //! The name of a store: its MQTT client id at a foreign broker, and the target of the signed orders
-//! that its embedded broker takes. The store makes the name once and keeps it in its data directory.
+//! that its embedded broker accepts.
 //!
-//! What enters: a data directory that this process has locked. What leaves: the client id in it. After
-//! a restart, or in a standby, the next process with this directory finds the same name, and with it the
-//! session at the broker. A backup never holds the name: the serial of a restored store may be older, so
-//! under the same name old orders could be replayed.
+//! The store creates the name once and saves it in its data directory, which the process must have
+//! locked. After a restart, or in a standby, the next process with this directory finds the same
+//! name, and so resumes the session at the broker. A backup must never contain the name: a restored
+//! store may have an older serial, so under the same name old orders could be replayed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,39 +14,40 @@ use std::path::Path;
 use crate::config::ClientId;
 use crate::limits;
 
-/// The file's name.
+/// The name of the file.
 pub(super) const FILE: &str = "mqtt-client-id";
 
-/// What it is called while it is written.
-const UNFINISHED: &str = "mqtt-client-id.new";
+/// The name of the file while it is written.
+const INCOMPLETE: &str = "mqtt-client-id.new";
 
-/// Why there is no client id. Its text goes behind the path of the file.
+/// Why the client id cannot be read or created. The text follows the path of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientIdError {
-    /// The system said no.
+    /// The file cannot be read or written.
     #[error("cannot be read or written: {0}")]
     Io(#[from] io::Error),
-    /// Somebody else wrote it.
+    /// The file does not contain a client id.
     #[error(
-        "holds no MQTT client id: {0}. Write the one into it whose session at the broker is to go on, or remove it, and a new one is made"
+        "contains no MQTT client id: {0}. Write the client id of the store's session at the broker into it, or remove it so that the store creates a new client id"
     )]
-    Nonsense(String),
+    Invalid(String),
 }
 
-/// The client id of a data directory; where there is none yet a new one, durable when this returns.
+/// Reads the client id of a data directory. If there is none, creates one that is durable when this
+/// returns.
 pub(super) fn of(directory: &Path) -> Result<String, ClientIdError> {
     match File::open(directory.join(FILE)) {
         Ok(file) => read(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let id = new()?;
-            keep(directory, &id)?;
+            save(directory, &id)?;
             Ok(id)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// A client id that nobody else has.
+/// Generates a unique client id.
 pub fn new() -> io::Result<String> {
     let mut bytes = [0; size_of::<u128>()];
     getrandom::fill(&mut bytes).map_err(|error| {
@@ -59,19 +60,19 @@ pub fn new() -> io::Result<String> {
 
 fn read(file: File) -> Result<String, ClientIdError> {
     let mut text = Vec::new();
-    // With a line's end, and one byte that would be too many.
+    // Room for the line end, and for one byte that makes the id too long.
     let bytes_max = limits::BROKER_CLIENT_ID_BYTES_MAX as u64 + 2;
     file.take(bytes_max).read_to_end(&mut text)?;
     let text = String::from_utf8(text)
-        .map_err(|_| ClientIdError::Nonsense("it is not UTF-8".to_owned()))?;
+        .map_err(|_| ClientIdError::Invalid("it is not UTF-8".to_owned()))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
-    let id: ClientId = line.parse().map_err(ClientIdError::Nonsense)?;
+    let id: ClientId = line.parse().map_err(ClientIdError::Invalid)?;
     Ok(id.0)
 }
 
-fn keep(directory: &Path, id: &str) -> io::Result<()> {
-    let new = directory.join(UNFINISHED);
-    // One that is there was left by a crash.
+fn save(directory: &Path, id: &str) -> io::Result<()> {
+    let new = directory.join(INCOMPLETE);
+    // A crash may have left an incomplete file.
     let mut file = fs::OpenOptions::new()
         .create(true)
         .truncate(true)
@@ -89,20 +90,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_once_and_is_another_in_each_directory() {
+    fn a_client_id_is_created_once_and_differs_by_directory() {
         let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // A crash came between.
-        fs::write(here.path().join(UNFINISHED), "statehouse-ha").unwrap();
+        // A crash left an incomplete file.
+        fs::write(here.path().join(INCOMPLETE), "statehouse-ha").unwrap();
         let first = of(here.path()).unwrap();
         assert_eq!(of(here.path()).unwrap(), first);
         let digits = first.strip_prefix("statehouse-").unwrap();
         assert!(digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit()));
         assert_ne!(of(there.path()).unwrap(), first);
-        assert!(!here.path().join(UNFINISHED).exists());
+        assert!(!here.path().join(INCOMPLETE).exists());
     }
 
     #[test]
-    fn an_operator_s_own_is_taken_as_it_is() {
+    fn a_client_id_of_the_operator_is_used_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         for (written, id) in [("plant 7/store\n", "plant 7/store"), ("a", "a")] {
             fs::write(directory.path().join(FILE), written).unwrap();
@@ -111,16 +112,16 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_left_as_it_is() {
+    fn an_invalid_file_is_refused_and_left_unchanged() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(FILE);
         let long = "a".repeat(limits::BROKER_CLIENT_ID_BYTES_MAX + 1);
-        for nonsense in [&b""[..], b"\n", b"a\nb\n", b"\xff", b"a\0", long.as_bytes()] {
-            fs::write(&path, nonsense).unwrap();
+        for invalid in [&b""[..], b"\n", b"a\nb\n", b"\xff", b"a\0", long.as_bytes()] {
+            fs::write(&path, invalid).unwrap();
             let error = of(directory.path()).unwrap_err();
-            assert!(matches!(error, ClientIdError::Nonsense(_)), "{error}");
+            assert!(matches!(error, ClientIdError::Invalid(_)), "{error}");
             assert!(error.to_string().contains("remove it"), "{error}");
-            assert_eq!(fs::read(&path).unwrap(), nonsense);
+            assert_eq!(fs::read(&path).unwrap(), invalid);
         }
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();

@@ -1,4 +1,7 @@
-//! The journal of a data directory, seen from the store and from the broker.
+//! The journal of a data directory, as the store ([`Journal`]) and the broker ([`Persistence`]) use
+//! it.
+//!
+//! If an append fails, the process must end: the state is ahead of the log by then.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,11 +14,12 @@ use crate::logging;
 use statehouse_core::log::{Journal, record};
 
 thread_local! {
-    /// Bytes that this thread has ever appended: so a connection sees whether its own turn added to the journal.
+    /// Bytes that this thread has appended since its start. A connection compares the value to see
+    /// whether its own turn appended to the journal.
     static APPENDED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Records of a store on a disk.
+/// Writes the records of the store and of the broker to the journal.
 pub struct Disk {
     journal: statehouse_wal::Journal,
     durability: Durability,
@@ -23,7 +27,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A journal that was started with this durability; `place` is its directory, for people.
+    /// Uses a running journal with this durability. `place` is its directory, for messages.
     pub fn new(
         journal: statehouse_wal::Journal,
         durability: Durability,
@@ -36,7 +40,7 @@ impl Disk {
         })
     }
 
-    /// The journal itself.
+    /// The underlying journal.
     pub fn journal(&self) -> &statehouse_wal::Journal {
         &self.journal
     }
@@ -56,9 +60,9 @@ impl Journal for Disk {
             self.journal.append(records)
         };
         appended.unwrap_or_else(|error| {
-            // Every record is bounded far below what the journal takes, so this is a bug. The state is ahead
-            // of the journal by now: going on would answer what a restart forgets.
-            tracing::error!(%error, "a record cannot be kept; stopping");
+            // The limit of a record is far below that of the journal, so this is a bug. The state
+            // is ahead of the journal now: the store would answer from state that a restart loses.
+            tracing::error!(%error, "a record cannot be appended to the journal; stopping");
             logging::exit(crate::server::EXIT_STATE_LOST)
         })
     }

@@ -51,12 +51,12 @@ fn presence_source_is_printed_at_the_start() {
     let (host, _broker) = attached(&["connection_messages false", "log_dest topic"], &[]);
     assert_eq!(
         presence_line(&host),
-        "presence: none; a watch ends with the first notification that nobody takes"
+        "presence: none; a watch ends with the first notification without a subscriber"
     );
     let (host, _broker) = attached(LOG, &[("presence", "off"), ("watch_ttl", "1h")]);
     assert_eq!(
         presence_line(&host),
-        "presence: none; a watch ends with the first notification that nobody takes, or after 3600s of silence"
+        "presence: none; a watch ends with the first notification without a subscriber, or after 3600s of silence"
     );
 }
 

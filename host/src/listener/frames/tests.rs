@@ -27,7 +27,7 @@ fn pair() -> (Frames<DuplexStream>, DuplexStream) {
     (Frames::new(ours, &[]), theirs)
 }
 
-/// All that is read where a peer sends this and closes, and what the peer reads.
+/// What the stream reads if the peer sends these bytes and closes, and what the peer reads.
 async fn read(sent: &[u8]) -> (io::Result<Vec<u8>>, Vec<u8>) {
     let (mut frames, mut peer) = pair();
     peer.write_all(sent).await.unwrap();
@@ -41,13 +41,13 @@ async fn read(sent: &[u8]) -> (io::Result<Vec<u8>>, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn payloads_are_one_stream_wherever_frames_and_reads_are_cut() {
+async fn payloads_are_one_stream_for_any_split_into_frames_and_reads() {
     let long: Vec<u8> = (0..5000).map(|n| (n % 251) as u8).collect();
     let sent = [
         frame(0x82, b"ab"),
         frame(0x82, b""),
         frame(0x02, b"c"),
-        // A control frame may stand between the parts of a message.
+        // A control frame may be between the fragments of a message.
         frame(0x8a, b"late"),
         frame(0x00, b"de"),
         frame(0x80, &long),
@@ -76,17 +76,17 @@ async fn payloads_are_one_stream_wherever_frames_and_reads_are_cut() {
 }
 
 #[tokio::test]
-async fn what_is_no_binary_message_ends_the_connection_with_a_code() {
+async fn an_invalid_frame_ends_the_connection_with_a_code() {
     let mut unmasked = frame(0x82, b"a");
     unmasked[1] &= 0x7f;
     let endless = [&[0x82, 0xff], &[0xff; 8][..], &MASK].concat();
     for (sent, code) in [
         (frame(0x81, b"text"), 1003),
-        (frame(0x80, b"goes on with nothing"), 1002),
+        (frame(0x80, b"continues no message"), 1002),
         ([frame(0x02, b"a"), frame(0x82, b"b")].concat(), 1002),
         (frame(0xc2, b"compressed"), 1002),
         (frame(0x83, b"unknown"), 1002),
-        (frame(0x09, b"a ping in pieces"), 1002),
+        (frame(0x09, b"a fragmented ping"), 1002),
         (frame(0x89, &[0; 126]), 1002),
         (unmasked, 1002),
         (endless, 1002),
@@ -103,14 +103,14 @@ async fn what_is_no_binary_message_ends_the_connection_with_a_code() {
 }
 
 #[tokio::test]
-async fn a_long_frame_that_never_comes_takes_no_memory() {
+async fn the_header_of_a_long_frame_reserves_no_memory() {
     let (mut frames, mut peer) = pair();
     let head = [&[0x82, 0xff], &(1_u64 << 40).to_be_bytes()[..], &MASK].concat();
     peer.write_all(&head).await.unwrap();
     let mut bytes = [0; 16];
     let reading = tokio::time::timeout(Duration::from_millis(20), frames.read(&mut bytes));
-    assert!(reading.await.is_err(), "it is waited for");
-    assert!(frames.came.capacity() <= 4 * limits::WS_READ_BYTES);
+    assert!(reading.await.is_err(), "the payload never arrives");
+    assert!(frames.received.capacity() <= 4 * limits::WS_READ_BYTES);
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn the_last_of_many_pings_is_answered_and_a_close_is_returned() {
 }
 
 #[tokio::test]
-async fn what_is_written_goes_out_in_frames_and_ends_with_a_close() {
+async fn output_is_sent_in_frames_and_ends_with_a_close() {
     let (mut frames, mut peer) = pair();
     let long = vec![7; limits::WS_FRAME_BYTES_MAX + 1];
     frames.write_all(b"ab").await.unwrap();
@@ -156,14 +156,14 @@ async fn what_is_written_goes_out_in_frames_and_ends_with_a_close() {
 }
 
 #[tokio::test]
-async fn a_reader_that_answers_a_ping_does_not_take_the_writers_turn() {
+async fn a_reader_that_sends_a_pong_does_not_lose_the_writers_waker() {
     let (ours, mut peer) = duplex(64);
     let (mut reader, mut writer) = tokio::io::split(Frames::new(ours, &[]));
     let writing = tokio::spawn(async move {
         writer.write_all(&[1; 1000]).await.unwrap();
         writer.flush().await.unwrap();
     });
-    // The writer waits for room by now; the reader finds none for its answer.
+    // The writer now waits for room, and the reader finds none for its pong.
     tokio::time::sleep(Duration::from_millis(10)).await;
     peer.write_all(&frame(0x89, b"?")).await.unwrap();
     let reading = tokio::spawn(async move {

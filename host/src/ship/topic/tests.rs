@@ -7,7 +7,7 @@ use super::*;
 use crate::control::tests::{Rig, STORE, rig};
 use crate::ship::{Trust, digits, generate, sign_order};
 
-struct Orderly {
+struct OrderRig {
     orders: Arc<PolicyOrders>,
     broker: Broker,
     audit: Arc<Audit>,
@@ -15,12 +15,12 @@ struct Orderly {
     _rig: Rig,
 }
 
-fn orderly() -> Orderly {
+fn order_rig() -> OrderRig {
     let (rig, pair) = (rig(), generate());
     let trust = Trust::new(&[digits(&pair.pk)], false).unwrap();
     let gate = Arc::new(Gate::new(rig.control.clone(), trust));
     let audit = Arc::new(Audit::default());
-    Orderly {
+    OrderRig {
         orders: PolicyOrders::new(gate, audit.clone()),
         audit,
         broker: Broker::new(Options::default(), Arc::new(NoService)),
@@ -29,7 +29,7 @@ fn orderly() -> Orderly {
     }
 }
 
-impl Orderly {
+impl OrderRig {
     fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
         let order = Order {
             serial,
@@ -46,7 +46,7 @@ impl Orderly {
         self.orders.order(&self.broker, &payload, Some(&signature))
     }
 
-    /// The retained status, as it is sent to somebody who subscribes.
+    /// The retained status, as a subscriber receives it.
     async fn status(&self) -> Json {
         let (mut near, far) = tokio::io::duplex(1 << 16);
         let broker = self.broker.clone();
@@ -59,10 +59,14 @@ impl Orderly {
         sent.extend(STATUS.bytes());
         sent.push(0);
         near.write_all(&sent).await.unwrap();
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         let status = loop {
-            assert_ne!(near.read_buf(&mut came).await.unwrap(), 0, "{came:?}");
-            let text = String::from_utf8_lossy(&came);
+            assert_ne!(
+                near.read_buf(&mut received).await.unwrap(),
+                0,
+                "{received:?}"
+            );
+            let text = String::from_utf8_lossy(&received);
             // Only the status has braces.
             if let Some((from, to)) = text.find('{').zip(text.rfind('}'))
                 && let Ok(status) = serde_json::from_str(&text[from..=to])
@@ -76,8 +80,8 @@ impl Orderly {
 }
 
 #[tokio::test]
-async fn an_order_whose_chunks_do_not_come_is_given_up_and_may_come_again() {
-    let it = orderly();
+async fn an_order_without_its_chunks_is_dropped_and_may_be_sent_again() {
+    let it = order_rig();
     let file = b"0123456789abc";
     let before = Instant::now();
     it.order(7, Action::Load, file).unwrap();
@@ -100,10 +104,10 @@ async fn an_order_whose_chunks_do_not_come_is_given_up_and_may_come_again() {
     assert_eq!(it.status().await["missing"], 2);
 }
 
-/// Whoever ordered it waits for its end, and others for their turn.
+/// The publisher waits for the end of the order, and other orders wait for their turn.
 #[tokio::test]
-async fn an_order_at_which_the_store_panics_has_an_end_too() {
-    let it = orderly();
+async fn an_order_that_panics_ends_with_a_failure() {
+    let it = order_rig();
     let known = Known {
         payload: blake3::hash(b"order"),
         serial: 7,
@@ -120,7 +124,7 @@ async fn an_order_at_which_the_store_panics_has_an_end_too() {
     orders.start(it.broker.clone(), known, || panic!("a bug"));
     let deadline = Instant::now() + Duration::from_secs(30);
     while it.orders.lock().now.is_some() {
-        assert!(Instant::now() < deadline, "no order is ever taken again");
+        assert!(Instant::now() < deadline, "the order never ends");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let status = it.status().await;
@@ -136,8 +140,8 @@ async fn an_order_at_which_the_store_panics_has_an_end_too() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_to_the_audit() {
-    let it = orderly();
+async fn a_refused_order_is_counted_by_the_audit() {
+    let it = order_rig();
     let from = Origin {
         client: "a".into(),
         connection: 1,

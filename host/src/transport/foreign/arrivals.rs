@@ -1,6 +1,6 @@
-//! What comes from a foreign broker, in the order it sent it: requests, PUBACKs, and messages that tell of clients.
+//! Arrivals from a foreign broker: requests, PUBACKs, and messages about clients.
 //!
-//! What enters: one read of rumqttc. What leaves: one batch for the store.
+//! Converts the arrivals of one read to one batch for the store. The order of the broker must stay.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use statehouse_link::{Arrival, End, Outlet, Owner, Verdict};
 use tokio::sync::Notify;
 
 use super::claim::{Claim, Meaning};
-use super::incoming::{Asked, Bad, request_topic};
+use super::incoming::{ForeignRequest, InvalidRequest, request_topic};
 use super::outgoing::Outgoing;
 use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
@@ -23,14 +23,19 @@ use statehouse_access::Authorizer;
 use statehouse_core::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::Peer;
 
-/// What came and has not been looked at.
+/// An arrival that is not handled yet.
 enum Held {
+    /// A message, and its receipt unless it is at QoS 0.
     Message(Publish, Option<u64>),
-    Unheard(Peer, Vec<u8>),
+    /// A notification for this key found no subscriber.
+    Undeliverable(Peer, Vec<u8>),
 }
 
-/// All of this, in order. The broker bounds what is to be acknowledged, the number of notifications what nobody heard, and
-/// the bytes are those of messages at QoS 0, which nobody else bounds.
+/// The arrivals that are not handled yet, in order.
+///
+/// Its memory is bounded. The broker limits the messages that need a PUBACK. Undeliverable
+/// notifications are at most as many as the notifications in the outlet. Only messages at QoS 0
+/// have no other limit, so `bytes` counts these.
 #[derive(Default)]
 pub(super) struct Backlog {
     held: VecDeque<Held>,
@@ -43,7 +48,7 @@ impl Backlog {
         self.held.push_back(held);
     }
 
-    /// Takes the oldest.
+    /// Takes the oldest arrivals.
     fn chunk(&mut self) -> Vec<Held> {
         let chunk = self.held.len().min(limits::BROKER_HELD_CHUNK);
         let chunk: Vec<_> = self.held.drain(..chunk).collect();
@@ -51,13 +56,15 @@ impl Backlog {
         chunk
     }
 
-    /// Drops the messages, with the connection that they came over.
-    fn lost(&mut self) {
-        self.held.retain(|held| matches!(held, Held::Unheard(..)));
+    /// Drops the messages of a lost connection.
+    fn drop_messages(&mut self) {
+        self.held
+            .retain(|held| matches!(held, Held::Undeliverable(..)));
         self.bytes = 0;
     }
 
-    /// Whether a message at QoS 0 can wait here. A request cannot: the answer would only say that it needs QoS 1.
+    /// Whether a message at QoS 0 can wait here. A request at QoS 0 cannot: its response would only
+    /// be the error that it needs QoS 1.
     fn has_room_for(&self, publish: &Publish) -> bool {
         request_topic(&publish.topic).is_none()
             && self.bytes + bytes(publish) <= limits::BROKER_HELD_BYTES_MAX
@@ -68,7 +75,7 @@ impl Held {
     fn unbounded_bytes(&self) -> usize {
         match self {
             Self::Message(publish, None) => bytes(publish),
-            Self::Message(_, Some(_)) | Self::Unheard(..) => 0,
+            Self::Message(_, Some(_)) | Self::Undeliverable(..) => 0,
         }
     }
 }
@@ -77,104 +84,104 @@ fn bytes(publish: &Publish) -> usize {
     publish.size() + limits::BROKER_OUTBOX_OVERHEAD_BYTES
 }
 
-/// What the store is told.
-enum Told {
-    Asked(Asked, Option<u64>),
-    Gone(Peer),
-    Unheard(Peer, Vec<u8>),
+/// An input for the store.
+enum Input {
+    Request(ForeignRequest, Option<u64>),
+    Disconnected(Peer),
+    Undeliverable(Peer, Vec<u8>),
 }
 
-impl Told {
+impl Input {
     fn inbound(&self, rules: Option<&Authorizer>) -> Inbound<'_> {
         match self {
-            Self::Asked(asked, receipt) => {
-                let grants = rules.map(|it| it.grants_of(&asked.peer) as _);
-                Inbound::Publish(asked.incoming(grants), receipt.map(Ticket::Foreign))
+            Self::Request(request, receipt) => {
+                let grants = rules.map(|it| it.grants_of(&request.peer) as _);
+                Inbound::Publish(request.incoming(grants), receipt.map(Ticket::Foreign))
             }
-            Self::Gone(peer) => Inbound::Gone(peer),
-            Self::Unheard(peer, key) => Inbound::Unheard(peer, key),
+            Self::Disconnected(peer) => Inbound::Gone(peer),
+            Self::Undeliverable(peer, key) => Inbound::Unheard(peer, key),
         }
     }
 }
 
 impl Foreign {
-    /// Whether nothing more is looked at for now.
-    fn waits(&self, state: &State) -> bool {
+    /// Whether arrivals must wait: there is too much output, or the store stops.
+    fn is_paused(&self, state: &State) -> bool {
         state.is_full() || self.closed.load(Relaxed)
     }
 
-    /// Reads what came. What is no request is settled at once.
-    fn read(&self, held: Vec<Held>) -> Vec<Told> {
+    /// Converts arrivals to inputs. Acknowledges at once all messages that are not valid requests.
+    fn read(&self, held: Vec<Held>) -> Vec<Input> {
         let now = Instant::now();
-        let mut told = Vec::new();
-        let (mut settled, mut asked, mut malformed) = (Vec::new(), 0, 0);
+        let mut inputs = Vec::new();
+        let (mut settled, mut requests, mut malformed) = (Vec::new(), 0, 0);
         for held in held {
             let (publish, receipt) = match held {
-                Held::Unheard(peer, key) => {
-                    told.push(Told::Unheard(peer, key));
+                Held::Undeliverable(peer, key) => {
+                    inputs.push(Input::Undeliverable(peer, key));
                     continue;
                 }
                 Held::Message(publish, receipt) => (publish, receipt),
             };
             let Some(topic) = request_topic(&publish.topic) else {
-                self.hear(&publish, &mut told);
+                self.read_other(&publish, &mut inputs);
                 settled.extend(receipt);
                 continue;
             };
-            match Asked::new(topic, publish, now) {
+            match ForeignRequest::new(topic, publish, now) {
                 Ok(request) => {
                     self.renew(&request.peer, now);
-                    asked += usize::from(receipt.is_some());
-                    told.push(Told::Asked(request, receipt));
+                    requests += usize::from(receipt.is_some());
+                    inputs.push(Input::Request(request, receipt));
                 }
-                Err(bad) => {
+                Err(invalid) => {
                     malformed += 1;
                     settled.extend(receipt);
-                    if let Bad::ResponseTopic(peer, text) = bad {
-                        self.broke_a_rule(&peer, text);
+                    if let InvalidRequest::ResponseTopic(peer, text) = invalid {
+                        self.log_violation(&peer, text);
                     }
                 }
             }
         }
         let mut state = self.state();
-        state.unsettled += asked;
+        state.unsettled += requests;
         state.sums.malformed += malformed;
         for receipt in settled {
             state.outlet.settle(receipt);
         }
-        told
+        inputs
     }
 
-    /// A message that is no request tells of clients.
-    fn hear(&self, publish: &Publish, told: &mut Vec<Told>) {
+    /// Reads a message that is no request: a mark, or the broker's log about clients.
+    fn read_other(&self, publish: &Publish, inputs: &mut Vec<Input>) {
         let topic = String::from_utf8_lossy(&publish.topic);
-        let is_here = |claim: &&Mutex<Claim>| *topic == *lock(claim).topic();
-        if let Some(claim) = self.claim.as_ref().filter(is_here) {
+        let is_mark = |claim: &&Mutex<Claim>| *topic == *lock(claim).topic();
+        if let Some(claim) = self.claim.as_ref().filter(is_mark) {
             let meaning = lock(claim).read(&publish.payload, publish.retain);
             match meaning {
                 Meaning::Nothing => {}
-                Meaning::Overtake => self.claim(),
+                Meaning::Republish => self.publish_mark(),
                 Meaning::TakenOver => self.taken_over(),
             }
             return;
         }
         lock(&self.presence).read(&topic, &publish.payload, &mut |client| {
-            told.push(Told::Gone(identity::named(client)));
+            inputs.push(Input::Disconnected(identity::named(client)));
         });
     }
 
-    /// Whether requests are taken now. While they are not, nobody is silent by their own choice.
-    fn listens(&self, listens: bool, now: Instant) {
+    /// Sets whether the store takes requests now. While it does not, no client counts as silent.
+    fn set_receiving(&self, receiving: bool, now: Instant) {
         let Some(ttl) = &self.ttl else {
             return;
         };
-        match listens {
-            true => lock(ttl).hears(now),
-            false => lock(ttl).deafen(),
+        match receiving {
+            true => lock(ttl).resume(now),
+            false => lock(ttl).pause(),
         }
     }
 
-    /// A sign of life.
+    /// Records a sign of life of a client.
     fn renew(&self, peer: &Peer, now: Instant) {
         if let (Some(ttl), Some(client)) = (&self.ttl, peer.known()) {
             lock(ttl).renew(client, now);
@@ -198,7 +205,7 @@ impl Owner for Foreign {
         let mut filters = vec![REQUEST_TOPIC, PREVIEW_TOPIC];
         filters.extend(presence.filters());
         let filter = |path: &str| Filter {
-            // A retained request would run at each connection.
+            // A retained request would be executed at each connection.
             retain_forward_rule: match presence.wants_retained(path) {
                 true => RetainForwardRule::OnEverySubscribe,
                 false => RetainForwardRule::Never,
@@ -234,11 +241,11 @@ impl Owner for Foreign {
             state.down = None;
             state.resumed
         };
-        // Where it stands, nobody else's is in its place unless the session was another's meanwhile. Then that is shown,
-        // and must not be replaced before.
-        let stands = (self.claim.as_ref()).is_some_and(|claim| lock(claim).stands());
-        if !resumed || !stands {
-            self.claim();
+        // A confirmed mark is still at the broker, unless another run used the session since. Then
+        // the broker sends that run's mark, which must not be replaced before it is read.
+        let confirmed = (self.claim.as_ref()).is_some_and(|claim| lock(claim).is_confirmed());
+        if !resumed || !confirmed {
+            self.publish_mark();
         }
         tracing::info!("attached to {}", self.place);
         self.phase.send_if_modified(|phase| {
@@ -253,13 +260,13 @@ impl Owner for Foreign {
 
     fn arrived(&self, arrivals: &mut Vec<Arrival>) {
         let mut held = lock(&self.held);
-        let mut heard = Vec::new();
-        let waits = {
+        let mut subscribed = Vec::new();
+        let paused = {
             let mut state = self.state();
             for arrival in arrivals.drain(..) {
                 match arrival {
                     Arrival::Message(publish, None)
-                        if self.waits(&state) && !held.has_room_for(&publish) =>
+                        if self.is_paused(&state) && !held.has_room_for(&publish) =>
                     {
                         state.sums.dropped += 1;
                     }
@@ -267,38 +274,38 @@ impl Owner for Foreign {
                         held.push(Held::Message(publish, receipt));
                     }
                     Arrival::Acknowledged(number, ack) => match state.acknowledged(number, &ack) {
-                        Some(Watcher::Heard(peer)) => heard.push(peer),
-                        Some(Watcher::Unheard(peer, key)) => {
-                            held.push(Held::Unheard(peer, key));
+                        Some(Watcher::Subscribed(peer)) => subscribed.push(peer),
+                        Some(Watcher::Unsubscribed(peer, key)) => {
+                            held.push(Held::Undeliverable(peer, key));
                         }
                         None => {}
                     },
                 }
             }
-            self.waits(&state)
+            self.is_paused(&state)
         };
         let now = Instant::now();
-        for peer in heard {
+        for peer in subscribed {
             self.renew(&peer, now);
         }
-        self.listens(!waits, now);
+        self.set_receiving(!paused, now);
         drop(held);
-        while !self.waits(&self.state()) {
+        while !self.is_paused(&self.state()) {
             let chunk = lock(&self.held).chunk();
             if chunk.is_empty() {
                 return;
             }
-            let told = self.read(chunk);
+            let inputs = self.read(chunk);
             let rules = self.rules.get().map(|it| &**it);
             self.intake
-                .take(&mut told.iter().map(|it| it.inbound(rules)));
+                .take(&mut inputs.iter().map(|it| it.inbound(rules)));
         }
     }
 
     fn lost(&self, why: &str) -> bool {
-        // What was not acknowledged comes again, or is lost to the broker too.
-        lock(&self.held).lost();
-        self.listens(false, Instant::now());
+        // The broker redelivers messages without a PUBACK, unless it has lost them too.
+        lock(&self.held).drop_messages();
+        self.set_receiving(false, Instant::now());
         let mut state = self.state();
         state.lost();
         if state.down.as_deref() != Some(why) {
@@ -334,11 +341,11 @@ mod tests {
     use crate::config::ForeignConfig;
     use crate::transport::{Outbound, Transport};
 
-    /// Answers each request at once.
+    /// Responds to each request at once.
     #[derive(Default)]
     struct Store {
         transport: Mutex<Weak<Foreign>>,
-        told: Mutex<usize>,
+        requests: Mutex<usize>,
     }
 
     impl crate::transport::Intake for Store {
@@ -349,7 +356,7 @@ mod tests {
         ) {
             let transport = lock(&self.transport).upgrade().unwrap();
             for _ in batch {
-                *lock(&self.told) += 1;
+                *lock(&self.requests) += 1;
                 let message = Message {
                     topic: "answers".into(),
                     ..Message::default()
@@ -392,7 +399,7 @@ mod tests {
         foreign.arrived(&mut vec![Arrival::Message(publish, receipt)]);
     }
 
-    /// Leaves room for so many.
+    /// Fills the outlet, except for room for this many messages.
     fn fill(foreign: &Foreign, room: usize) {
         let mut state = foreign.state();
         while state.outlet.len() < limits::BROKER_OUTBOX_HOLD - room {
@@ -406,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_at_qos_zero_do_not_wait_for_the_outbox() {
+    fn requests_at_qos_zero_are_dropped_while_the_outlet_is_full() {
         let (store, foreign) = scene();
         fill(&foreign, 0);
         for _ in 0..3 {
@@ -417,11 +424,11 @@ mod tests {
         assert_eq!(foreign.state().sums.dropped, 3);
         empty(&foreign);
         foreign.arrived(&mut Vec::new());
-        assert_eq!(*lock(&store.told), 1);
+        assert_eq!(*lock(&store.requests), 1);
     }
 
     #[test]
-    fn what_else_comes_at_qos_zero_waits_within_a_bound() {
+    fn other_messages_at_qos_zero_wait_up_to_a_limit() {
         let (_, foreign) = scene();
         fill(&foreign, 0);
         let half = limits::BROKER_HELD_BYTES_MAX / 2 - 1024;
@@ -436,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_of_the_connection_empties_what_waits() {
+    fn a_lost_connection_drops_the_waiting_messages() {
         let (_, foreign) = scene();
         fill(&foreign, 0);
         arrive(&foreign, "$SYS/broker/log/N", 10, None);
@@ -445,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_runs_as_far_as_there_is_room_for_what_it_leads_to() {
+    fn waiting_requests_execute_while_the_outlet_has_room() {
         let (store, foreign) = scene();
         fill(&foreign, 0);
         for receipt in 0..3 * limits::BROKER_HELD_CHUNK as u64 {
@@ -454,6 +461,6 @@ mod tests {
         empty(&foreign);
         fill(&foreign, 1);
         foreign.arrived(&mut Vec::new());
-        assert_eq!(*lock(&store.told), limits::BROKER_HELD_CHUNK);
+        assert_eq!(*lock(&store.requests), limits::BROKER_HELD_CHUNK);
     }
 }

@@ -1,17 +1,20 @@
-//! Who has the store's client id: two stores with one would throw each other out for ever, and both would serve.
+//! Detects that another store has taken over the client id. Otherwise two stores with one client id
+//! would disconnect each other forever, and both would serve.
 //!
-//! MQTT has DISCONNECT 0x8E for it (section 3.14.2.1), but Mosquitto sends that in its shortest form, which rumqttc 0.25
-//! cannot read. So each run leaves a retained mark at the broker, and stops where it finds a later one when it attaches
-//! again. Whoever may write there can stop it so: that is for the broker's rules to prevent.
+//! MQTT has DISCONNECT 0x8E for this (section 3.14.2.1). But Mosquitto sends it in its shortest
+//! form, which rumqttc 0.25 cannot read. So each run leaves a retained mark at the broker, and
+//! stops if it finds a later mark when it attaches again. A client that may write there can stop
+//! the store, so the broker's access rules must prevent that.
 //!
-//! What enters: marks. What leaves: what to do about them. It knows of no connection.
+//! This module decides what a mark means, and does no I/O.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
-/// What the topics of marks begin with; the client id in Base 16 follows, since it may hold what a topic may not.
+/// The prefix of the topics of marks. The client id in Base 16 follows, because it may contain
+/// characters that a topic may not.
 const TOPICS: &str = "statehouse/v1/attached/";
 
 /// The mark of one run of a store. Later ones are greater.
@@ -26,24 +29,26 @@ struct Mark {
 pub(super) struct Claim {
     topic: String,
     mine: Mark,
-    /// The broker has shown this run its own mark: whoever leaves a greater one came later.
-    stands: bool,
+    /// Whether the broker has sent this run's mark back. After that a greater mark is of a later
+    /// run.
+    confirmed: bool,
 }
 
 /// What a mark means.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Nothing new.
+    /// There is nothing to do.
     Nothing,
-    /// An earlier run's is in the place of this one's, which is to be left again: its clock was ahead, or the broker was
-    /// set back.
-    Overtake,
-    /// Somebody who came later has the client id.
+    /// The mark of an earlier run replaced this run's mark, so this run must publish its mark
+    /// again. The clock of the earlier run was ahead, or the broker was restored to an earlier
+    /// state.
+    Republish,
+    /// A later run has the client id.
     TakenOver,
 }
 
 impl Claim {
-    /// A claim from now on.
+    /// A claim with the current time.
     pub(super) fn new(client_id: &str) -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         let since_ms = since_1970.unwrap_or_default().as_millis();
@@ -63,47 +68,48 @@ impl Claim {
         Self {
             topic,
             mine,
-            stands: false,
+            confirmed: false,
         }
     }
 
-    /// Where the marks are.
+    /// The topic of the marks.
     pub(super) fn topic(&self) -> &str {
         &self.topic
     }
 
-    /// Whether the broker has shown this run's mark.
-    pub(super) fn stands(&self) -> bool {
-        self.stands
+    /// Whether the broker has sent this run's mark back.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.confirmed
     }
 
-    /// This run's mark, to be retained.
+    /// The payload of this run's retained mark.
     pub(super) fn mark(&self) -> Bytes {
         let Mark { since_ms, nonce } = self.mine;
         format!("{since_ms} {nonce:016x}").into()
     }
 
-    /// A mark that the broker shows; `retained` where it was there at the SUBSCRIBE, and does not come over the connection
-    /// at this moment. Whoever takes the client id breaks this one's connection first, so a later mark that comes without
-    /// that is somebody's who only may publish.
+    /// Handles a mark from the broker. `retained` is true if the mark was at the broker before the
+    /// SUBSCRIBE, false if it was published since. A store that takes over the client id first ends
+    /// this run's connection. So a later mark that arrives during a connection is of a client that
+    /// only may publish, and is ignored.
     pub(super) fn read(&mut self, payload: &[u8], retained: bool) -> Meaning {
         let Some(seen) = parse(payload) else {
             return Meaning::Nothing;
         };
         if seen == self.mine {
-            self.stands = true;
+            self.confirmed = true;
             return Meaning::Nothing;
         }
-        match (seen > self.mine, self.stands) {
+        match (seen > self.mine, self.confirmed) {
             (true, true) if retained => Meaning::TakenOver,
             (true, true) => Meaning::Nothing,
             (true, false) => {
-                // Of an earlier run whose clock was ahead of ours.
+                // The mark of an earlier run whose clock was ahead of ours.
                 self.mine.since_ms = seen.since_ms.saturating_add(1);
-                Meaning::Overtake
+                Meaning::Republish
             }
-            (false, true) => Meaning::Overtake,
-            // Of an earlier run: ours is on its way.
+            (false, true) => Meaning::Republish,
+            // The mark of an earlier run. Ours was published and will replace it.
             (false, false) => Meaning::Nothing,
         }
     }
@@ -125,31 +131,31 @@ mod tests {
         Claim::of("id", Mark { since_ms, nonce })
     }
 
-    /// A broker shows each mark to whoever is attached.
-    fn left(by: &Claim, seen_by: &mut Claim) -> Meaning {
-        seen_by.read(&by.mark(), true)
+    /// The receiver finds the retained mark of another run.
+    fn retained(of: &Claim, receiver: &mut Claim) -> Meaning {
+        receiver.read(&of.mark(), true)
     }
 
     #[test]
-    fn the_earlier_one_stops_when_it_finds_the_later_ones_mark() {
+    fn the_earlier_run_stops_when_it_finds_the_later_mark() {
         let (mut first, mut second) = (claim(1, 7), claim(2, 3));
         assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
-        assert_eq!(left(&first, &mut second), Meaning::Nothing);
+        assert_eq!(retained(&first, &mut second), Meaning::Nothing);
         assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
-        assert_eq!(left(&second, &mut first), Meaning::TakenOver);
+        assert_eq!(retained(&second, &mut first), Meaning::TakenOver);
     }
 
     #[test]
-    fn a_run_whose_clock_is_behind_takes_over_all_the_same() {
+    fn a_later_run_takes_over_even_if_its_clock_is_behind() {
         let (mut first, mut second) = (claim(9, 7), claim(2, 3));
         assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
-        assert_eq!(left(&first, &mut second), Meaning::Overtake);
+        assert_eq!(retained(&first, &mut second), Meaning::Republish);
         assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
-        assert_eq!(left(&second, &mut first), Meaning::TakenOver);
+        assert_eq!(retained(&second, &mut first), Meaning::TakenOver);
     }
 
     #[test]
-    fn nobody_is_stopped_by_a_mark_while_the_connection_holds() {
+    fn a_forged_mark_during_a_connection_stops_no_run() {
         let mut claim = claim(1, 7);
         let forged = b"99999999999999 0";
         assert_eq!(claim.read(&claim.mark(), false), Meaning::Nothing);
@@ -158,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_was_set_back_stops_nobody() {
+    fn an_earlier_mark_after_a_broker_restore_stops_no_run() {
         let (first, mut second) = (claim(1, 7), claim(2, 3));
         assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
-        assert_eq!(left(&first, &mut second), Meaning::Overtake);
+        assert_eq!(retained(&first, &mut second), Meaning::Republish);
         assert_eq!(second.read(b"no mark at all", true), Meaning::Nothing);
     }
 
     #[test]
-    fn a_topic_holds_any_client_id() {
+    fn any_client_id_makes_a_valid_topic() {
         let claim = Claim::new("a/#");
         assert_eq!(claim.topic(), "statehouse/v1/attached/612F23");
         assert_eq!(parse(&claim.mark()), Some(claim.mine));

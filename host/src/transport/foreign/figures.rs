@@ -1,26 +1,26 @@
-//! What a connection to a foreign broker can be judged by.
+//! The metrics of the connection to a foreign broker.
 
-/// Sums since the start, and what there is at the moment.
+/// Sums since the start, and current values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Whether there is a connection.
     pub connected: bool,
-    /// Connections that were made.
+    /// Connections made.
     pub connections: u64,
-    /// Answers and notifications that the broker has not taken.
+    /// Responses and notifications without a PUBACK of the broker.
     pub outstanding: u64,
-    /// These in bytes.
+    /// The same in bytes.
     pub outstanding_bytes: u64,
-    /// Messages of the broker that are not acknowledged.
+    /// Messages of the broker without a PUBACK of the store.
     pub unacknowledged: u64,
-    /// Messages on a request topic that were no MQTT messages.
+    /// Requests dropped because their properties break a rule of MQTT or of the protocol.
     pub malformed: u64,
-    /// Answers and notifications that the broker refused to take.
+    /// Responses and notifications that the broker refused.
     pub refused: u64,
-    /// Notifications that nobody had subscribed to.
+    /// Notifications without a subscriber.
     pub unheard: u64,
-    /// Notifications that were lost because the broker was away for too long.
+    /// Notifications lost because the broker was absent for too long.
     pub lost: u64,
-    /// Messages at QoS 0 that came while too much was on its way out, and were dropped.
+    /// Messages at QoS 0 dropped because there was too much output.
     pub dropped: u64,
 }

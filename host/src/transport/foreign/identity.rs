@@ -1,7 +1,8 @@
-//! Who asks, behind a foreign broker (the protocol, sections 8 and 9).
+//! The client and the session of a request behind a foreign broker (sections 8 and 9 of the
+//! protocol).
 //!
-//! What enters: the properties of a request. What leaves: a [`Peer`] and a [`Delivery`]. The client id is what the
-//! request claims: nothing here proves it, so only the broker's access control can bind it.
+//! Builds a [`Peer`] and a [`Delivery`] from the properties of a request. The client id is a claim
+//! of the request. Nothing here proves it: only the broker's access rules can enforce it.
 
 use statehouse_mqtt::Properties;
 
@@ -11,8 +12,10 @@ use statehouse_core::store::{Mode, Peer};
 /// The user property in which clients name themselves.
 const SOURCE: &str = "__srcId";
 
-/// The client that a request claims to be of: `__srcId`, else the second level of a Response Topic `clients/{id}/...`
-/// as written. All official clients send `__srcId`, the Go client too, whose second level is its id in hexadecimal. Where neither is there the client id is empty, and the requests of one Response Topic belong together.
+/// The client that a request claims as its sender: `__srcId`, otherwise the second level of a
+/// Response Topic `clients/{id}/...` as written. All official clients send `__srcId`. The Go client
+/// needs it, because the second level of its topics is its id in hexadecimal. Without both the
+/// client id is empty, and all requests with the same Response Topic share one session.
 pub(super) fn peer(properties: &Properties) -> Peer {
     let response_topic = properties.response_topic().unwrap_or_default();
     match claimed(properties, response_topic) {
@@ -21,7 +24,7 @@ pub(super) fn peer(properties: &Properties) -> Peer {
     }
 }
 
-/// The peer of a client whose id is known.
+/// The peer of a client with a known id.
 pub(super) fn named(client: &str) -> Peer {
     numbered(client, client)
 }
@@ -39,7 +42,8 @@ fn claimed<'a>(properties: &'a Properties, response_topic: &'a str) -> Option<&'
     source().or_else(second_level)
 }
 
-/// Connections are not seen here, so a client has one for ever, and its session is the same.
+/// A peer whose connection and session have one permanent number, because the store cannot see the
+/// connections of clients.
 fn numbered(client: &str, of: &str) -> Peer {
     let hash = blake3::hash(of.as_bytes());
     let (first, _) = hash
@@ -54,8 +58,8 @@ fn numbered(client: &str, of: &str) -> Peer {
     }
 }
 
-/// How a request came, as far as that says anything here. DUP and packet ids are the broker's own, so each request may
-/// have come before, and its identity alone decides.
+/// The delivery of a request. DUP and packet ids are the broker's own and say nothing about the
+/// client. So every request may be a redelivery, and only its identity decides.
 pub(super) fn delivery(peer: &Peer) -> Delivery {
     Delivery {
         session: peer.session,
@@ -85,13 +89,13 @@ mod tests {
         assert_eq!(both.known(), Some("source"));
         assert_eq!(both, asked("answers", &[("__srcId", "source")]));
         assert_eq!(both, named("source"));
-        // Of repeated ones the first counts, as with every property.
+        // Only the first of repeated properties counts.
         let repeated = asked("answers", &[("__srcId", "source"), ("__srcId", "other")]);
         assert_eq!(repeated, both);
     }
 
     #[test]
-    fn else_the_second_level_of_the_response_topic_counts_as_written() {
+    fn without_the_source_property_the_response_topic_counts() {
         for (topic, client) in [
             ("clients/topic/services/statestore", Some("topic")),
             ("clients/a b%2F/x", Some("a b%2F")),
@@ -106,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_clients_are_told_apart_by_their_response_topics() {
+    fn unknown_clients_are_distinguished_by_response_topic() {
         let (here, there) = (asked("answers/here", &[]), asked("answers/there", &[]));
         assert_eq!(here, asked("answers/here", &[]));
         assert_ne!(here.session, there.session);
@@ -118,13 +122,14 @@ mod tests {
         let peer = named("client-id1");
         assert_eq!(Mode::of_session(peer.session), Mode::Foreign);
         assert_eq!(peer.connection, peer.session);
-        // Recorded on disk: another number would forget what is owed to clients.
+        // The number is recorded on disk. With another number, recovered requests and watches would
+        // not belong to their clients.
         let hash = "c8f3ce269c7fa788";
         assert_eq!(format!("{:x}", peer.session), hash);
     }
 
     #[test]
-    fn every_request_may_have_come_before() {
+    fn every_request_may_be_a_redelivery() {
         let peer = named("client-id1");
         let delivery = delivery(&peer);
         assert!(delivery.dup && delivery.packet_id == 0);

@@ -1,7 +1,7 @@
-//! A PUBLISH from a foreign broker, as the store takes it.
+//! Converts a PUBLISH from a foreign broker to a request, in the form of the embedded broker's.
 //!
-//! What enters: what rumqttc has read. What leaves: properties as the embedded broker hands them over, whose request it
-//! is and how it came; or that it is none. It never looks into a payload.
+//! Refuses a PUBLISH whose properties or response topic break a rule. A payload must never be
+//! interpreted here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use statehouse_core::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::Peer;
 use statehouse_protocol::rights::ClientRights;
 
-/// A request, as far as the transport can tell.
+/// A request whose properties are valid. The payload may still be invalid.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ForeignRequest {
     topic: &'static str,
     payload: Bytes,
     properties: Properties,
@@ -28,20 +28,25 @@ pub(super) struct Asked {
     pub(super) peer: Peer,
 }
 
-/// What is none.
+/// Why a PUBLISH is not a valid request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Bad {
-    /// Its Response Topic breaks this rule; and whose it is.
+pub(super) enum InvalidRequest {
+    /// The Response Topic of this client's request breaks this rule.
     ResponseTopic(Peer, &'static str),
-    /// Its properties are none that MQTT knows (MQTT 5 section 1.5.4).
+    /// The properties are invalid (MQTT 5 section 1.5.4).
     Malformed,
 }
 
-impl Asked {
-    /// Reads a PUBLISH of one of the request topics.
-    pub(super) fn new(topic: &'static str, publish: Publish, now: Instant) -> Result<Self, Bad> {
+impl ForeignRequest {
+    /// Converts a PUBLISH to one of the request topics.
+    pub(super) fn new(
+        topic: &'static str,
+        publish: Publish,
+        now: Instant,
+    ) -> Result<Self, InvalidRequest> {
         let sent = publish.properties.unwrap_or_default();
-        // The broker has already taken off how long it waited there (MQTT 5 section 3.3.2.3.3).
+        // The broker has already subtracted the time that the message waited there (MQTT 5 section
+        // 3.3.2.3.3).
         let expiry = sent.message_expiry_interval;
         let expiry = expiry.map(|seconds| Duration::from_secs(seconds.into()));
         let properties = match convert(&sent) {
@@ -52,18 +57,21 @@ impl Asked {
                     ..sent
                 };
                 let peer = convert(&anonymous).map(|it| identity::peer(&it));
-                // No broker should have let it pass.
+                // The broker should have refused this PUBLISH.
                 let rule = "the response topic of a request holds a wildcard";
-                return Err(peer.map_or(Bad::Malformed, |peer| Bad::ResponseTopic(peer, rule)));
+                return Err(peer.map_or(InvalidRequest::Malformed, |peer| {
+                    InvalidRequest::ResponseTopic(peer, rule)
+                }));
             }
-            Err(_) => return Err(Bad::Malformed),
+            Err(_) => return Err(InvalidRequest::Malformed),
         };
         let peer = identity::peer(&properties);
         let response_topic = properties.response_topic().unwrap_or_default();
-        // A broker lets any pass as a property, and may close the connection of who publishes there.
+        // A broker accepts any topic as a property, but may close the connection of a client that
+        // publishes to it.
         if response_topic.split('/').count() > limits::BROKER_TOPIC_LEVELS_MAX {
             let rule = "the response topic of a request has more levels than brokers take";
-            return Err(Bad::ResponseTopic(peer, rule));
+            return Err(InvalidRequest::ResponseTopic(peer, rule));
         }
         Ok(Self {
             topic,
@@ -79,7 +87,7 @@ impl Asked {
         })
     }
 
-    /// As the store takes it.
+    /// The request in the form that the store takes.
     pub(super) fn incoming(&self, grants: Option<Arc<dyn ClientRights>>) -> Incoming<'_> {
         Incoming {
             topic: self.topic,
@@ -94,7 +102,7 @@ impl Asked {
     }
 }
 
-/// The request topic that this is, if it is one.
+/// Returns the request topic that equals `topic`, if there is one.
 pub(super) fn request_topic(topic: &[u8]) -> Option<&'static str> {
     let topics = [REQUEST_TOPIC, PREVIEW_TOPIC];
     topics.into_iter().find(|it| it.as_bytes() == topic)
@@ -111,7 +119,7 @@ fn convert(sent: &PublishProperties) -> Result<Properties, PropertyError> {
     if let Some(content_type) = &sent.content_type {
         builder = builder.content_type(content_type);
     }
-    // An empty one is as good as none; only here a broker might let it pass.
+    // An empty topic counts as none. Only a foreign broker might let one through.
     if let Some(topic) = sent.response_topic.as_deref().filter(|it| !it.is_empty()) {
         builder = builder.response_topic(topic);
     }
@@ -139,12 +147,12 @@ mod tests {
         }
     }
 
-    fn asked(properties: PublishProperties) -> Result<Asked, Bad> {
-        Asked::new(REQUEST_TOPIC, publish(properties), Instant::now())
+    fn request(properties: PublishProperties) -> Result<ForeignRequest, InvalidRequest> {
+        ForeignRequest::new(REQUEST_TOPIC, publish(properties), Instant::now())
     }
 
     #[test]
-    fn every_property_that_says_something_arrives() {
+    fn every_property_of_the_client_is_converted() {
         let now = Instant::now();
         let sent = PublishProperties {
             payload_format_indicator: Some(1),
@@ -156,8 +164,8 @@ mod tests {
             subscription_identifiers: vec![3],
             content_type: Some("text/plain".into()),
         };
-        let asked = Asked::new(REQUEST_TOPIC, publish(sent), now).unwrap();
-        let incoming = asked.incoming(None);
+        let request = ForeignRequest::new(REQUEST_TOPIC, publish(sent), now).unwrap();
+        let incoming = request.incoming(None);
         let properties = incoming.properties;
         assert!(properties.payload_is_utf8());
         assert_eq!(properties.message_expiry_s(), Some(9));
@@ -175,29 +183,29 @@ mod tests {
     }
 
     #[test]
-    fn a_response_topic_with_a_wildcard_says_who_broke_the_rule() {
+    fn a_response_topic_with_a_wildcard_is_refused_with_the_client() {
         let sent = PublishProperties {
             response_topic: Some("clients/c/#".into()),
             user_properties: vec![("__srcId".into(), "rude".into())],
             ..PublishProperties::default()
         };
-        let Err(Bad::ResponseTopic(peer, _)) = asked(sent) else {
-            panic!("it was taken");
+        let Err(InvalidRequest::ResponseTopic(peer, _)) = request(sent) else {
+            panic!("the request was accepted");
         };
         assert_eq!(peer.known(), Some("rude"));
     }
 
     #[test]
-    fn a_response_topic_where_a_broker_may_let_nobody_publish_is_not_taken() {
+    fn a_response_topic_with_too_many_levels_is_refused() {
         let with_levels = |levels| PublishProperties {
             response_topic: Some(["clients", "evil"].join("/") + &"/".repeat(levels - 2)),
             ..PublishProperties::default()
         };
-        assert!(asked(with_levels(limits::BROKER_TOPIC_LEVELS_MAX)).is_ok());
-        let Err(Bad::ResponseTopic(peer, _)) =
-            asked(with_levels(limits::BROKER_TOPIC_LEVELS_MAX + 1))
+        assert!(request(with_levels(limits::BROKER_TOPIC_LEVELS_MAX)).is_ok());
+        let Err(InvalidRequest::ResponseTopic(peer, _)) =
+            request(with_levels(limits::BROKER_TOPIC_LEVELS_MAX + 1))
         else {
-            panic!("it was taken");
+            panic!("the request was accepted");
         };
         assert_eq!(peer.known(), Some("evil"));
     }
@@ -208,8 +216,8 @@ mod tests {
             response_topic: Some(String::new()),
             ..PublishProperties::default()
         };
-        let asked = asked(sent).unwrap();
-        assert_eq!(asked.incoming(None).properties.response_topic(), None);
+        let request = request(sent).unwrap();
+        assert_eq!(request.incoming(None).properties.response_topic(), None);
     }
 
     #[test]
@@ -218,11 +226,11 @@ mod tests {
             user_properties: vec![("a\0b".into(), String::new())],
             ..PublishProperties::default()
         };
-        assert_eq!(asked(sent).unwrap_err(), Bad::Malformed);
+        assert_eq!(request(sent).unwrap_err(), InvalidRequest::Malformed);
     }
 
     #[test]
-    fn only_requests_are_requests() {
+    fn only_request_topics_are_recognized() {
         assert_eq!(request_topic(REQUEST_TOPIC.as_bytes()), Some(REQUEST_TOPIC));
         assert_eq!(request_topic(PREVIEW_TOPIC.as_bytes()), Some(PREVIEW_TOPIC));
         assert_eq!(request_topic(b"$SYS/broker/log/N"), None);

@@ -1,21 +1,22 @@
-//! A foreign broker as a transport: the store is one client among others, over `statehouse_link`.
+//! A foreign broker as a transport: the store connects to it as a client, over `statehouse_link`.
 //!
-//! What enters: PUBLISHes on the request topics, and signs of who has gone. What leaves: answers and notifications, and
-//! the PUBACK of a request once its effect is durable and the broker has taken what it led to. It never executes, and
-//! never decides what a message means.
+//! Passes requests and disconnections of clients to the store, and publishes its responses and
+//! notifications. The PUBACK of a request must not leave before its effect is durable and the
+//! broker has acknowledged its output. This module must never execute a request or interpret a
+//! payload.
 //!
-//! Where the broker is slow, requests are not acknowledged and so wait at the broker; where it is away, what is on its
-//! way out waits here. A request that was not acknowledged comes again over the next connection, and the store knows it
-//! by its identity.
+//! If the broker is slow, requests are not acknowledged, so they wait at the broker. If the broker
+//! is absent, the output waits here. The broker redelivers unacknowledged requests over the next
+//! connection, and the store recognizes them by their identity.
 
 mod arrivals;
 mod claim;
 mod figures;
 pub mod identity;
 mod incoming;
+mod log_throttle;
 mod outgoing;
 pub mod presence;
-mod quiet;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -33,9 +34,9 @@ use tokio::sync::{Notify, watch};
 use self::arrivals::Backlog;
 use self::claim::Claim;
 pub use self::figures::Figures;
-use self::outgoing::To;
+use self::outgoing::Recipient;
 use self::presence::ttl::Ttl;
-use self::presence::{Presence, Shown};
+use self::presence::{Presence, PresenceStatus};
 use self::state::State;
 use super::{Inbound, Intake, Outbound, Transport};
 use crate::config::{BrokerUrl, ForeignConfig};
@@ -46,38 +47,39 @@ use statehouse_core::store::Peer;
 /// A store's session with a foreign broker.
 pub struct Foreign {
     intake: Arc<dyn Intake>,
-    /// What goes out. Its lock is the only one that is held while another one, of the store's outbox, is taken.
+    /// The output. This is the only lock here under which another lock is taken: that of the
+    /// store's outbox.
     state: Mutex<State>,
-    /// What came and waits, because too much is on its way out. Only the link's task adds and takes.
+    /// Arrivals that wait while there is too much output. Only the link's task adds and takes them.
     held: Mutex<Backlog>,
     presence: Mutex<Presence>,
-    /// None where no other run can have the client id.
+    /// None if no other run can have the client id.
     claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
     rules: OnceLock<Arc<Authorizer>>,
-    /// Where the broker is, for log lines.
+    /// The URL of the broker, for log lines.
     place: String,
     phase: watch::Sender<Phase>,
-    /// No request is begun any more.
+    /// Whether no further request may start.
     closed: AtomicBool,
-    /// Notified when the link is to end.
+    /// Notified when the link must end.
     stopping: Notify,
 }
 
-/// How far it has come.
+/// The progress of the store's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It has not been attached yet.
+    /// The store was never attached.
     Waiting,
-    /// It has been attached; there may be no connection at this moment.
+    /// The store was attached; there may be no connection at the moment.
     Attached,
-    /// There will be no other connection.
+    /// The link has ended and makes no further connection.
     Ended(End),
 }
 
 impl Foreign {
-    /// Gives requests to `intake`, as `config` says, with this client id. Nothing happens before
-    /// [`statehouse_link::run`].
+    /// Passes requests to `intake`, with this configuration and client id. Does nothing until
+    /// [`statehouse_link::run`] is called.
     pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig, client_id: &str) -> Arc<Self> {
         Arc::new(Self {
             intake,
@@ -94,37 +96,37 @@ impl Foreign {
         })
     }
 
-    /// Names the rules that clients are under, by the ids that they claim. The first call counts; without one everybody may do
-    /// everything.
+    /// Sets the access rules for clients, by the ids that they claim. Only the first call has an
+    /// effect. Without rules every client may do everything.
     pub fn under(&self, rules: Arc<Authorizer>) {
-        // A second one would be a mistake of the wiring, which has one call.
+        // The start calls this once.
         let _ = self.rules.set(rules);
     }
 
-    /// How far it has come, from now on.
+    /// The phase and its changes.
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
 
-    /// Which source of presence works.
-    pub fn presence(&self) -> Shown {
-        lock(&self.presence).shown()
+    /// Whether the broker reports disconnected clients.
+    pub fn presence(&self) -> PresenceStatus {
+        lock(&self.presence).status()
     }
 
-    /// Ends the watches of clients that were silent for too long, until it is dropped. `watching` are those that hold
-    /// watches.
-    pub async fn age_watches(&self, watching: impl Fn() -> Vec<Peer>) {
+    /// Ends the watches of clients that were silent for too long, until the future is dropped.
+    /// `watching` returns the clients with watches.
+    pub async fn expire_watches(&self, watching: impl Fn() -> Vec<Peer>) {
         let Some(ttl) = &self.ttl else {
             return;
         };
         loop {
             let interval = lock(ttl).interval();
             tokio::time::sleep(interval).await;
-            self.end_watches_of_silent(&watching, Instant::now());
+            self.end_silent_watches(&watching, Instant::now());
         }
     }
 
-    fn end_watches_of_silent(&self, watching: &impl Fn() -> Vec<Peer>, now: Instant) {
+    fn end_silent_watches(&self, watching: &impl Fn() -> Vec<Peer>, now: Instant) {
         let Some(ttl) = &self.ttl else {
             return;
         };
@@ -133,25 +135,25 @@ impl Foreign {
         self.intake.take(&mut silent.iter().map(Inbound::Gone));
     }
 
-    /// Begins no request any more, waits until the broker has taken what is decided, `grace` at most, and leaves with a
-    /// DISCONNECT, which keeps the session.
+    /// Starts no further request, waits at most `grace` until the broker has acknowledged all
+    /// output, and sends a DISCONNECT that keeps the session.
     pub async fn shutdown(&self, grace: Duration) {
         self.closed.store(true, Relaxed);
         let drained = async {
-            while !self.has_left() {
+            while !self.is_drained() {
                 tokio::time::sleep(limits::BROKER_DRAIN_POLL).await;
             }
         };
         if tokio::time::timeout(grace, drained).await.is_err() {
             tracing::warn!(
-                "the broker did not take everything in time: requests that were not acknowledged come again at the next start"
+                "the broker did not take everything in time: it redelivers unacknowledged requests at the next start"
             );
         }
         self.stopping.notify_one();
     }
 
-    /// Whether nothing is on its way any more that the broker is to have.
-    fn has_left(&self) -> bool {
+    /// Whether the broker has acknowledged all output, or there is no connection.
+    fn is_drained(&self) -> bool {
         let state = self.state();
         !state.outlet.is_up() || state.is_drained()
     }
@@ -160,8 +162,8 @@ impl Foreign {
         lock(&self.state)
     }
 
-    /// Leaves this run's mark at the broker.
-    fn claim(&self) {
+    /// Publishes this run's mark at the broker.
+    fn publish_mark(&self) {
         let Some(claim) = &self.claim else {
             return;
         };
@@ -173,10 +175,11 @@ impl Foreign {
             retain: true,
             ..Message::new(topic, mark, QoS::AtLeastOnce)
         };
-        self.state().publish(message, To::Heir);
+        self.state().publish(message, Recipient::OtherRun);
     }
 
-    /// Somebody else has the client id: going on would only throw that one out.
+    /// Ends the link because a later store has the client id. A reconnection would only disconnect
+    /// that store.
     fn taken_over(&self) {
         let why = "another store attached with it later".to_owned();
         self.phase.send_replace(Phase::Ended(End::TakenOver(why)));
@@ -184,9 +187,10 @@ impl Foreign {
         self.stopping.notify_one();
     }
 
-    /// A client broke the rule on response topics (the protocol, section 1): its request is dropped.
-    fn broke_a_rule(&self, peer: &Peer, text: &str) {
-        if let Some(more) = self.state().rule_log.may_say(Instant::now()) {
+    /// Logs that a client broke the rule on response topics (section 1 of the protocol), so that
+    /// its request is dropped.
+    fn log_violation(&self, peer: &Peer, text: &str) {
+        if let Some(more) = self.state().rule_log.allow(Instant::now()) {
             let client = peer.client.escape_debug();
             tracing::warn!(%client, text, more, "a client broke a rule: its request is dropped");
         }
@@ -212,7 +216,7 @@ impl Transport for Foreign {
         state.outlet.flush();
         drop(state);
         for (peer, text) in broken {
-            self.broke_a_rule(&peer, text);
+            self.log_violation(&peer, text);
         }
     }
 
@@ -221,10 +225,10 @@ impl Transport for Foreign {
     }
 }
 
-/// What the link needs to know, but for the client id. Reads the certificates.
+/// The options of the link, without the client id. Reads the certificates.
 ///
 /// # Errors
-/// Where a file of certificates cannot be used.
+/// A file of certificates cannot be used.
 pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
     let own = config.certificate.as_ref();
     let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
@@ -257,7 +261,8 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
         receive_max: config.window,
         in_flight_max: limits::BROKER_IN_FLIGHT_MAX,
         packet_bytes_max: u32::try_from(packet_bytes_max).unwrap_or(u32::MAX),
-        // An answer holds a value and what the client wrote into its request: only the broker knows what is too much.
+        // A response contains a value and parts of the client's request. Only the broker knows its
+        // own limit.
         sent_bytes_max: u32::MAX,
         by_hand: true,
         pauses: limits::BROKER_PAUSES,
@@ -265,6 +270,7 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these locks; should that ever be wrong, what is whole goes on.
+    // The code under these locks does not panic. If it does, the store continues with what is
+    // there.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

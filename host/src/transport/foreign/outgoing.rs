@@ -1,6 +1,7 @@
-//! One message on its way to a foreign broker, kept until its PUBACK.
+//! One message to a foreign broker, stored until its PUBACK.
 //!
-//! What enters: an answer or a notification of the store. What leaves: its PUBLISH, as often as it has to be sent.
+//! Converts a response or a notification of the store to a PUBLISH, each time that it is sent. A
+//! message that has expired must not be sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -14,31 +15,31 @@ use statehouse_mqtt::{Message, Properties, PropertiesBuilder};
 use crate::limits;
 use statehouse_core::store::{INTERNAL_ERROR, Peer};
 
-/// User properties that say which version a value has: an error has none.
+/// User properties with the version of a value. An error has no version.
 const VERSIONS: [&str; 2] = ["__ts", "Timestamp"];
 
 /// A message to be published.
 #[derive(Debug)]
 pub struct Outgoing {
     pub(super) message: Message,
-    pub(super) to: To,
+    pub(super) to: Recipient,
     _weight: Weight,
 }
 
-/// Whom it is for.
+/// The recipient of a message.
 #[derive(Debug)]
-pub(super) enum To {
-    /// Who asked.
-    Asker,
-    /// A watcher.
+pub(super) enum Recipient {
+    /// The client that sent the request.
+    Requester,
+    /// The client that watches a key.
     Watcher(Peer),
-    /// Whoever has the store's client id next.
-    Heir,
+    /// Another run with the store's client id, for which a mark is left.
+    OtherRun,
 }
 
 impl Outgoing {
-    /// `weight` counts the bytes of all that there are.
-    pub(super) fn new(message: Message, to: To, weight: &Arc<AtomicUsize>) -> Self {
+    /// Wraps a message. `weight` is the sum of the bytes of all messages.
+    pub(super) fn new(message: Message, to: Recipient, weight: &Arc<AtomicUsize>) -> Self {
         let bytes = message.topic.len() + message.payload.len() + message.properties.len();
         let weight = Weight::new(bytes + limits::BROKER_OUTBOX_OVERHEAD_BYTES, weight);
         Self {
@@ -48,7 +49,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether a client could not tell this answer from the other.
+    /// Whether this response looks the same to a client as the other one.
     pub(super) fn is_same(&self, other: &Message) -> bool {
         let message = &self.message;
         message.topic == other.topic
@@ -56,8 +57,8 @@ impl Outgoing {
             && message.payload == other.payload
     }
 
-    /// The key whose watcher this tells: the last level of its topic, in Base 16 (the protocol, section 1). None where a
-    /// policy has topics of its own.
+    /// The watched key of a notification: the last level of its topic, in Base 16 (section 1 of the
+    /// protocol). None if the policy uses other topics.
     pub(super) fn watched_key(&self) -> Option<Vec<u8>> {
         let topic = &self.message.topic;
         let hex = topic.rsplit(|byte| *byte == b'/').next()?;
@@ -79,11 +80,11 @@ impl statehouse_link::Message for Outgoing {
         if left.is_some_and(|left| left.is_zero()) {
             return None;
         }
-        // They were written by this program.
+        // This program wrote the properties, so they parse.
         let properties = Properties::parse(message.properties.clone()).unwrap_or_default();
         let properties = PublishProperties {
             payload_format_indicator: properties.payload_is_utf8().then_some(1),
-            // Whole seconds, rounded up: what expires in 0 s would never arrive.
+            // Whole seconds, rounded up: a message with an expiry of 0 s would never arrive.
             message_expiry_interval: left
                 .map(|left| u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)),
             correlation_data: properties.correlation_data().map(Bytes::copy_from_slice),
@@ -108,14 +109,14 @@ impl statehouse_link::Message for Outgoing {
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self> {
         let topic = self.message.topic.escape_ascii();
         match self.to {
-            To::Asker => {
-                tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this answer: its client gets an error instead. Raise the broker's maximum packet size, or lower max_value_bytes");
+            Recipient::Requester => {
+                tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this response: its client gets an error instead. Raise the broker's maximum packet size, or lower max_value_bytes");
                 Some(Self {
                     message: internal_error(self.message),
                     ..self
                 })
             }
-            To::Watcher(_) | To::Heir => {
+            Recipient::Watcher(_) | Recipient::OtherRun => {
                 tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size, or lower max_value_bytes");
                 None
             }
@@ -123,7 +124,7 @@ impl statehouse_link::Message for Outgoing {
     }
 }
 
-/// The same answer, as an error that has no version.
+/// Replaces a response by an error without a version.
 fn internal_error(message: Message) -> Message {
     let properties = Properties::parse(message.properties.clone()).unwrap_or_default();
     let mut builder = PropertiesBuilder::new();
@@ -137,13 +138,13 @@ fn internal_error(message: Message) -> Message {
     }
     Message {
         payload: Bytes::from_static(INTERNAL_ERROR),
-        // Each part was in properties before.
+        // Cannot fail: each part was in valid properties before.
         properties: builder.finish().unwrap_or_default(),
         ..message
     }
 }
 
-/// A share of a sum, for as long as it lives.
+/// A part of a sum, subtracted when it is dropped.
 #[derive(Debug)]
 struct Weight {
     bytes: usize,
@@ -188,11 +189,14 @@ mod tests {
             ..Message::default()
         };
         let weight = Arc::default();
-        (Outgoing::new(message, To::Asker, &weight), weight)
+        (
+            Outgoing::new(message, Recipient::Requester, &weight),
+            weight,
+        )
     }
 
     #[test]
-    fn an_answer_carries_what_the_store_gave_it() {
+    fn a_response_carries_the_payload_and_properties_of_the_store() {
         let in_a_moment = Instant::now() + Duration::from_millis(1500);
         let (answer, _) = answer("+OK\r\n", Some(in_a_moment));
         let publish = answer.publish().unwrap();
@@ -207,17 +211,17 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_waits_for_is_not_sent() {
+    fn an_expired_response_is_not_sent() {
         let (answer, _) = answer("+OK\r\n", Some(Instant::now()));
         assert!(answer.publish().is_none());
     }
 
     #[test]
-    fn an_answer_that_is_too_large_becomes_an_error_without_a_version() {
+    fn a_response_that_is_too_large_becomes_an_error() {
         let (answer, weight) = answer("a long value", None);
         let before = weight.load(Relaxed);
         let error = answer.too_large(100, 50).unwrap();
-        assert_eq!(weight.load(Relaxed), before, "it weighs as before");
+        assert_eq!(weight.load(Relaxed), before, "the weight stays the same");
         let publish = error.publish().unwrap();
         assert_eq!(publish.payload, INTERNAL_ERROR);
         let properties = publish.properties.unwrap();
@@ -235,7 +239,7 @@ mod tests {
                 topic: topic.to_owned().into(),
                 ..Message::default()
             };
-            Outgoing::new(message, To::Heir, &Arc::default()).watched_key()
+            Outgoing::new(message, Recipient::OtherRun, &Arc::default()).watched_key()
         };
         assert_eq!(key("a/command/notify/00FF6b"), Some(b"\x00\xffk".to_vec()));
         assert_eq!(key("a/notify/0"), None);

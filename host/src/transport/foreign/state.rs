@@ -1,7 +1,7 @@
-//! What goes out to a foreign broker: the link's outlet, bounded, and what is known of it.
+//! The output to a foreign broker: the link's bounded outlet, and the state about its messages.
 //!
-//! What enters: what the store wants done, and PUBACKs. What leaves: messages into the outlet, and of a PUBACK what it
-//! says about a watcher.
+//! Puts the store's messages into the outlet, and reports what a PUBACK says about a watcher. The
+//! memory of notifications must stay within `limits::BROKER_OUTBOX_BYTES_MAX`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,36 +13,37 @@ use statehouse_link::Outlet;
 use statehouse_mqtt::Message;
 
 use super::figures::Figures;
-use super::outgoing::{Outgoing, To};
-use super::quiet::Quiet;
+use super::log_throttle::LogThrottle;
+use super::outgoing::{Outgoing, Recipient};
 use crate::limits;
 use crate::transport::{Outbound, Ticket};
 use statehouse_core::store::Peer;
 
-/// What goes out.
+/// The output.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outlet: Outlet<Outgoing>,
-    /// The bytes of all that is in it.
+    /// The bytes of all messages in the outlet.
     pub(super) weight: Arc<AtomicUsize>,
-    /// Answers that were given over an earlier connection of the session: their requests come again, and are answered
-    /// the same. One of both is enough.
-    given: Vec<u64>,
-    /// Answers that the broker closes the connection for: their requests come again too, and are not answered.
+    /// Responses in the outlet since an earlier connection of the session. The broker redelivers
+    /// their requests, which get the same response. Only one of both is published.
+    earlier: Vec<u64>,
+    /// Responses that make the broker close the connection. The broker redelivers their requests,
+    /// which get no response.
     hopeless: VecDeque<blake3::Hash>,
-    /// Requests that the store has and has not settled.
+    /// Requests that the store has received and not acknowledged.
     pub(super) unsettled: usize,
-    /// Whether the broker knew the session, at the last connection.
+    /// Whether the last connection resumed the session at the broker.
     pub(super) resumed: bool,
-    /// Why there is no connection, as it was logged.
+    /// The last logged reason why there is no connection.
     pub(super) down: Option<String>,
     pub(super) sums: Figures,
-    pub(super) rule_log: Quiet,
-    refused_log: Quiet,
-    lost_log: Quiet,
+    pub(super) rule_log: LogThrottle,
+    refused_log: LogThrottle,
+    lost_log: LogThrottle,
 }
 
-/// The number of the receipt; this transport gets nothing else back.
+/// The number of the receipt. The embedded broker's tickets never reach this transport.
 fn receipt(ticket: Ticket) -> Option<u64> {
     match ticket {
         Ticket::Foreign(receipt) => Some(receipt),
@@ -53,25 +54,27 @@ fn receipt(ticket: Ticket) -> Option<u64> {
 /// What the PUBACK of a notification says about its watcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Watcher {
-    /// Somebody subscribed to it.
-    Heard(Peer),
-    /// Nobody did, and this is the key.
-    Unheard(Peer, Vec<u8>),
+    /// The topic of the notification has a subscriber.
+    Subscribed(Peer),
+    /// The topic of the notification for this key has no subscriber.
+    Unsubscribed(Peer, Vec<u8>),
 }
 
 impl State {
-    /// Whether the store should decide nothing more until the broker has taken some of this.
+    /// Whether the store must not execute further requests until the broker has acknowledged
+    /// output.
     pub(super) fn is_full(&self) -> bool {
         self.outlet.len() >= limits::BROKER_OUTBOX_HOLD
             || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_HOLD
     }
 
-    /// Whether the broker has everything, as far as it can be had.
+    /// Whether the broker has acknowledged all output and got all PUBACKs, or there is no
+    /// connection.
     pub(super) fn is_drained(&self) -> bool {
         !self.outlet.is_up() || (self.unsettled == 0 && self.outlet.is_empty())
     }
 
-    /// Does what the store wants done. A kick is not done here.
+    /// Takes output of the store. Ignores a kick, which the caller handles.
     pub(super) fn take(&mut self, out: Outbound) {
         match out {
             Outbound::Answer(message, of) => self.answer(message, of.and_then(receipt)),
@@ -94,13 +97,13 @@ impl State {
         }
     }
 
-    /// Publishes, for who is not the store.
-    pub(super) fn publish(&mut self, message: Message, to: To) {
+    /// Publishes a message of this transport itself.
+    pub(super) fn publish(&mut self, message: Message, to: Recipient) {
         self.add(message, to, None);
         self.outlet.flush();
     }
 
-    fn add(&mut self, message: Message, to: To, of: Option<u64>) {
+    fn add(&mut self, message: Message, to: Recipient, of: Option<u64>) {
         let outgoing = Outgoing::new(message, to, &self.weight);
         self.outlet.add(of, |_| outgoing);
     }
@@ -108,28 +111,28 @@ impl State {
     fn answer(&mut self, message: Message, of: Option<u64>) {
         let outlet = &self.outlet;
         let is_same = |number: &u64| outlet.get(*number).is_some_and(|it| it.is_same(&message));
-        if let Some(place) = self.given.iter().position(is_same) {
-            let given = self.given.swap_remove(place);
+        if let Some(index) = self.earlier.iter().position(is_same) {
+            let earlier = self.earlier.swap_remove(index);
             if let Some(receipt) = of {
-                self.outlet.tie(given, receipt);
+                self.outlet.tie(earlier, receipt);
             }
             return;
         }
         if !self.hopeless.is_empty() && self.hopeless.contains(&fingerprint(&message)) {
             return;
         }
-        self.add(message, To::Asker, of);
+        self.add(message, Recipient::Requester, of);
     }
 
-    /// The broker closes the connection for this message, which is not sent any more.
+    /// Gives up a message that makes the broker close the connection each time.
     pub(super) fn hopeless(&mut self, outgoing: &Outgoing, why: &str) {
         self.sums.refused += 1;
-        // Seldom: each costs some connections. A topic may be long.
+        // This line is rare, because each message costs several connections. A topic may be long.
         let message = &outgoing.message;
         let start = message.topic.get(..limits::BROKER_LOG_TOPIC_BYTES_MAX);
         let topic = start.unwrap_or(&message.topic).escape_ascii();
         tracing::error!(%topic, why, "the broker closes the connection each time the store publishes this: it is lost");
-        if matches!(outgoing.to, To::Asker) {
+        if matches!(outgoing.to, Recipient::Requester) {
             self.hopeless.truncate(limits::BROKER_HOPELESS_MAX - 1);
             self.hopeless.push_front(fingerprint(message));
         }
@@ -138,31 +141,34 @@ impl State {
     fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
         if self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX {
             self.sums.lost += 1;
-            if let Some(more) = self.lost_log.may_say(Instant::now()) {
+            if let Some(more) = self.lost_log.allow(Instant::now()) {
                 tracing::error!(
                     more,
-                    "a notification is lost: the broker has not taken those before for too long"
+                    "a notification is lost: too many wait for an acknowledgement of the broker"
                 );
             }
             return;
         }
-        self.add(message, To::Watcher(peer), of);
+        self.add(message, Recipient::Watcher(peer), of);
     }
 
-    /// The broker has taken a message, or will not. Says what it means for a watcher.
+    /// Handles a PUBACK of the broker, which accepts or refuses a message. Returns what it says
+    /// about a watcher.
     pub(super) fn acknowledged(&mut self, number: u64, ack: &PubAck) -> Option<Watcher> {
         let outgoing = self.outlet.remove(number)?;
-        self.given.retain(|given| *given != number);
+        self.earlier.retain(|earlier| *earlier != number);
         match (ack.reason, &outgoing.to) {
-            (PubAckReason::Success, To::Watcher(peer)) => Some(Watcher::Heard(peer.clone())),
-            (PubAckReason::NoMatchingSubscribers, To::Watcher(peer)) => {
+            (PubAckReason::Success, Recipient::Watcher(peer)) => {
+                Some(Watcher::Subscribed(peer.clone()))
+            }
+            (PubAckReason::NoMatchingSubscribers, Recipient::Watcher(peer)) => {
                 self.sums.unheard += 1;
-                Some(Watcher::Unheard(peer.clone(), outgoing.watched_key()?))
+                Some(Watcher::Unsubscribed(peer.clone(), outgoing.watched_key()?))
             }
             (PubAckReason::Success | PubAckReason::NoMatchingSubscribers, _) => None,
             (reason, _) => {
                 self.sums.refused += 1;
-                if let Some(more) = self.refused_log.may_say(Instant::now()) {
+                if let Some(more) = self.refused_log.allow(Instant::now()) {
                     let topic = outgoing.message.topic.escape_ascii();
                     tracing::warn!(%topic, ?reason, more, "the broker does not take what the store publishes: does its access control allow it?");
                 }
@@ -171,28 +177,28 @@ impl State {
         }
     }
 
-    /// The connection is lost: requests that were not acknowledged may come again.
+    /// Handles the loss of the connection, after which requests may be redelivered.
     pub(super) fn lost(&mut self) {
-        let numbers = |is_it: fn(&To) -> bool| {
+        let numbers = |is_it: fn(&Recipient) -> bool| {
             let all = self.outlet.iter();
             all.filter(|(_, outgoing)| is_it(&outgoing.to))
                 .map(|(number, _)| number)
                 .collect::<Vec<_>>()
         };
-        self.given = numbers(|to| matches!(to, To::Asker));
-        // It would be left in the place of a later one.
-        for mark in numbers(|to| matches!(to, To::Heir)) {
+        self.earlier = numbers(|to| matches!(to, Recipient::Requester));
+        // An old mark over the next connection would replace the mark of a later run.
+        for mark in numbers(|to| matches!(to, Recipient::OtherRun)) {
             self.outlet.remove(mark);
         }
     }
 
-    /// There is a connection.
+    /// Handles a new connection.
     pub(super) fn connected(&mut self, session_present: bool) {
         self.sums.connections += 1;
         self.resumed = session_present;
         if !session_present {
-            // Nothing comes again.
-            self.given.clear();
+            // Without the session the broker redelivers no request.
+            self.earlier.clear();
             self.hopeless.clear();
         }
     }
@@ -208,7 +214,7 @@ impl State {
     }
 }
 
-/// What tells an answer from others, as [`Outgoing::is_same`] does.
+/// A hash of the parts of a response that [`Outgoing::is_same`] compares.
 fn fingerprint(message: &Message) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in [&message.topic, &message.properties, &message.payload] {
@@ -250,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_puback_tells_whether_a_watcher_is_there() {
+    fn a_puback_reports_whether_a_watcher_is_subscribed() {
         let mut state = State::default();
         let topic = "clients/x/command/notify/6B";
         for _ in 0..2 {
@@ -260,20 +266,20 @@ mod tests {
         let first = oldest(&state);
         assert_eq!(
             state.acknowledged(first, &ack(PubAckReason::Success)),
-            Some(Watcher::Heard(watcher()))
+            Some(Watcher::Subscribed(watcher()))
         );
-        let nobody = ack(PubAckReason::NoMatchingSubscribers);
+        let no_subscriber = ack(PubAckReason::NoMatchingSubscribers);
         assert_eq!(
-            state.acknowledged(first + 1, &nobody),
-            Some(Watcher::Unheard(watcher(), b"k".to_vec()))
+            state.acknowledged(first + 1, &no_subscriber),
+            Some(Watcher::Unsubscribed(watcher(), b"k".to_vec()))
         );
-        assert_eq!(state.acknowledged(first + 2, &nobody), None);
+        assert_eq!(state.acknowledged(first + 2, &no_subscriber), None);
         let figures = state.figures();
         assert_eq!((figures.unheard, figures.outstanding_bytes), (1, 0));
     }
 
     #[test]
-    fn what_the_broker_refuses_is_counted_and_gone() {
+    fn a_message_that_the_broker_refuses_is_counted_and_removed() {
         let mut state = State::default();
         state.take(Outbound::Answer(message("answers", "a"), None));
         let number = oldest(&state);
@@ -284,18 +290,22 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_a_request_that_comes_again_is_kept_once() {
+    fn the_response_to_a_redelivery_is_queued_once() {
         let mut state = State::default();
         let answer = || Outbound::Answer(message("answers", "+OK\r\n"), None);
         state.take(answer());
         state.take(answer());
-        assert_eq!(state.outlet.len(), 2, "two requests, two answers");
+        assert_eq!(state.outlet.len(), 2, "two requests, two responses");
         state.lost();
         for _ in 0..3 {
             state.take(answer());
         }
-        assert_eq!(state.outlet.len(), 3, "and a third request");
-        // Where the broker has lost the session, nothing comes again: this is a new request.
+        assert_eq!(
+            state.outlet.len(),
+            3,
+            "two redeliveries and a third request"
+        );
+        // If the broker has lost the session it redelivers nothing, so this is a new request.
         state.lost();
         state.connected(false);
         state.take(answer());
@@ -303,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_the_broker_closes_for_is_not_given_again() {
+    fn a_response_that_makes_the_broker_disconnect_is_not_repeated() {
         let mut state = State::default();
         let answer = |topic| Outbound::Answer(message(topic, "+OK\r\n"), None);
         state.take(answer("answers/evil"));
@@ -312,7 +322,7 @@ mod tests {
         assert_eq!(state.figures().refused, 1);
         state.lost();
         state.connected(true);
-        // Its request comes again, since it was not acknowledged.
+        // The broker redelivers the request, because it was not acknowledged.
         state.take(answer("answers/evil"));
         assert_eq!(state.outlet.len(), 0);
         state.take(answer("answers/good"));
@@ -320,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_held_up_where_too_much_is_on_its_way() {
+    fn the_store_must_wait_while_too_much_output_is_unacknowledged() {
         let mut state = State::default();
         for _ in 0..limits::BROKER_OUTBOX_HOLD {
             assert!(!state.is_full());
@@ -333,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_out_before_the_end() {
+    fn a_shutdown_waits_for_no_output_without_a_connection() {
         let mut state = State {
             unsettled: 1,
             ..State::default()
         };
         assert!(
             state.is_drained(),
-            "without a connection nothing is waited for"
+            "without a connection the shutdown does not wait"
         );
         let settle = Outbound::Settle(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
         state.take(settle);

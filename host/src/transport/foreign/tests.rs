@@ -1,4 +1,4 @@
-//! A store's session without a broker: what the link would call is called here.
+//! A store's session without a broker: the tests call the methods that the link would call.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::config::{ForeignConfig, PresenceKind};
 use crate::limits;
 use crate::transport::{Inbound, Intake};
 
-/// Notes who has gone.
+/// Records the ids of disconnected clients.
 #[derive(Default)]
-struct Noted(Mutex<Vec<String>>);
+struct Disconnections(Mutex<Vec<String>>);
 
-impl Intake for Noted {
+impl Intake for Disconnections {
     fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         for inbound in batch {
             if let Inbound::Gone(peer) = inbound {
@@ -45,40 +45,43 @@ fn config() -> ForeignConfig {
     }
 }
 
-fn foreign() -> (Arc<Foreign>, Arc<Noted>) {
-    let noted = Arc::new(Noted::default());
-    (Foreign::new(noted.clone(), &config(), "id"), noted)
+fn foreign() -> (Arc<Foreign>, Arc<Disconnections>) {
+    let recorded = Arc::new(Disconnections::default());
+    (Foreign::new(recorded.clone(), &config(), "id"), recorded)
 }
 
 #[test]
-fn no_watch_ends_because_the_store_itself_was_cut_off() {
-    let (foreign, noted) = foreign();
-    let gone = || std::mem::take(&mut *lock(&noted.0));
+fn no_watch_expires_while_the_store_has_no_connection() {
+    let (foreign, recorded) = foreign();
+    let ended = || std::mem::take(&mut *lock(&recorded.0));
     let watching = || vec![named("a")];
     let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    // The client was heard last some time ago.
+    // The last sign of life of the client is some time ago.
     let before = now.checked_sub(Duration::from_secs(50)).unwrap();
     foreign.arrived(&mut Vec::new());
-    foreign.end_watches_of_silent(&watching, before);
+    foreign.end_silent_watches(&watching, before);
     foreign.lost("the broker is away");
-    foreign.end_watches_of_silent(&watching, at(1000));
-    assert!(gone().is_empty(), "without a connection nobody is heard");
+    foreign.end_silent_watches(&watching, at(1000));
+    assert!(ended().is_empty(), "without a connection no watch expires");
     foreign.arrived(&mut Vec::new());
-    foreign.end_watches_of_silent(&watching, at(30));
-    assert!(gone().is_empty(), "time begins anew with a connection");
-    foreign.end_watches_of_silent(&watching, at(70));
-    assert_eq!(gone(), ["a"]);
+    foreign.end_silent_watches(&watching, at(30));
+    assert!(
+        ended().is_empty(),
+        "a new connection restarts the time to live"
+    );
+    foreign.end_silent_watches(&watching, at(70));
+    assert_eq!(ended(), ["a"]);
 }
 
 #[test]
-fn a_client_id_that_nobody_has_again_leaves_next_to_nothing_at_the_broker() {
+fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
     for keeps_client_id in [true, false] {
         let config = ForeignConfig {
             keeps_client_id,
             ..config()
         };
-        let foreign = Foreign::new(Arc::new(Noted::default()), &config, "id");
+        let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id");
         let filters = foreign.filters();
         let marks = (filters.iter()).filter(|it| it.path.starts_with("statehouse/"));
         assert_eq!(marks.count(), usize::from(keeps_client_id));

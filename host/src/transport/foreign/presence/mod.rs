@@ -1,8 +1,10 @@
-//! Who has gone: MQTT does not tell one client of another, but Mosquitto publishes its connection log.
+//! Presence: detects disconnected clients. MQTT does not report one client to another, but
+//! Mosquitto publishes its connection log.
 //!
-//! Input: messages of the broker about its clients. Output: the clients whose connections ended, in the order of the
-//! messages. A broker that publishes no log proves nothing, so the start shows whether it does. Watches
-//! also end without a log: with the first notification that finds no subscriber, and by [`ttl`].
+//! Reads messages of the broker about its clients, and returns the clients whose connections ended,
+//! in the order of the messages. If the broker publishes no log, nothing is known, so the start
+//! shows whether it does. Watches also end without a log: with the first notification that finds no
+//! subscriber, and by [`ttl`].
 
 pub mod mosquitto;
 pub mod ttl;
@@ -17,25 +19,25 @@ use self::mosquitto::Mosquitto;
 use crate::config::PresenceKind;
 use crate::limits;
 
-/// What a line of the log says.
+/// An event of the broker's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign<'a> {
-    /// The broker publishes its log, so ends of connections will be read.
-    Works,
+pub enum Event<'a> {
+    /// The broker publishes its log, so ends of connections can be read.
+    LogPublished,
     /// The connection of this client has ended.
-    Gone(&'a str),
+    Disconnected(&'a str),
 }
 
-/// Listens to the broker's log.
+/// Reads the broker's log.
 pub struct Presence {
-    /// None if the store is to listen to nothing.
+    /// None if the setting turns presence off.
     source: Option<Mosquitto>,
     refused: bool,
     works: watch::Sender<Option<&'static str>>,
 }
 
 impl Presence {
-    /// Listens as this setting says.
+    /// Reads the log if the setting says so.
     pub fn new(kind: PresenceKind) -> Self {
         Self {
             source: (kind == PresenceKind::Auto).then(Mosquitto::default),
@@ -44,7 +46,7 @@ impl Presence {
         }
     }
 
-    /// The topics to subscribe to, at QoS 1: then the log arrives in one order with requests.
+    /// The topics to subscribe to, at QoS 1, so that the log arrives in one order with requests.
     pub fn filters(&self) -> &'static [&'static str] {
         match self.source {
             Some(_) => mosquitto::FILTERS,
@@ -52,13 +54,13 @@ impl Presence {
         }
     }
 
-    /// Whether a message is wanted on this one that was retained before the subscription: what the broker itself is.
-    /// Events of long ago are not.
+    /// Whether a retained message is wanted on this topic: only the version of the broker is.
+    /// Retained events are too old.
     pub fn wants_retained(&self, filter: &str) -> bool {
         filter == mosquitto::VERSION && self.source.is_some()
     }
 
-    /// The broker's answer to the subscription of one of these.
+    /// Handles the result of a subscription to one of [`Self::filters`].
     pub fn subscribed(&mut self, filter: &str, granted: bool) {
         if granted || !self.filters().contains(&filter) {
             return;
@@ -66,21 +68,22 @@ impl Presence {
         if !self.refused {
             let name = mosquitto::NAME;
             tracing::info!(
-                "the broker does not let the store subscribe to {filter}, so it does not hear {name}"
+                "the broker does not let the store subscribe to {filter}, so it does not receive {name}"
             );
         }
         self.refused = true;
     }
 
-    /// A message that is no request. It calls `gone` for each client whose connection has ended.
-    pub fn read(&mut self, topic: &str, payload: &[u8], gone: &mut dyn FnMut(&str)) {
+    /// Reads a message that is no request. Calls `disconnected` for each client whose connection
+    /// has ended.
+    pub fn read(&mut self, topic: &str, payload: &[u8], disconnected: &mut dyn FnMut(&str)) {
         let Some(source) = &mut self.source else {
             return;
         };
         let mut works = false;
-        source.read(topic, payload, &mut |seen| match seen {
-            Sign::Works => works = true,
-            Sign::Gone(client) => gone(client),
+        source.read(topic, payload, &mut |event| match event {
+            Event::LogPublished => works = true,
+            Event::Disconnected(client) => disconnected(client),
         });
         if works && !self.refused && self.works.borrow().is_none() {
             let name = mosquitto::NAME;
@@ -89,40 +92,41 @@ impl Presence {
         }
     }
 
-    /// What there is to show of it, also while it is in other hands.
-    pub fn shown(&self) -> Shown {
-        Shown {
+    /// The status, which can be awaited without the lock.
+    pub fn status(&self) -> PresenceStatus {
+        PresenceStatus {
             any: self.source.is_some(),
             works: self.works.subscribe(),
         }
     }
 }
 
-/// Which source works, as soon as one has shown that it does.
+/// Whether a source of presence works. A source works from its first message on.
 #[derive(Clone)]
-pub struct Shown {
+pub struct PresenceStatus {
     any: bool,
     works: watch::Receiver<Option<&'static str>>,
 }
 
-impl Shown {
-    /// What to show at the start. Waits [`limits::PRESENCE_EVIDENCE_WAIT`] at most; what shows itself later is logged.
+impl PresenceStatus {
+    /// The line for the operator at the start. Waits at most [`limits::PRESENCE_EVIDENCE_WAIT`] for
+    /// a source. A log line reports a source that works later.
     pub async fn line(self, host: &str, port: u16, ttl: Option<Duration>) -> String {
-        self.within(limits::PRESENCE_EVIDENCE_WAIT, host, port, ttl)
+        self.line_within(limits::PRESENCE_EVIDENCE_WAIT, host, port, ttl)
             .await
     }
 
-    async fn within(
+    async fn line_within(
         mut self,
         wait: Duration,
         host: &str,
         port: u16,
         ttl: Option<Duration>,
     ) -> String {
-        let heard = async {
-            // Has the broker speak of something: a connection that ends before it asks for anything. Mosquitto logs
-            // that too, and nobody's session or name is touched. The broker is there, since the store is attached;
-            // where this fails it is as if it had said nothing.
+        let shown = async {
+            // Makes the broker log an event: a connection that ends before it sends anything.
+            // Mosquitto logs that too, and it affects no session and no client id. The broker is
+            // present, because the store is attached. If this fails, the broker logs no event.
             let _ = TcpStream::connect((host, port)).await;
             self.works
                 .wait_for(Option::is_some)
@@ -131,12 +135,14 @@ impl Shown {
                 .and_then(|it| *it)
         };
         let works = match self.any {
-            true => timeout(wait, heard).await.ok().flatten(),
+            true => timeout(wait, shown).await.ok().flatten(),
             false => None,
         };
         let first = match works {
             Some(name) => format!("{name}; a watch ends with its client's connection"),
-            None => "none; a watch ends with the first notification that nobody takes".to_owned(),
+            None => {
+                "none; a watch ends with the first notification without a subscriber".to_owned()
+            }
         };
         match ttl {
             Some(ttl) => format!("{first}, or after {ttl:?} of silence"),
@@ -152,19 +158,20 @@ mod tests {
     const LOG: &str = "$SYS/broker/log/N";
     const VERSION: &str = "$SYS/broker/version";
 
-    /// With a broker that says no more than it has said.
+    /// The line if the broker publishes no further message.
     async fn line(presence: &Presence, ttl: Option<Duration>) -> String {
         let wait = Duration::from_millis(10);
-        presence.shown().within(wait, "127.0.0.1", 9, ttl).await
+        let status = presence.status();
+        status.line_within(wait, "127.0.0.1", 9, ttl).await
     }
 
     #[tokio::test]
-    async fn a_silent_broker_is_shown_as_one() {
+    async fn the_line_for_a_broker_without_a_log_says_none() {
         for kind in [PresenceKind::Auto, PresenceKind::Off] {
             let presence = Presence::new(kind);
             assert_eq!(
                 line(&presence, None).await,
-                "none; a watch ends with the first notification that nobody takes"
+                "none; a watch ends with the first notification without a subscriber"
             );
         }
         let presence = Presence::new(PresenceKind::Off);
@@ -177,12 +184,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_broker_is_made_to_speak_without_asking_it_for_anything() {
+    async fn a_connection_without_a_packet_makes_the_broker_log() {
         let broker = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = broker.local_addr().unwrap().port();
         let mut presence = Presence::new(PresenceKind::Auto);
-        let shown = presence.shown();
-        let line = tokio::spawn(async move { shown.line("127.0.0.1", port, None).await });
+        let status = presence.status();
+        let line = tokio::spawn(async move { status.line("127.0.0.1", port, None).await });
         let (mut connection, _) = broker.accept().await.unwrap();
         let mut sent = Vec::new();
         tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut sent)
@@ -202,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_broker_refuses_does_not_work() {
+    async fn a_source_with_a_refused_subscription_does_not_work() {
         let mut presence = Presence::new(PresenceKind::Auto);
         for filter in presence.filters() {
             presence.subscribed(filter, *filter != LOG);
@@ -217,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_version_is_wanted_as_it_was_retained() {
+    fn only_the_retained_version_is_wanted() {
         let presence = Presence::new(PresenceKind::Auto);
         assert_eq!(presence.filters(), [VERSION, LOG]);
         assert!(presence.wants_retained(VERSION) && !presence.wants_retained(LOG));

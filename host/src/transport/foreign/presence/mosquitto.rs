@@ -1,36 +1,41 @@
-//! Mosquitto's connection log, which `log_dest topic` publishes under `$SYS/broker/log/`, one line a message.
+//! Mosquitto's connection log, which `log_dest topic` publishes under `$SYS/broker/log/`, one line
+//! a message.
 //!
-//! What enters: lines. What leaves: signs of clients whose connections ended. A line holds what a client wrote, its id and
-//! its user name, and only what no client could have written there makes a sign of it:
+//! Converts lines to events about clients whose connections ended. A line contains text that a
+//! client chose: its id and its user name. A client must never be able to forge an event of another
+//! client:
 //!
-//! * A line is cut at some length, and then its end is what the client wanted: long ones are not read.
-//! * An id may look like the rest of another line. What follows it is compared whole and from the end of the line, so
-//!   that the id is never taken to be shorter than it is; a line that can be read in two ways is not read at all.
-//! * 2.1 puts an address behind the id, which in 2.0 may be part of it. So the version is asked for, and where it is not
-//!   told, such a line is not read.
-//! * Whoever is refused is named by the id that he asked for, before or after 2.1 as `<unknown>` or by his address:
-//!   words that are used for such an end too are no sign.
+//! * Mosquitto truncates a line at some length, so that the client could choose the end of a long
+//!   line. Long lines are ignored.
+//! * An id may look like the rest of another line. So the text after the id is compared in full and
+//!   from the end of the line, and the id is never read as shorter than it is. A line with two
+//!   possible readings is ignored.
+//! * Version 2.1 writes an address after the id, and in 2.0 the same text may be part of the id. So
+//!   the version is read first. If it is unknown, such a line is ignored.
+//! * Depending on the version, a refused client is named by the id that it requested, by
+//!   `<unknown>` or by its address. Endings that are also used for refused clients are ignored.
 //!
-//! Nobody can publish under `$SYS/` himself: Mosquitto refuses it to all clients, and drops wills.
+//! No client can publish under `$SYS/`: Mosquitto refuses it to all clients, and drops wills.
 
 use std::net::IpAddr;
 
-use super::Sign;
+use super::Event;
 use crate::limits;
 
-/// Its name in log lines.
+/// The name of this source in log lines.
 pub(super) const NAME: &str = "mosquitto's connection log";
 
-/// Connection messages are notices.
+/// The topic of connection messages, which are notices.
 const LOG: &str = "$SYS/broker/log/N";
 
-/// Retained, so that it comes with every subscription: `mosquitto version 2.0.11`.
+/// The topic of the version, retained so that every subscription receives it: `mosquitto version
+/// 2.0.11`.
 pub(super) const VERSION: &str = "$SYS/broker/version";
 
 /// The topics to subscribe to.
 pub(super) const FILTERS: &[&str] = &[VERSION, LOG];
 
-/// What follows the id of a client whose connection ends, up to 2.0.
+/// The texts after the id of a client whose connection ends, up to 2.0.
 const ENDS: &[&str] = &[
     " disconnected.",
     " closed its connection.",
@@ -48,8 +53,8 @@ const ENDS: &[&str] = &[
     " disconnected: No route to host.",
 ];
 
-/// The same since 2.1, behind the id and ` [ADDRESS:PORT`. A taken session is told of by the line that its new
-/// connection makes.
+/// The same since 2.1, after the id and ` [ADDRESS:PORT`. If a session is taken over, the line of
+/// the new connection reports that.
 const ENDS_WITH_ADDRESS: &[&str] = &[
     "] disconnected.",
     "] disconnected: connection closed by client.",
@@ -66,10 +71,10 @@ const ENDS_WITH_ADDRESS: &[&str] = &[
     "] disconnected: No route to host.",
 ];
 
-/// How lines are worded.
+/// The wording of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wording {
-    /// Nobody has told the version.
+    /// The version is unknown.
     #[default]
     Unknown,
     /// Up to 2.0.
@@ -78,15 +83,15 @@ enum Wording {
     WithAddress,
 }
 
-/// The source.
+/// Reads Mosquitto's log.
 #[derive(Default)]
 pub struct Mosquitto {
     wording: Wording,
 }
 
 impl Mosquitto {
-    /// A message on one of the topics or on another one. It calls `sign` for all that it says, in order.
-    pub(super) fn read(&mut self, topic: &str, payload: &[u8], sign: &mut dyn FnMut(Sign<'_>)) {
+    /// Reads a message on any topic. Calls `event` for each event in it, in order.
+    pub(super) fn read(&mut self, topic: &str, payload: &[u8], event: &mut dyn FnMut(Event<'_>)) {
         if payload.len() > limits::PRESENCE_LINE_BYTES_MAX {
             return;
         }
@@ -98,17 +103,18 @@ impl Mosquitto {
             LOG => {
                 let line = without_time(line);
                 if line.starts_with("New ") && self.wording != Wording::Unknown {
-                    sign(Sign::Works);
+                    event(Event::LogPublished);
                 }
                 if let Some(rest) = line.strip_prefix("New client connected from ") {
-                    if let Some(client) = came(rest) {
-                        // An earlier connection of it has ended: taken over, or its end was not logged.
-                        sign(Sign::Gone(client));
+                    if let Some(client) = connected(rest) {
+                        // An earlier connection of the client has ended: by a takeover, or without
+                        // a log line.
+                        event(Event::Disconnected(client));
                     }
                 } else if let Some(rest) = line.strip_prefix("Client ")
-                    && let Some(client) = gone(rest, self.wording)
+                    && let Some(client) = disconnected(rest, self.wording)
                 {
-                    sign(Sign::Gone(client));
+                    event(Event::Disconnected(client));
                 }
             }
             _ => {}
@@ -116,7 +122,7 @@ impl Mosquitto {
     }
 }
 
-/// `mosquitto version 2.0.11`
+/// The wording of a version such as `mosquitto version 2.0.11`.
 fn wording(version: &str) -> Wording {
     let numbers = version.strip_prefix("mosquitto version ").and_then(|it| {
         let (major, rest) = it.split_once('.')?;
@@ -130,8 +136,8 @@ fn wording(version: &str) -> Wording {
     }
 }
 
-/// A line may begin with a time and a colon (`log_timestamp`). No message of Mosquitto's begins with a digit, so what
-/// a client wrote is never taken for a time.
+/// Removes the time and the colon at the start of a line (`log_timestamp`). No message of Mosquitto
+/// begins with a digit, so the text of a client is never read as a time.
 fn without_time(line: &str) -> &str {
     if line.starts_with(|first: char| first.is_ascii_digit()) {
         line.split_once(": ").map_or("", |(_, message)| message)
@@ -140,14 +146,15 @@ fn without_time(line: &str) -> &str {
     }
 }
 
-/// `ADDRESS:PORT as ID (p5, c1, k60, u'USER').`, the user only where there is one.
-fn came(rest: &str) -> Option<&str> {
+/// The id of a client that has connected, from `ADDRESS:PORT as ID (p5, c1, k60, u'USER').`. A
+/// client without a user has no `, u'USER'`.
+fn connected(rest: &str) -> Option<&str> {
     let (_, rest) = rest.split_once(" as ")?;
     let rest = rest.strip_suffix(").")?;
     let mut found = None;
     for (at, _) in rest.match_indices(" (p") {
         if let Some(user) = details(&rest[at + " (p".len()..]) {
-            // In an id or in a user name: which of them is the real one?
+            // A second match is in the id or in the user name, so the line is ambiguous.
             if found.is_some() {
                 return None;
             }
@@ -156,41 +163,41 @@ fn came(rest: &str) -> Option<&str> {
     }
     let (client, user) = found?;
     let is_a_user = |text: &str| (text.strip_prefix(", u'")).is_some_and(|it| it.ends_with('\''));
-    ((user.is_empty() || is_a_user(user)) && is_an_id(client)).then_some(client)
+    ((user.is_empty() || is_a_user(user)) && is_client_id(client)).then_some(client)
 }
 
-/// What follows `5, c1, k60`.
+/// The text after `5, c1, k60`.
 fn details(text: &str) -> Option<&str> {
     let text = digits(text)?.strip_prefix(", c")?;
     let text = digits(text)?.strip_prefix(", k")?;
     digits(text)
 }
 
-/// What follows the digits that a text begins with.
+/// The text after its leading digits; none if it begins with no digit.
 fn digits(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|it: char| it.is_ascii_digit());
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// The id of a client whose connection has ended, from what follows `Client `.
-fn gone(rest: &str, wording: Wording) -> Option<&str> {
+/// The id of a client whose connection has ended, from the text after `Client `.
+fn disconnected(rest: &str, wording: Wording) -> Option<&str> {
     let end_of = |ends: &[&str]| ends.iter().find_map(|end| rest.strip_suffix(end));
     let with_address = end_of(ENDS_WITH_ADDRESS).and_then(|rest| rest.rsplit_once(" ["));
     let client = match (wording, with_address) {
         (Wording::WithAddress, Some((client, address))) => {
-            // Who has told no id yet is named by his address.
+            // A client that has sent no id yet is named by its address.
             let (host, _) = address.rsplit_once(':')?;
             (client != host).then_some(client)
         }
         (Wording::WithAddress, None) | (Wording::Unknown, Some(_)) => None,
         (Wording::Plain | Wording::Unknown, _) => end_of(ENDS),
     }?;
-    is_an_id(client).then_some(client)
+    is_client_id(client).then_some(client)
 }
 
-/// Whether a name is a client's own, and not what Mosquitto calls those that have told none. Whoever chooses such an
-/// id has nobody listen for his end.
-fn is_an_id(client: &str) -> bool {
+/// Whether a name is a client id, and not Mosquitto's name for a client without one. If a client
+/// chooses such an id, the ends of its connections are not detected.
+fn is_client_id(client: &str) -> bool {
     let host = client.split_once('%').map_or(client, |(host, _)| host);
     !client.is_empty() && client != "<unknown>" && host.parse::<IpAddr>().is_err()
 }
@@ -202,25 +209,25 @@ mod tests {
     const OLD: &str = "mosquitto version 2.0.11";
     const NEW: &str = "mosquitto version 2.1.2";
 
-    /// What the lines say to a source that was told of this version.
-    fn signs(version: &str, lines: &[&str]) -> Vec<String> {
+    /// The events in the lines of a broker with this version.
+    fn events(version: &str, lines: &[&str]) -> Vec<String> {
         let mut source = Mosquitto::default();
-        let mut signs = Vec::new();
-        let mut note = |sign: Sign<'_>| match sign {
-            Sign::Works => {}
-            Sign::Gone(client) => signs.push(format!("-{client}")),
+        let mut events = Vec::new();
+        let mut note = |event: Event<'_>| match event {
+            Event::LogPublished => {}
+            Event::Disconnected(client) => events.push(format!("-{client}")),
         };
         source.read(VERSION, version.as_bytes(), &mut note);
         for line in lines {
             source.read(LOG, line.as_bytes(), &mut note);
         }
-        signs
+        events
     }
 
-    /// These were written by Mosquitto 2.0.11.
+    /// Mosquitto 2.0.11 wrote these lines.
     #[test]
-    fn the_life_of_a_connection_is_read() {
-        let seen = signs(
+    fn connections_and_their_ends_are_read() {
+        let seen = events(
             OLD,
             &[
                 "1795288898: New connection from 127.0.0.1:47816 on port 18830.",
@@ -242,7 +249,7 @@ mod tests {
         );
     }
 
-    /// These were written by Mosquitto 2.1, as its users quote it.
+    /// Mosquitto 2.1 wrote these lines, as its users quote them.
     #[test]
     fn the_wording_of_2_1_is_read() {
         let lines = [
@@ -252,14 +259,14 @@ mod tests {
             "14:01:32: Client Leith [::1:49497] disconnected: connection closed by client.",
         ];
         assert_eq!(
-            signs(NEW, &lines),
+            events(NEW, &lines),
             ["-ESP_EA5484", "-ESP_EA5484", "-auto-965F", "-Leith"]
         );
     }
 
     #[test]
-    fn an_id_that_looks_like_a_line_is_read_as_the_id_that_it_is() {
-        let seen = signs(
+    fn an_id_that_looks_like_a_line_is_read_in_full() {
+        let seen = events(
             OLD,
             &[
                 "1: Client victim disconnected. closed its connection.",
@@ -281,7 +288,7 @@ mod tests {
                 "-New client connected from 1.2.3.4:5 as victim (p5, c1, k1).",
             ]
         );
-        let seen = signs(
+        let seen = events(
             NEW,
             &[
                 "1: Client victim [1.2.3.4:5] disconnected. [6.7.8.9:10] disconnected.",
@@ -295,71 +302,71 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_not_read() {
+    fn an_ambiguous_line_is_ignored() {
         let connected = [
-            // An id, or a user name, with all that follows an id.
+            // The id or the user name contains a whole text that follows an id.
             "1: New client connected from 1.2.3.4:5 as victim (p5, c1, k60) (p5, c1, k60).",
             "1: New client connected from 1.2.3.4:5 as x (p5, c1, k60, u'x', (p5, c1, k60, u'root').",
             "1: New client connected from 1.2.3.4:5 as victim (p5, c1, k60, u'root') (p2, c1, k1).",
         ];
-        assert_eq!(signs(OLD, &connected), Vec::<String>::new());
-        // 2.0 of a client with a strange id, or 2.1 of the victim.
+        assert_eq!(events(OLD, &connected), Vec::<String>::new());
+        // The line is of 2.0 and a client with an unusual id, or of 2.1 and the victim.
         let ended = ["1: Client victim [1.2.3.4:5] disconnected."];
-        assert_eq!(signs("", &ended), Vec::<String>::new());
-        assert_eq!(signs("something else 2.0.1", &ended), Vec::<String>::new());
-        // An ordinary one can only be the old wording.
+        assert_eq!(events("", &ended), Vec::<String>::new());
+        assert_eq!(events("something else 2.0.1", &ended), Vec::<String>::new());
+        // An ordinary line can only have the old wording.
         let ended = ["1: Client victim disconnected."];
-        assert_eq!(signs("", &ended), ["-victim"]);
-        assert_eq!(signs(NEW, &ended), Vec::<String>::new());
+        assert_eq!(events("", &ended), ["-victim"]);
+        assert_eq!(events(NEW, &ended), Vec::<String>::new());
     }
 
     #[test]
-    fn a_line_that_may_have_been_cut_is_not_read() {
+    fn a_line_that_may_be_truncated_is_ignored() {
         let id = format!("victim{} disconnected.", "m".repeat(1000));
         let line = format!("1: Client {id}");
-        // Where the id was so long that Mosquitto left nothing of its own words.
-        assert_eq!(signs(OLD, &[&line]), Vec::<String>::new());
+        // The id is so long that Mosquitto has truncated all of its own text.
+        assert_eq!(events(OLD, &[&line]), Vec::<String>::new());
         let longest = limits::PRESENCE_LINE_BYTES_MAX - "1: Client  disconnected.".len();
         let line = format!("1: Client {} disconnected.", "m".repeat(longest));
-        assert_eq!(signs(OLD, &[&line]).len(), 1);
+        assert_eq!(events(OLD, &[&line]).len(), 1);
         let line = format!("1: Client {} disconnected.", "m".repeat(longest + 1));
-        assert_eq!(signs(OLD, &[&line]), Vec::<String>::new());
+        assert_eq!(events(OLD, &[&line]), Vec::<String>::new());
     }
 
     #[test]
-    fn who_was_never_connected_is_no_sign() {
+    fn the_end_of_a_refused_connection_is_ignored() {
         let refused = [
             "1: Client <unknown> closed its connection.",
             "1: Client <unknown> disconnected, not authorised.",
-            // Since 2.0.12 by the id that was asked for, or by the address.
+            // Since 2.0.12 these lines have the requested id or the address.
             "1: Client victim disconnected, not authorised.",
             "1: Client 127.0.0.1 closed its connection.",
             "1: Client fe80::1%eth0 closed its connection.",
             "1: Bad socket read/write on client victim: Unknown error.",
         ];
-        assert_eq!(signs(OLD, &refused), Vec::<String>::new());
+        assert_eq!(events(OLD, &refused), Vec::<String>::new());
         let refused = [
             "1: Client victim [192.168.16.181:1] disconnected: not authorised.",
             "1: Client 10.42.0.1 [10.42.0.1:60414] disconnected: connection closed by client.",
             "1: Client gateway.local [gateway.local:1] disconnected: connection closed by client.",
         ];
-        assert_eq!(signs(NEW, &refused), Vec::<String>::new());
+        assert_eq!(events(NEW, &refused), Vec::<String>::new());
     }
 
     #[test]
-    fn without_a_time_a_client_cannot_make_one() {
+    fn a_client_cannot_forge_a_time_in_a_line_without_one() {
         let lines = [
-            // An id of `x: Client victim disconnected`.
+            // The client id is `x: Client victim disconnected`.
             "Outgoing messages are being dropped for client x: Client victim disconnected.",
             "Client plain disconnected.",
         ];
-        assert_eq!(signs(OLD, &lines), ["-plain"]);
+        assert_eq!(events(OLD, &lines), ["-plain"]);
     }
 
     #[test]
-    fn other_topics_and_other_bytes_say_nothing() {
+    fn other_topics_and_invalid_lines_are_ignored() {
         let mut source = Mosquitto::default();
-        let mut none = |sign: Sign<'_>| panic!("{sign:?}");
+        let mut none = |event: Event<'_>| panic!("{event:?}");
         source.read("$SYS/broker/log/E", b"1: Client a disconnected.", &mut none);
         source.read(LOG, b"1: Client \xff disconnected.", &mut none);
         source.read(LOG, b"", &mut none);
@@ -369,12 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn it_works_once_connections_and_the_version_are_told() {
+    fn the_log_counts_as_published_once_the_version_is_known() {
         let connection = b"1: New connection from 127.0.0.1:47816 on port 18830.";
         let mut source = Mosquitto::default();
         let mut works = |topic, line: &[u8]| {
             let mut works = false;
-            source.read(topic, line, &mut |sign| works |= sign == Sign::Works);
+            source.read(topic, line, &mut |event| {
+                works |= event == Event::LogPublished;
+            });
             works
         };
         assert!(!works(LOG, connection));
@@ -384,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_apart() {
+    fn the_version_determines_the_wording() {
         assert_eq!(wording("mosquitto version 1.6.9"), Wording::Plain);
         assert_eq!(wording("mosquitto version 2.0.22"), Wording::Plain);
         assert_eq!(wording("mosquitto version 2.1.0"), Wording::WithAddress);
