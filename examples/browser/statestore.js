@@ -1,7 +1,8 @@
 // A client of the state store for web pages: MQTT 5 over WebSocket, by MQTT.js.
 //
-// What enters: the URL of a store (ws:// or wss://), keys and values. What leaves: promises of answers, and calls for every
-// change of a watched key. Values are bytes (Uint8Array) on their way in and out; a string is taken as UTF-8.
+// `connect` takes the URL of a store (ws:// or wss://). Requests return promises, and each change
+// of a watched key calls a function. Values are bytes (Uint8Array). A string argument is encoded as
+// UTF-8.
 
 import mqtt from "./node_modules/mqtt/dist/mqtt.esm.js";
 
@@ -14,9 +15,12 @@ const decoder = new TextDecoder();
 
 const bytes = (it) => (typeof it === "string" ? encoder.encode(it) : it);
 
-/** Connects, and subscribes to what the store answers. Options are MQTT.js's: `username`, `password`. */
+/**
+ * Connects, and subscribes to answers and notifications. Options are those of MQTT.js: `username`,
+ * `password`.
+ */
 export async function connect(url, options = {}) {
-  // A store knows a client by its id: two pages must not share one.
+  // The store identifies a client by its id, so two pages must not share one.
   const clientId = options.clientId ?? `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
   const client = await mqtt.connectAsync(url, { ...options, clientId, protocolVersion: 5 });
   const store = new Store(client, clientId);
@@ -36,12 +40,12 @@ class Store {
     this.#id = id;
     this.answers = `clients/${id}/answers`;
     this.notifications = `${NOTIFICATIONS}/${hex(encoder.encode(id))}/command/notify/`;
-    client.on("message", (topic, payload, packet) => this.#heard(topic, payload, packet));
-    // Watches end with the connection (the protocol, section 8).
-    client.on("connect", () => this.#watchAgain());
+    client.on("message", (topic, payload, packet) => this.#receive(topic, payload, packet));
+    // Watches end with the connection (protocol, section 8).
+    client.on("connect", () => this.#renewWatches());
   }
 
-  /** The value, or null where there is none. */
+  /** The value, or null if the key does not exist. */
   async get(key) {
     const answer = await this.#ask(["GET", key]);
     return answer.strings[0] ?? null;
@@ -53,11 +57,11 @@ class Store {
     if (answer.text !== "+OK") throw new Error(`the store answered ${answer.text}`);
   }
 
-  /** Calls `changed` with the value now, or null, and after each change. */
+  /** Calls `changed` with the current value or null, and again after each change. */
   async watch(key, changed) {
     this.#watchers.set(hex(bytes(key)), { key, changed });
     await this.#ask(["KEYNOTIFY", key]);
-    // After it is watched: nothing comes between.
+    // Read after the watch has begun, so that no change is missed.
     changed(await this.get(key));
   }
 
@@ -90,7 +94,7 @@ class Store {
     });
   }
 
-  #heard(topic, payload, packet) {
+  #receive(topic, payload, packet) {
     if (topic === this.answers) {
       const number = decoder.decode(packet.properties?.correlationData ?? new Uint8Array());
       this.#waiting.get(number)?.(parse(payload));
@@ -102,19 +106,19 @@ class Store {
     }
   }
 
-  async #watchAgain() {
+  async #renewWatches() {
     for (const { key, changed } of this.#watchers.values()) {
       await this.watch(key, changed).catch((error) => console.error(`watching again: ${error.message}`));
     }
   }
 }
 
-/** The version of a request's clock (the protocol, section 5). */
+/** The timestamp of a request (protocol, section 5). */
 function timestamp(id) {
   return `${String(Date.now()).padStart(15, "0")}:00000:${id}`;
 }
 
-/** An array of bulk strings. */
+/** Encodes an array of bulk strings. */
 function resp(command) {
   const parts = [encoder.encode(`*${command.length}\r\n`)];
   for (const argument of command.map(bytes)) {
@@ -125,7 +129,7 @@ function resp(command) {
   return all;
 }
 
-/** The first line, and all bulk strings; null for an absent one. */
+/** The first line, and all bulk strings. An absent one is null. */
 function parse(payload) {
   const line = (from) => {
     const end = payload.indexOf(13, from);

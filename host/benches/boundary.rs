@@ -1,14 +1,15 @@
-//! What the way into the sandbox costs, part by part: a GET of 64 B by the standard policy, for a host that answers its one
-//! question at once.
+//! Measures the parts of the cost of a sandbox call: a GET of 64 B by the standard policy, with a
+//! host that returns the entry at once.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench boundary
 //! ```
 //!
-//! The component is called as the store calls it. Beside it the core module inside of it is called by hand, without the
-//! canonical ABI's checks and conversions: bytes are put where the guest allocates them, and its answer is read where it lies.
-//! That is what an interface of one's own, below WIT, could save. The same again without counting fuel and without looking
-//! for the watchdog says what these cost. Each figure is the tenth percentile of many short samples.
+//! The benchmark calls the component as the store does. It also calls the core module inside the
+//! component by hand, without the checks and conversions of the canonical ABI: it writes bytes to
+//! memory that the guest allocates, and reads the answer in place. The difference is the most that
+//! an interface below WIT could save. Further rows omit the fuel count and the watchdog's epoch
+//! check to show their cost. Each figure is the tenth percentile of many short samples.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -31,14 +32,14 @@ const VALUE_BYTES: u32 = 64;
 const FUEL: u64 = 4_000_000;
 const TICKS: u64 = 1_000_000;
 
-/// The key that is asked for is there, and nothing else can be done.
-struct There;
+/// A host on which every key exists. It refuses all other operations.
+struct OneKey;
 
 fn refused<T>() -> Result<T, Denial> {
-    Err(Denial::Violation("a GET asks for nothing but the key"))
+    Err(Denial::Violation("a GET only reads the key"))
 }
 
-impl Host for There {
+impl Host for OneKey {
     fn head(&mut self, _: &[u8], _: Access) -> Result<Option<Entry>, Denial> {
         Ok(Some(Entry {
             len: VALUE_BYTES,
@@ -104,7 +105,7 @@ impl Host for There {
     }
 }
 
-/// What goes in with a request, besides its payload.
+/// The strings that a call passes in addition to the payload.
 #[derive(Clone, Copy)]
 struct Strings {
     timestamp: Option<&'static str>,
@@ -116,18 +117,18 @@ const ALL: Strings = Strings {
     client: Some(CLIENT),
 };
 
-/// The same request with one string less.
+/// One string fewer than [`ALL`].
 const FEWER: Strings = Strings {
     timestamp: Some(TIMESTAMP),
     client: None,
 };
 
-/// What belongs to an instance of it.
+/// The host's data of an instance.
 #[derive(Default)]
 struct Within {
-    /// None before the start.
+    /// `None` until the instance exists.
     memory: Option<Memory>,
-    /// Calls across the boundary, either way.
+    /// Calls across the boundary in both directions.
     crossings: u32,
 }
 
@@ -224,7 +225,7 @@ impl Core {
             NOW_MS,
         );
         let outcome = self.handle.call(&mut self.store, request)?;
-        // The first that lies there is the head of the reply.
+        // The outcome begins with the head of the reply.
         let memory = self.memory.data(&self.store);
         let word = |at: u32| {
             let word = memory.get(at as usize..)?.first_chunk()?;
@@ -250,7 +251,7 @@ fn fill<T>(store: &mut Store<T>, fuel: bool, epochs: bool) -> wasmtime::Result<(
     Ok(())
 }
 
-/// `table.head` in the canonical ABI, of a key that is there: `at` is where its result goes.
+/// `table.head` in the canonical ABI for an existing key. `at` is the address for the result.
 fn head(
     mut caller: Caller<'_, Within>,
     _owned: u32,
@@ -261,7 +262,7 @@ fn head(
 ) -> wasmtime::Result<()> {
     caller.data_mut().crossings += 1;
     let Some(memory) = caller.data().memory else {
-        wasmtime::bail!("nobody asks before the start");
+        wasmtime::bail!("no call happens before the start");
     };
     // ok, some; the entry: length, version; no fence; no expiry.
     let mut result = [0; 88];
@@ -272,7 +273,7 @@ fn head(
     Ok(())
 }
 
-/// The first core module of a component, which is the guest.
+/// The first core module of a component, which is the policy.
 fn core_module(component: &[u8]) -> &[u8] {
     const CORE_MODULE: u8 = 1;
     let mut rest = &component[8..];
@@ -292,12 +293,12 @@ fn core_module(component: &[u8]) -> &[u8] {
         }
         rest = left;
     }
-    panic!("a component has a core module in it");
+    panic!("a component contains a core module");
 }
 
-/// The reply's head and the fuel of one call of the component.
-fn component(instance: &mut Instance<There>, payload: &Bytes, strings: Strings) -> (Vec<u8>, u64) {
-    let mut call = instance.begin(There, payload.clone());
+/// Calls the component. Returns the head of the reply and the fuel used.
+fn component(instance: &mut Instance<OneKey>, payload: &Bytes, strings: Strings) -> (Vec<u8>, u64) {
+    let mut call = instance.begin(OneKey, payload.clone());
     let outcome = call.handle(Request {
         payload,
         dialect: Dialect::Sdk,
@@ -311,7 +312,7 @@ fn component(instance: &mut Instance<There>, payload: &Bytes, strings: Strings) 
     (outcome.expect("a GET is answered").reply.head, fuel)
 }
 
-/// Nanoseconds of one call.
+/// Measures one call in nanoseconds.
 fn measured<T>(mut call: impl FnMut() -> T) -> f64 {
     let mut samples: Vec<Duration> = (0..SAMPLES)
         .map(|_| {
@@ -339,18 +340,21 @@ fn main() -> wasmtime::Result<()> {
 
     let crossings = with_all.store.data().crossings;
     println!(
-        "A GET of 64 B burns {fuel} units of fuel in {crossings} crossings: an allocation for each list that goes"
+        "A GET of 64 B uses {fuel} units of fuel and {crossings} crossings: an allocation for each list that is"
     );
-    println!("in, handle, the host's head, and behind it the release of what came out.\n");
+    println!("passed in, handle, the host's head, and the release of the result.\n");
     let whole = measured(|| component(&mut instance, &payload, ALL));
     row("the component", whole);
     let fewer = measured(|| component(&mut instance, &payload, FEWER));
-    row("of it one string that goes in", whole - fewer);
+    row("of it one string passed in", whole - fewer);
     let core = measured(|| with_all.handle(&payload, ALL));
     row("its core module by hand", core);
     let fewer = measured(|| with_all.handle(&payload, FEWER));
-    row("of it one string that goes in", core - fewer);
-    row("what an interface below WIT could save", whole - core);
+    row("of it one string passed in", core - fewer);
+    row(
+        "the most that an interface below WIT could save",
+        whole - core,
+    );
     row(
         "a call into the guest and back that does nothing",
         measured(|| with_all.nothing()),
@@ -359,11 +363,11 @@ fn main() -> wasmtime::Result<()> {
         let mut other = Core::new(fuel, epochs)?;
         Ok(measured(|| other.handle(&payload, ALL)))
     };
-    row("by hand, and fuel is not counted", timed(false, true)?);
+    row("by hand, without counting fuel", timed(false, true)?);
     row(
-        "by hand, and nobody looks for the watchdog",
+        "by hand, without the watchdog's epoch check",
         timed(true, false)?,
     );
-    row("by hand, neither", timed(false, false)?);
+    row("by hand, without both", timed(false, false)?);
     Ok(())
 }

@@ -1,13 +1,13 @@
-//! A store behind a foreign broker beside the least that one could be there: a native responder of rumqttc that sends
-//! every request back. In one run, on one Mosquitto with its defaults and then on one with `set_tcp_nodelay true`, with
-//! one load of clients:
+//! Compares a store behind a foreign broker with a minimal native responder that echoes every
+//! request. One run uses a Mosquitto with its defaults and then one with `set_tcp_nodelay true`.
+//! The load of clients is the same for all:
 //!
-//! * `echo`: rumqttc as its documentation shows it, with the window of the store: it publishes the answer to the Response
-//!   Topic and then acknowledges the request. It knows nothing, keeps nothing, and loses what it was doing when a
-//!   connection breaks.
+//! * `echo`: rumqttc as in its documentation, with the window of the store. It publishes the answer
+//!   to the Response Topic and then acknowledges the request. It has no state, and loses its
+//!   current work when a connection breaks.
 //! * `memory`: `statehouse serve --broker` with `--durability memory`.
-//! * `durable`: the same with every write on disk before its answer.
-//! * `embedded`: the store as its own broker, in memory; the load is the same.
+//! * `durable`: the same, with every write on disk before its answer.
+//! * `embedded`: the store as its own broker, in memory.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench foreign                 # some minutes
@@ -15,9 +15,10 @@
 //! cargo bench -p statehouse --bench foreign -- --seconds 1  # shorter ones
 //! ```
 //!
-//! Rounds alternate, so that a noisy neighbour hits all of them. With its defaults Mosquitto lets an answer wait for some
-//! 40 ms until the client has acknowledged the TCP segment with the PUBACK before it, if it sends nothing else (Nagle's
-//! algorithm): where little is on its way that is all there is to see, of any responder.
+//! Rounds alternate, so that a noisy neighbour affects all targets. With its defaults, Mosquitto
+//! delays an answer for some 40 ms until the client acknowledges the TCP segment of the previous
+//! PUBACK (Nagle's algorithm). With few requests in flight, this delay dominates the result of
+//! every responder.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -37,11 +38,11 @@ use tokio::sync::mpsc;
 
 mod common;
 
-/// Clients, and how many requests each has on its way. More than a thousand together are more than Mosquitto queues.
+/// Clients, and requests in flight of each. Mosquitto queues at most a thousand in total.
 const LOADS: [(usize, usize); 3] = [(1, 1), (50, 1), (50, 16)];
 /// The default of `--broker-window`.
 const WINDOW: u16 = 64;
-/// The client id of whoever answers, so that its session can be cleared.
+/// The client id of all responders, so that the benchmark can clear their session.
 const RESPONDER: &str = "bench-responder";
 const WARM_UP: Duration = Duration::from_millis(500);
 
@@ -84,12 +85,12 @@ fn main() {
             "--seconds" => seconds = number(),
             // This program again, as the responder.
             "--echo" => return echo(arguments.next().expect("--echo takes a port")),
-            // What cargo adds by itself.
+            // Cargo adds this argument.
             "--bench" => {}
             other => panic!("unknown argument {other}; there are --rounds N and --seconds N"),
         }
     }
-    // On a real disk: the default place of temporary files is memory on some systems.
+    // On a real disk, because the default temporary directory is in memory on some systems.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let round = Duration::from_secs_f64(seconds);
     println!(
@@ -113,7 +114,7 @@ fn main() {
     }
 }
 
-/// Lets all targets work under the same load, and gives a row for each.
+/// Runs all targets under the same load. Returns a row for each.
 fn compare(
     broker: &Mosquitto,
     directory: &Path,
@@ -126,7 +127,7 @@ fn compare(
             let place = directory.join("place");
             std::fs::create_dir(&place).expect("a new directory");
             figures.push(measure(target, broker, &place, &load));
-            std::fs::remove_dir_all(&place).expect("what the store wrote");
+            std::fs::remove_dir_all(&place).expect("the directory of the store");
         }
     }
     let echoed = figures[0].clone();
@@ -159,7 +160,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Starts a target, lets the clients work on it for a round, and clears what it left at the broker.
+/// Starts a target, runs one round on it, and clears its session at the broker.
 fn measure(
     target: Target,
     broker: &Mosquitto,
@@ -194,13 +195,13 @@ fn measure(
     let figures = load(address);
     drop(responder);
     if target != Target::Embedded {
-        // Its session would go on to queue what the next one is asked.
+        // The session of this responder would queue the requests to the next one.
         drop(Client::connect(&broker.address, RESPONDER));
     }
     figures
 }
 
-/// Lets this many clients work, each with so many requests on their way; the first moments do not count.
+/// Runs this many clients with `in_flight` requests each. The warm-up does not count.
 fn load(address: &str, clients: usize, in_flight: usize, round: Duration) -> Figures {
     let (counts, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut elapsed = Duration::ZERO;
@@ -241,7 +242,7 @@ fn load(address: &str, clients: usize, in_flight: usize, round: Duration) -> Fig
     }
 }
 
-/// Something that answers requests at the broker, gone with its round.
+/// A process that answers requests at the broker. Drop ends it.
 struct Responder(Child);
 
 impl Responder {
@@ -261,22 +262,22 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
+        // An error means that the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A Mosquitto, gone with the benchmark.
+/// A Mosquitto process. Drop ends it.
 struct Mosquitto {
     process: Child,
     address: String,
 }
 
 impl Mosquitto {
-    /// With its defaults, but that strangers may connect, and this line of its configuration.
+    /// Starts Mosquitto with its defaults, anonymous access and this configuration line.
     fn start(directory: &Path, line: &str) -> Self {
-        // A port that was free a moment ago: Mosquitto takes none by itself.
+        // A port that was free just now, because Mosquitto cannot choose a free port.
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = free.local_addr().expect("it is bound");
         drop(free);
@@ -286,7 +287,7 @@ impl Mosquitto {
             address.port()
         );
         std::fs::write(&file, lines).expect("a file");
-        // Debian has it where a user's PATH does not look.
+        // Debian installs Mosquitto in a directory that is not in a user's PATH.
         let program = match Path::new("/usr/sbin/mosquitto").exists() {
             true => "/usr/sbin/mosquitto",
             false => "mosquitto",
@@ -303,7 +304,7 @@ impl Mosquitto {
             lines.any(|line| line.ends_with(" running")),
             "mosquitto ended"
         );
-        // Whoever stops reading would stop it.
+        // Mosquitto would block if its output were not read.
         thread::spawn(move || lines.for_each(drop));
         Self {
             process,
@@ -314,7 +315,7 @@ impl Mosquitto {
 
 impl Drop for Mosquitto {
     fn drop(&mut self) {
-        // As with a responder.
+        // An error means that the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -339,18 +340,19 @@ fn echo(port: String) {
             .set_network_options(network)
             .set_outgoing_inflight_upper_limit(WINDOW);
         let (client, mut events) = AsyncClient::new(options, 4096);
-        // Whoever polls must not wait for the client, and Mosquitto 2.0 sends more than the window.
+        // Unbounded, because the polling loop must not wait for the client, and Mosquitto 2.0 sends
+        // more than the window.
         let (requests, received) = mpsc::unbounded_channel();
         tokio::spawn(answer(client.clone(), received));
         loop {
             match events.poll().await.expect("the broker stays") {
                 Event::Incoming(Packet::ConnAck(_)) => {
                     let subscribed = client.subscribe(REQUEST_TOPIC, QoS::AtLeastOnce).await;
-                    subscribed.expect("room for the first thing of all");
+                    subscribed.expect("an empty queue has room");
                 }
                 Event::Incoming(Packet::SubAck(_)) => println!("ready"),
                 Event::Incoming(Packet::Publish(request)) => {
-                    requests.send(request).expect("who answers runs as long");
+                    requests.send(request).expect("the answering task runs");
                 }
                 _ => {}
             }
@@ -371,7 +373,7 @@ async fn answer(client: AsyncClient, mut requests: mpsc::UnboundedReceiver<Publi
         let answered = client
             .publish_with_properties(topic, QoS::AtLeastOnce, false, payload, properties)
             .await;
-        answered.expect("who polls runs as long");
-        client.ack(&request).await.expect("as before");
+        answered.expect("the polling loop runs");
+        client.ack(&request).await.expect("the polling loop runs");
     }
 }

@@ -1,11 +1,11 @@
-//! What the life of policies costs: a step of the store with routes, a canary or a shadow, an exchange of the policy that
-//! answers, the start of an instance; and what rules cost a step.
+//! Measures a step of the store with routes, a canary, a shadow or access rules, a swap of the
+//! active policy, and the start of an instance.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench lifecycle [POLICY.wasm ...]
 //! ```
 //!
-//! Medians of many rounds, all in one process: quote ratios.
+//! All figures are medians of many rounds in one process. Quote only ratios.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
 const ROUNDS: usize = 60;
 const STEPS: usize = 2_000;
-const LOOKS: usize = 100_000;
+const LOOKUPS: usize = 100_000;
 
 type Loaded = Arc<Policy<Transaction>>;
 
@@ -56,7 +56,7 @@ impl Bench {
         store
     }
 
-    /// Microseconds of a step.
+    /// Measures a step in microseconds.
     fn steps(
         &self,
         assignment: &Assignment,
@@ -150,12 +150,13 @@ impl Bench {
         }
     }
 
-    /// A step under rules, of which the last allows it, beside one without.
+    /// Compares a step under access rules, of which the last one allows it, with a step without
+    /// rules.
     fn under_rules(&self) {
         let key = b"area/7/press/4/speed";
         let ask: &[&[u8]] = &[b"GET", key];
         println!(
-            "\n{:<32}{:>10}{:>10}{:>10}{:>12}   a GET under rules, to one without; a look; rules worked out for a client",
+            "\n{:<32}{:>10}{:>10}{:>10}{:>12}   a GET with rules; its ratio to one without; a lookup; evaluation for a client",
             "", "µs", "ratio", "ns", "ms"
         );
         for (count, kind) in [
@@ -176,20 +177,20 @@ impl Bench {
                 )
             };
             let rules = Rules::parse(&(0..count).map(rule).collect::<String>()).expect("rules");
-            let who = Principal {
+            let principal = Principal {
                 client: "bench",
                 user: None,
                 attributes: &[],
             };
             let start = Instant::now();
-            let grants = rules.grants(who);
-            let worked_out = microseconds(start) / 1e3;
+            let grants = rules.grants(principal);
+            let evaluated = microseconds(start) / 1e3;
             let start = Instant::now();
-            for _ in 0..LOOKS {
+            for _ in 0..LOOKUPS {
                 assert!(black_box(&grants).may_read(black_box(key)));
             }
-            let look = microseconds(start) * 1e3 / LOOKS as f64;
-            // In turn with the other, since a machine is not the same for long.
+            let lookup = microseconds(start) * 1e3 / LOOKUPS as f64;
+            // Alternate, because the speed of a machine varies.
             let (mut with, mut without) = (Vec::new(), Vec::new());
             for _ in 0..5 {
                 without.push(self.steps(&self.plain, None, ask));
@@ -198,12 +199,12 @@ impl Bench {
             let (with, without) = (median(with), median(without));
             let name = format!("{count} rules, {kind}");
             let ratio = with / without;
-            println!("{name:<32}{with:>10.2}{ratio:>10.3}{look:>10.0}{worked_out:>12.2}");
+            println!("{name:<32}{with:>10.2}{ratio:>10.3}{lookup:>10.0}{evaluated:>12.2}");
         }
     }
 
-    /// What requests stand still for while another policy becomes the active one.
-    fn exchanges(&self) {
+    /// Measures how long a swap of the active policy blocks requests.
+    fn swaps(&self) {
         let mut store = self.store(self.plain.clone());
         let mut times = Vec::new();
         for round in 0..400 {
@@ -217,13 +218,13 @@ impl Bench {
         }
         let worst = times.iter().copied().fold(0.0, f64::max);
         println!(
-            "\nexchange of the active policy: median {:.1} µs, worst of 400 {worst:.1} µs",
+            "\nswap of the active policy: median {:.1} µs, worst of 400 {worst:.1} µs",
             median(times)
         );
     }
 }
 
-/// What it takes to start an instance, to give one back, and to ask how much fuel is left.
+/// Measures the start and the end of an instance.
 fn instances(name: &str, policy: &Loaded) {
     let (mut starts, mut ends) = (Vec::new(), Vec::new());
     let mut memory = 0;
@@ -247,7 +248,8 @@ fn instances(name: &str, policy: &Loaded) {
 fn main() {
     let engine = Engine::new().expect("an engine");
     let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
-    // A custom section makes another build of it: id 0, its length, its name with a length.
+    // A custom section gives the same policy another digest: id 0, its length, its name with a
+    // length.
     let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
     let (standard, other) = (load(STANDARD_POLICY), load(&twin));
     let plain = Assignment::of(standard.digest.into());
@@ -259,9 +261,9 @@ fn main() {
     };
     bench.table();
     bench.under_rules();
-    bench.exchanges();
+    bench.swaps();
     instances("the standard policy", &bench.standard);
-    // Cargo adds flags of its own.
+    // Skip the flags that cargo adds.
     for path in std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with('-'))

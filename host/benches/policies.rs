@@ -1,12 +1,13 @@
-//! What exchanging policies costs the requests that come meanwhile: how long they stand still for a swap, how long a
-//! rollback takes, and what a candidate in shadow takes away from them.
+//! Measures the effect of policy changes on concurrent requests: the pause during a swap, the time
+//! of a rollback, and the throughput with a shadow candidate.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench policies
 //! ```
 //!
-//! The two policies are the standard one and another build of it. The load is one thread for each client, one request
-//! at a time, without waiting for the disk (`--durability interval`), so that nothing hides behind it.
+//! The two policies are the standard policy and a copy with another digest. The load is one thread
+//! for each client with one request at a time. No request waits for the disk (`--durability
+//! interval`), which would hide these costs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -31,7 +32,8 @@ fn main() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let server = Server::start(directory.path(), &["--durability", "interval"]);
     let admin = Admin::of(&directory.path().join("statehouse-data"));
-    // A custom section makes another build of it: id 0, its length, its name with a length.
+    // A custom section gives the same policy another digest: id 0, its length, its name with a
+    // length.
     let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
     let asked = Instant::now();
     let loaded = admin.done("POST", "/v1/policies", &twin);
@@ -45,7 +47,7 @@ fn main() {
     shadow(&server, &admin, &twin);
 }
 
-/// 200 swaps under load.
+/// Measures 200 swaps under load.
 fn swaps(server: &Server, admin: &Admin, twin: &str) {
     let mut rollbacks = Vec::new();
     let rate = under_load(server, |done| {
@@ -93,7 +95,8 @@ fn swaps(server: &Server, admin: &Admin, twin: &str) {
     );
 }
 
-/// Requests per second without a candidate, with one that sees a tenth of them, with one that sees all.
+/// Compares requests per second without a candidate, with one that gets a tenth of the requests,
+/// and with one that gets all.
 fn shadow(server: &Server, admin: &Admin, twin: &str) {
     let shares: [Option<u16>; 3] = [None, Some(100), Some(1000)];
     let mut rates = [const { Vec::new() }; 3];
@@ -122,11 +125,12 @@ fn shadow(server: &Server, admin: &Admin, twin: &str) {
     }
 }
 
-/// Lets clients work while `act` runs, which sees how many requests were answered. Requests per second.
+/// Runs clients until `act` returns. `act` gets the number of answered requests. Returns requests
+/// per second.
 fn under_load(server: &Server, act: impl FnOnce(&AtomicU64)) -> f64 {
     static ROUND_NUMBER: Mutex<usize> = Mutex::new(0);
     let round = {
-        let mut number = ROUND_NUMBER.lock().expect("nobody panics with it");
+        let mut number = ROUND_NUMBER.lock().expect("no holder panics");
         *number += 1;
         *number
     };
@@ -156,7 +160,7 @@ fn under_load(server: &Server, act: impl FnOnce(&AtomicU64)) -> f64 {
     done.into_inner() as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// The administration over HTTP, a connection for each request.
+/// A client of the admin API that opens a connection for each request.
 struct Admin {
     address: String,
     token: String,
@@ -164,10 +168,10 @@ struct Admin {
 
 impl Admin {
     fn of(data: &Path) -> Self {
-        let door =
-            std::fs::read(data.join("admin")).expect("a running store says where to find it");
-        let door: Value = serde_json::from_slice(&door).expect("JSON");
-        let text = |name: &str| door[name].as_str().expect("a text").to_owned();
+        let found =
+            std::fs::read(data.join("admin")).expect("a running store writes its admin file");
+        let found: Value = serde_json::from_slice(&found).expect("JSON");
+        let text = |name: &str| found[name].as_str().expect("a text").to_owned();
         Self {
             address: text("url").trim_start_matches("http://").to_owned(),
             token: text("token"),

@@ -1,5 +1,5 @@
-//! What the sandbox costs: one GET or SET through the component, beside the same code called natively
-//! over the same transaction.
+//! Measures the cost of the sandbox: one GET or SET through the component, compared with a native
+//! call of the same code on the same transaction.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench policy_call
@@ -23,7 +23,7 @@ use statehouse_policy::{
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
 
-/// The native policy's way to the same table.
+/// The host of the native policy, on the same table.
 struct Native<'a> {
     transaction: &'a mut Transaction,
     payload: &'a [u8],
@@ -158,7 +158,7 @@ impl Host for Native<'_> {
     }
 }
 
-/// Everything of a request but its payload.
+/// All parts of a request except the payload.
 struct Client {
     peer: Peer,
     properties: Properties,
@@ -208,7 +208,7 @@ fn native(
 ) -> Box<State> {
     let request = client.request(payload);
     let mut transaction = Transaction::begin(state, Quota::default(), NOW_MS, &request);
-    // The guest gets its own copy of the payload and the strings; so does the native call.
+    // The native call gets its own copies of the payload and the strings, as the guest does.
     let request = statehouse_policy::Request {
         payload: payload.to_vec(),
         dialect: statehouse_policy::Dialect::Sdk,
@@ -245,17 +245,17 @@ fn policy_call(c: &mut Criterion) {
         for (command, payload) in [("GET", &get), ("SET", &set)] {
             let mut group = c.benchmark_group(format!("{command} {size}"));
             group.throughput(Throughput::Elements(1));
-            // Lent to each call and taken back, as the store does.
+            // Each call takes the state and returns it, as in the store.
             let mut state = Some(sandboxed(&mut instance, Box::default(), &client, &set));
             group.bench_function("native", |b| {
                 b.iter(|| {
-                    let lent = state.take().expect("it comes back from every call");
+                    let lent = state.take().expect("every call returns the state");
                     state = Some(native(&standard, lent, &client, payload));
                 });
             });
             group.bench_function("component", |b| {
                 b.iter(|| {
-                    let lent = state.take().expect("it comes back from every call");
+                    let lent = state.take().expect("every call returns the state");
                     state = Some(sandboxed(&mut instance, lent, &client, payload));
                 });
             });

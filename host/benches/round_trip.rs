@@ -1,5 +1,5 @@
-//! The whole path over loopback: a PUBLISH in, the answer and the PUBACK out, from a client that does
-//! nothing but write and read bytes.
+//! Measures a whole round trip over loopback with a minimal client: one PUBLISH, its answer and its
+//! PUBACK.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench round_trip
@@ -28,7 +28,7 @@ fn round_trip(c: &mut Criterion) {
         b.iter(|| client.round_trip(&set))
     });
 
-    // Criterion reports means; an operator asks for percentiles.
+    // Criterion reports means, but operators need percentiles.
     let mut micros: Vec<u128> = (0..ROUND_TRIPS)
         .map(|_| {
             let start = Instant::now();

@@ -1,12 +1,14 @@
-//! How the cost of a request grows: with the keys of the table, with watches, with the watchers of one key, with the
-//! length of a value. One step of the store in process, policy and all; nothing of MQTT, nothing of a disk.
+//! Measures how the cost of a request grows with the number of keys, of watches and of watchers of
+//! one key, and with the length of a value. Each request is one step of the store, including the
+//! policy, without MQTT and without a disk.
 //!
 //! ```text
-//! cargo bench -p statehouse --bench scale                        # up to a million keys, in half a minute
-//! cargo bench -p statehouse --bench scale -- --large 10000000    # as many, with some 2 GB of memory
+//! cargo bench -p statehouse --bench scale                      # up to a million keys, half a
+//! minute
+//! cargo bench -p statehouse --bench scale -- --large 10000000  # this many, some 2 GB of memory
 //! ```
 //!
-//! Times are those that this thread had a processor for, all in one process: quote ratios.
+//! All times are CPU times of one thread in one process. Quote only ratios.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,9 +24,10 @@ const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
 const VALUE_BYTES: usize = 64;
 const CLIENTS: u64 = 50;
-/// Requests that are made up at once, so that this is not measured.
+/// Requests that are generated at a time, before the measurement.
 const BATCH: usize = 4_000;
-/// How long a figure is measured: the kernel counts a thread's time in ticks of some milliseconds.
+/// CPU time per figure. Long, because the kernel counts a thread's time in ticks of some
+/// milliseconds.
 const MEASURED_NS: f64 = 5e8;
 
 /// A store and its clients.
@@ -84,9 +87,9 @@ impl Bench {
         };
         let effects = self.store.step(Event::Request(&request), NOW_MS);
         assert_eq!(effects.failures, 0);
-        let told = effects.notifications.iter().map(|notice| notice.to.len()).sum();
+        let notified = effects.notifications.iter().map(|notice| notice.to.len()).sum();
         black_box(effects);
-        told
+        notified
     }
 
     fn roll(&mut self, sides: u64) -> u64 {
@@ -103,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// Nanoseconds of a step with keys by chance.
+    /// Measures a step with random keys in nanoseconds.
     fn steps(&mut self, keys: u64, batch: usize, of: impl Fn(&[u8]) -> Bytes) -> f64 {
         let (mut worked, mut steps) = (0.0, 0);
         while worked < MEASURED_NS {
@@ -118,10 +121,10 @@ impl Bench {
         worked / steps as f64
     }
 
-    /// The same of a GET and of a SET.
+    /// Measures a GET and a SET in nanoseconds.
     fn reads_and_writes(&mut self, keys: u64, value: &[u8]) -> (f64, f64) {
         let batch = (BATCH * 256 / (value.len() + 256)).max(20);
-        // What a store has remembered for long costs more than what it has not.
+        // First fill the table of remembered requests, because it makes steps slower.
         self.steps(keys, batch, |key| command(&[b"SET", key, value]));
         let get = self.steps(keys, batch, |key| command(&[b"GET", key]));
         let set = self.steps(keys, batch, |key| command(&[b"SET", key, value]));
@@ -145,7 +148,7 @@ fn command(arguments: &[&[u8]]) -> Bytes {
     statehouse_policy::resp::request(arguments).into()
 }
 
-/// How long this thread has had a processor: other processes only make it slower, not longer.
+/// The CPU time of this thread. Other processes affect it only through caches and memory.
 fn worked_ns() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("a Linux kernel");
     let first = stat.split_whitespace().next().expect("three numbers");
@@ -156,11 +159,11 @@ fn resident_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
-    kib.expect("every process has one") * 1024.0 / 1e6
+    kib.expect("every process has a VmRSS") * 1024.0 / 1e6
 }
 
 fn keys(policy: &Arc<Policy<Transaction>>, counts: &[u64]) {
-    println!("keys of 19 B with values of 64 B; all that is remembered included");
+    println!("keys of 19 B with values of 64 B; memory includes the remembered requests");
     println!("| keys | GET, ns | SET, ns | ratio to the first | MB |\n|---|---|---|---|---|");
     let value = [b'v'; VALUE_BYTES];
     let mut first = None;
@@ -236,7 +239,7 @@ fn main() {
                 let large = arguments.next().and_then(|it| it.parse().ok());
                 counts.push(large.expect("--large takes a number of keys"));
             }
-            // What cargo adds by itself.
+            // Cargo adds this argument.
             "--bench" => {}
             other => panic!("unknown argument {other}; there is --large KEYS"),
         }

@@ -1,12 +1,13 @@
-//! Where the time of one request goes: each stage of its path by itself, and the whole path without a socket.
+//! Measures the time of each stage of a request, and of the whole path without a socket.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench stages
 //! ```
 //!
-//! Requests are those of `statehouse bench`, answered in memory by the standard policy, on a table of ten thousand keys.
-//! Each figure is the tenth percentile of many short samples: what the code takes where nothing interrupts it. What
-//! `statehouse bench` shows as CPU of a request beyond the whole path is the kernel's, for sockets and waking threads.
+//! The requests are those of `statehouse bench`. The standard policy answers them in memory, on a
+//! table of ten thousand keys. Each figure is the tenth percentile of many short samples: the time
+//! without interruptions. `statehouse bench` shows more CPU time per request than the whole path
+//! here. The difference is the kernel's time for sockets and waking threads.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -36,7 +37,7 @@ use statehouse_mqtt::{
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;
 const SAMPLES: usize = 4_000;
-/// In a second.
+/// A limit in requests per second.
 const RATE_NEVER_REACHED: u32 = 900_000_000;
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
@@ -44,7 +45,7 @@ const RESPONSE_TOPIC: &str = "clients/bench-0000000000000000-0/bench";
 
 type Loaded = Arc<Policy<Transaction>>;
 
-/// Nanoseconds of one request, from samples of `requests` each.
+/// Nanoseconds per request, from samples of `requests` requests each.
 fn undisturbed(mut samples: Vec<Duration>, requests: usize) -> f64 {
     samples.sort();
     samples[samples.len() / 10].as_secs_f64() * 1e9 / requests as f64
@@ -56,11 +57,11 @@ fn timed<T>(work: impl FnOnce() -> T) -> Duration {
     start.elapsed()
 }
 
-/// One client of `statehouse bench` and its connection. Only the broker's side of it is timed.
+/// A client of `statehouse bench` and its connection. Only the broker's side is timed.
 struct Client {
     mqtt: Mqtt,
     wire: Wire,
-    /// Acknowledgements that go out with the next requests.
+    /// Acknowledgements that are sent with the next requests.
     acks: Vec<u8>,
     number: u64,
 }
@@ -85,7 +86,7 @@ impl Client {
         }
     }
 
-    /// So many requests in one read, and what the broker takes for it.
+    /// Sends this many requests in one read of the broker, and measures the broker's time.
     fn ask(&mut self, verb: Verb, requests: u16) -> Duration {
         let mut out = std::mem::take(&mut self.acks);
         for slot in 0..requests {
@@ -114,7 +115,8 @@ impl Client {
     }
 }
 
-/// A service in the place of the store: it gives every request the same answer, of the length of a real one.
+/// A service instead of the store. It gives every request the same answer, which is as long as a
+/// real one.
 struct Echo(Message);
 
 impl Echo {
@@ -148,7 +150,7 @@ impl Service for Echo {
     fn requests(&self, broker: &Broker, _: &Origin, requests: &mut Vec<statehouse_mqtt::Request>) {
         broker.batch(|batch| {
             for request in requests.drain(..) {
-                let token = request.token.expect("it came at QoS 1");
+                let token = request.token.expect("a QoS 1 request has a token");
                 batch.answer(Some(&token), self.0.clone());
                 batch.settle(token, ReasonCode::SUCCESS, None);
             }
@@ -158,10 +160,10 @@ impl Service for Echo {
     fn gone(&self, _: &Broker, _: &Origin) {}
 }
 
-/// Keeps records nowhere, but asks for them.
-struct Nowhere;
+/// A journal that requests records and discards them.
+struct DiscardingJournal;
 
-impl Journal for Nowhere {
+impl Journal for DiscardingJournal {
     fn keeps(&self) -> bool {
         true
     }
@@ -185,7 +187,7 @@ impl Journal for Nowhere {
 
 fn store(policy: &Loaded) -> Store {
     let mut store = Store::new(Registry::new(policy.clone(), None), Quota::default());
-    // One of a thousand requests runs twice, beside the path.
+    // No re-execution, which is not a part of the path.
     store.supervision().purity_every = 0;
     store
 }
@@ -197,7 +199,7 @@ fn recorder(policy: &Loaded, journal: Arc<dyn Journal>) -> Recorder {
     recorder
 }
 
-/// A store behind a broker, as `serve` wires them, with as many keys as the bench asks for.
+/// A store in a broker, connected as in `serve`, with the keys of `statehouse bench`.
 fn served(policy: &Loaded, limits: Limits) -> Client {
     let clock = Clock::new(Arc::new(SystemSource::default()));
     let recorder = recorder(policy, Arc::new(Memory));
@@ -215,8 +217,8 @@ fn served(policy: &Loaded, limits: Limits) -> Client {
     client
 }
 
-/// What it takes to count each request against `max_rate` and `max_client_rate`, in nanoseconds of a request: two stores in turn,
-/// since a machine is not the same for long. All other limits are always looked at.
+/// Measures the check of `max_rate` and `max_client_rate` in nanoseconds per request. The two
+/// stores alternate, because the speed of a machine varies. All other limits are always checked.
 fn counting_rates(policy: &Loaded, verb: Verb) -> f64 {
     let rates = Limits {
         publishes_per_second_max: RATE_NEVER_REACHED,
@@ -234,7 +236,7 @@ fn counting_rates(policy: &Loaded, verb: Verb) -> f64 {
     with - without
 }
 
-/// A request as its connection hands it over.
+/// A request as received from its connection.
 struct Arrived {
     payload: Bytes,
     properties: Properties,
@@ -299,7 +301,7 @@ fn parsed<'a>(incoming: &'a Incoming<'a>) -> (Request<'a>, ReplyTo<'a>) {
     }
 }
 
-/// What the parts between broker and broker take, in nanoseconds of a request.
+/// Times of the parts of a request inside the store, in nanoseconds.
 #[derive(Default)]
 struct Parts {
     parse: f64,
@@ -309,7 +311,7 @@ struct Parts {
     properties: f64,
 }
 
-/// Requests that are prepared at a time, and timed together.
+/// Requests that are prepared and timed together.
 const PREPARED: u64 = 16;
 
 fn parts(policy: &Loaded, verb: Verb) -> Parts {
@@ -320,7 +322,7 @@ fn parts(policy: &Loaded, verb: Verb) -> Parts {
             .borrow_mut()
             .step(Event::Request(&parsed(&arrived.incoming()).0), NOW_MS);
     }
-    let mut recorder = recorder(policy, Arc::new(Nowhere));
+    let mut recorder = recorder(policy, Arc::new(DiscardingJournal));
     let mut instance = Instance::warm(policy.clone()).expect("the standard policy starts");
     let mut samples: [Vec<Duration>; 5] = Default::default();
     for sample in 0..SAMPLES as u64 {
@@ -361,7 +363,7 @@ fn parts(policy: &Loaded, verb: Verb) -> Parts {
             }
         });
         note(4, took);
-        // The same call again on the same state, given back unchanged.
+        // Repeat the policy calls on the same state, and roll each one back.
         let mut state = Some(Box::new(std::mem::take(store.state_mut())));
         let took = timed(|| {
             for (request, _) in &parsed {
@@ -465,7 +467,7 @@ fn main() {
         set.record,
     );
     row(
-        "max_rate and max_client_rate, where they are set",
+        "max_rate and max_client_rate, if they are set",
         rates[0],
         rates[1],
     );

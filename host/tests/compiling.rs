@@ -1,4 +1,5 @@
-//! Policies are compiled in a process of its own, so that one which is made to be costly takes nothing from the store.
+//! The compilation of policies in a separate process: a policy that is costly to compile must not
+//! take resources from the store.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "../../tests/policies/wasm.rs"]
@@ -10,24 +11,24 @@ use statehouse::{STANDARD_POLICY, limits};
 use statehouse_precompiled::{CompileBounds, CompileError, Compiler};
 use wasm::bomb;
 
-/// Compiles a file with the program of this package.
+/// Compiles a file with the binary of this package.
 fn compile(bounds: CompileBounds, file: &[u8]) -> Result<Vec<u8>, CompileError> {
     Compiler::new(env!("CARGO_BIN_EXE_statehouse"), bounds).compile(file)
 }
 
-/// Half a megabyte.
+/// Calls of a bomb of half a megabyte.
 const CALLS: usize = 270_000;
 
 #[test]
-fn an_honest_policy_is_compiled_within_the_bounds() {
+fn standard_policy_compiles_within_the_bounds() {
     let code = compile(limits::COMPILE, STANDARD_POLICY).unwrap();
     assert!(code.len() > STANDARD_POLICY.len());
-    // And the bomb's form is no fault.
+    // A small component of the bomb's form is valid, too.
     compile(limits::COMPILE, &bomb(10)).unwrap();
 }
 
 #[test]
-fn a_file_that_the_compiler_refuses_is_refused_in_its_words() {
+fn invalid_file_is_refused_with_the_compilers_error() {
     let module = compile(limits::COMPILE, b"\0asm\x01\0\0\0\x01").unwrap_err();
     assert!(matches!(module, CompileError::NoComponent(_)), "{module}");
     let component = compile(limits::COMPILE, b"\0asm\x0d\0\x01\0\x7f\0").unwrap_err();
@@ -35,7 +36,7 @@ fn a_file_that_the_compiler_refuses_is_refused_in_its_words() {
 }
 
 #[test]
-fn a_compilation_ends_at_each_of_its_bounds() {
+fn compilation_ends_at_each_of_its_bounds() {
     let all = limits::COMPILE;
     let memory = CompileBounds {
         memory_bytes: 64 << 20,
@@ -63,9 +64,9 @@ fn a_compilation_ends_at_each_of_its_bounds() {
     }
 }
 
-/// A bomb, by the bounds of a store.
+/// With the bounds of a real store, the bomb must fail.
 #[test]
-fn half_a_megabyte_of_calls_takes_too_much_memory() {
+fn half_a_megabyte_of_calls_exceeds_the_memory_bound() {
     let error = compile(limits::COMPILE, &bomb(CALLS)).unwrap_err();
     let CompileError::Exceeded(what) = error else {
         panic!("{error}");
@@ -74,7 +75,7 @@ fn half_a_megabyte_of_calls_takes_too_much_memory() {
 }
 
 #[test]
-fn processor_time_is_bounded_too() {
+fn processor_time_is_bounded() {
     let bounds = CompileBounds {
         cpu: Duration::from_secs(1),
         memory_bytes: 4 << 30,
@@ -89,7 +90,7 @@ fn processor_time_is_bounded_too() {
 }
 
 #[test]
-fn a_program_that_cannot_be_started_is_the_machines_fault() {
+fn missing_compiler_is_reported_as_a_machine_error() {
     let compiler = Compiler::new("/nowhere/at/all", limits::COMPILE);
     let error = compiler.compile(STANDARD_POLICY).unwrap_err();
     assert!(matches!(error, CompileError::Machine(_)), "{error}");

@@ -1,4 +1,5 @@
-//! A policy may do whatever it likes: nothing it staged stays, the client is told, the next request works.
+//! Containment of failing policies: the host must roll back all staged changes, answer the client
+//! with an error, and handle the next request normally.
 
 mod common;
 
@@ -69,7 +70,7 @@ fn every_fault_is_contained() {
                 "{mode} changed something"
             );
             assert_eq!(store.state().hlc, clock, "{mode} moved the clock");
-            // The instance was replaced, also where it only returned nonsense.
+            // The instance was replaced, even if it only returned an invalid value.
             assert_eq!(
                 ask(&mut store, &["COUNT", "-"], NOW_MS).1,
                 ":1\r\n",
@@ -84,15 +85,16 @@ fn every_fault_is_contained() {
     }
 }
 
-/// Host calls burnt no fuel, so a loop over them held every client up until the watchdog came.
+/// Regression test: imports cost no fuel, so a loop over an import blocked all clients until the
+/// watchdog ended it.
 #[test]
-fn a_loop_over_an_import_ends_when_its_fuel_has_paid_for_the_hosts_work() {
+fn loop_over_an_import_ends_when_its_fuel_is_used_up() {
     const MEGABYTE: u64 = 1 << 20;
     let fuel = limits::FUEL_PER_CALL_DEFAULT;
     let moving = fuel * limits::MOVED_BYTES_PER_FUEL / MEGABYTE;
     let named = fuel / (limits::FUEL_PER_KEY_BYTE * MEGABYTE);
     let small = fuel / limits::FUEL_PER_IMPORT;
-    // Also on a busy machine it is the fuel that ends it.
+    // Without the watchdog, so that the fuel ends the loop even on a busy machine.
     let engine = Engine::without_watchdog().expect("an engine");
     let policy = Arc::new(engine.load(faulty()).expect("a policy"));
     let mut store = store_under(policy.clone(), None);
@@ -113,7 +115,7 @@ fn a_loop_over_an_import_ends_when_its_fuel_has_paid_for_the_hosts_work() {
         assert_eq!(answer, "-ERR internal error\r\n", "{import}");
         assert_eq!(effects.failed, Some(Failure::Fuel), "{import}");
         assert!(effects.fuel >= fuel, "{import}: {}", effects.fuel);
-        // The last one of them was not paid for any more.
+        // There was not enough fuel for the last call.
         let calls = policy.counters.all()["repeated"] - before;
         before += calls;
         assert!((1..=calls_max + 1).contains(&calls), "{import}: {calls}");
@@ -122,7 +124,7 @@ fn a_loop_over_an_import_ends_when_its_fuel_has_paid_for_the_hosts_work() {
 }
 
 #[test]
-fn what_is_no_value_of_the_contract_is_contained() {
+fn values_outside_the_contract_are_contained() {
     let mut store = store_under(load(malformed()), None);
     assert_eq!(
         ask(&mut store, &["SET", "kept", "fine"], NOW_MS).1,
@@ -149,7 +151,7 @@ fn what_is_no_value_of_the_contract_is_contained() {
 }
 
 #[test]
-fn what_fails_now_and_then_fails_alone() {
+fn occasional_failure_affects_only_its_own_request() {
     let mut store = store(None);
     let mut failed = Vec::new();
     for number in 1..=3500 {
@@ -163,20 +165,20 @@ fn what_fails_now_and_then_fails_alone() {
         assert!(store.state().table.get(key.as_bytes()).is_none());
         failed.push(number);
     }
-    // Each time on an instance that begins anew.
+    // Each failure starts a new instance, which counts from zero.
     assert_eq!(failed, [1000, 2000, 3000]);
     assert_eq!(store.state().table.keys(), 3497);
 }
 
 #[test]
-fn a_request_that_cannot_be_told_of_does_not_happen() {
+fn request_without_notification_is_rolled_back() {
     let mut store = store(None);
     ask(&mut store, &["KEYNOTIFY", "bad-notify"], NOW_MS);
     let (effects, answer) = ask(&mut store, &["SET", "bad-notify", "fine"], NOW_MS);
     assert_eq!(answer, "-ERR internal error\r\n");
     assert!(effects.notifications.is_empty());
     assert_eq!(store.state().table.keys(), 0);
-    // Nobody watches this one, so there is nothing to tell.
+    // This key has no watcher, so no notification is needed.
     assert_eq!(
         ask(&mut store, &["SET", "bad-notify-2", "fine"], NOW_MS).1,
         "+OK\r\n"
@@ -184,7 +186,7 @@ fn a_request_that_cannot_be_told_of_does_not_happen() {
 }
 
 #[test]
-fn an_expired_key_goes_even_where_the_policy_cannot_tell_of_it() {
+fn expired_key_is_removed_even_if_notify_fails() {
     for previous in [None, Some(load(STANDARD_POLICY))] {
         let falls_back = previous.is_some();
         let mut store = store(previous);
@@ -201,7 +203,8 @@ fn an_expired_key_goes_even_where_the_policy_cannot_tell_of_it() {
         );
         let effects = store.step(Event::Sweep, NOW_MS + 1000);
         assert_eq!((effects.failures, store.state().table.keys()), (1, 0));
-        // Where there is a policy before the active one, it speaks: a lock's waiters must hear.
+        // If there is a previous policy, it renders the notification, because the waiters of a lock
+        // need it.
         assert_eq!(effects.expired.len(), usize::from(falls_back));
         if let Some(notice) = effects.expired.first() {
             assert_eq!(notice.payload, "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
@@ -210,7 +213,7 @@ fn an_expired_key_goes_even_where_the_policy_cannot_tell_of_it() {
 }
 
 #[test]
-fn hidden_keys_are_nobodys_and_expire_too() {
+fn hidden_keys_are_unreadable_and_expire() {
     let mut store = store(None);
     assert_eq!(ask(&mut store, &["HIDE", "books"], NOW_MS).1, "+OK\r\n");
     assert_eq!(ask(&mut store, &["GET", "books"], NOW_MS).1, "$-1\r\n");
@@ -234,13 +237,13 @@ fn refused(file: &[u8]) -> LoadError {
 }
 
 #[test]
-fn a_policy_that_describes_itself_badly_is_refused_in_words() {
-    // The word stands in the module with dots behind it.
+fn policy_with_bad_description_is_refused_with_the_cause() {
+    // In the module, the word is followed by dots.
     let described = |word: &str| {
         let mark = b"description=";
         let mut module = malformed().to_vec();
         let at = module.windows(mark.len()).position(|it| it == mark);
-        let at = at.expect("the module says how it describes itself") + mark.len();
+        let at = at.expect("the module contains its description mode") + mark.len();
         module[at..at + word.len() + 1].copy_from_slice(format!("{word}.").as_bytes());
         module
     };
@@ -261,7 +264,7 @@ fn a_policy_that_describes_itself_badly_is_refused_in_words() {
     assert!(error.len() < 2048, "{} bytes", error.len());
 }
 
-/// A component of two sections: what it imports or exports is an instance of nothing.
+/// A component with these sections.
 fn component(sections: &[(u8, &[u8])]) -> Vec<u8> {
     let mut bytes = b"\0asm\x0d\0\x01\0".to_vec();
     for (id, content) in sections {
@@ -271,16 +274,16 @@ fn component(sections: &[(u8, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// How a name of an import or export is written: a kind, its length, its bytes.
+/// The encoding of the name of an import or export: a kind, its length, its bytes.
 fn name(text: &str) -> Vec<u8> {
     let len = u8::try_from(text.len()).expect("a short name");
     [&[0, len], text.as_bytes()].concat()
 }
 
 #[test]
-fn a_component_of_another_world_is_refused_in_words() {
+fn component_of_another_world_is_refused_with_the_cause() {
     let imports = |interface: &str| {
-        // One type, an instance of nothing; one import of that type.
+        // One type, an empty instance, and one import of that type.
         let import = [&[1][..], &name(interface), &[5, 0]].concat();
         component(&[(7, &[1, 0x42, 0]), (10, &import)])
     };
@@ -295,7 +298,7 @@ fn a_component_of_another_world_is_refused_in_words() {
     }
     let error = refused(&imports("statehouse:policy/table@2.0.0"));
     assert!(matches!(error, LoadError::Version(_)), "{error}");
-    // One instance of no exports, exported as the handler: there is nothing in it to call.
+    // An instance without exports is exported as the handler, so it has no functions.
     let export = [
         &[1][..],
         &name("statehouse:policy/handler@1.0.0"),
@@ -308,7 +311,7 @@ fn a_component_of_another_world_is_refused_in_words() {
 }
 
 #[test]
-fn what_is_no_policy_is_refused_in_words() {
+fn file_that_is_no_policy_is_refused_with_the_cause() {
     assert!(matches!(refused(b"#!/bin/sh\n"), LoadError::NotWasm));
     assert!(matches!(refused(b""), LoadError::NotWasm));
     // An empty module and an empty component.
@@ -320,7 +323,8 @@ fn what_is_no_policy_is_refused_in_words() {
         refused(b"\0asm\x0d\0\x01\0"),
         LoadError::NoHandler
     ));
-    // A component and a core module that are not copied whole yet, and one with a byte that is no section's.
+    // Truncated files of a component and of a core module, and files with a byte outside all
+    // sections.
     for whole in [STANDARD_POLICY, malformed()] {
         for end in [whole.len() / 2, whole.len() - 1, 100, 9] {
             let error = refused(&whole[..end]);
@@ -334,8 +338,9 @@ fn what_is_no_policy_is_refused_in_words() {
 }
 
 #[test]
-fn a_policy_of_another_major_version_is_told_what_to_do() {
-    // The names of interfaces stand in the component as text, so a byte makes another version of them.
+fn policy_of_another_major_version_must_be_rebuilt() {
+    // A component contains the names of interfaces as text, so one changed byte changes the
+    // version.
     let newer: Vec<u8> = {
         let (from, to) = (b"@1.0.0", b"@2.0.0");
         let mut bytes = STANDARD_POLICY.to_vec();

@@ -1,5 +1,5 @@
-//! The standard policy's own transcripts, run as a component by the host's engine: the same bytes must
-//! come out as from the same code natively.
+//! Runs the standard policy's own cases on its component in the host's engine. The answers must
+//! have the same bytes as those of the native code.
 
 use std::fs;
 use std::path::Path;
@@ -15,15 +15,15 @@ use statehouse_mqtt::Properties;
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
 
-/// A store under the standard policy, as a transcript sees it.
+/// A store with the standard policy, as the subject of the cases.
 struct Host {
     policy: Arc<Policy<Transaction>>,
-    /// A new instance for every request, so that nothing can hide in an old one.
+    /// Whether each request gets a new instance, which shows hidden state.
     fresh: bool,
     store: Store,
     quota: Quota,
     now_ms: u64,
-    told: Vec<Delivery>,
+    deliveries: Vec<Delivery>,
 }
 
 impl Host {
@@ -36,15 +36,15 @@ impl Host {
             store,
             quota,
             now_ms: 0,
-            told: Vec::new(),
+            deliveries: Vec::new(),
         }
     }
 
-    fn note(&mut self, effects: &Effects) {
+    fn record(&mut self, effects: &Effects) {
         assert_eq!(effects.failures, 0, "the standard policy never fails");
         for notice in effects.expired.iter().chain(&effects.notifications) {
             for (peer, topic) in &notice.to {
-                self.told.push(Delivery {
+                self.deliveries.push(Delivery {
                     client: peer.client.to_string(),
                     topic: String::from_utf8_lossy(topic).into_owned(),
                     version: statehouse_policy::Stamp {
@@ -78,13 +78,13 @@ impl Subject for Host {
         self.quota = quota(keys_max);
         self.store = Store::new(Registry::new(self.policy.clone(), None), self.quota);
         self.now_ms = now_ms;
-        self.told.clear();
+        self.deliveries.clear();
     }
 
     fn advance(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         let effects = self.store.step(Event::Sweep, now_ms);
-        self.note(&effects);
+        self.record(&effects);
     }
 
     fn call(&mut self, request: &statehouse_policy::Request) -> Answer {
@@ -109,7 +109,7 @@ impl Subject for Host {
             grants: None,
         };
         let mut effects = self.store.step(Event::Request(&request), self.now_ms);
-        self.note(&effects);
+        self.record(&effects);
         let answer = effects.answer.take().expect("every request has an answer");
         Answer {
             bytes: answer.payload.to_vec(),
@@ -127,11 +127,11 @@ impl Subject for Host {
 
     fn disconnect(&mut self, client: &str) {
         let effects = self.store.step(Event::Disconnected(&peer(client)), self.now_ms);
-        self.note(&effects);
+        self.record(&effects);
     }
 
     fn deliveries(&mut self) -> Vec<Delivery> {
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.deliveries)
     }
 }
 
@@ -156,11 +156,11 @@ fn run_all(fresh: bool) {
 }
 
 #[test]
-fn the_transcripts_hold_on_a_long_lived_instance() {
+fn cases_pass_on_a_long_lived_instance() {
     run_all(false);
 }
 
 #[test]
-fn the_transcripts_hold_on_a_fresh_instance_for_every_request() {
+fn cases_pass_on_a_new_instance_per_request() {
     run_all(true);
 }

@@ -1,4 +1,4 @@
-//! The harness, as the author of a policy uses it in a plain `#[test]`.
+//! Tests of the harness that policy authors use in a plain `#[test]`.
 
 use statehouse_core::policy::LoadError;
 use statehouse_core::request::Dialect;
@@ -6,7 +6,7 @@ use statehouse_core::store::Quota;
 use statehouse_testkit::{Harness, NOW_MS, Publish, Reads, transcript};
 
 #[test]
-fn a_script_has_a_clock_a_table_and_clients() {
+fn harness_has_a_clock_a_table_and_clients() {
     let mut it = Harness::standard().expect("the built-in policy");
     assert_eq!(it.now_ms(), NOW_MS);
     it.at(NOW_MS + 1);
@@ -21,7 +21,7 @@ fn a_script_has_a_clock_a_table_and_clients() {
     assert_eq!(answer.watched, ["k"]);
     let answer = it.client("a").send(&["SET", "k", "v", "PX", "500"]);
     assert_eq!(answer.payload, b"+OK\r\n");
-    // The store's clock goes on from the version that was seeded.
+    // The store's clock continues from the version of the seeded key.
     assert_eq!(
         answer.version.as_deref(),
         Some("001700000000001:00001:StateStore")
@@ -31,10 +31,10 @@ fn a_script_has_a_clock_a_table_and_clients() {
     assert_eq!(answer.notifications[0].client, "watcher");
     assert_eq!(it.advance(499), []);
     assert!(it.get("k").is_some());
-    let told = it.advance(1);
-    assert_eq!(told.len(), 1, "the end of the key");
+    let notifications = it.advance(1);
+    assert_eq!(notifications.len(), 1, "the key expired");
     assert!(it.get("k").is_none());
-    // Time never goes back.
+    // The clock never runs backwards.
     it.at(0);
     assert_eq!(it.now_ms(), NOW_MS + 501);
 
@@ -44,7 +44,7 @@ fn a_script_has_a_clock_a_table_and_clients() {
 }
 
 #[test]
-fn a_client_says_what_it_is_told_to() {
+fn client_sends_the_given_properties() {
     let mut it = Harness::standard().expect("the built-in policy");
     let set = ["SET", "k", "v"];
     let answer = it.client("a").timestamp(None).send(&set);
@@ -72,14 +72,14 @@ fn a_client_says_what_it_is_told_to() {
         .property("__protVer", "1.0")
         .send_bytes("PING");
     assert_eq!(answer.payload, b"-ERR syntax error\r\n");
-    // A topic that nobody may answer to ends the connection, and with it what it watches.
+    // An invalid response topic ends the connection and its watches.
     it.client("a").send(&["KEYNOTIFY", "k"]);
     let mut publish = Publish::new(Dialect::Sdk, "a", b"*1".to_vec(), it.now_ms());
     publish.response_topic = Some("a/+".into());
-    let came = it.publish("a", publish);
+    let result = it.publish("a", publish);
     assert!(
-        format!("{came:?}").starts_with("Disconnected { reason: 130"),
-        "{came:?}"
+        format!("{result:?}").starts_with("Disconnected { reason: 130"),
+        "{result:?}"
     );
     assert_eq!(
         it.client("a").send(&["KEYNOTIFY", "k", "STOP"]).payload,
@@ -88,7 +88,7 @@ fn a_client_says_what_it_is_told_to() {
 }
 
 #[test]
-fn bounds_and_beginnings_are_the_script_s() {
+fn quota_is_enforced_and_anew_clears_the_table() {
     let mut it = Harness::standard().expect("the built-in policy");
     it.set_quota(Quota {
         keys_max: 1,
@@ -101,14 +101,16 @@ fn bounds_and_beginnings_are_the_script_s() {
             .payload
             .starts_with(b"-ERR the quota has been exceeded")
     );
-    // Anew is from the beginning, with nothing of this.
+    // `anew` returns a new store without these changes.
     let mut it = it.anew();
     assert!(it.get("one").is_none());
     assert_eq!(
         it.client("a").send(&["SET", "two", "v"]).payload,
         b"+OK\r\n"
     );
-    let error = Harness::of(b"no policy").err().expect("it is none");
+    let error = Harness::of(b"no policy")
+        .err()
+        .expect("the bytes are no policy");
     assert_eq!(error.to_string(), LoadError::NotWasm.to_string());
     assert!(Harness::load("/no/such/file").is_err());
     let report = transcript::run(&it, "> SET k v\n").expect("a transcript");

@@ -1,4 +1,4 @@
-//! What rules let clients do to keys: the standard policy over a store, with rights and without.
+//! The effect of access rules on keys: the standard policy on a store, with and without rights.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -30,7 +30,7 @@ principals.clientIds = ["picky"]
 stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["k49?7"] }]
 "#;
 
-/// A store whose clients ask one after the other.
+/// A store and its clients, which send requests one after the other.
 struct World {
     store: Store,
     properties: Properties,
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// A new request.
+    /// Sends a new request.
     fn ask(
         &mut self,
         client: &str,
@@ -106,12 +106,12 @@ fn peer(client: &str) -> Peer {
 }
 
 fn grants(client: &str) -> Option<Arc<Grants>> {
-    let who = Principal {
+    let principal = Principal {
         client,
         user: None,
         attributes: &[],
     };
-    Some(Rules::parse(RULES).unwrap().grants(who))
+    Some(Rules::parse(RULES).unwrap().grants(principal))
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn each_command_needs_its_right() {
 }
 
 #[test]
-fn without_a_right_a_key_that_is_there_is_as_one_that_is_not() {
+fn refusal_does_not_reveal_whether_a_key_exists() {
     let mut world = World::new();
     world.ask("admin", None, &[b"SET", b"secret", b"v"]);
     for command in ["GET", "DEL", "KEYNOTIFY"] {
@@ -163,7 +163,7 @@ fn without_a_right_a_key_that_is_there_is_as_one_that_is_not() {
     }
 }
 
-/// All keys that a client lists, and the tokens that came with them.
+/// Lists all keys that match. Returns the keys and the received tokens.
 fn scan(world: &mut World, client: &str, pattern: &[u8]) -> (Vec<String>, Vec<Vec<u8>>) {
     let grants = grants(client);
     let (mut keys, mut tokens) = (Vec::new(), Vec::<Vec<u8>>::new());
@@ -182,15 +182,15 @@ fn scan(world: &mut World, client: &str, pattern: &[u8]) -> (Vec<String>, Vec<Ve
         }
         assert!(text.starts_with("*2\r\n"), "{text}");
         let token = token_of(&answer);
-        assert!(tokens.len() < 100, "it comes to an end");
+        assert!(tokens.len() < 100, "the scan ends");
         tokens.push(token);
     }
 }
 
-/// The last bulk string.
+/// The last bulk string of an answer.
 fn token_of(answer: &[u8]) -> Vec<u8> {
     let body = answer.strip_suffix(b"\r\n").unwrap();
-    // `$<n>\r\n<bytes>`: the only place where the length fits what follows it.
+    // `$<n>\r\n<bytes>`: only here the length matches the rest.
     let at = (0..body.len()).rev().find(|at| {
         let Some(rest) = body[*at..].strip_prefix(b"$") else {
             return false;
@@ -209,17 +209,17 @@ fn token_of(answer: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_scan_lists_what_may_be_read_and_its_tokens_show_nothing_else() {
+fn scan_lists_readable_keys_and_tokens_reveal_no_others() {
     let mut world = World::new();
     let keys: Vec<String> = (0..5_000).map(|number| format!("k{number:04}")).collect();
     for key in &keys {
         world.ask("admin", None, &[b"SET", key.as_bytes(), b""]);
     }
-    // All of them behind more keys than one page examines.
+    // All readable keys follow more keys than one page examines.
     let readable: Vec<String> = (0..10).map(|it| format!("k49{it}7")).collect();
     let (listed, tokens) = scan(&mut world, "picky", b"k*");
     assert_eq!(listed, readable);
-    assert!(!tokens.is_empty(), "else there is nothing to show");
+    assert!(!tokens.is_empty(), "the scan has several pages");
     for token in tokens {
         let shows = |key: &String| token.windows(key.len()).any(|it| it == key.as_bytes());
         assert!(!keys.iter().any(shows), "{token:?}");
@@ -228,7 +228,7 @@ fn a_scan_lists_what_may_be_read_and_its_tokens_show_nothing_else() {
 }
 
 #[test]
-fn a_token_of_somebody_without_rules_is_none_under_rules() {
+fn scan_token_from_without_rules_is_invalid_with_rules() {
     let mut world = World::new();
     for number in 0..2_000 {
         let key = format!("k{number:04}");
@@ -241,7 +241,7 @@ fn a_token_of_somebody_without_rules_is_none_under_rules() {
 }
 
 #[test]
-fn a_duplicate_is_answered_by_the_rights_that_it_had() {
+fn duplicate_is_answered_with_its_original_rights() {
     let mut world = World::new();
     let set: &[&[u8]] = &[b"SET", b"shared/a", b"v"];
     let (all, none) = (grants("both"), grants("nobody"));
@@ -254,11 +254,14 @@ fn a_duplicate_is_answered_by_the_rights_that_it_had() {
     assert_eq!(first, NOT_AUTHORIZED);
     let (effects, again) = world.send("both", all.as_ref(), set, 2, true);
     assert_eq!((&again, effects.repeated), (&first, Some(Rerun::Same)));
-    assert!(effects.denied.is_none(), "nobody was refused anew");
+    assert!(
+        effects.denied.is_none(),
+        "the duplicate was not refused again"
+    );
 }
 
 #[test]
-fn a_request_that_was_refused_runs_the_same_on_another_instance() {
+fn refused_request_has_the_same_result_when_reexecuted() {
     let mut world = World::new();
     for (client, command) in [
         ("reader", &[&b"SET"[..], b"shared/a", b"v"][..]),
@@ -277,7 +280,7 @@ fn a_request_that_was_refused_runs_the_same_on_another_instance() {
 }
 
 #[test]
-fn what_a_watcher_may_read_is_told_by_a_writer_who_may_not_read_it() {
+fn writer_without_read_right_notifies_watchers() {
     let mut world = World::new();
     world.ask(
         "reader",
@@ -290,17 +293,17 @@ fn what_a_watcher_may_read_is_told_by_a_writer_who_may_not_read_it() {
         &[b"SET", b"shared/a", b"v"],
     );
     assert_eq!(answer, "+OK\r\n");
-    let told: Vec<_> = effects
-        .notifications
+    let notified: Vec<_> = effects
+        .notices
         .iter()
         .flat_map(|it| &it.to)
         .map(|(peer, _)| &*peer.client)
         .collect();
-    assert_eq!(told, ["reader"]);
+    assert_eq!(notified, ["reader"]);
 }
 
 #[test]
-fn a_scan_looks_at_a_bounded_number_of_bytes_of_keys() {
+fn scan_page_examines_a_bounded_number_of_key_bytes() {
     let mut world = World::new();
     for number in 0..100 {
         let key = format!("k{number:02}{}", "x".repeat(20_000));

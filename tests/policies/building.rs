@@ -1,10 +1,11 @@
-//! Builds policies of this workspace for tests. Included where it is needed: the tests of the host and those of the
-//! whole have no crate in common.
+//! Builds policies of this workspace for tests. The host's tests and the end-to-end tests both
+//! include this file, because they share no crate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The module of a package, built in a target directory of the policies' own, so that it waits for no other build.
+/// Builds the module of a package. Policies have their own target directory, so that no other build
+/// blocks this one.
 pub(crate) fn build(package: &str, target: &Path, more: impl Fn(&mut Command)) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo

@@ -1,6 +1,6 @@
-//! Writes components byte by byte, for tests of the compiler.
+//! Encodes WebAssembly components for tests of the compiler.
 
-/// A number as WebAssembly writes it (LEB128).
+/// A number in LEB128, the encoding of WebAssembly.
 pub(crate) fn leb(mut number: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while number >= 0x80 {
@@ -22,7 +22,8 @@ pub(crate) fn component(sections: &[Vec<u8>]) -> Vec<u8> {
     [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module)].concat()
 }
 
-/// A component with one function of this many calls. Each call costs the compiler more than a kilobyte.
+/// A component with one function that contains this many calls. Each call costs the compiler more
+/// than a kilobyte.
 pub(crate) fn bomb(calls: usize) -> Vec<u8> {
     let body = [&[0][..], &[0x10, 0].repeat(calls), &[0x0b]].concat();
     let code = [&[1][..], &leb(body.len()), &body].concat();

@@ -1,4 +1,4 @@
-//! The administration of a running server over HTTP, by nothing but a socket, of TCP or of the file system: one request, one
+//! A client of the admin API that writes HTTP to a bare TCP or Unix socket. Each request uses a new
 //! connection.
 
 use std::{
@@ -13,35 +13,35 @@ use serde_json::Value;
 
 use crate::{client::PATIENCE, server::Server};
 
-/// Where a server's administration listens, and what to show there.
+/// The address and token of a server's admin API.
 pub struct Admin {
     url: String,
-    /// None is needed at a socket of the file system.
+    /// `None` for a Unix socket, which needs no token.
     token: Option<String>,
 }
 
 impl Admin {
-    /// Of a server with the default data directory.
+    /// The admin API of a server with the default data directory.
     pub fn of(server: &Server) -> Admin {
         Admin::at(&server.directory().join("statehouse-data"))
     }
 
-    /// As the data directory says.
+    /// Reads the address and token from the file `admin` in a data directory.
     pub fn at(data: &Path) -> Admin {
-        let door = fs::read(data.join("admin")).expect("a running server says where to find it");
-        let door: Value = serde_json::from_slice(&door).unwrap();
+        let found = fs::read(data.join("admin")).expect("a running server writes its admin file");
+        let found: Value = serde_json::from_slice(&found).unwrap();
         Admin {
-            url: door["url"].as_str().unwrap().to_owned(),
-            token: door["token"].as_str().map(str::to_owned),
+            url: found["url"].as_str().unwrap().to_owned(),
+            token: found["token"].as_str().map(str::to_owned),
         }
     }
 
-    /// Where it is.
+    /// The URL of the admin API, or `unix:` with the path of its socket.
     pub fn url(&self) -> String {
         self.url.clone()
     }
 
-    /// Sends a request; the status, and the body as it came.
+    /// Sends a request. Returns the status and the body.
     pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         let (host, stream) = self.open();
         let bearer = match &self.token {
@@ -55,12 +55,12 @@ impl Admin {
         .into_bytes();
         request.extend_from_slice(body);
         let answer = exchange(stream, &request);
-        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer of HTTP");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
         let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
         (status.expect("a status"), body.to_owned())
     }
 
-    /// The name of the host, and a connection.
+    /// Opens a connection. Returns it with the value of the `Host` header.
     fn open(&self) -> (&str, Box<dyn Stream>) {
         if let Some(path) = self.url.strip_prefix("unix:") {
             let stream = UnixStream::connect(path).unwrap();
@@ -74,7 +74,7 @@ impl Admin {
         (address, Box::new(stream))
     }
 
-    /// The JSON of a request that has to succeed.
+    /// Sends a request that must succeed. Returns the JSON of its response.
     pub fn done(&self, method: &str, path: &str, body: &[u8]) -> Value {
         let (status, body) = self.ask(method, path, body);
         assert_eq!(status, 200, "{method} {path}: {body}");

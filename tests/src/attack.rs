@@ -24,17 +24,17 @@ const HEAD: &str = "\
 
 /// What an attack cost.
 pub struct Outcome<T> {
-    /// Which one.
+    /// The name of the attack.
     pub name: String,
-    /// What the victim waited for before the attack.
+    /// The latencies of the victim before the attack.
     pub before: Latencies,
-    /// What the victim waited for during the attack.
+    /// The latencies of the victim during the attack.
     pub during: Latencies,
-    /// Resident memory before, in KiB.
+    /// Resident memory before the attack, in KiB.
     pub rss_before_kib: u64,
     /// Resident memory at the end of the attack, in KiB. The attacker's connections are still open.
     pub rss_during_kib: u64,
-    /// The most resident memory up to that end, in KiB.
+    /// The peak of resident memory up to the end of the attack, in KiB.
     pub peak_kib: u64,
     /// How long the server took to become ready again after `kill -9`.
     pub restart: Duration,
@@ -48,7 +48,7 @@ pub fn run<T>(name: &str, server: &mut Server, attack: impl FnOnce(&Server) -> T
     run_as(name, server, &Connect::new("victim"), attack)
 }
 
-/// The same with a victim that connects so.
+/// Like [`run`], with a victim that sends this CONNECT.
 pub fn run_as<T>(
     name: &str,
     server: &mut Server,
@@ -108,10 +108,10 @@ impl<T> Outcome<T> {
         )
     }
 
-    /// The victim was served all the time, and 99 of 100 requests took at most this long.
+    /// Asserts that no request of the victim failed, and that 99 of 100 took at most `p99_max`.
     #[track_caller]
     pub fn assert_victim_served(&self, p99_max: Duration) {
-        assert!(p99_max < PATIENCE, "no request takes longer anyway");
+        assert!(p99_max < PATIENCE, "a longer request counts as a failure");
         assert_eq!(self.during.failures(), 0, "{}: {}", self.name, self.during);
         let p99 = self.during.p99();
         assert!(
@@ -124,7 +124,7 @@ impl<T> Outcome<T> {
     }
 
     /// Prints the row, and appends it to `attacks.md` in the directory of the binaries. Each attack
-    /// is a process of its own, so that `tests/run --all` prints the table from that file.
+    /// runs in its own process, so `tests/run --all` prints the table from that file.
     fn print(&self) {
         print!("{HEAD}{}", self.row());
         let test = std::env::current_exe().unwrap();
@@ -139,7 +139,7 @@ impl<T> Outcome<T> {
             0 => HEAD,
             _ => "",
         };
-        // One write, so that rows of other processes stay whole.
+        // A single write cannot interleave with the rows of other processes.
         write!(table, "{head}{}", self.row()).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the binary under test, and refuses one that is older than its sources: a test against yesterday's
-//! server proves nothing. It never builds.
+//! Finds the binary under test. A binary that is older than its sources must be refused, because a
+//! test against it proves nothing.
 
 use std::{
     env, fs,
@@ -8,21 +8,22 @@ use std::{
     time::SystemTime,
 };
 
-/// The path of the `statehouse` binary: `STATEHOUSE_BIN`, or the one beside the running test.
+/// The path of the `statehouse` binary: `STATEHOUSE_BIN`, or the binary in the running test's
+/// target directory.
 pub fn statehouse() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| match env::var_os("STATEHOUSE_BIN") {
         Some(path) => PathBuf::from(path),
-        None => beside_the_test("statehouse", "statehouse"),
+        None => in_target_directory("statehouse", "statehouse"),
     })
 }
 
-/// The path of an example's binary, beside the running test.
+/// The path of an example's binary, in the running test's target directory.
 pub fn example(name: &str) -> PathBuf {
-    beside_the_test(name, name)
+    in_target_directory(name, name)
 }
 
-fn beside_the_test(package: &str, name: &str) -> PathBuf {
+fn in_target_directory(package: &str, name: &str) -> PathBuf {
     let remedy = format!(
         "Build it with `cargo build -p {package} --bin {name}`, or run the tests with `bash tests/run`, which does that first."
     );
@@ -48,13 +49,14 @@ fn beside_the_test(package: &str, name: &str) -> PathBuf {
     path
 }
 
-/// The first file that the binary was built from (cargo lists them beside it) and that changed since.
+/// The first source file that changed since the binary was built. Cargo lists the sources in a `.d`
+/// file next to the binary.
 fn newer_source(binary: &Path) -> Option<PathBuf> {
     let built = modified(binary)?;
     let list = fs::read_to_string(binary.with_extension("d")).ok()?;
     let (_, sources) = list.lines().next()?.split_once(": ")?;
     sources
-        // Spaces inside a path are written `\ `.
+        // The list writes a space inside a path as `\ `.
         .replace("\\ ", "\0")
         .split(' ')
         .map(|path| PathBuf::from(path.replace('\0', " ")))
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_newer_than_the_binary_is_named() {
+    fn newer_source_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (binary, old, new) = (
             dir.path().join("statehouse"),

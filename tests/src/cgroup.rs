@@ -1,7 +1,7 @@
-//! A memory cgroup for one process: a limit, the peak, and how often the kernel killed for it.
+//! A memory cgroup for one process: its limit, its peak, and the number of kills by the kernel.
 //!
-//! It is a child or a sibling of the test's own cgroup, so that limits above both stay in force.
-//! Drop removes the directory; all processes in it must have ended by then.
+//! The cgroup is a child or a sibling of the test's own cgroup, so limits above both stay in force.
+//! Drop removes the directory. All processes in it must have ended before, or the removal fails.
 
 use std::{
     fs, io,
@@ -20,7 +20,7 @@ struct Files {
     limit: &'static str,
     peak: &'static str,
     events: &'static str,
-    /// The limit of swap, and its value for a memory limit in bytes.
+    /// The file of the swap limit, and its value for a memory limit in bytes.
     swap: (&'static str, fn(u64) -> u64),
 }
 
@@ -28,7 +28,7 @@ const V1: Files = Files {
     limit: "memory.limit_in_bytes",
     peak: "memory.max_usage_in_bytes",
     events: "memory.oom_control",
-    // Memory and swap together.
+    // This file limits the sum of memory and swap.
     swap: ("memory.memsw.limit_in_bytes", |limit| limit),
 };
 
@@ -46,7 +46,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// With a limit in MiB. Prints the reason if this machine does not allow a cgroup.
+    /// Creates a cgroup with a limit in MiB. Prints the reason if this machine does not allow it.
     pub fn with_limit(limit_mib: u64) -> Option<Cgroup> {
         Cgroup::create(limit_mib << 20)
             .inspect_err(|error| eprintln!("no memory cgroup, so nothing is measured: {error}"))
@@ -77,7 +77,8 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// The same command, inside: the process enters before it runs its program.
+    /// The same command inside the cgroup. The process enters the cgroup before it runs the
+    /// program.
     #[must_use]
     pub fn enter(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
@@ -95,7 +96,7 @@ impl Cgroup {
         inside
     }
 
-    /// The most memory that was in use at once, in KiB, the page cache included.
+    /// The peak of memory use in KiB, including the page cache.
     pub fn peak_kib(&self) -> u64 {
         self.read(self.files.peak)
             .unwrap()
@@ -105,7 +106,7 @@ impl Cgroup {
             / 1024
     }
 
-    /// How many processes the kernel killed because the limit was reached.
+    /// The number of processes that the kernel killed at the limit.
     pub fn oom_kills(&self) -> u64 {
         let events = self.read(self.files.events).unwrap();
         events
@@ -133,7 +134,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The cgroup in which a new one with a memory limit can be created; `own` is the content of
+/// The cgroup in which a child with a memory limit can be created. `own` is the content of
 /// `/proc/self/cgroup`.
 fn parent(mount: &Path, own: &str) -> Option<(PathBuf, &'static Files)> {
     let below = |root: PathBuf, path: &str| root.join(path.trim_start_matches('/'));
@@ -143,21 +144,21 @@ fn parent(mount: &Path, own: &str) -> Option<(PathBuf, &'static Files)> {
         if controllers.split(',').any(|it| it == "memory") {
             let root = mount.join("memory");
             let group = below(root.clone(), path);
-            // In a container the path may be that of the host.
+            // In a container, the path may be a path of the host.
             return Some((if group.is_dir() { group } else { root }, &V1));
         }
     }
-    // In version 2 a cgroup has processes or limited children, never both: look above the test's.
+    // In version 2, a cgroup has either processes or limited children. So search the ancestors.
     let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     let group = below(mount.to_owned(), path);
-    let hands_down = |group: &Path| {
+    let delegates_memory = |group: &Path| {
         fs::read_to_string(group.join("cgroup.subtree_control"))
             .is_ok_and(|names| names.split_whitespace().any(|it| it == "memory"))
     };
     let found = group
         .ancestors()
         .take_while(|it| it.starts_with(mount))
-        .find(|it| hands_down(it))?;
+        .find(|it| delegates_memory(it))?;
     Some((found.to_owned(), &V2))
 }
 
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_of_version_1_is_created_below_that_of_the_test() {
+    fn v1_cgroup_is_created_below_the_tests_own() {
         let mount = tempfile::tempdir().unwrap();
         fs::create_dir_all(mount.path().join("memory/a/b")).unwrap();
         let found = |own| parent(mount.path(), own).map(|(path, files)| (path, files.limit));
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_of_version_2_is_created_where_memory_is_handed_down() {
+    fn v2_cgroup_is_created_below_a_memory_controller() {
         let mount = tempfile::tempdir().unwrap();
         let service = mount.path().join("system.slice/test.service");
         fs::create_dir_all(&service).unwrap();

@@ -1,5 +1,7 @@
-//! A raw MQTT 5 client: sends any bytes, shows every packet in the order it came. It acknowledges what it
-//! receives unless told not to; it keeps no session, resends nothing, and never reads unless asked.
+//! A raw MQTT 5 client that can send any bytes and returns all received packets in order.
+//!
+//! By default the client acknowledges every received message. It must not keep session state,
+//! resend packets or read in the background, so that a test controls every byte.
 
 use std::{
     collections::VecDeque,
@@ -14,17 +16,18 @@ use crate::{
     property::Property,
 };
 
-/// How long a test waits for what has to come. Long, because a machine may be busy; a test that passes never waits for it.
+/// How long a test waits for an expected packet. The time is long because the machine may be busy.
+/// A passing test never waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What came next.
+/// The result of waiting for a packet.
 #[derive(Debug)]
 pub enum Heard {
-    /// A packet.
+    /// A packet arrived.
     Packet(Packet),
-    /// Nothing within the time.
+    /// No packet arrived within the time.
     Silence,
-    /// The end of the connection.
+    /// The connection ended.
     Closed,
 }
 
@@ -32,24 +35,24 @@ pub enum Heard {
 pub struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// Packets that came while another was waited for.
+    /// Packets that arrived while the client waited for another one.
     aside: VecDeque<Packet>,
     next_id: u16,
-    /// Whether received PUBLISH and PUBREL are acknowledged by themselves.
+    /// Whether the client acknowledges each received PUBLISH and PUBREL.
     pub acknowledges: bool,
-    /// The answer to the CONNECT, where there was one.
+    /// The received CONNACK, if any.
     pub connack: Option<Ack>,
 }
 
 impl Client {
-    /// Only a TCP connection.
+    /// Opens a TCP connection without sending a CONNECT.
     pub fn open(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address)
             .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
         Client::on(stream)
     }
 
-    /// The same on a connection that somebody else made.
+    /// A client on an existing TCP connection.
     pub fn on(stream: TcpStream) -> Client {
         stream.set_nodelay(true).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -63,14 +66,14 @@ impl Client {
         }
     }
 
-    /// A connection that the server accepted.
+    /// Connects. The server must accept the CONNECT.
     pub fn connect(address: SocketAddr, connect: &Connect) -> Client {
         let (client, connack) = Client::try_connect(address, connect);
         assert_eq!(connack.reason, 0, "CONNACK {connack:?}");
         client
     }
 
-    /// Sends a CONNECT and reads the CONNACK, whatever its reason.
+    /// Sends a CONNECT and returns the CONNACK with any reason code.
     pub fn try_connect(address: SocketAddr, connect: &Connect) -> (Client, Ack) {
         let mut client = Client::open(address);
         client.send(&connect.bytes());
@@ -85,7 +88,7 @@ impl Client {
         (client, connack)
     }
 
-    /// A connection to a server that may be away or go away: none where it did not answer the CONNECT.
+    /// Connects to a server that may be down. Returns `None` if no CONNACK arrives.
     pub fn attempt(address: SocketAddr, connect: &Connect) -> Option<Client> {
         let mut client = Client::on(TcpStream::connect(address).ok()?);
         client.try_send(&connect.bytes()).ok()?;
@@ -99,44 +102,45 @@ impl Client {
         Some(client)
     }
 
-    /// Whether the server had a session.
+    /// The Session Present flag of the CONNACK.
     pub fn session_present(&self) -> bool {
         self.connack.as_ref().is_some_and(|ack| ack.session_present)
     }
 
-    /// Sends bytes.
+    /// Sends bytes. The connection must be open.
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the server reads");
     }
 
-    /// Sends bytes; an error is what a closed connection gives.
+    /// Sends bytes. Returns an error if the connection is closed.
     pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// How long a write may block.
+    /// Limits how long a write may block.
     pub fn set_write_timeout(&self, timeout: Duration) {
         self.stream.set_write_timeout(Some(timeout)).unwrap();
     }
 
-    /// Closes the sending half: the server sees the end of the stream. An error is what a closed connection gives.
+    /// Closes the sending half, so the server reads the end of the stream. Returns an error if the
+    /// connection is closed.
     pub fn try_finish(&self) -> std::io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }
 
-    /// The same where the connection has to be there.
+    /// Like [`Self::try_finish`]. The connection must be open.
     pub fn finish(&self) {
         self.try_finish().unwrap();
     }
 
-    /// Ends the connection without a DISCONNECT, and waits until the server has seen it.
+    /// Ends the connection without a DISCONNECT, and waits until the server closes it.
     pub fn abort(mut self) {
         self.finish();
         self.acknowledges = false;
         self.expect_closed();
     }
 
-    /// Ends the connection as MQTT asks.
+    /// Ends the connection with a DISCONNECT.
     pub fn disconnect(mut self) {
         self.send(&packet::disconnect(0, &[]));
         self.expect_closed();
@@ -149,7 +153,7 @@ impl Client {
         id
     }
 
-    /// What comes next within the time; packets set aside first.
+    /// Waits for the next packet, for at most `timeout`. Packets that were set aside come first.
     pub fn poll(&mut self, timeout: Duration) -> Heard {
         match self.aside.pop_front() {
             Some(packet) => Heard::Packet(packet),
@@ -160,7 +164,7 @@ impl Client {
     /// The next packet.
     #[allow(
         clippy::should_implement_trait,
-        reason = "it panics where there is none"
+        reason = "it panics if there is no packet"
     )]
     pub fn next(&mut self) -> Packet {
         match self.poll(PATIENCE) {
@@ -169,7 +173,7 @@ impl Client {
         }
     }
 
-    /// The first packet that is wanted; others stay, in their order.
+    /// Removes and returns the first packet that `wanted` accepts. Other packets stay in order.
     pub fn take(&mut self, what: &str, wanted: impl Fn(&Packet) -> bool) -> Packet {
         if let Some(at) = self.aside.iter().position(&wanted) {
             return self.aside.remove(at).unwrap();
@@ -184,19 +188,19 @@ impl Client {
         }
     }
 
-    /// The packets that were set aside, without waiting for more.
+    /// Removes and returns the packets that were set aside, without waiting for more.
     pub fn drain(&mut self) -> Vec<Packet> {
         self.aside.drain(..).collect()
     }
 
-    /// Puts packets back that were drained, in front of what came since.
+    /// Puts drained packets back, before packets that arrived later.
     pub fn put_back(&mut self, packets: Vec<Packet>) {
         for packet in packets.into_iter().rev() {
             self.aside.push_front(packet);
         }
     }
 
-    /// The next PUBLISH to a topic that starts so.
+    /// Waits for the next PUBLISH to a topic with this prefix.
     pub fn take_publish(&mut self, topic_prefix: &str) -> Publish {
         let wanted = |packet: &Packet| {
             packet.kind() == kind::PUBLISH && packet.publish().topic.starts_with(topic_prefix)
@@ -205,7 +209,7 @@ impl Client {
             .publish()
     }
 
-    /// The acknowledgement of this kind for this packet id.
+    /// Waits for the acknowledgement of this kind for this packet id.
     pub fn take_ack(&mut self, ack_kind: u8, packet_id: u16) -> Ack {
         let wanted =
             |packet: &Packet| packet.kind() == ack_kind && packet.ack().packet_id == packet_id;
@@ -216,7 +220,7 @@ impl Client {
         .ack()
     }
 
-    /// Publishes and completes the handshake; the PUBACK or PUBREC (reason 0 at QoS 0).
+    /// Publishes and completes the handshake. Returns the PUBACK or PUBREC, or reason 0 at QoS 0.
     pub fn publish(&mut self, publish: Publish) -> Ack {
         let id = self.start(publish.clone());
         match publish.qos {
@@ -238,7 +242,7 @@ impl Client {
         }
     }
 
-    /// Sends a PUBLISH without waiting; the packet id used.
+    /// Sends a PUBLISH without waiting. Returns its packet id.
     pub fn start(&mut self, mut publish: Publish) -> u16 {
         if publish.qos > 0 && publish.packet_id == 0 {
             publish.packet_id = self.packet_id();
@@ -247,12 +251,12 @@ impl Client {
         publish.packet_id
     }
 
-    /// Subscribes to one filter; the reason.
+    /// Subscribes to one filter. Returns the reason code.
     pub fn subscribe(&mut self, filter: &str, options: u8) -> u8 {
         self.subscribe_with(filter, options, &[])
     }
 
-    /// Subscribes to one filter with properties; the reason.
+    /// Subscribes to one filter with properties. Returns the reason code.
     pub fn subscribe_with(&mut self, filter: &str, options: u8, properties: &[Property]) -> u8 {
         let id = self.packet_id();
         self.send(&packet::subscribe(id, properties, &[(filter, options)]));
@@ -263,24 +267,25 @@ impl Client {
         reasons[0]
     }
 
-    /// Asks and waits for an answer: everything sent before has been read.
+    /// Sends a PINGREQ and waits for the PINGRESP. Then the server has read all earlier packets.
     pub fn ping(&mut self) {
         self.send(&PINGREQ);
         self.take("a PINGRESP", |p| p.kind() == kind::PINGRESP);
     }
 
-    /// Nothing has come and nothing is on its way from what was already done.
+    /// Asserts that no packet has arrived, and that earlier packets caused no further ones.
     pub fn expect_nothing(&mut self) {
         self.ping();
         assert!(self.aside.is_empty(), "unexpected: {:?}", self.aside);
     }
 
-    /// Reads up to the end of the connection; the DISCONNECT before it, if any. Other packets are set aside.
+    /// Reads to the end of the connection. Returns the DISCONNECT, if any, and sets other packets
+    /// aside.
     pub fn expect_closed(&mut self) -> Option<Ack> {
         self.expect_closed_after("that")
     }
 
-    /// The same, naming what should have closed it.
+    /// Like [`Self::expect_closed`]. A failure names `what` as the expected cause.
     pub fn expect_closed_after(&mut self, what: &str) -> Option<Ack> {
         let end = Instant::now() + PATIENCE;
         let mut disconnect = None;
@@ -300,7 +305,7 @@ impl Client {
         }
     }
 
-    /// The connection ends with a DISCONNECT of this reason.
+    /// Reads to the end of the connection, which must be a DISCONNECT with this reason.
     pub fn expect_disconnect(&mut self, reason: u8) -> Ack {
         let ack = self.expect_closed();
         let ack = ack.unwrap_or_else(|| panic!("closed without DISCONNECT {reason:#04x}"));
@@ -312,7 +317,7 @@ impl Client {
         ack
     }
 
-    /// From the socket only.
+    /// Reads the next packet from the socket, ignoring packets that were set aside.
     fn read(&mut self, timeout: Duration) -> Heard {
         let end = Instant::now() + timeout;
         loop {
@@ -354,7 +359,7 @@ impl Client {
             kind::PUBREL => acknowledge(kind::PUBCOMP, packet.ack().packet_id),
             _ => return,
         };
-        // The server may have closed by now; what it sent before that still counts.
+        // The server may have closed the connection. Earlier packets are still valid.
         let _ = self.stream.write_all(&answer);
     }
 }

@@ -1,4 +1,5 @@
-//! Runs the binary as a command: arguments and standard input in, exit code and both outputs out.
+//! Runs the binary as a command with arguments and standard input. Captures the exit code and both
+//! outputs.
 
 use std::{
     io::{Read, Write},
@@ -10,10 +11,10 @@ use std::{
 
 use crate::{binary, server};
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
-    /// Exit code; `None` where a signal ended it.
+    /// Exit code, or `None` if a signal ended the command.
     pub code: Option<i32>,
     /// Bytes of standard output.
     pub stdout: Vec<u8>,
@@ -27,14 +28,14 @@ impl Ran {
         String::from_utf8(self.stdout.clone()).unwrap()
     }
 
-    /// The exit code has to be this one.
+    /// Asserts this exit code.
     #[track_caller]
     pub fn code(self, expected: i32) -> Ran {
         assert_eq!(self.code, Some(expected), "{self:#?}");
         self
     }
 
-    /// Standard error has to say this, in whatever case.
+    /// Asserts that standard error contains `what`, ignoring case.
     #[track_caller]
     pub fn says(self, what: &str) -> Ran {
         assert!(
@@ -45,7 +46,7 @@ impl Ran {
     }
 }
 
-/// The binary with arguments, with no environment of ours.
+/// The binary with arguments, without `STATEHOUSE_` variables.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary::statehouse());
     command.args(arguments);
@@ -57,12 +58,12 @@ pub fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, within a minute.
+/// Runs the binary to its end, within a minute.
 pub fn run(arguments: &[&str], stdin: &[u8]) -> Ran {
     finish(command(arguments), stdin)
 }
 
-/// Runs it in a directory.
+/// Runs the binary in a directory.
 pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
@@ -83,7 +84,7 @@ pub fn finish_within(mut command: Command, stdin: &[u8], patience: Duration) -> 
         .spawn()
         .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
     let (mut input, bytes) = (child.stdin.take().unwrap(), stdin.to_vec());
-    // Closes it at the end; a command that does not read its input may be gone by then.
+    // Closes the input at the end. A command that does not read its input may have ended before.
     let writer = thread::spawn(move || drop(input.write_all(&bytes)));
     let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let (stdout, stderr) = (collect(stdout), collect(stderr));
@@ -91,7 +92,7 @@ pub fn finish_within(mut command: Command, stdin: &[u8], patience: Duration) -> 
         let _ = child.kill();
         let _ = child.wait();
         panic!(
-            "{command:?} still ran after {patience:?}; it had said {:?}",
+            "{command:?} still ran after {patience:?}; standard error: {:?}",
             String::from_utf8_lossy(&stderr.join().unwrap())
         );
     };
@@ -106,7 +107,7 @@ pub fn finish_within(mut command: Command, stdin: &[u8], patience: Duration) -> 
 fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut out = Vec::new();
-        // What came before an error is what is shown.
+        // If reading fails, return the bytes before the error.
         let _ = stream.read_to_end(&mut out);
         out
     })

@@ -1,4 +1,4 @@
-//! The CONNECT packet, to send.
+//! Encodes the CONNECT packet.
 
 use crate::{
     packet::{Publish, packet},
@@ -8,11 +8,11 @@ use crate::{
 /// A CONNECT. The default is a clean session that ends with the connection, without keep alive.
 #[derive(Clone, Debug)]
 pub struct Connect {
-    /// Empty asks the server for one.
+    /// Client id. If it is empty, the server assigns one.
     pub client_id: String,
-    /// Begin anew.
+    /// The Clean Start flag.
     pub clean_start: bool,
-    /// 0 is none.
+    /// Keep Alive. 0 turns it off.
     pub keep_alive_s: u16,
     /// In the order of the wire.
     pub properties: Vec<Property>,
@@ -24,17 +24,17 @@ pub struct Connect {
     pub password: Option<Vec<u8>>,
 }
 
-/// A last will: its QoS and RETAIN are those of the message; `delay_s` is none where 0.
+/// A last will. Its QoS and RETAIN are those of the message.
 #[derive(Clone, Debug)]
 pub struct Will {
     /// Topic, payload, QoS, retain and properties.
     pub message: Publish,
-    /// Will Delay Interval.
+    /// Will Delay Interval. If it is 0, the packet has no such property.
     pub delay_s: u32,
 }
 
 impl Connect {
-    /// A clean session.
+    /// Starts a clean session.
     pub fn new(client_id: &str) -> Connect {
         Connect {
             client_id: client_id.into(),
@@ -47,7 +47,7 @@ impl Connect {
         }
     }
 
-    /// Goes on with the session of before, which outlives the connection by so many seconds.
+    /// Resumes the session, which outlives the connection by `session_expiry_s`.
     #[must_use]
     pub fn resume(client_id: &str, session_expiry_s: u32) -> Connect {
         let mut connect = Connect::new(client_id);

@@ -1,4 +1,4 @@
-//! Random numbers of a test, from a seed that it prints, so that a failure can be thrown again.
+//! Random numbers for tests, from a printed seed, so that a failure can be reproduced.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -10,7 +10,8 @@ use std::{
 pub struct Dice(u64);
 
 impl Dice {
-    /// From `TEST_SEED`, or from a seed of the system; says which, which the test runner shows where the test fails.
+    /// Uses `TEST_SEED`, or a random seed. Prints the seed, which the test runner shows if the test
+    /// fails.
     pub fn thrown() -> Dice {
         let seed = match std::env::var("TEST_SEED") {
             Ok(seed) => seed.parse().expect("TEST_SEED is a number"),
@@ -20,18 +21,18 @@ impl Dice {
         Dice(seed)
     }
 
-    /// From this seed.
+    /// Uses this seed.
     pub fn of(seed: u64) -> Dice {
         Dice(seed)
     }
 
-    /// Another generator, so that threads do not depend on each other's order.
+    /// Creates another generator, so that each thread has its own sequence.
     pub fn split(&mut self) -> Dice {
         Dice(self.next())
     }
 
-    /// Any number.
-    #[allow(clippy::should_implement_trait, reason = "there is no end of them")]
+    /// The next random number.
+    #[allow(clippy::should_implement_trait, reason = "the sequence has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -40,18 +41,18 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to but not this.
+    /// A number from 0 up to but not including `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// Any of them.
+    /// A random element.
     pub fn of_these<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         let at = self.below(all.len() as u64);
         &all[usize::try_from(at).unwrap()]
     }
 
-    /// A time shorter than this many milliseconds, to the microsecond.
+    /// A duration below `end_ms` milliseconds, with microsecond resolution.
     pub fn below_ms(&mut self, end_ms: u64) -> Duration {
         Duration::from_micros(self.below(end_ms * 1000))
     }

@@ -1,23 +1,24 @@
-//! A broker set up as the page for operators has it (`host/docs/foreign-brokers.md`): the files
-//! next to that page run here.
+//! Sets up a broker with the documented files of `host/docs/foreign-brokers.md`, so that the tests
+//! cover those files.
 
 use std::{fs, path::PathBuf, process::Command};
 
 use crate::{Client, Connect, Mosquitto, Server, command::finish, packet::Ack, store::Store};
 
-/// The store's user, which is its client id too.
+/// The store's user name, which is also its client id.
 pub const STORE: &str = "statehouse";
 
-/// Everybody's password.
+/// The password of all users.
 pub const PASSWORD: &str = "secret";
 
-/// A file of the page.
+/// The path of one of the documented files.
 fn file(name: &str) -> PathBuf {
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/docs/foreign-brokers");
     PathBuf::from(docs).join(name)
 }
 
-/// A block of the page, by a word of its first line, with everybody's password for the page's placeholders.
+/// The shell block of the page whose first line contains `word`. [`PASSWORD`] replaces the
+/// placeholders.
 pub fn block(word: &str) -> String {
     let page = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -34,8 +35,8 @@ pub fn block(word: &str) -> String {
         .fold(block.to_owned(), |block, it| block.replace(it, PASSWORD))
 }
 
-/// Mosquitto with the page's configuration and access file, and these users in addition to the
-/// store's.
+/// Starts Mosquitto with the documented configuration and access file, for the store's user and
+/// these users.
 pub fn mosquitto(users: &[&str]) -> Mosquitto {
     Mosquitto::set_up(|directory, _| {
         let passwords = directory.join("passwords");
@@ -48,7 +49,7 @@ pub fn mosquitto(users: &[&str]) -> Mosquitto {
         fs::copy(file("mosquitto.acl"), directory.join("statehouse.acl")).unwrap();
         let here = directory.to_str().unwrap();
         let lines = fs::read_to_string(file("mosquitto.conf")).unwrap();
-        // The harness has an address of its own.
+        // The harness sets the listener.
         let lines = lines.replace("listener 1883\n", "");
         lines
             .replace("/etc/mosquitto", here)
@@ -56,16 +57,19 @@ pub fn mosquitto(users: &[&str]) -> Mosquitto {
     })
 }
 
-/// Debian has it in a directory for each kind of machine.
+/// The path of the dynamic security plugin. In Debian it depends on the machine's architecture.
 fn plug_in() -> PathBuf {
     let libraries = fs::read_dir("/usr/lib")
         .unwrap()
         .map(|it| it.unwrap().path());
     let mut found = libraries.map(|it| it.join("mosquitto_dynamic_security.so"));
-    found.find(|it| it.exists()).expect("Debian's mosquitto")
+    found
+        .find(|it| it.exists())
+        .expect("Debian's package mosquitto is installed")
 }
 
-/// Mosquitto with dynamic security, set up by the page's script for the store and one client.
+/// Starts Mosquitto with dynamic security, set up by the documented script for the store and one
+/// client.
 pub fn dynamic_security(client: &str) -> Mosquitto {
     let broker = Mosquitto::set_up(|directory, _| {
         let mut command = Command::new("mosquitto_ctrl");
@@ -92,7 +96,7 @@ pub fn dynamic_security(client: &str) -> Mosquitto {
     broker
 }
 
-/// How a user connects: its name is its client id.
+/// The CONNECT of a user, whose client id is the user name.
 pub fn connect(user: &str) -> Connect {
     Connect {
         user_name: Some(user.into()),
@@ -101,17 +105,17 @@ pub fn connect(user: &str) -> Connect {
     }
 }
 
-/// A user's client.
+/// Connects a user.
 pub fn client(broker: &Mosquitto, user: &str) -> Client {
     Client::connect(broker.address(), &connect(user))
 }
 
-/// What the broker says to a user who wants in.
+/// Tries to connect a user. Returns the CONNACK.
 pub fn attempt(broker: &Mosquitto, user: &str) -> Ack {
     Client::try_connect(broker.address(), &connect(user)).1
 }
 
-/// The store, as its user, with these settings more.
+/// Starts the store behind the broker with these additional settings.
 pub fn attached(broker: &Mosquitto, settings: &[(&str, &str)]) -> Server {
     let url = format!("mqtt://{STORE}:{PASSWORD}@{}", broker.address());
     let mut all = vec![("broker_client_id", STORE)];
@@ -119,7 +123,7 @@ pub fn attached(broker: &Mosquitto, settings: &[(&str, &str)]) -> Server {
     Server::attached(&url, broker.address(), &all)
 }
 
-/// A user as a client of the store.
+/// Connects a user as a client of the store.
 pub fn store(broker: &Mosquitto, user: &str) -> Store {
     Store::behind(client(broker, user), user)
 }

@@ -1,5 +1,5 @@
-//! Concurrent clients on a few keys while something breaks again and again: for each key there is an order of commands
-//! that explains every answer (see `linearizable`).
+//! Runs concurrent clients on a few keys while a test injects faults, and checks that the history
+//! of each key is linearizable (see `linearizable`).
 
 use std::{
     collections::BTreeMap,
@@ -26,14 +26,14 @@ use crate::{
 
 const KEYS: u64 = 3;
 
-/// What all know of each other.
+/// State that the test shares with all clients.
 struct Shared {
     address: SocketAddr,
     is_broker: bool,
     stop: AtomicBool,
-    /// Moments in their order.
+    /// A logical clock, which orders requests and answers.
     clock: AtomicU64,
-    /// Values that were never set before.
+    /// The next value that no client has set yet.
     values: AtomicU64,
     answered: AtomicU64,
 }
@@ -44,22 +44,24 @@ impl Shared {
     }
 }
 
-/// How a client takes the end of its connection.
+/// How a client reacts to the end of its connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// It resumes its session and sends again, with DUP or without.
+    /// It resumes its session and sends the request again, with or without DUP.
     SendsAgain {
-        /// Whether it says so.
+        /// Whether the PUBLISH has the DUP flag.
         dup: bool,
     },
-    /// It begins anew as another client, and never learns what became of its request. For a store that is the broker
-    /// only: of another one nobody knows when a request can have no effect any more.
+    /// It connects with a new client id, so the outcome of its request stays unknown. Only for a
+    /// store that is the broker itself: behind another broker, there is no known time after which
+    /// the request can have no effect.
     Forgets,
 }
 
 impl Manner {
-    /// One in so many of its requests breaks the connection by itself. What is not known makes the search long.
-    fn breaks(self) -> u64 {
+    /// The client breaks its connection on one of this many requests. Forgotten requests are rarer,
+    /// because each unknown outcome makes the search longer.
+    fn requests_per_break(self) -> u64 {
         match self {
             Manner::SendsAgain { .. } => 5,
             Manner::Forgets => 50,
@@ -94,7 +96,7 @@ impl Actor {
             self.connections += 1;
             let mut store = Store::on(client, &id);
             store.is_broker = self.shared.is_broker;
-            if subscribes(&mut store) {
+            if subscribe(&mut store) {
                 return Some(store);
             }
         }
@@ -103,7 +105,7 @@ impl Actor {
 
     fn command(&mut self) -> Command {
         let new = self.shared.values.fetch_add(1, Ordering::SeqCst);
-        // A value of before, which may still be there.
+        // An earlier value, which the key may still hold.
         let old = new.saturating_sub(1 + self.dice.below(12));
         match self.dice.below(12) {
             0..=2 => Command::Set(new),
@@ -115,7 +117,7 @@ impl Actor {
         }
     }
 
-    /// Asks one thing after the other until the end. Returns what it saw, by key.
+    /// Sends one command after the other until the test stops. Returns the operations by key.
     fn run(mut self) -> Vec<(u64, Operation)> {
         let mut store = self.connect();
         while let Some(connected) = store.take() {
@@ -124,14 +126,14 @@ impl Actor {
         self.seen
     }
 
-    /// One command, over as many connections as it takes.
+    /// Sends one command, over as many connections as necessary.
     fn ask(&mut self, mut store: Store) -> Option<Store> {
         if self.shared.stop.load(Ordering::SeqCst) {
             return None;
         }
         let key = self.dice.below(KEYS);
         let command = self.command();
-        let request = store.request(written(command, key));
+        let request = store.request(encode(command, key));
         let mut publish = request.publish();
         publish.packet_id = store.client.packet_id();
         let mut operation = Operation {
@@ -143,10 +145,10 @@ impl Actor {
         };
         let answer = loop {
             let sent = store.client.try_send(&publish.bytes());
-            let answer = if self.dice.below(self.manner.breaks()) == 0 {
-                // It may have run, and its answer be on the way or be lost with the connection.
+            let answer = if self.dice.below(self.manner.requests_per_break()) == 0 {
+                // The request may have been executed. Its answer may be on the way or be lost.
                 thread::sleep(self.dice.below_ms(4));
-                // Too late is as good.
+                // An error means that the connection has already ended.
                 let _ = store.client.try_finish();
                 None
             } else {
@@ -160,7 +162,7 @@ impl Actor {
                 break None;
             };
             publish.dup = dup;
-            // To the end: a server that was stopped has been started again.
+            // Retry until the test stops. The test restarts every killed server.
             match self.connect() {
                 Some(next) => store = next,
                 None => break None,
@@ -176,8 +178,10 @@ impl Actor {
     }
 }
 
-/// Each time, since the connection before may have broken before it had. What comes again meanwhile is asked for again.
-fn subscribes(store: &mut Store) -> bool {
+/// Subscribes to the responses. Needed on every connection, because an earlier one may have ended
+/// before its subscription. Packets that arrive before the SUBACK are dropped: the client sends
+/// their requests again.
+fn subscribe(store: &mut Store) -> bool {
     let id = store.client.packet_id();
     let filter = format!("clients/{}/#", store.id);
     let subscribe = packet::subscribe(id, &[], &[(&filter, 1)]);
@@ -193,7 +197,7 @@ fn subscribes(store: &mut Store) -> bool {
     }
 }
 
-fn written(command: Command, key: u64) -> Vec<u8> {
+fn encode(command: Command, key: u64) -> Vec<u8> {
     let key = format!("key {key}");
     let key = key.as_str();
     match command {
@@ -206,7 +210,8 @@ fn written(command: Command, key: u64) -> Vec<u8> {
     }
 }
 
-/// The answer to a request, once its PUBACK has come where that comes behind it; none where the connection breaks.
+/// Waits for the answer to a request. If the store is the broker, also waits for the PUBACK, which
+/// follows the answer. Returns `None` if the connection breaks.
 fn wait(store: &mut Store, request: &Request, packet_id: u16) -> Option<Answer> {
     let mut answer: Option<Answer> = None;
     loop {
@@ -218,7 +223,7 @@ fn wait(store: &mut Store, request: &Request, packet_id: u16) -> Option<Answer> 
         };
         match packet.kind() {
             kind::PUBLISH => {
-                // The answer to an earlier request may come once more.
+                // The answer to an earlier request may be delivered twice.
                 if let Some(read) = read(&packet, request) {
                     assert!(answer.is_none_or(|first| first == read), "two answers");
                     answer = Some(read);
@@ -263,7 +268,7 @@ fn read(packet: &Packet, request: &Request) -> Option<Answer> {
     })
 }
 
-/// Clients that ask a store, or the broker that it is behind, while a test breaks what it likes.
+/// Concurrent clients of a store, or of its broker, while a test injects faults.
 pub struct Play {
     shared: Arc<Shared>,
     manners: Vec<Manner>,
@@ -273,7 +278,7 @@ pub struct Play {
 }
 
 impl Play {
-    /// A client of each of these manners.
+    /// Starts one client for each of these manners.
     pub fn begin(server: &Server, manners: &[Manner]) -> Play {
         let mut dice = Dice::thrown();
         let shared = Arc::new(Shared {
@@ -304,7 +309,7 @@ impl Play {
         }
     }
 
-    /// Waits until they have got some answers more, and a moment of chance.
+    /// Waits until the clients have received 40 more answers, and then for a random time.
     pub fn go_on(&mut self) {
         let before = self.shared.answered.load(Ordering::SeqCst);
         let begun = Instant::now();
@@ -315,31 +320,31 @@ impl Play {
             );
             assert!(
                 begun.elapsed() < 3 * PATIENCE,
-                "nobody is answered any more"
+                "no client is answered any more"
             );
             thread::sleep(Duration::from_millis(1));
         }
         thread::sleep(self.dice.below_ms(10));
     }
 
-    /// The store has just been killed, and nobody has started it again yet.
+    /// Records that the store was just killed and is not restarted yet.
     pub fn died(&mut self) {
         self.deaths.push(self.shared.tick());
     }
 
-    /// Chance, for what the test breaks.
+    /// Random numbers for the faults of the test.
     pub fn dice(&mut self) -> &mut Dice {
         &mut self.dice
     }
 
-    /// Stops them. For each key there has to be an order that explains what they saw.
+    /// Stops the clients. Asserts that the history of each key is linearizable.
     pub fn end(mut self) {
         self.go_on();
         self.shared.stop.store(true, Ordering::SeqCst);
         let mut histories: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
         for (actor, manner) in self.actors.into_iter().zip(self.manners) {
             for (key, mut operation) in actor.join().unwrap() {
-                // Who forgets has asked one process, and what that did not do nobody does.
+                // A forgotten request can only take effect in the process that received it.
                 let mut later = self.deaths.iter().filter(|death| **death > operation.asked);
                 if manner == Manner::Forgets {
                     operation.over = later.next().copied().unwrap_or(u64::MAX);
@@ -349,12 +354,12 @@ impl Play {
         }
         assert_eq!(histories.len() as u64, KEYS);
         for (key, history) in histories {
-            explain(key, &history);
+            assert_linearizable(key, &history);
         }
     }
 }
 
-fn explain(key: u64, history: &[Operation]) {
+fn assert_linearizable(key: u64, history: &[Operation]) {
     let lost = history.iter().filter(|it| it.answered.is_none()).count();
     eprintln!(
         "key {key}: {} requests, {lost} without an answer",
@@ -363,7 +368,7 @@ fn explain(key: u64, history: &[Operation]) {
     if let Err(violation) = linearizable::check(history) {
         let last = violation.explained.len().saturating_sub(12);
         panic!(
-            "key {key}: nothing explains this. After {last} others came {:#?}, and then none of {:#?}",
+            "key {key}: the history is not linearizable. After {last} operations and {:#?}, none of {:#?} can follow",
             &violation.explained[last..],
             violation.stuck_at
         );

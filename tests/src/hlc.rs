@@ -12,7 +12,7 @@ pub struct Hlc {
     pub wall_ms: u64,
     /// Events within one millisecond.
     pub counter: u32,
-    /// Who read the clock.
+    /// The node that read the clock.
     pub node: String,
 }
 
@@ -28,7 +28,7 @@ impl Hlc {
         }
     }
 
-    /// The same with another wall.
+    /// The same reading with its wall clock moved by `offset_ms`.
     #[must_use]
     pub fn moved(&self, offset_ms: i64) -> Hlc {
         Hlc {
@@ -37,7 +37,7 @@ impl Hlc {
         }
     }
 
-    /// Reads exactly what the store has to write: 15 digits, 5 digits, a node.
+    /// Parses exactly the format that the store must write: 15 digits, 5 digits, a node.
     pub fn parse_padded(text: &str) -> Result<Hlc, String> {
         let parts: Vec<&str> = text.split(':').collect();
         let digits =
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn reading_padded_roundtrips() {
         let text = "001696374425000:00001:StateStore";
         let hlc = Hlc::parse_padded(text).unwrap();
         assert_eq!(hlc.to_string(), text);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_wall_counter_node() {
+    fn readings_order_by_wall_counter_node() {
         let hlc = |w, c, n: &str| Hlc {
             wall_ms: w,
             counter: c,

@@ -1,10 +1,12 @@
-//! The harness of the tests of the whole. What enters: the path of the built `statehouse` binary. What
-//! leaves: servers on ports of their own, clients that show every byte, transcripts that are compared byte for
-//! byte. It never builds anything, and it shares no code with the server: an encoder tested by itself proves nothing.
+//! The harness of the end-to-end tests: runs the built `statehouse` binary on its own ports,
+//! connects clients that show every byte, and compares transcripts byte for byte.
 //!
-//! Everything here panics where something is not as it should be; that is how a test fails.
+//! The harness never builds the server. It must not share code with the server, because an encoder
+//! that checks its own output proves nothing.
+//!
+//! Every helper panics on an unexpected result, which fails the test.
 #![forbid(unsafe_code)]
-// A harness fails a test by panicking, so its unwraps are assertions.
+// A panic fails the test, so each unwrap is an assertion.
 #![allow(clippy::unwrap_used)]
 
 pub mod admin;

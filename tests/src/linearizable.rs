@@ -1,19 +1,22 @@
-//! Whether what clients saw of one key can be explained by one command after the other, each at a moment between its
-//! request and its answer (Herlihy and Wing, "Linearizability", 1990).
+//! Checks that the history of one key is linearizable: a sequential order must explain all answers,
+//! with each command at a moment between its request and its answer (Herlihy and Wing,
+//! "Linearizability", 1990).
 //!
-//! The search is that of Wing and Gong with Lowe's memory of what failed ("Testing for linearizability", 2017). It
-//! is our own because it is small, and because two things matter here that a general checker does not know: commands
-//! with conditions, and requests whose connection broke, which may have had their effect at any time until the process
-//! died, or never.
-//! Keys are independent of each other, so each is checked alone. Versions are part of the model: they rise from
-//! write to write, and whoever names one names that of the value, which also keeps the search short.
+//! The search is that of Wing and Gong with Lowe's memoization ("Testing for linearizability",
+//! 2017). A general checker lacks two features that this one needs: conditional commands, and
+//! requests whose connection broke. Such a request may take effect at any time until the process
+//! dies, or never.
+//!
+//! Keys are independent of each other, so each key is checked alone. Versions are part of the
+//! model: every write has a higher version than the one before, and an answer with a version names
+//! the version of the value. This also shortens the search.
 
 use std::collections::HashMap;
 
 /// Wall and counter.
 pub type Version = (u64, u32);
 
-/// A command on the key. Values are numbers, best never the same twice.
+/// A command on the key. Values are numbers and should be unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// SET without options.
@@ -30,56 +33,57 @@ pub enum Command {
     DelSame(u64),
 }
 
-/// What came back.
+/// The answer to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// A SET was done.
+    /// A SET wrote a value with this version.
     Set(Version),
-    /// A condition did not hold of the value of this version.
+    /// The value with this version did not satisfy the condition.
     Refused(Version),
-    /// GET found this.
+    /// GET found this value and version.
     Value(u64, Version),
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
-    /// The value of this version was removed.
+    /// The value with this version was removed.
     Removed(Version),
 }
 
-/// One request. Times are from one clock that shows no moment twice.
+/// One request. All times are from one clock that never shows the same time twice.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// Who asked, to be shown.
+    /// The client, for the failure message.
     pub client: String,
-    /// What.
+    /// The command.
     pub command: Command,
-    /// When it was sent, or just before.
+    /// The time of sending, or just before.
     pub asked: u64,
-    /// What was answered, and a moment after that; nothing where that is not known.
+    /// A time after the answer, and the answer. `None` if the outcome is unknown.
     pub answered: Option<(u64, Answer)>,
-    /// Where it was not answered: a moment after which it can have no effect any more.
+    /// For a request without an answer: the time after which it can have no effect.
     pub over: u64,
 }
 
-/// No order explains the history.
+/// The history is not linearizable.
 #[derive(Debug)]
 pub struct Violation {
-    /// The longest sequence that still had an explanation.
+    /// The longest sequence that explains its answers.
     pub explained: Vec<Operation>,
-    /// What could have come next, and cannot.
+    /// The operations that could have been next, none of which fits.
     pub stuck_at: Vec<Operation>,
 }
 
-/// The key between two commands.
+/// The state of the key between two commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
-    /// The version is not known where no answer told it.
+    /// The value and its version. The version is unknown until an answer contains it.
     entry: Option<(u64, Option<Version>)>,
-    /// The newest that is known to have been handed out.
+    /// The newest known version.
     newest: Version,
 }
 
 impl State {
-    /// The key after a command with this answer, any where it is not known; none where that cannot be the answer.
+    /// The state after a command with this answer, or with any answer if it is unknown. Returns
+    /// `None` if this answer is impossible.
     fn after(self, command: Command, answer: Option<Answer>) -> Option<State> {
         let entry = self.entry;
         let value = entry.map(|(value, _)| value);
@@ -118,7 +122,7 @@ impl State {
         Some(next)
     }
 
-    /// An answer names the version of the entry.
+    /// Applies the version of the entry that an answer contains.
     fn named(mut self, version: Version) -> Option<State> {
         let (value, known) = self.entry?;
         match known {
@@ -154,12 +158,13 @@ impl Set {
     }
 }
 
-/// What has its place already.
+/// The operations that have a place in the order.
 #[derive(Clone)]
 struct Placed {
     answered: Set,
     unanswered: Set,
-    /// When the last of them was asked: what was over by then can have no place any more.
+    /// The latest sending time among them. Unanswered operations that were over by then have no
+    /// place any more.
     latest: u64,
 }
 
@@ -176,7 +181,8 @@ impl Placed {
     }
 }
 
-/// What failed, or is being tried: whoever has used the same and more of what may happen can do no better.
+/// Searches that failed or are in progress. A search from the same state that has used a superset
+/// of the unanswered operations cannot do better.
 #[derive(Default)]
 struct Tried(HashMap<(Set, u64, State), Vec<Set>>);
 
@@ -184,7 +190,7 @@ impl Tried {
     fn is_new(&mut self, placed: &Placed, state: State, operations: &[&Operation]) -> bool {
         let mut used = placed.unanswered.clone();
         for (n, operation) in operations.iter().enumerate() {
-            // Used or not, it makes no difference any more.
+            // The operation cannot be placed any more, so it does not matter whether it was used.
             if used.has(n) && operation.over < placed.latest {
                 used.flip(n);
             }
@@ -199,7 +205,7 @@ impl Tried {
     }
 }
 
-/// A place that was filled, and what else could fill it.
+/// A place in the order, with the remaining candidates for it.
 struct Step {
     before: State,
     latest_before: u64,
@@ -207,15 +213,15 @@ struct Step {
     chosen: usize,
 }
 
-/// Looks for an order that explains the history of a key that was not there at first.
+/// Searches for an order that explains the history of a key. The key must not exist at first.
 ///
 /// # Errors
-/// Where there is none.
+/// Fails if no order explains the history.
 pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
     let mut operations: Vec<&Operation> = history.iter().collect();
     operations.sort_by_key(|operation| operation.asked);
     let answered = |n: &usize| operations[*n].answered.is_some();
-    let owed = (0..operations.len()).filter(answered).count();
+    let goal = (0..operations.len()).filter(answered).count();
 
     let nothing = Set(vec![0; operations.len().div_ceil(64)]);
     let mut placed = Placed {
@@ -230,14 +236,14 @@ pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
     let mut longest: Vec<usize> = Vec::new();
     let mut stuck_at: Vec<usize> = Vec::new();
     let mut candidates = candidates_of(&operations, &placed);
-    while done < owed {
+    while done < goal {
         // The candidates are taken from the end.
         if let Some(n) = candidates.pop() {
             let answer = operations[n].answered.map(|(_, answer)| answer);
             let Some(next) = state.after(operations[n].command, answer) else {
                 continue;
             };
-            // What changed nothing and was not answered may as well not have happened.
+            // Without an answer and a change, the operation has the same result as if it never ran.
             if answer.is_none() && next == state {
                 continue;
             }
@@ -280,8 +286,9 @@ pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
     Ok(())
 }
 
-/// What may come next: whatever was asked before any that waits was answered. Those whose answer is not known come
-/// first in the list, and so are tried last.
+/// The operations that may be next: those that were sent before the first answer among the unplaced
+/// operations. The caller tries the list from its end. So operations without an answer are at the
+/// front, to be tried last.
 fn candidates_of(operations: &[&Operation], placed: &Placed) -> Vec<usize> {
     let mut first_answer = u64::MAX;
     let mut all = Vec::new();
@@ -301,7 +308,7 @@ fn candidates_of(operations: &[&Operation], placed: &Placed) -> Vec<usize> {
     }
     all.sort_by_key(|n| {
         let answered = operations[*n].answered;
-        // Of those with an answer the one that was answered first is tried first.
+        // The operation with the earliest answer is tried first.
         (answered.is_some(), answered.map(|(at, _)| u64::MAX - at))
     });
     all

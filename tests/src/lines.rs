@@ -1,4 +1,5 @@
-//! The lines that a process writes, read in the background, so that a test waits for one and no longer than its time.
+//! Reads the output lines of a process in the background, so that a test can wait for a line with a
+//! timeout.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -40,19 +41,21 @@ impl Lines {
         lines
     }
 
-    /// All so far.
+    /// All lines so far.
     pub fn all(&self) -> Vec<String> {
         self.0.0.lock().unwrap().lines.clone()
     }
 
-    /// Waits for a line that is wanted; none where the stream ends or the time is over.
+    /// Waits for a line that `wanted` accepts. Returns `None` at the end of the stream or the
+    /// timeout.
     pub fn wait(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Option<String> {
         self.until(timeout, |lines| {
             lines.iter().find(|line| wanted(line)).cloned()
         })
     }
 
-    /// Waits for the line of this number, from 0; none where the stream ends or the time is over.
+    /// Waits for the line with this number, counted from 0. Returns `None` at the end of the stream
+    /// or the timeout.
     pub fn at(&self, number: usize, timeout: Duration) -> Option<String> {
         self.until(timeout, |lines| lines.get(number).cloned())
     }

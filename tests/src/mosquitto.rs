@@ -1,5 +1,5 @@
-//! A real Mosquitto, alone on an address of loopback. What enters: lines of its configuration. What leaves: its
-//! address and its log. It is killed, frozen and started again on demand, and gone with the test.
+//! Runs a real Mosquitto on its own loopback address. Tests can kill, freeze and restart the
+//! broker. Drop ends it.
 
 use std::{
     fs,
@@ -19,8 +19,8 @@ use crate::{
     server,
 };
 
-/// What a gateway sets that keeps sessions: everything is on disk a moment after it happened. mosquitto.conf(5) counts
-/// changes where `autosave_on_changes` is set.
+/// The settings of a gateway with persistent sessions: Mosquitto saves every change within a
+/// moment. With `autosave_on_changes`, `autosave_interval` counts changes (mosquitto.conf(5)).
 pub const PERSISTENT: &[&str] = &[
     "persistence true",
     "autosave_on_changes true",
@@ -36,18 +36,20 @@ pub struct Mosquitto {
 }
 
 impl Mosquitto {
-    /// With its defaults: 20 messages in flight, 1000 in a queue, nothing on disk. Anybody may connect.
+    /// Starts Mosquitto with its defaults: 20 messages in flight, 1000 in a queue, nothing on disk.
+    /// Anonymous clients may connect.
     pub fn start() -> Mosquitto {
         Mosquitto::with(&[])
     }
 
-    /// With these further lines of its configuration.
+    /// Starts Mosquitto with these additional configuration lines.
     pub fn with(lines: &[&str]) -> Mosquitto {
         Mosquitto::set_up(|_, _| lines.join("\n"))
     }
 
-    /// With the lines that `lines` gives for the directory it runs in, where it may put files, and the address it
-    /// listens on. Paths may be relative to the directory. Who wants names and passwords says `allow_anonymous false`.
+    /// Starts Mosquitto with the configuration lines that `lines` returns. `lines` receives the
+    /// working directory, in which it may create files, and the listening address. Paths may be
+    /// relative to the directory. For users and passwords, add `allow_anonymous false`.
     pub fn set_up(lines: impl FnOnce(&Path, SocketAddr) -> String) -> Mosquitto {
         let directory = tempfile::tempdir().unwrap();
         let address = server::own_address();
@@ -56,7 +58,8 @@ impl Mosquitto {
             address.port(),
             address.ip()
         );
-        // Otherwise root's broker becomes a user who may not read the directory; others may not name one.
+        // Without this line, a broker that root starts changes to a user who may not read the
+        // directory. For other users, the line has no effect.
         configuration.push_str("user root\n");
         let lines = lines(directory.path(), address);
         if !lines.contains("allow_anonymous") {
@@ -81,49 +84,49 @@ impl Mosquitto {
         assert!(runs.is_some(), "mosquitto does not run");
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The same for `statehouse serve --broker`.
+    /// The URL for `statehouse serve --broker`.
     pub fn url(&self) -> String {
         format!("mqtt://{}", self.address)
     }
 
-    /// The directory it runs in, which goes with it.
+    /// The working directory, which drop removes.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A client with a session of its own, clean.
+    /// Connects a client with a clean session.
     pub fn connect(&self, id: &str) -> Client {
         Client::connect(self.address, &Connect::new(id))
     }
 
-    /// What it has logged since it was started last.
+    /// The log lines since the last start.
     pub fn log(&self) -> Vec<String> {
         self.log.all()
     }
 
-    /// Waits for a line of its log.
+    /// Waits for a log line that contains `what`.
     pub fn wait_for_log(&self, what: &str) -> String {
         let line = self.log.wait(PATIENCE, |line| line.contains(what));
         line.unwrap_or_else(|| panic!("mosquitto does not log {what:?}"))
     }
 
-    /// `kill -9`: what is not on disk is lost.
+    /// Ends the broker with `kill -9`, which loses everything that is not on disk.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, so that it saves what it keeps.
+    /// Ends the broker with SIGTERM, so that it saves its sessions.
     pub fn stop(&mut self) {
         let end = Instant::now() + PATIENCE;
         loop {
             server::signal(self.child.id(), "TERM");
-            // Right after its start it forgets that it was asked.
+            // Right after its start, Mosquitto may ignore the signal.
             if server::wait(&mut self.child, Duration::from_millis(500)).is_some() {
                 return;
             }
@@ -131,7 +134,7 @@ impl Mosquitto {
         }
     }
 
-    /// Starts it again at the same address, in the same directory. It has to have ended.
+    /// Starts the broker again at the same address, in the same directory. It must have ended.
     pub fn restart(&mut self) {
         assert!(
             self.child.try_wait().unwrap().is_some(),
@@ -141,18 +144,19 @@ impl Mosquitto {
         self.wait_until_it_runs();
     }
 
-    /// It does nothing until [`Self::thaw`]; the system goes on to accept connections and to take bytes for it.
+    /// Stops the process until [`Self::thaw`]. The kernel still accepts connections and bytes for
+    /// it.
     pub fn freeze(&self) {
         server::signal(self.child.id(), "STOP");
     }
 
-    /// Goes on.
+    /// Continues the process.
     pub fn thaw(&self) {
         server::signal(self.child.id(), "CONT");
     }
 }
 
-/// Debian has it where a user's PATH does not look.
+/// Debian installs Mosquitto in a directory that is not in a user's PATH.
 fn program() -> &'static str {
     match Path::new("/usr/sbin/mosquitto").exists() {
         true => "/usr/sbin/mosquitto",
@@ -169,7 +173,7 @@ fn run(directory: &Path) -> (Child, Lines) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| {
-            panic!("cannot run mosquitto, Debian's package of that name: {error}")
+            panic!("cannot run mosquitto (install Debian's package mosquitto): {error}")
         });
     let log = Lines::follow(child.stderr.take().unwrap());
     (child, log)
@@ -177,11 +181,11 @@ fn run(directory: &Path) -> (Child, Lines) {
 
 impl Drop for Mosquitto {
     fn drop(&mut self) {
-        // It may have ended; a frozen one ends too.
+        // The broker may have ended already. SIGKILL also ends a frozen process.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            // The thread that reads is a moment behind the end of the process.
+            // The reading thread may lag behind the end of the process.
             self.log.wait(Duration::from_secs(1), |_| false);
             eprintln!("--- mosquitto logged (its last 60 lines)");
             let log = self.log();
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
     use crate::packet::Publish;
 
-    fn queue_one(broker: &Mosquitto) {
+    fn queue_message(broker: &Mosquitto) {
         let mut absent = Client::connect(broker.address(), &Connect::resume("absent", 3600));
         assert_eq!(absent.subscribe("a", 1), 1);
         absent.disconnect();
@@ -206,28 +210,28 @@ mod tests {
         assert_eq!(publisher.publish(Publish::new("a", "b").qos(1)).reason, 0);
     }
 
-    fn is_there(broker: &Mosquitto) -> bool {
+    fn session_exists(broker: &Mosquitto) -> bool {
         let absent = Client::connect(broker.address(), &Connect::resume("absent", 3600));
         absent.session_present()
     }
 
     #[test]
-    fn a_session_outlives_the_broker_only_on_disk() {
+    fn session_survives_the_broker_only_on_disk() {
         let mut broker = Mosquitto::start();
-        queue_one(&broker);
+        queue_message(&broker);
         broker.kill();
         broker.restart();
-        assert!(!is_there(&broker));
+        assert!(!session_exists(&broker));
 
         let mut broker = Mosquitto::with(PERSISTENT);
-        queue_one(&broker);
+        queue_message(&broker);
         broker.stop();
         broker.restart();
-        assert!(is_there(&broker));
+        assert!(session_exists(&broker));
     }
 
     #[test]
-    fn a_frozen_broker_answers_when_it_is_thawed() {
+    fn frozen_broker_answers_after_thaw() {
         let broker = Mosquitto::start();
         let mut client = broker.connect("client");
         broker.freeze();

@@ -1,9 +1,9 @@
-//! MQTT 5 packets: exact bytes in, exact bytes out. It encodes whatever a test wants, right or wrong, and
-//! reads strictly: a packet of the server that breaks the standard fails the test.
+//! Encodes and decodes MQTT 5 packets. The encoder also writes invalid packets. The decoder must be
+//! strict, so that a packet that violates the standard fails the test.
 
 use crate::property::{self, Property, sized, variable};
 
-/// Packet types as they stand in the high nibble of the first byte.
+/// Packet types: the high nibble of the first byte.
 #[allow(missing_docs, reason = "the names are the standard's")]
 pub mod kind {
     pub const CONNECT: u8 = 1;
@@ -26,37 +26,37 @@ pub mod kind {
 /// PINGREQ.
 pub const PINGREQ: [u8; 2] = [0xC0, 0];
 
-/// One packet as it came.
+/// One packet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Packet {
     /// The first byte: type and flags.
     pub head: u8,
-    /// What follows the fixed header.
+    /// The bytes after the fixed header.
     pub body: Vec<u8>,
 }
 
 /// An acknowledgement, a CONNACK or a DISCONNECT: a reason with properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// Zero where the packet has none.
+    /// 0 if the packet has none.
     pub packet_id: u16,
     /// CONNACK only.
     pub session_present: bool,
-    /// 0 where the packet leaves it out.
+    /// 0 if the packet omits it.
     pub reason: u8,
     /// In the order of the wire.
     pub properties: Vec<Property>,
 }
 
 impl Ack {
-    /// The Reason String, empty where there is none.
+    /// The Reason String, or an empty string.
     pub fn text(&self) -> String {
         property::reason_string(&self.properties).unwrap_or_default()
     }
 }
 
 impl Packet {
-    /// Cuts the first packet off what was read of a connection, once it is there whole.
+    /// Removes the first packet from the received bytes, if it is complete.
     pub fn cut(read: &mut Vec<u8>) -> Option<Packet> {
         let mut length = 0;
         let mut shift = 0;
@@ -185,9 +185,9 @@ impl std::fmt::Debug for Packet {
 /// A PUBLISH, to send or received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
-    /// Where to.
+    /// Topic name.
     pub topic: String,
-    /// What.
+    /// Payload.
     pub payload: Vec<u8>,
     /// 0, 1 or 2.
     pub qos: u8,
@@ -215,7 +215,7 @@ impl Publish {
         }
     }
 
-    /// With this QoS; the client picks the packet id.
+    /// With this QoS. The client assigns the packet id.
     #[must_use]
     pub fn qos(mut self, qos: u8) -> Publish {
         self.qos = qos;
@@ -292,7 +292,7 @@ pub fn disconnect(reason: u8, properties: &[Property]) -> Vec<u8> {
 /// A cursor that panics at the end.
 pub struct Reader<'a>(pub &'a [u8]);
 
-#[allow(missing_docs, reason = "one word each")]
+#[allow(missing_docs, reason = "the names say it")]
 impl<'a> Reader<'a> {
     pub fn take(&mut self, n: usize) -> &'a [u8] {
         assert!(n <= self.0.len(), "a packet ends too early");

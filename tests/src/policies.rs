@@ -1,4 +1,4 @@
-//! Policies of the tests, built once per test program.
+//! Builds the policies of the tests, once per test program.
 
 use std::{
     env,
@@ -26,13 +26,13 @@ pub fn malformed() -> PathBuf {
     build("malformed", |_| {})
 }
 
-/// The module of `policies/marked` with this mark.
+/// The module of `policies/marked`, built with this mark.
 pub fn marked(mark: &str) -> PathBuf {
     let directory = target_directory();
     fs::create_dir_all(&directory).unwrap();
-    // Every mark comes out under one name, and tests run beside one another. Unlocked where it is dropped.
-    let alone = File::create(directory.join("marked.lock")).unwrap();
-    alone.lock().unwrap();
+    // All marks build to the same file, and tests run in parallel. Drop releases the lock.
+    let lock = File::create(directory.join("marked.lock")).unwrap();
+    lock.lock().unwrap();
     let module = build("marked", |cargo| _ = cargo.env("MARK", mark));
     let unfinished = module.with_extension("unfinished");
     fs::copy(&module, &unfinished).unwrap();
@@ -79,7 +79,7 @@ pub fn in_python() -> PathBuf {
     })
 }
 
-/// Builds what is not there yet: the file is named after all that it is made of.
+/// Builds the component, unless it exists. The name of its file contains a hash of all its sources.
 fn interpreted(language: &str, builder: impl Fn(&Path, &Path) -> Command) -> PathBuf {
     let sources = workspace().join("examples/set-point").join(language);
     let mut made_of = DefaultHasher::new();
@@ -104,7 +104,7 @@ fn interpreted(language: &str, builder: impl Fn(&Path, &Path) -> Command) -> Pat
         let unfinished = component.with_extension(std::process::id().to_string());
         let mut command = builder(&sources, &unfinished);
         let built = command.output().unwrap_or_else(|error| {
-            panic!("{command:?}: {error}. `bash tests/run` installs what it needs.")
+            panic!("{command:?}: {error}. `bash tests/run` installs the required tools.")
         });
         let said = String::from_utf8_lossy(&built.stderr);
         assert!(built.status.success(), "{command:?} failed: {said}");

@@ -1,6 +1,8 @@
-//! A relay of loopback in front of a broker that understands MQTT packets. What enters: the two sides' packets, and a
-//! script that says of each what becomes of it. What leaves: the packets, or what is left of them. It changes none, and
-//! it does nothing by chance: the same script gives the same faults.
+//! A loopback proxy in front of a broker that injects faults at packet boundaries: for each packet,
+//! a script decides whether to pass, delay, hold or drop it, or to cut the connection.
+//!
+//! The proxy never changes the bytes of a packet, and must be deterministic: the same script
+//! injects the same faults.
 
 use std::{
     io::{Read, Write},
@@ -15,17 +17,17 @@ use std::{
 
 use crate::{packet::Packet, server};
 
-/// Where a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// From whoever connected.
+    /// From the client to the broker.
     ToBroker,
-    /// From the broker.
+    /// From the broker to the client.
     FromBroker,
 }
 
 impl Way {
-    /// The other one.
+    /// The opposite direction.
     #[must_use]
     pub fn back(self) -> Way {
         match self {
@@ -35,37 +37,38 @@ impl Way {
     }
 }
 
-/// A packet that has arrived whole.
+/// A packet that the proxy received.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The connection's number, from 0.
+    /// The connection's number, counted from 0.
     pub connection: usize,
-    /// Where it goes.
+    /// Its direction.
     pub way: Way,
-    /// What it is.
+    /// The packet.
     pub packet: Packet,
 }
 
-/// What becomes of a packet.
+/// What the proxy does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It goes on.
+    /// Forward the packet.
     Pass,
-    /// The connection ends before it.
+    /// End the connection before the packet.
     CutBefore,
-    /// The connection ends behind its first half.
+    /// End the connection after the first half of the packet.
     CutWithin,
-    /// The connection ends behind it.
+    /// End the connection after the packet.
     CutAfter,
-    /// It waits for [`Proxy::release`]; others go on meanwhile.
+    /// Hold the packet until [`Proxy::release`]. Other packets pass.
     Hold,
-    /// It goes on after this time, and whatever is behind it then too.
+    /// Forward the packet after this time. Later packets in its direction wait, too.
     Delay(Duration),
-    /// From here on both sides of the connection send into nothing, and hear nothing: it is half open.
+    /// Drop this and all later packets of the connection in both directions, without ending it: a
+    /// half-open connection.
     Vanish,
 }
 
-/// A relay. Its connections end with it.
+/// A running proxy. Drop ends its connections.
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -79,7 +82,7 @@ struct Shared {
     state: Mutex<State>,
     refuses: AtomicBool,
     over: AtomicBool,
-    /// 0 where there is no limit.
+    /// 0 means no limit.
     bytes_per_second: AtomicU32,
 }
 
@@ -93,12 +96,12 @@ struct State {
 struct Connection {
     client: TcpStream,
     broker: TcpStream,
-    /// Its packets go nowhere any more.
+    /// Whether all further packets are dropped.
     over: AtomicBool,
 }
 
 impl Proxy {
-    /// In front of the broker at this address.
+    /// Starts a proxy in front of the broker at this address.
     pub fn start(broker: SocketAddr) -> Proxy {
         let listener = TcpListener::bind(server::own_address()).unwrap();
         let address = listener.local_addr().unwrap();
@@ -115,28 +118,28 @@ impl Proxy {
         Proxy { address, shared }
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The same for `statehouse serve --broker`.
+    /// The URL for `statehouse serve --broker`.
     pub fn url(&self) -> String {
         format!("mqtt://{}", self.address)
     }
 
-    /// From now on this says what becomes of each packet. It is asked about one packet at a time, in the order they
-    /// arrive; while it decides, nothing moves.
+    /// From now on, `script` decides about each packet. It is called with one packet at a time, in
+    /// the order of arrival. No packet moves during a call.
     pub fn script(&self, script: impl FnMut(&Seen) -> Fate + Send + 'static) {
         *self.shared.script.lock().unwrap() = Box::new(script);
     }
 
-    /// From now on every packet passes.
+    /// From now on, forward every packet.
     pub fn pass(&self) {
         self.script(|_| Fate::Pass);
     }
 
-    /// Whether who connects is turned away at once.
+    /// Whether to close each new connection at once.
     pub fn refuse(&self, refuses: bool) {
         self.shared.refuses.store(refuses, SeqCst);
     }
@@ -148,13 +151,14 @@ impl Proxy {
         }
     }
 
-    /// Bytes per second and direction of each connection; none is as fast as it gets.
+    /// Limits the bytes per second in each direction of each connection. `None` removes the limit.
     pub fn limit(&self, bytes_per_second: Option<u32>) {
         let limit = bytes_per_second.unwrap_or(0);
         self.shared.bytes_per_second.store(limit, SeqCst);
     }
 
-    /// Lets the held packets go, in the order that `order` brings them into.
+    /// Forwards the held packets of the connection that sent the last one, after `order` has
+    /// reordered them. Drops those of other connections.
     pub fn release(&self, order: impl FnOnce(&mut Vec<(Way, Packet)>)) {
         let held = std::mem::take(&mut self.shared.state.lock().unwrap().held);
         let Some((connection, ..)) = held.last() else {
@@ -172,17 +176,17 @@ impl Proxy {
         }
     }
 
-    /// How many packets are held.
+    /// The number of held packets.
     pub fn held(&self) -> usize {
         self.shared.state.lock().unwrap().held.len()
     }
 
-    /// All packets that came so far, in their order.
+    /// All packets so far, in the order of arrival.
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.state.lock().unwrap().seen.clone()
     }
 
-    /// How many connections were made so far.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.shared.state.lock().unwrap().connections.len()
     }
@@ -192,7 +196,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.over.store(true, SeqCst);
         self.cut();
-        // Wakes whoever accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -206,7 +210,7 @@ impl Shared {
             if self.refuses.load(SeqCst) {
                 continue;
             }
-            // Where the broker is not there, this one is not either.
+            // If the broker is down, the proxy closes the connection.
             let Ok(broker) = TcpStream::connect(self.broker) else {
                 continue;
             };
@@ -223,13 +227,13 @@ impl Shared {
             drop(state);
             for way in [Way::ToBroker, Way::FromBroker] {
                 let (shared, connection) = (self.clone(), connection.clone());
-                thread::spawn(move || shared.carry(number, &connection, way));
+                thread::spawn(move || shared.forward(number, &connection, way));
             }
         }
     }
 
-    /// Carries one direction of a connection up to its end.
-    fn carry(&self, number: usize, connection: &Arc<Connection>, way: Way) {
+    /// Forwards one direction of a connection until it ends.
+    fn forward(&self, number: usize, connection: &Arc<Connection>, way: Way) {
         let (mut from, _) = connection.ends(way);
         let mut read = Vec::new();
         let mut chunk = [0; 16 * 1024];
@@ -241,17 +245,17 @@ impl Shared {
                     way,
                     packet,
                 };
-                self.meet(connection, seen);
+                self.handle(connection, seen);
             }
         }
-        // One that is half open stays so.
+        // A half-open connection stays open.
         if !connection.over.load(SeqCst) {
             connection.end();
         }
     }
 
-    /// What the script says of a packet is done.
-    fn meet(&self, connection: &Arc<Connection>, seen: Seen) {
+    /// Asks the script about a packet, and does what it returns.
+    fn handle(&self, connection: &Arc<Connection>, seen: Seen) {
         let mut script = self.script.lock().unwrap();
         if connection.over.load(SeqCst) {
             return;
@@ -260,7 +264,7 @@ impl Shared {
         self.state.lock().unwrap().seen.push(seen.clone());
         match script(&seen) {
             Fate::Pass => {
-                // The other direction may go on.
+                // Releases the lock, so that the other direction can proceed.
                 drop(script);
                 self.pass(connection, way, &bytes);
             }
@@ -301,7 +305,7 @@ impl Shared {
 }
 
 impl Connection {
-    /// Where a direction comes from, and where it goes.
+    /// The source and the destination of a direction.
     fn ends(&self, way: Way) -> (&TcpStream, &TcpStream) {
         match way {
             Way::ToBroker => (&self.client, &self.broker),
@@ -309,13 +313,13 @@ impl Connection {
         }
     }
 
-    /// The other side may be gone; then nobody misses it.
+    /// Writes to the destination. Ignores the error if the destination has closed.
     fn write(&self, way: Way, bytes: &[u8]) {
         let (_, mut to) = self.ends(way);
         let _ = to.write_all(bytes);
     }
 
-    /// What was written before arrives. It may have ended already.
+    /// Ends the connection. Bytes that were written before still arrive.
     fn end(&self) {
         self.over.store(true, SeqCst);
         let _ = self.client.shutdown(Shutdown::Both);
@@ -335,25 +339,25 @@ mod tests {
         packet::{Publish, kind},
     };
 
-    /// A client behind the proxy that hears what a client in front of it says.
-    fn listening(proxy: &Proxy) -> Client {
-        listening_as(proxy, "listener")
+    /// Connects a client through the proxy, with a subscription to `a`.
+    fn subscriber(proxy: &Proxy) -> Client {
+        subscriber_as(proxy, "listener")
     }
 
-    fn listening_as(proxy: &Proxy, id: &str) -> Client {
+    fn subscriber_as(proxy: &Proxy, id: &str) -> Client {
         let mut client = Client::connect(proxy.address(), &Connect::resume(id, 3600));
         assert_eq!(client.subscribe("a", 1), 1);
         client
     }
 
-    fn say(broker: &Mosquitto, count: u8) {
-        let mut speaker = broker.connect("speaker");
+    fn publish(broker: &Mosquitto, count: u8) {
+        let mut publisher = broker.connect("publisher");
         for n in 0..count {
-            assert_eq!(speaker.publish(Publish::new("a", [n]).qos(1)).reason, 0);
+            assert_eq!(publisher.publish(Publish::new("a", [n]).qos(1)).reason, 0);
         }
     }
 
-    /// Does this to the PUBLISH of this number, counted from 0.
+    /// A script that applies `fate` to the PUBLISH with this number, counted from 0.
     fn at(number: usize, fate: Fate) -> impl FnMut(&Seen) -> Fate {
         let mut count = 0;
         move |seen| {
@@ -369,16 +373,16 @@ mod tests {
         }
     }
 
-    fn heard(client: &mut Client) -> Vec<u8> {
-        let mut heard = Vec::new();
+    fn received(client: &mut Client) -> Vec<u8> {
+        let mut payloads = Vec::new();
         while let Heard::Packet(packet) = client.poll(Duration::from_secs(5)) {
-            heard.extend(packet.publish().payload);
+            payloads.extend(packet.publish().payload);
         }
-        heard
+        payloads
     }
 
     #[test]
-    fn a_cut_is_before_within_or_behind_its_packet() {
+    fn cut_is_before_within_or_after_its_packet() {
         let broker = Mosquitto::start();
         for (fate, expected) in [
             (Fate::CutBefore, &[0][..]),
@@ -386,27 +390,27 @@ mod tests {
             (Fate::CutAfter, &[0, 1]),
         ] {
             let proxy = Proxy::start(broker.address());
-            let mut client = listening_as(&proxy, &format!("{fate:?}"));
+            let mut client = subscriber_as(&proxy, &format!("{fate:?}"));
             proxy.script(at(1, fate));
-            say(&broker, 3);
-            assert_eq!(heard(&mut client), expected, "{fate:?}");
+            publish(&broker, 3);
+            assert_eq!(received(&mut client), expected, "{fate:?}");
         }
     }
 
     #[test]
-    fn held_packets_go_in_the_order_asked_for() {
+    fn held_packets_are_released_in_the_given_order() {
         let broker = Mosquitto::start();
         let proxy = Proxy::start(broker.address());
-        let mut client = listening(&proxy);
+        let mut client = subscriber(&proxy);
         proxy.script(|seen| match seen.packet.kind() {
             kind::PUBLISH => Fate::Hold,
             _ => Fate::Pass,
         });
-        say(&broker, 3);
+        publish(&broker, 3);
         while proxy.held() < 3 {
             thread::yield_now();
         }
-        // Others pass them by.
+        // Other packets pass.
         client.ping();
         client.expect_nothing();
         proxy.release(|packets| packets.reverse());
@@ -417,58 +421,58 @@ mod tests {
     }
 
     #[test]
-    fn a_vanished_connection_is_silent_and_stays() {
+    fn vanished_connection_stays_half_open() {
         let broker = Mosquitto::start();
         let proxy = Proxy::start(broker.address());
-        let mut client = listening(&proxy);
+        let mut client = subscriber(&proxy);
         proxy.script(at(1, Fate::Vanish));
-        say(&broker, 3);
+        publish(&broker, 3);
         assert_eq!(client.next().publish().payload, [0]);
         client.send(&crate::packet::PINGREQ);
-        let heard = client.poll(Duration::from_millis(300));
-        assert!(matches!(heard, Heard::Silence), "{heard:?}");
+        let polled = client.poll(Duration::from_millis(300));
+        assert!(matches!(polled, Heard::Silence), "{polled:?}");
         assert!(
             !broker
                 .log()
                 .iter()
                 .any(|line| line.contains("Client listener closed")),
-            "the broker was told"
+            "the broker closed the connection"
         );
-        // Who comes anew is served.
+        // A new connection works.
         proxy.pass();
-        assert!(listening(&proxy).session_present());
+        assert!(subscriber(&proxy).session_present());
     }
 
     #[test]
-    fn a_limit_and_a_delay_take_their_time() {
+    fn delay_and_limit_slow_packets_down() {
         let broker = Mosquitto::start();
         let proxy = Proxy::start(broker.address());
-        let mut client = listening(&proxy);
+        let mut client = subscriber(&proxy);
         proxy.script(at(0, Fate::Delay(Duration::from_millis(300))));
         let began = Instant::now();
-        say(&broker, 1);
+        publish(&broker, 1);
         client.next();
         assert!(began.elapsed() >= Duration::from_millis(300));
         proxy.limit(Some(1000));
         let began = Instant::now();
         broker
-            .connect("speaker")
+            .connect("publisher")
             .publish(Publish::new("a", [0; 500]).qos(1));
         client.next();
         assert!(began.elapsed() >= Duration::from_millis(400));
     }
 
     #[test]
-    fn who_is_refused_may_come_back() {
+    fn refused_client_can_reconnect_later() {
         let broker = Mosquitto::start();
         let proxy = Proxy::start(broker.address());
-        let mut client = listening(&proxy);
+        let mut client = subscriber(&proxy);
         proxy.refuse(true);
         proxy.cut();
         client.expect_closed();
         assert!(Client::attempt(proxy.address(), &Connect::new("listener")).is_none());
         proxy.refuse(false);
-        assert!(listening(&proxy).session_present());
+        assert!(subscriber(&proxy).session_present());
         assert_eq!(proxy.connections(), 2);
     }
 }

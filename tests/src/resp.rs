@@ -1,4 +1,4 @@
-//! RESP3 arrays of bulk strings, the form of every request (the protocol, section 3).
+//! Encodes requests as RESP3 arrays of bulk strings (protocol, section 3).
 
 /// An array of bulk strings.
 pub fn array<A: AsRef<[u8]>>(arguments: &[A]) -> Vec<u8> {
@@ -17,7 +17,7 @@ pub fn bulk(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Reads a SCAN answer: the keys, and the token where there is more to come.
+/// Decodes a SCAN answer: the keys, and the token if there are more keys.
 pub fn scan(payload: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
     let mut at = payload;
     let parts = count(&mut at, b'*');
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_are_written_and_scan_answers_read() {
+    fn arrays_encode_and_scan_answers_decode() {
         assert_eq!(array(&["GET", "k"]), b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n");
         let (keys, token) = scan(b"*2\r\n*1\r\n$1\r\nk\r\n$2\r\n\r\n\r\n");
         assert_eq!(keys, [b"k"]);

@@ -1,5 +1,5 @@
-//! One running server: started on a port of its own, stopped on drop, killed and started again on demand.
-//! What leaves: its address, its lines, its memory. Its log is shown when the test fails.
+//! Runs one server on its own port. Tests can kill and restart the server, and read its output and
+//! memory use. Drop ends the server, and prints its log if the test failed.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,8 @@ use crate::{
     store::Store,
 };
 
-/// Long enough for a start with a policy of 18 MB on a machine with every core busy; nothing is asserted about speed.
+/// Long enough to start with a policy of 18 MB while all cores are busy. Tests assert nothing about
+/// the speed of a start.
 const START_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A running `statehouse serve`.
@@ -30,36 +31,37 @@ pub struct Server {
     stdout: Lines,
     stderr: Lines,
     address: SocketAddr,
-    /// Whether that is a broker's: then the server has none of its own.
+    /// Whether `address` belongs to another broker, because the server has no listener.
     attached: bool,
     directory: TempDir,
-    /// What it runs, to run it again.
+    /// The command, for restarts.
     command: Command,
-    /// What limits its memory. Dropped after the child has ended.
+    /// The cgroup that limits its memory. Dropped after the child has ended.
     cgroup: Option<Cgroup>,
 }
 
 impl Server {
-    /// With the defaults, on a free port of loopback.
+    /// Starts with the defaults, on a free loopback port.
     pub fn start() -> Server {
         Server::with("", &[])
     }
 
-    /// With a configuration file of these lines.
+    /// Starts with a configuration file of these lines.
     pub fn with_config(toml: &str) -> Server {
         Server::with(toml, &[])
     }
 
-    /// With a configuration file of these lines (none where empty) and these further arguments.
+    /// Starts with these additional arguments, and with a configuration file of these lines unless
+    /// they are empty.
     pub fn with(toml: &str, arguments: &[&str]) -> Server {
         let (command, directory) = Server::command(toml, arguments);
         Server::spawn(command, directory)
     }
 
-    /// The same, whose log nobody reads before the test does.
+    /// Like [`Self::with`], but leaves the log unread. Returns its pipe to the test.
     pub fn unheard(toml: &str, arguments: &[&str]) -> (Server, ChildStderr) {
         let (command, directory) = Server::command(toml, arguments);
-        let (mut server, log) = Server::launch_unheard(command, directory, None);
+        let (mut server, log) = Server::launch_with_unread_log(command, directory, None);
         server.wait_until_ready();
         (server, log)
     }
@@ -77,15 +79,16 @@ impl Server {
         (command, directory)
     }
 
-    /// Runs a command that is to print `listening on …` and `ready`.
+    /// Runs a command that must print `listening on …` and `ready`.
     pub fn spawn(command: Command, directory: TempDir) -> Server {
         let mut server = Server::launch(command, directory, None);
         server.wait_until_ready();
         server
     }
 
-    /// Attached to the broker of this URL, whose clients connect to `clients`. Settings are pairs such as
-    /// `("durability", "interval")`. It is not waited for: the broker may not be there.
+    /// Starts a server behind the broker at this URL, whose clients connect to `clients`. Settings
+    /// are pairs such as `("durability", "interval")`. Does not wait for readiness, because the
+    /// broker may be down.
     pub fn attaching(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
         let mut command = Command::new(binary::statehouse());
         command.args(["serve", "--broker", url]);
@@ -93,7 +96,7 @@ impl Server {
         Server::launch(command, tempfile::tempdir().unwrap(), Some(clients))
     }
 
-    /// The same, once it is ready.
+    /// Like [`Self::attaching`], and waits until the server is ready.
     pub fn attached(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
         let mut server = Server::attaching(url, clients, settings);
         server.wait_until_ready();
@@ -101,12 +104,12 @@ impl Server {
     }
 
     fn launch(command: Command, directory: TempDir, clients: Option<SocketAddr>) -> Server {
-        let (mut server, log) = Server::launch_unheard(command, directory, clients);
+        let (mut server, log) = Server::launch_with_unread_log(command, directory, clients);
         server.stderr = Lines::follow(log);
         server
     }
 
-    fn launch_unheard(
+    fn launch_with_unread_log(
         mut command: Command,
         directory: TempDir,
         clients: Option<SocketAddr>,
@@ -139,13 +142,14 @@ impl Server {
         (server, log)
     }
 
-    /// One that can be killed and started again: the same address each time, which no other test takes meanwhile.
-    /// Settings are pairs such as `("durability", "interval")`.
+    /// Starts a server that can be restarted at the same address. No other test can take the
+    /// address in between. Settings are pairs such as `("durability", "interval")`.
     pub fn restartable(settings: &[(&str, &str)]) -> Server {
         Server::spawn(restartable(settings), tempfile::tempdir().unwrap())
     }
 
-    /// The same with a limit on its memory, in MiB. Prints the reason if that is not possible.
+    /// Like [`Self::restartable`], with a memory limit in MiB. Prints the reason if that is
+    /// impossible.
     pub fn limited(limit_mib: u64, settings: &[(&str, &str)]) -> Option<Server> {
         let cgroup = Cgroup::with_limit(limit_mib)?;
         let command = cgroup.enter(&restartable(settings));
@@ -155,30 +159,30 @@ impl Server {
         Some(server)
     }
 
-    /// What limits its memory, where something does.
+    /// The cgroup that limits its memory, if any.
     pub fn cgroup(&self) -> Option<&Cgroup> {
         self.cgroup.as_ref()
     }
 
-    /// `kill -9`: the process gets no chance to write anything more.
+    /// Ends the server with `kill -9`, so that it cannot write anything more.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         let status = self.child.wait().unwrap();
-        assert_eq!(status.code(), None, "it had ended by itself: {status}");
+        assert_eq!(status.code(), None, "it had already ended: {status}");
     }
 
-    /// Runs the same command again, on the same directory and address. It has to have ended.
+    /// Starts the server again with the same directory and address. It must have ended.
     pub fn restart(&mut self) {
         self.restart_with(&[]);
     }
 
-    /// The same with other settings, which stay for later restarts.
+    /// Like [`Self::restart`], with changed settings, which also apply to later restarts.
     pub fn restart_with(&mut self, settings: &[(&str, &str)]) {
         self.start_again(settings);
         self.wait_until_ready();
     }
 
-    /// The same without waiting for it.
+    /// Like [`Self::restart_with`], without waiting until the server is ready.
     pub fn start_again(&mut self, settings: &[(&str, &str)]) {
         assert!(!self.runs(), "the server has to be killed or stopped first");
         set(&mut self.command, settings);
@@ -188,7 +192,7 @@ impl Server {
         self.stderr = Lines::follow(self.child.stderr.take().unwrap());
     }
 
-    /// Waits until it takes requests.
+    /// Waits until the server accepts requests.
     pub fn wait_until_ready(&mut self) {
         let ready = self.stdout.wait(START_TIMEOUT, |line| line == "ready");
         assert!(ready.is_some(), "the server did not become ready");
@@ -197,7 +201,7 @@ impl Server {
         }
     }
 
-    /// Where clients connect: to the first listener, or to the broker that it is attached to.
+    /// The address for clients: that of the first listener, or of the attached broker.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -212,7 +216,7 @@ impl Server {
         self.address.port()
     }
 
-    /// Where every listener listens, in the order printed.
+    /// The addresses of all listeners, in the printed order.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.stdout()
             .iter()
@@ -221,46 +225,46 @@ impl Server {
             .collect()
     }
 
-    /// A directory of the server's own, which goes with it.
+    /// The working directory, which drop removes.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// What it has printed so far.
+    /// The lines of standard output so far.
     pub fn stdout(&self) -> Vec<String> {
         self.stdout.all()
     }
 
-    /// What it has logged so far.
+    /// The log lines so far.
     pub fn stderr(&self) -> Vec<String> {
         self.stderr.all()
     }
 
-    /// Waits for a line that it prints.
+    /// Waits for a line of standard output with this prefix.
     pub fn wait_for_line(&self, start: &str) -> String {
         self.stdout
             .wait(PATIENCE, |line| line.starts_with(start))
             .unwrap_or_else(|| panic!("it does not print {start:?}"))
     }
 
-    /// Waits for a line of its log.
+    /// Waits for a log line that contains `what`.
     pub fn wait_for_log(&self, what: &str) -> String {
         self.stderr
             .wait(Duration::from_secs(10), |line| line.contains(what))
             .unwrap_or_else(|| panic!("the log does not say {what:?}"))
     }
 
-    /// A raw connection on which nothing was sent.
+    /// Opens a TCP connection without sending a CONNECT.
     pub fn open(&self) -> Client {
         Client::open(self.address)
     }
 
-    /// A client with a session of its own, clean.
+    /// Connects a client with a clean session.
     pub fn connect(&self, id: &str) -> Client {
         Client::connect(self.address, &Connect::new(id))
     }
 
-    /// A client that asks the store, in the dialect of the SDKs.
+    /// Connects a client of the store that uses the dialect of the SDKs.
     pub fn store(&self, id: &str) -> Store {
         let client = self.connect(id);
         match self.attached {
@@ -269,7 +273,7 @@ impl Server {
         }
     }
 
-    /// The process.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -279,7 +283,7 @@ impl Server {
         self.memory("VmRSS:")
     }
 
-    /// The most that it ever was.
+    /// The peak of resident memory in KiB.
     pub fn memory_peak_kib(&self) -> u64 {
         self.memory("VmHWM:")
     }
@@ -290,7 +294,7 @@ impl Server {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Open file descriptors.
+    /// The number of open file descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .unwrap()
@@ -316,11 +320,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Already dead is as good.
+        // An error means that the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            // The threads that read are a moment behind the end of the process.
+            // The reading threads may lag behind the end of the process.
             self.stderr.wait(Duration::from_secs(1), |_| false);
             eprintln!("--- the server printed");
             self.stdout().iter().for_each(|line| eprintln!("{line}"));
@@ -334,7 +338,7 @@ impl Drop for Server {
     }
 }
 
-/// A command that can run again at the same address.
+/// The command of a server with a fixed address.
 fn restartable(settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary::statehouse());
     command.args(["serve", "--listen", &own_address().to_string()]);
@@ -342,20 +346,21 @@ fn restartable(settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Settings go through the environment, since a flag can be given only once.
+/// Passes settings as environment variables, because a flag can be given only once.
 fn set(command: &mut Command, settings: &[(&str, &str)]) {
     for (name, value) in settings {
         command.env(format!("STATEHOUSE_{}", name.to_uppercase()), value);
     }
 }
 
-/// An address of loopback that only this process uses, and no port that the system hands out by itself: whoever
-/// tries to reconnect while nobody listens would sooner or later be connected to itself.
+/// A loopback address that only this process uses, with a port outside the system's ephemeral
+/// range. With an ephemeral port, a client that reconnects while no server listens would eventually
+/// connect to itself.
 pub(crate) fn own_address() -> SocketAddr {
     static USED: AtomicU16 = AtomicU16::new(0);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;
-    // The highest process id of Linux has 22 bits; 127.0.0.1 stays for the others.
+    // A Linux process id has at most 22 bits. No address equals 127.0.0.1, which other tests use.
     ([127, 64 + high % 64, middle, low], port).into()
 }
 
@@ -368,7 +373,7 @@ pub fn signal(pid: u32, name: &str) {
     assert!(status.success(), "kill -{name} {pid} failed");
 }
 
-/// Waits for the end of a child; `None` where it still runs at the end of the time.
+/// Waits for the end of a child. Returns `None` if it still runs after `timeout`.
 pub fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     let end = Instant::now() + timeout;
     loop {
@@ -378,7 +383,7 @@ pub fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
         if Instant::now() > end {
             return None;
         }
-        // The standard library has no wait with a time-out.
+        // The standard library has no wait with a timeout.
         thread::sleep(Duration::from_millis(5));
     }
 }

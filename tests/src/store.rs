@@ -1,5 +1,8 @@
-//! A client of the store on top of the raw one: builds requests in each dialect and matches answers to
-//! them. It checks what holds for every answer (the protocol, section 2) and leaves the rest to the test.
+//! A client of the store on top of the raw MQTT client: builds requests in each dialect and matches
+//! answers to them.
+//!
+//! The client checks the rules that hold for every answer (protocol, section 2). The test checks
+//! the rest.
 
 use std::{
     fmt,
@@ -20,10 +23,10 @@ use crate::{
 pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
 /// The topic of requests of the 2023 preview.
 pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
-/// What every notification topic starts with.
+/// The prefix of all notification topics.
 pub const NOTIFICATION_PREFIX: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
 
-/// The topic that a client hears about a key on.
+/// The topic of notifications of a key to a client.
 pub fn notification_topic(client_id: &str, key: &[u8]) -> String {
     format!(
         "{NOTIFICATION_PREFIX}/{}/command/notify/{}",
@@ -37,7 +40,6 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// Where requests of a dialect go.
 fn topic(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Preview => PREVIEW_TOPIC,
@@ -45,7 +47,7 @@ fn topic(dialect: Dialect) -> &'static str {
     }
 }
 
-/// What a client of a dialect sends with every request.
+/// The user properties that a client of a dialect sends with every request.
 fn request_properties(dialect: Dialect, client_id: &str) -> Vec<(String, String)> {
     let version = match dialect {
         Dialect::Preview => "Timestamp",
@@ -59,12 +61,12 @@ fn request_properties(dialect: Dialect, client_id: &str) -> Vec<(String, String)
     out
 }
 
-/// A request, every part of which can be made wrong.
+/// A request. A test can make each part invalid.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Where to.
+    /// Topic name.
     pub topic: String,
-    /// The RESP array, or not.
+    /// Normally a RESP array.
     pub payload: Vec<u8>,
     /// User properties in order.
     pub user: Vec<(String, String)>,
@@ -88,7 +90,7 @@ impl Request {
         self
     }
 
-    /// Without the user properties of a name.
+    /// Without the user properties with this name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Request {
         self.user.retain(|(had, _)| had != name);
@@ -117,7 +119,7 @@ impl Request {
 /// An answer and the acknowledgement after it.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The answer.
+    /// The PUBLISH with the answer.
     pub publish: Publish,
     /// PUBACK or PUBREC of the request; `None` at QoS 0.
     pub ack: Option<Ack>,
@@ -129,7 +131,7 @@ impl Answer {
         &self.publish.payload
     }
 
-    /// The RESP bytes, readable.
+    /// The RESP bytes as escaped text.
     pub fn text(&self) -> String {
         self.payload().escape_ascii().to_string()
     }
@@ -139,13 +141,13 @@ impl Answer {
         property::users(&self.publish.properties)
     }
 
-    /// The version, in whichever property it came.
+    /// The version, from either property that can carry it.
     pub fn version(&self) -> Option<Hlc> {
         version(&self.publish)
     }
 }
 
-/// The version that a message carries, in whichever property.
+/// The version of a message, from either property that can carry it.
 pub fn version(publish: &Publish) -> Option<Hlc> {
     property::users(&publish.properties)
         .iter()
@@ -153,28 +155,30 @@ pub fn version(publish: &Publish) -> Option<Hlc> {
         .map(|(_, value)| Hlc::parse_padded(value).unwrap())
 }
 
-/// A client that asks the store.
+/// A client of the store.
 pub struct Store {
-    /// The connection below.
+    /// The MQTT client.
     pub client: Client,
     /// Its client id.
     pub id: String,
-    /// How it writes its requests.
+    /// The dialect of its requests.
     pub dialect: Dialect,
-    /// Whether the store is the broker: then the acknowledgement of a request comes behind its answer.
+    /// Whether the store is the broker. Then the acknowledgement of a request must follow its
+    /// answer.
     pub is_broker: bool,
 }
 
 impl Store {
-    /// Over a connected client; subscribes to `clients/{id}/#`, which no notification topic matches.
+    /// Uses a connected client. Subscribes to `clients/{id}/#`, which matches no notification
+    /// topic.
     pub fn new(mut client: Client, id: &str) -> Store {
         let reason = client.subscribe(&format!("clients/{id}/#"), 1);
         assert_eq!(reason, 1, "SUBACK");
         Store::on(client, id)
     }
 
-    /// The same where the store is behind the broker that the client is connected to: there only a subscription
-    /// delivers notifications.
+    /// Like [`Self::new`], for a store behind the client's broker. Subscribes to notifications too,
+    /// because such a broker delivers them only to subscribers.
     pub fn behind(mut client: Client, id: &str) -> Store {
         let filter = format!("{}+", notification_topic(id, b""));
         let reason = client.subscribe(&filter, 1);
@@ -184,7 +188,7 @@ impl Store {
         store
     }
 
-    /// Over a connected client that has subscribed, or does not want to.
+    /// Uses a connected client without subscribing.
     pub fn on(client: Client, id: &str) -> Store {
         Store {
             client,
@@ -202,12 +206,12 @@ impl Store {
         )
     }
 
-    /// A request as a client of this dialect sends it, with correlation data of its own.
+    /// Builds a request in this client's dialect, with unique correlation data.
     pub fn request(&mut self, payload: impl Into<Vec<u8>>) -> Request {
-        // Never the same twice, also over several connections of one session.
+        // Unique even across the connections of a session.
         static ASKED: AtomicU64 = AtomicU64::new(1);
         let mut correlation = ASKED.fetch_add(1, Ordering::Relaxed).to_be_bytes().to_vec();
-        // Bytes that text would not survive.
+        // Bytes that are no valid text.
         correlation.extend(*b"\xFF\0\r\n/+#\x80");
         Request {
             topic: topic(self.dialect).into(),
@@ -221,12 +225,12 @@ impl Store {
         }
     }
 
-    /// A request of these arguments.
+    /// Builds a request with these arguments.
     pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Request {
         self.request(resp::array(arguments))
     }
 
-    /// Asks, and waits for answer and acknowledgement.
+    /// Sends a request with these arguments, and waits for answer and acknowledgement.
     pub fn ask<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Answer {
         let request = self.command(arguments);
         self.call(&request)
@@ -238,8 +242,9 @@ impl Store {
         self.finish(request, id)
     }
 
-    /// Waits for the answer to a request that was sent with this packet id. The acknowledgement has to come
-    /// after the answer where the store is the broker, so that a client that got it got the answer.
+    /// Waits for the answer to a request that was sent with this packet id. If the store is the
+    /// broker, the acknowledgement must follow the answer, so that an acknowledged client has its
+    /// answer.
     pub fn finish(&mut self, request: &Request, packet_id: u16) -> Answer {
         let correlation = request.correlation.clone();
         let shown = &request.payload[..request.payload.len().min(200)];
@@ -272,14 +277,14 @@ impl Store {
         }
     }
 
-    /// SET without options; the version.
+    /// SET without options. Returns the version.
     pub fn set(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Hlc {
         let answer = self.ask(&[b"SET", key.as_ref(), value.as_ref()]);
         assert_eq!(answer.text(), "+OK\\r\\n");
         answer.version().unwrap()
     }
 
-    /// GET; the value.
+    /// GET. Returns the value.
     pub fn get(&mut self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         let answer = self.ask(&[b"GET", key.as_ref()]);
         let payload = answer.payload();
@@ -303,8 +308,8 @@ impl Store {
         self.client.take_publish(NOTIFICATION_PREFIX)
     }
 
-    /// Asks for a key that is not there, so that all earlier effects have come, and expects that nothing was
-    /// left over.
+    /// Asserts that no other packet arrives. First gets a missing key, so that all effects of
+    /// earlier requests have arrived.
     pub fn expect_nothing(&mut self) {
         assert_eq!(self.get("a key that no test sets"), None);
         self.client.expect_nothing();

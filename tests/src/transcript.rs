@@ -1,5 +1,5 @@
-//! Runs a transcript against a server of its own and compares byte for byte. With `UPDATE=1` it writes what
-//! came into the file instead.
+//! Runs a transcript against its own server and compares it byte for byte. With `UPDATE=1`, it
+//! writes the server's output into the file instead.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,17 +23,18 @@ use statehouse_transcript::{
     quote, shown,
 };
 
-/// Runs the transcript at `path`. Panics with the name of the file, the line, what it says and what came.
+/// Runs the transcript at `path`. At a difference, it prints the file, the line, and the expected
+/// and actual text, and panics at the end.
 pub fn check(path: &Path) {
     check_with(path, &[]);
 }
 
-/// The same against a server that is started with these arguments.
+/// Like [`check`], with these arguments of the server.
 pub fn check_with(path: &Path, arguments: &[&str]) {
     check_against(path, |config| Server::with(config, arguments));
 }
 
-/// The same against a server behind this broker.
+/// Like [`check`], with a server behind this broker.
 pub fn check_behind(path: &Path, broker: &Mosquitto) {
     check_against(path, |config| {
         let file = broker.directory().join("statehouse.toml");
@@ -43,7 +44,7 @@ pub fn check_behind(path: &Path, broker: &Mosquitto) {
     });
 }
 
-/// The same against a server that `start` starts with lines of configuration.
+/// Runs the transcript against the server that `start` starts with its configuration lines.
 fn check_against(path: &Path, start: impl FnOnce(&str) -> Server) {
     let text = fs::read_to_string(path).unwrap();
     let script = language::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -68,7 +69,7 @@ fn check_against(path: &Path, start: impl FnOnce(&str) -> Server) {
     );
 }
 
-/// One client of a transcript with the requests that it waits for.
+/// One client of a transcript, with its outstanding requests.
 struct Actor {
     store: Store,
     outstanding: VecDeque<(Request, u16, Dialect)>,
@@ -81,7 +82,8 @@ struct Run {
     dialect: Dialect,
 }
 
-/// The lines that differ and what should stand there. Each is shown at once, since a later step may panic for it.
+/// Returns the numbers of the differing lines, with the correct lines. Prints each difference at
+/// once, because it may cause a panic in a later step.
 fn run(server: Server, script: Script, path: &Path, lines: &[String]) -> Vec<(usize, String)> {
     let mut run = Run {
         server,
@@ -91,7 +93,7 @@ fn run(server: Server, script: Script, path: &Path, lines: &[String]) -> Vec<(us
     };
     let mut different = Vec::new();
     for (number, step) in script.steps {
-        // What the step does may panic deep below; this says where.
+        // If the step panics, drop prints the place.
         let place = Place(format!("{}:{}", path.display(), number + 1));
         if let Some(actual) = run.step(step) {
             eprintln!(
@@ -108,7 +110,7 @@ fn run(server: Server, script: Script, path: &Path, lines: &[String]) -> Vec<(us
     different
 }
 
-/// Names the place of a panic.
+/// Prints its text if it is dropped during a panic.
 struct Place(String);
 
 impl Drop for Place {
@@ -137,7 +139,7 @@ impl Run {
         self.actors.insert(name.into(), actor);
     }
 
-    /// What should stand on the line where it is something else.
+    /// Runs one step. Returns the correct line if the step's line differs.
     fn step(&mut self, step: Step) -> Option<String> {
         match step {
             Step::Dialect(dialect) => self.dialect = dialect,
@@ -263,7 +265,7 @@ impl Run {
         };
         let ack = actor.store.client.take_ack(ack_kind, packet_id);
         contains(&ack.text(), text);
-        // Refused, so no answer either.
+        // A refused request has no answer.
         actor.store.client.expect_nothing();
         let line = format!(
             "{}<puback {:#04x} {}",
@@ -300,7 +302,8 @@ impl Run {
         differs.map(|rest| format!("{head} {}{sign}{rest}", quote(&publish.payload)))
     }
 
-    /// Compares payload and user properties. What it gives is the user properties as they should stand on the line.
+    /// Compares payload and user properties. At a difference, returns the user properties for the
+    /// correct line.
     fn differs(
         &mut self,
         publish: &Publish,
@@ -308,8 +311,8 @@ impl Run {
         words: &[Word],
         implied: &[(String, String)],
     ) -> Option<String> {
-        let came = property::users(&publish.properties);
-        for (name, value) in &came {
+        let received = property::users(&publish.properties);
+        for (name, value) in &received {
             if name == "__ts" || name == "Timestamp" {
                 let version = Hlc::parse_padded(value).unwrap();
                 assert_eq!(version.node, "StateStore", "the node of {value}");
@@ -317,7 +320,7 @@ impl Run {
         }
         let said = Said {
             payload: &publish.payload,
-            user: &came,
+            user: &received,
             implied,
         };
         self.variables.differs(said, payload, words).unwrap()
@@ -336,7 +339,7 @@ impl Run {
     }
 }
 
-/// What an answer may carry besides user properties, and what it must.
+/// Checks all properties of an answer except user properties.
 fn check_other_properties(publish: &Publish, request: &Request) {
     let mut expiry_s = None;
     for property in &publish.properties {

@@ -1,8 +1,9 @@
-//! An honest client that measures how long the server lets it wait while an attack goes on.
+//! An honest client that measures the server's latency during an attack.
 //!
-//! It sends GET, SET and PINGREQ in turn on its own connection, at a steady pace, and reconnects
-//! when the connection ends. A stall of one second must count as all requests of that second, not
-//! as one: each latency also adds the requests that the client could not send during it.
+//! The client sends SET, GET and PINGREQ in turn on its own connection, at a steady pace, and
+//! reconnects when the connection ends. A stall of one second must count as all requests of that
+//! second, not as one. So each latency also adds the requests that the client could not send during
+//! it.
 
 use std::{
     fmt,
@@ -25,10 +26,10 @@ use crate::{
     store::{self, Store},
 };
 
-/// From one request to the next: a rate that leaves a small machine idle.
+/// The time from one request to the next. At this rate, a small machine is mostly idle.
 const PACE: Duration = Duration::from_millis(5);
 
-/// What the victim waited for in one phase.
+/// The victim's latencies in one phase.
 #[derive(Clone)]
 pub struct Latencies {
     /// Of requests that were answered correctly, in microseconds.
@@ -46,32 +47,32 @@ impl Latencies {
         }
     }
 
-    /// Requests that were answered correctly, and those that a stall kept from being sent.
+    /// The number of correctly answered requests, including those that a stall prevented.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// Half of the requests took at most this long.
+    /// The median latency.
     pub fn p50(&self) -> Duration {
         self.quantile(0.5)
     }
 
-    /// 99 of 100 requests took at most this long.
+    /// The 99th percentile.
     pub fn p99(&self) -> Duration {
         self.quantile(0.99)
     }
 
-    /// The longest.
+    /// The longest latency.
     pub fn max(&self) -> Duration {
         Duration::from_micros(self.histogram.max())
     }
 
-    /// Requests without a correct answer, and connections that were refused.
+    /// The number of requests without a correct answer and of refused connections.
     pub fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// What the first failure was.
+    /// The message of the first failure.
     pub fn first_failure(&self) -> Option<&str> {
         self.first_failure.as_deref()
     }
@@ -80,7 +81,7 @@ impl Latencies {
         Duration::from_micros(self.histogram.value_at_quantile(quantile))
     }
 
-    fn note(&mut self, outcome: Result<Duration, String>) {
+    fn record(&mut self, outcome: Result<Duration, String>) {
         match outcome {
             Ok(latency) => {
                 let us = u64::try_from(latency.as_micros()).unwrap();
@@ -113,12 +114,12 @@ impl fmt::Display for Latencies {
     }
 }
 
-/// As people read it.
+/// Formats a duration in milliseconds.
 pub fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }
 
-/// The client. It runs until it is dropped.
+/// A client that runs until drop.
 pub struct Victim {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -133,19 +134,19 @@ struct Shared {
 }
 
 struct Measured {
-    /// Of the present phase.
+    /// The latencies of the current phase.
     latencies: Latencies,
-    /// Attempts of all phases that have ended, with or without an answer.
+    /// The number of completed attempts in all phases, with or without an answer.
     ended: u64,
 }
 
 impl Victim {
-    /// Of the server at this address, with the client id `victim`.
+    /// Starts a client of the server at this address, with the client id `victim`.
     pub fn start(address: SocketAddr) -> Victim {
         Victim::start_as(address, Connect::new("victim"))
     }
 
-    /// The same with this CONNECT. It uses the key `victim`.
+    /// Like [`Self::start`], with this CONNECT. The client uses the key `victim`.
     pub fn start_as(address: SocketAddr, connect: Connect) -> Victim {
         let shared = Arc::new(Shared {
             address,
@@ -165,25 +166,28 @@ impl Victim {
         }
     }
 
-    /// What it waits for while nothing else is done: the baseline.
+    /// Measures the baseline for this time.
     pub fn undisturbed(&self, time: Duration) -> Latencies {
         self.during(|| thread::sleep(time)).0
     }
 
-    /// What it waits for while this is done, a request under way at the end included.
+    /// Measures while `work` runs, including a request that is in progress at its end.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> (Latencies, T) {
         let take =
             |measured: &mut Measured| std::mem::replace(&mut measured.latencies, Latencies::new());
         take(&mut self.shared.measured.lock().unwrap());
         let done = work();
         let measured = self.shared.measured.lock().unwrap();
-        let under_way = measured.ended + 1;
+        let in_progress = measured.ended + 1;
         let (mut measured, _) = self
             .shared
             .changed
-            .wait_timeout_while(measured, 2 * PATIENCE, |it| it.ended < under_way)
+            .wait_timeout_while(measured, 2 * PATIENCE, |it| it.ended < in_progress)
             .unwrap();
-        assert!(measured.ended >= under_way, "the victim's thread has ended");
+        assert!(
+            measured.ended >= in_progress,
+            "the victim's thread has ended"
+        );
         (take(&mut measured), done)
     }
 }
@@ -214,7 +218,7 @@ impl Shared {
                 Ok(began.elapsed())
             });
             let mut measured = self.measured.lock().unwrap();
-            measured.latencies.note(outcome);
+            measured.latencies.record(outcome);
             measured.ended += 1;
             drop(measured);
             self.changed.notify_all();
@@ -223,10 +227,10 @@ impl Shared {
     }
 }
 
-/// Its connection.
+/// A connection of the victim.
 struct Honest {
     store: Store,
-    /// What the last SET of this connection stored.
+    /// The value of the last SET on this connection.
     value: Option<String>,
 }
 
@@ -251,7 +255,7 @@ impl Honest {
         Ok(Honest { store, value: None })
     }
 
-    /// One request of each kind in turn.
+    /// Sends one request. The three kinds take turns.
     fn request(&mut self, turn: u64) -> Result<(), String> {
         match turn % 3 {
             0 => {
@@ -271,7 +275,7 @@ impl Honest {
         }
     }
 
-    /// Asks the store, and waits for the acknowledgement, which comes behind the answer.
+    /// Sends a request to the store and waits for the acknowledgement, which follows the answer.
     fn ask(&mut self, arguments: &[&str], expected: Vec<u8>) -> Result<(), String> {
         let request = self.store.command(arguments);
         let mut publish = request.publish();
@@ -320,13 +324,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_counts_for_every_request_it_held_up() {
+    fn stall_counts_for_every_delayed_request() {
         let mut latencies = Latencies::new();
         for _ in 0..100 {
-            latencies.note(Ok(Duration::from_millis(1)));
+            latencies.record(Ok(Duration::from_millis(1)));
         }
         assert_eq!((latencies.count(), latencies.failures()), (100, 0));
-        latencies.note(Ok(Duration::from_millis(1000)));
+        latencies.record(Ok(Duration::from_millis(1000)));
         // 1000, 995, 990 … 5 ms: 200 requests were due.
         assert_eq!(latencies.count(), 300);
         assert!(latencies.p50() > Duration::from_millis(200), "{latencies}");
@@ -336,8 +340,8 @@ mod tests {
     #[test]
     fn failures_are_counted_and_the_first_is_named() {
         let mut latencies = Latencies::new();
-        latencies.note(Err("refused".into()));
-        latencies.note(Err("closed".into()));
+        latencies.record(Err("refused".into()));
+        latencies.record(Err("closed".into()));
         assert_eq!((latencies.count(), latencies.failures()), (0, 2));
         assert!(latencies.to_string().contains("the first: refused"));
     }

@@ -1,4 +1,4 @@
-//! MQTT over WebSocket by nothing but a socket: the upgrade, and frames that can be made wrong.
+//! MQTT over WebSocket on a bare TCP socket: the upgrade, and frames that can be invalid.
 
 use std::{
     io::{Read, Write},
@@ -7,10 +7,11 @@ use std::{
 
 use crate::client::PATIENCE;
 
-/// The first byte of a frame: a whole binary message.
+/// The first byte of a frame that holds a whole binary message.
 pub const BINARY: u8 = 0x82;
 
-/// A connection that asks for a WebSocket, with these header lines besides; the answer, up to its empty line.
+/// Opens a connection and requests a WebSocket, with these additional header lines. Returns the
+/// response up to its empty line.
 pub fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -27,7 +28,7 @@ pub fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) 
     (socket, String::from_utf8(answer).unwrap())
 }
 
-/// One that got it.
+/// Opens a connection and upgrades it to a WebSocket.
 pub fn upgraded(address: SocketAddr) -> TcpStream {
     let (socket, answer) = ask(address, "/mqtt", "Sec-WebSocket-Protocol: mqtt\r\n");
     assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
@@ -43,10 +44,13 @@ pub fn upgraded(address: SocketAddr) -> TcpStream {
     socket
 }
 
-/// A frame of a client with less than 126 bytes, masked with zeros.
+/// A client's frame with less than 126 bytes, masked with zeros.
 pub fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();
-    assert!(length < 126, "that length has another form");
+    assert!(
+        length < 126,
+        "a longer frame encodes its length differently"
+    );
     let mut frame = vec![first, 0x80 | length];
     frame.extend([0; 4]);
     frame.extend(payload);

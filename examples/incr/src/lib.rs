@@ -1,10 +1,10 @@
-//! `INCR key`, `DECR key` and `INCRBY key n`: a counter that many clients share without a lock. The answer is the
-//! new number. What is not there counts as 0; what is there has to be an integer of 64 bits. A counter keeps its
-//! expiry, and a fenced one needs its token, as with SET. Everything else is the standard policy's.
+//! `INCR key`, `DECR key` and `INCRBY key n`: counters that many clients share without a lock. All
+//! other commands are the standard policy's.
 //!
-//! A redelivered request is answered with the number that it got the first time: it counts once.
+//! The answer is the new number. A missing key counts as 0, and the value of an existing key must
+//! be a 64-bit integer. A counter keeps its expiry. As with SET, a fenced counter needs its token.
 //!
-//! What enters: any request. What leaves: a number, or the standard answer.
+//! A redelivered request must count only once. The store returns the number of its first answer.
 
 #![deny(unsafe_code)]
 
@@ -14,7 +14,7 @@ use statehouse_policy::{
     Request, Span, Stamp, resp,
 };
 
-/// The commands that are added, in the order of `describe`.
+/// The added commands, in the order of `describe`.
 const ADDED: [&str; 3] = ["INCR", "DECR", "INCRBY"];
 
 /// The longest integer: a sign and the nineteen digits of 64 bits.
@@ -24,11 +24,11 @@ const INTEGER_BYTES_MAX: u32 = 20;
 #[derive(Debug)]
 pub struct Incr {
     standard: Standard,
-    /// How many commands the standard policy has: the added ones follow.
+    /// The number of standard commands. The added commands follow them.
     standard_commands: u16,
 }
 
-/// One of the commands that are added.
+/// An added command: increments `key` by `by`.
 struct Step {
     key: Span,
     by: i64,
@@ -84,7 +84,8 @@ impl Policy for Incr {
     }
 }
 
-/// Which of [`ADDED`] a payload is, and what it asks for; none where it is none of them.
+/// Parses an added command: its index in [`ADDED`], and its step. Returns `None` for other
+/// commands.
 fn read(payload: &[u8]) -> Option<(u16, Result<Step, Refusal>)> {
     let words = resp::parse(payload).ok()?;
     let verb = (0..).zip(ADDED);
@@ -104,11 +105,11 @@ fn read(payload: &[u8]) -> Option<(u16, Result<Step, Refusal>)> {
     Some((index, step))
 }
 
-/// The checks are those of SET, in the same order.
+/// Executes a step. The checks and their order are those of SET.
 fn count(host: &mut impl Host, request: &Request, step: &Step) -> Result<(i64, Stamp), Refusal> {
     let key = Bytes::Span(step.key);
     host.head(&key, Access::Write)?;
-    // The answer tells what the value was, so the client has to be allowed to know.
+    // The answer reveals the value, so the client needs the right to read it.
     let entry = host.head(&key, Access::Read)?;
     let observed = fence::timestamp(request)?;
     let token = fence::token(request)?;
@@ -123,7 +124,7 @@ fn count(host: &mut impl Host, request: &Request, step: &Step) -> Result<(i64, S
         };
         before = integer(&value)?;
     }
-    let after = before.checked_add(step.by).ok_or_else(no_integer)?;
+    let after = before.checked_add(step.by).ok_or_else(not_an_integer)?;
     let value = Bytes::Owned(after.to_string().into_bytes());
     let fence = token.map(|token| token.to_hlc());
     let version = host.put(&key, &value, Some(observed), fence.as_ref(), expires)?;
@@ -131,15 +132,15 @@ fn count(host: &mut impl Host, request: &Request, step: &Step) -> Result<(i64, S
 }
 
 fn integer(text: &[u8]) -> Result<i64, Refusal> {
-    // `parse` would take `+5`.
+    // `parse` alone would accept `+5`.
     let text = str::from_utf8(text)
         .ok()
         .filter(|text| !text.starts_with('+'));
     text.and_then(|text| text.parse().ok())
-        .ok_or_else(no_integer)
+        .ok_or_else(not_an_integer)
 }
 
-fn no_integer() -> Refusal {
+fn not_an_integer() -> Refusal {
     Refusal::Other("value is not an integer or out of range".to_owned())
 }
 
@@ -151,7 +152,7 @@ mod tests {
     use statehouse_policy::testing::{Tabled, cases};
 
     #[test]
-    fn cases() {
+    fn policy_passes_its_cases() {
         let policy = super::Incr::configure(&[]).expect("it takes no options");
         let requests = cases::run(include_str!("../cases.txt"), &mut Tabled::new(&policy));
         assert_eq!(requests, Ok(28));

@@ -1,22 +1,24 @@
-//! A client may change fifty keys per second, and a hundred at once after a pause. One that loops by mistake is told so,
-//! and the others do not notice. Reading is free. Everything else is the standard policy's.
+//! A client may change fifty keys per second, and a hundred at once after a pause. Further changes
+//! are refused, and other clients are not affected. Reading is free. Everything else is the
+//! standard policy.
 //!
-//! It is a token bucket per client, kept as one reading of the clock: the time at which the bucket is full
-//! again. A hidden key per client holds it, as its expiry: when the bucket is full the key is gone, so that clients
-//! that are gone cost nothing. It lies in the table like any key: a restart, a duplicate, a new instance and a
-//! re-run find what was there.
+//! Each client has a token bucket, stored as one reading of the clock: the time at which the bucket
+//! is full again. This time is the expiry of a hidden key per client. When the bucket is full, the
+//! key expires, so disconnected clients leave nothing behind. The bucket must be in the table, not
+//! in memory, so that a restart, a redelivered request, a new instance and a re-execution read the
+//! same bucket.
 //!
-//! What enters: any request. What leaves: the standard answer, or a refusal that changes nothing.
+//! A refused request must change nothing.
 
 #![deny(unsafe_code)]
 
 use statehouse_guest::{Command, Refusal, Rule, Ruled};
 use statehouse_policy::{Access, Bytes, Host, Request};
 
-/// How long the bucket takes to gain one change.
+/// The time in which the bucket gains one change.
 const MS_PER_CHANGE: u64 = 20;
 
-/// How many changes it holds.
+/// The capacity of the bucket.
 const BURST_CHANGES: u64 = 100;
 
 /// The rule.
@@ -34,8 +36,8 @@ impl Rule for RateLimit {
     }
 }
 
-/// Takes one change out of the client's bucket. A refused one costs nothing, so that a client that goes on asking
-/// is served at its rate.
+/// Takes one change from the client's bucket. A refused change takes none, so that a client that
+/// keeps sending is served at its rate.
 fn take(host: &mut impl Host, client: &str, now_ms: u64) -> Result<(), Refusal> {
     let bucket = Bytes::Owned([b"rate/", client.as_bytes()].concat());
     let entry = host.head(&bucket, Access::Hidden)?;
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_then_the_rate_and_each_client_by_itself() {
+    fn burst_is_allowed_then_the_rate_for_each_client() {
         let policy = Ruled::<RateLimit>::configure(&[]).expect("it takes no options");
         let mut table = Table::new(NOW_MS);
         for _ in 0..BURST_CHANGES {
@@ -93,7 +95,7 @@ mod tests {
         let later_ms = NOW_MS + MS_PER_CHANGE;
         assert_eq!(set(&mut table, &policy, "loop", later_ms), b"+OK\r\n");
         assert_eq!(set(&mut table, &policy, "loop", later_ms), refused);
-        // A bucket that is full again is forgotten, and holds no more than before.
+        // A full bucket expires. It holds no more than its capacity.
         let rested_ms = later_ms + BURST_CHANGES * MS_PER_CHANGE;
         for _ in 0..BURST_CHANGES {
             assert_eq!(set(&mut table, &policy, "loop", rested_ms), b"+OK\r\n");

@@ -1,8 +1,8 @@
-// A set point is a number within bounds: SET of anything else is refused, whoever sends it. The same rule stands in
+// A set point is a number within bounds. SET of any other value is refused. The same rule stands in
 // ../rust and ../python, and all three answer with the same bytes.
 //
-// Bytes of a request enter `handle`; table operations and one answer leave. Nothing is kept between two requests: a
-// policy is a function of what it is given.
+// A policy must not keep state between two requests: the store re-executes redelivered requests,
+// and the answer must have the same bytes.
 
 import table from "statehouse:policy/table@1.0.0";
 import watch from "statehouse:policy/watch@1.0.0";
@@ -10,18 +10,22 @@ import watch from "statehouse:policy/watch@1.0.0";
 const LOWEST = 5;
 const HIGHEST = 30;
 
-// What a number is, byte by byte, so that it is the same in every language: -12, 21.5, but not 2e1 or +3.
+// The format of a number, byte by byte, so that it is the same in every language: -12, 21.5, but
+// not 2e1 or +3.
 const NUMBER = /^-?[0-9]{1,6}(\.[0-9]{1,6})?$/;
 
-// Twice this and twice the longest client id fit into a topic of MQTT.
+// The notification topic has the key and the client id in hex, which must fit into an MQTT topic.
 const KEY_BYTES_MAX = 1000;
 
-// No command has as many. A request with more could lead an interpreter through millions of them.
+// More words than any command has. The limit keeps the interpreter from parsing millions of words.
 const WORDS_MAX = 8;
 
 const COMMANDS = ["SET", "GET", "DEL", "KEYNOTIFY"];
 
-/** What is answered with `-ERR`. Where the request alone is to blame (`free`), a duplicate of it is read again. */
+/**
+ * An `-ERR` answer. If the request is malformed (`free`), the store may execute a duplicate again.
+ * Otherwise (`same`), a duplicate must get the same answer.
+ */
 class Refusal {
   constructor(text, repeat) {
     this.text = text;
@@ -58,7 +62,7 @@ export const handler = {
       command = index;
       return { ...run(COMMANDS[index], payload, spans), command };
     } catch (error) {
-      const refusal = error instanceof Refusal ? error : forbidden(wordsOf(error));
+      const refusal = error instanceof Refusal ? error : forbidden(refusalText(error));
       return { ...answer(`-ERR ${refusal.text}\r\n`), repeat: refusal.repeat, command };
     }
   },
@@ -72,8 +76,8 @@ export const handler = {
         change.event === "set"
           ? {
               head: bytes(`*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$${change.len}\r\n`),
-              // In this call the bytes are those of the key.
-              body: { tag: "stored", val: named({ at: 0, len: change.key.length }) },
+              // In `notify`, a span refers to the key.
+              body: { tag: "stored", val: reference({ at: 0, len: change.key.length }) },
             }
           : { head: bytes(`*2\r\n$6\r\nNOTIFY\r\n${deleted}`), body: { tag: "none" } },
     };
@@ -87,7 +91,7 @@ function run(verb, payload, spans) {
     : spans.length === 2;
   if (!fits) throw malformed("wrong number of arguments");
   if (spans[1].len === 0 || spans[1].len > KEY_BYTES_MAX) throw malformed("a key has 1 to 1000 bytes");
-  const key = named(spans[1]);
+  const key = reference(spans[1]);
   switch (verb) {
     case "SET": {
       const entry = table.head(key, "write");
@@ -96,7 +100,7 @@ function run(verb, payload, spans) {
       if (!NUMBER.test(value) || Number(value) < LOWEST || Number(value) > HIGHEST) {
         throw forbidden(`a set point is a number from ${LOWEST} to ${HIGHEST}`);
       }
-      return answer("+OK\r\n", table.put(key, named(spans[2]), null, null, null));
+      return answer("+OK\r\n", table.put(key, reference(spans[2]), null, null, null));
     }
     case "GET": {
       const entry = table.head(key, "read");
@@ -127,13 +131,16 @@ function answer(head, version = null, body = { tag: "none" }) {
   return { reply: { head: bytes(head), body }, version, repeat: "same", command: null };
 }
 
-/** Bytes of the request, by their place: nothing is copied. */
-function named(span) {
+/** Refers to bytes of the request without copying them. */
+function reference(span) {
   return { tag: "span", val: span };
 }
 
-/** What the host refuses, in words. Anything else is a bug: the host answers for it, and nothing is changed. */
-function wordsOf(error) {
+/**
+ * The error text for a refusal by the host. Any other error is a bug: the host rolls back all
+ * changes and answers.
+ */
+function refusalText(error) {
   const fault = error?.payload;
   switch (fault?.tag) {
     case "denied":
@@ -147,7 +154,7 @@ function wordsOf(error) {
   }
 }
 
-/** Where the bulk strings of `*N\r\n` and N times `$LENGTH\r\nBYTES\r\n` stand. */
+/** The spans of the bulk strings in `*N\r\n` and N times `$LENGTH\r\nBYTES\r\n`. */
 function parse(payload) {
   let at = 0;
   const expect = (byte) => {
@@ -158,7 +165,7 @@ function parse(payload) {
     const from = at;
     let number = 0;
     while (payload[at] >= 0x30 && payload[at] <= 0x39) number = number * 10 + payload[at++] - 0x30;
-    // No digit, or a zero in front of others.
+    // No digit, or a leading zero.
     if (at === from || (at > from + 1 && payload[from] === 0x30)) throw malformed("syntax error");
     expect(13);
     expect(10);
@@ -178,7 +185,7 @@ function parse(payload) {
   return spans;
 }
 
-/** The first bytes of an argument, each a character: enough for any verb, option and set point. */
+/** The first bytes of an argument as characters: enough for any verb, option and set point. */
 function text(payload, { at, len }) {
   return String.fromCharCode(...payload.subarray(at, at + Math.min(len, 64)));
 }

@@ -1,8 +1,8 @@
-"""A set point is a number within bounds: SET of anything else is refused, whoever sends it. The same rule stands in
+"""A set point is a number within bounds. SET of any other value is refused. The same rule stands in
 ../rust and ../js, and all three answer with the same bytes.
 
-Bytes of a request enter `handle`; table operations and one answer leave. Nothing is kept between two requests: a
-policy is a function of what it is given.
+A policy must not keep state between two requests: the store re-executes redelivered requests, and
+the answer must have the same bytes.
 """
 
 import re
@@ -30,13 +30,14 @@ from wit_world.imports.types import (
 LOWEST = 5
 HIGHEST = 30
 
-# What a number is, byte by byte, so that it is the same in every language: -12, 21.5, but not 2e1 or +3.
+# The format of a number, byte by byte, so that it is the same in every language: -12, 21.5, but not
+# 2e1 or +3.
 NUMBER = re.compile(rb"-?[0-9]{1,6}(\.[0-9]{1,6})?")
 
-# Twice this and twice the longest client id fit into a topic of MQTT.
+# The notification topic has the key and the client id in hex, which must fit into an MQTT topic.
 KEY_BYTES_MAX = 1000
 
-# No command has as many. A request with more could lead an interpreter through millions of them.
+# More words than any command has. The limit keeps the interpreter from parsing millions of words.
 WORDS_MAX = 8
 
 COMMANDS = ["SET", "GET", "DEL", "KEYNOTIFY"]
@@ -46,7 +47,9 @@ LENGTH = re.compile(rb"\$(0|[1-9][0-9]*)\r\n")
 
 
 class Refusal(Exception):
-    """What is answered with `-ERR`. Where the request alone is to blame, a duplicate of it is read again."""
+    """An `-ERR` answer. If the request is malformed (`FREE`), the store may execute a duplicate
+    again. Otherwise (`SAME`), a duplicate must get the same answer.
+    """
 
     def __init__(self, text, repeat=Repeat.SAME):
         self.text = text
@@ -80,15 +83,16 @@ class Handler(exports.Handler):
         except Refusal as refusal:
             outcome = answer(b"-ERR %s\r\n" % refusal.text.encode(), repeat=refusal.repeat)
         except Err as error:
-            # What the host refuses. Anything else is a bug: the host answers for it, and nothing is changed.
-            outcome = answer(b"-ERR %s\r\n" % words_of(error.value).encode())
+            # A refusal by the host. Any other exception is a bug: the host rolls back all changes
+            # and answers.
+            outcome = answer(b"-ERR %s\r\n" % refusal_text(error.value).encode())
         outcome.command = command
         return outcome
 
     def notify(self, change, dialect):
         if change.event == Event.SET:
             head = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$%d\r\n" % change.len
-            # In this call the bytes are those of the key.
+            # In `notify`, a span refers to the key.
             payload = Frame(head, Body_Stored(Bytes_Span(Span(0, len(change.key)))))
         else:
             word = b"$6\r\nDELETE\r\n" if dialect == Dialect.SDK else b"$3\r\nDEL\r\n"
@@ -154,7 +158,7 @@ def malformed(text):
     return Refusal(text, Repeat.FREE)
 
 
-def words_of(fault):
+def refusal_text(fault):
     if isinstance(fault, Fault_Denied):
         return "not authorized"
     if isinstance(fault, Fault_Quota):
@@ -163,7 +167,7 @@ def words_of(fault):
 
 
 def parse(payload):
-    """Where the bulk strings of `*N\\r\\n` and N times `$LENGTH\\r\\nBYTES\\r\\n` stand."""
+    """The spans of the bulk strings in `*N\\r\\n` and N times `$LENGTH\\r\\nBYTES\\r\\n`."""
     line = COUNT.match(payload)
     if not line or number(line) > WORDS_MAX:
         raise malformed("syntax error")
@@ -186,7 +190,7 @@ def parse(payload):
 
 def number(line):
     digits = line.group(1)
-    # Longer than any payload: it lies, and Python would compute with it all the same.
+    # No payload is that long. Without this check, Python would accept the number.
     if len(digits) > 9:
         raise malformed("syntax error")
     return int(digits)

@@ -1,8 +1,8 @@
 //! A thermostat that follows its set point in the state store.
 //!
-//! It watches the key `{name}/setPoint`, which anybody may set, and writes its own
-//! `{name}/temperature` every second with a time to live: when the thermostat stops, the reading
-//! disappears, and nobody takes an old temperature for the present one.
+//! It watches the key `{name}/setPoint`, which any client may set. Every second it writes
+//! `{name}/temperature` with an expiry. When the thermostat stops, the reading expires, so that no
+//! client uses an old temperature.
 //!
 //! ```text
 //! cargo run -p thermostat -- 127.0.0.1:1883 kitchen --for 30s
@@ -17,11 +17,11 @@ use anyhow::{Context, bail};
 use statehouse_client::{Client, Options, SetOptions, WatchEvent, parse_duration};
 use tokio::time::{Instant, interval, sleep_until};
 
-/// How often the temperature is written.
+/// The time between two readings.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long a reading lives. Three periods: one that comes late or is lost does no harm.
+/// The expiry of a reading: three periods, so that a late or lost reading does no harm.
 const READING_TTL: Duration = Duration::from_secs(3);
-/// How far the room follows the set point in one period.
+/// The largest change of the temperature in one period.
 const STEP_CELSIUS: f64 = 0.5;
 
 #[tokio::main(flavor = "current_thread")]
@@ -37,10 +37,10 @@ async fn main() -> anyhow::Result<()> {
     let set_point_key = format!("{}/setPoint", arguments.name);
     let temperature_key = format!("{}/temperature", arguments.name);
 
-    // First watch, then get: a change between the two is seen, and at worst it is seen twice.
+    // Watch before get. A change between the two is then seen, at worst twice.
     let mut changes = client.watch(&set_point_key).await?;
     let mut set_point = read_set_point(&client, &set_point_key).await?;
-    println!("set point {}", in_words(set_point));
+    println!("set point {}", describe(set_point));
 
     let mut temperature = 20.0;
     let mut ticks = interval(PERIOD);
@@ -51,10 +51,10 @@ async fn main() -> anyhow::Result<()> {
                 set_point = match change? {
                     WatchEvent::Set { value, .. } => celsius(&value),
                     WatchEvent::Deleted { .. } => None,
-                    // The connection was lost for a while: ask what the set point is now.
+                    // The connection was lost for a while, so read the current set point.
                     _ => read_set_point(&client, &set_point_key).await?,
                 };
-                println!("set point {}", in_words(set_point));
+                println!("set point {}", describe(set_point));
             }
             _ = ticks.tick() => {
                 temperature = follow(temperature, set_point);
@@ -62,7 +62,7 @@ async fn main() -> anyhow::Result<()> {
                 let value = format!("{temperature:.1}");
                 client.set(&temperature_key, &value, reading).await?;
             }
-            // Without an end, this never comes.
+            // This branch is disabled if there is no end.
             () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => break,
         }
     }
@@ -71,19 +71,19 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The set point that is stored now, if it is one.
+/// The stored set point, if it is valid.
 async fn read_set_point(client: &Client, key: &str) -> anyhow::Result<Option<f64>> {
     let value = client.get(key).await?;
     Ok(value.and_then(|value| celsius(&value.bytes)))
 }
 
-/// Anybody can write the key, so that the value can be anything.
+/// Parses a set point. Any client can write the key, so the value can be invalid.
 fn celsius(value: &[u8]) -> Option<f64> {
     let number: f64 = std::str::from_utf8(value).ok()?.trim().parse().ok()?;
     (5.0..=35.0).contains(&number).then_some(number)
 }
 
-/// The room, one period later. Without a set point it keeps its temperature.
+/// The temperature one period later. Without a set point, it does not change.
 fn follow(temperature: f64, set_point: Option<f64>) -> f64 {
     match set_point {
         Some(set_point) => {
@@ -93,7 +93,7 @@ fn follow(temperature: f64, set_point: Option<f64>) -> f64 {
     }
 }
 
-fn in_words(set_point: Option<f64>) -> String {
+fn describe(set_point: Option<f64>) -> String {
     set_point.map_or_else(|| "none".into(), |celsius| format!("{celsius:.1}"))
 }
 
@@ -109,19 +109,19 @@ struct Arguments {
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
         let mut run_for = None;
-        let mut places = Vec::new();
+        let mut positional = Vec::new();
         while let Some(word) = words.next() {
             if word == "--for" {
                 let time = words.next().context("--for needs a time, such as 5s")?;
                 run_for = Some(parse_duration(&time)?);
-            } else if word.starts_with('-') || places.len() == 2 {
+            } else if word.starts_with('-') || positional.len() == 2 {
                 bail!("usage: thermostat [HOST:PORT] [NAME] [--for TIME]");
             } else {
-                places.push(word);
+                positional.push(word);
             }
         }
-        let mut places = places.into_iter();
-        let address = places.next().unwrap_or_else(|| "127.0.0.1:1883".into());
+        let mut positional = positional.into_iter();
+        let address = positional.next().unwrap_or_else(|| "127.0.0.1:1883".into());
         let (host, port) = address
             .rsplit_once(':')
             .context("write the address as HOST:PORT")?;
@@ -130,7 +130,7 @@ impl Arguments {
             port: port
                 .parse()
                 .with_context(|| format!("{port} is not a port"))?,
-            name: places.next().unwrap_or_else(|| "thermostat".into()),
+            name: positional.next().unwrap_or_else(|| "thermostat".into()),
             run_for,
         })
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments() {
+    fn arguments_parse_or_fail() {
         assert_eq!(
             parse("[::1]:1884 kitchen --for 5s").unwrap(),
             Arguments {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_point_is_a_temperature_of_a_room() {
+    fn set_point_must_be_a_room_temperature() {
         assert_eq!(celsius(b" 21.5\n"), Some(21.5));
         for bad in [&b""[..], b"warm", b"\xff", b"4.9", b"36", b"NaN", b"inf"] {
             assert_eq!(celsius(bad), None);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_follows_in_steps() {
+    fn temperature_follows_the_set_point_in_steps() {
         assert_eq!(follow(20.0, Some(23.0)), 20.5);
         assert_eq!(follow(20.0, Some(19.8)), 19.8);
         assert_eq!(follow(20.0, None), 20.0);

@@ -1,14 +1,15 @@
-//! Keys under `once/` are set once: serial numbers, calibration, what was agreed. Whoever sets one first has
-//! decided; nobody changes or deletes it, and it does not expire. Everything else is the standard policy's.
+//! Keys under `once/` are set once: serial numbers, calibration values, agreed parameters. The
+//! first SET decides. After it no client can change or delete the key, or let it expire. Everything
+//! else is the standard policy.
 //!
-//! What enters: any request. What leaves: the standard answer, or a refusal that changes nothing.
+//! A refused request must change nothing.
 
 #![deny(unsafe_code)]
 
 use statehouse_guest::{Command, Condition, Refusal, Rule, Ruled, Set};
 use statehouse_policy::{Access, Bytes, Host, Request, resp};
 
-/// What the keys begin with.
+/// The prefix of keys that are set once.
 const PREFIX: &[u8] = b"once/";
 
 /// The rule.
@@ -18,7 +19,7 @@ impl Rule for WriteOnce {
     const NAME: &'static str = "write-once";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
 
-    /// Whether a command leaves alone what was written once.
+    /// Refuses a change of a key that was written once.
     fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
         let Some(key) = command.written() else {
             return Ok(());
@@ -32,17 +33,17 @@ impl Rule for WriteOnce {
         {
             return Err(refusal("a key that is written once does not expire"));
         }
-        // A SET with a condition meets the key that is there by itself: it is answered as not done. NEX with the
-        // same value would write that value again, with a new version: that is a change too.
-        let waits_its_turn = matches!(
+        // SET NX never changes an existing key, so the standard policy answers it. SET NEX with the
+        // same value would write the value again with a new version, which is a change.
+        let only_if_absent = matches!(
             command,
             Command::Set(Set {
                 condition: Condition::Absent,
                 ..
             })
         );
-        let is_there = host.head(&Bytes::Span(key), Access::Write)?.is_some();
-        if is_there && !waits_its_turn {
+        let exists = host.head(&Bytes::Span(key), Access::Write)?.is_some();
+        if exists && !only_if_absent {
             return Err(refusal("the key is written once and is there already"));
         }
         Ok(())
@@ -61,7 +62,7 @@ mod tests {
     use statehouse_policy::testing::{Tabled, cases};
 
     #[test]
-    fn cases() {
+    fn policy_passes_its_cases() {
         let policy = super::Ruled::<super::WriteOnce>::configure(&[]).expect("it takes no options");
         let requests = cases::run(include_str!("../cases.txt"), &mut Tabled::new(&policy));
         assert_eq!(requests, Ok(13));

@@ -1,4 +1,4 @@
-//! A store in a process of its own, and a client that does nothing but write and read bytes.
+//! Runs a store in its own process, and a minimal client, so that the client's own cost is small.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,14 +11,15 @@ use statehouse_mqtt::PropertiesBuilder;
 /// A command as an array of bulk strings.
 pub(crate) use statehouse_policy::resp::request as resp;
 
-/// A store of its own process, gone with the benchmark.
+/// A store process. Drop ends it.
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: String,
 }
 
 impl Server {
-    /// Starts one with these arguments; its data, if it has any, is in `directory`.
+    /// Starts a store with these arguments. `directory` is its working directory, which holds its
+    /// data.
     pub(crate) fn start(directory: &Path, arguments: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_statehouse"))
             .args(["serve", "--listen", "127.0.0.1:0", "--log-filter", "warn"])
@@ -31,14 +32,14 @@ impl Server {
         let mut lines = BufReader::new(output).lines().map_while(Result::ok);
         let address = lines
             .find_map(|line| Some(line.strip_prefix("listening on mqtt://")?.to_owned()))
-            .expect("a store says where it listens");
-        let ready = lines.next().expect("and then that it is ready");
+            .expect("a store prints its address");
+        let ready = lines.next().expect("a store prints that it is ready");
         assert_eq!(ready, "ready");
         Self { process, address }
     }
 
-    /// The process.
-    #[allow(dead_code, reason = "not every benchmark looks at the process")]
+    /// The process id.
+    #[allow(dead_code, reason = "not every benchmark needs the process id")]
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -46,7 +47,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
+        // An error means that the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -56,10 +57,10 @@ impl Drop for Server {
 pub(crate) struct Client {
     stream: TcpStream,
     read: Vec<u8>,
-    /// How much of it is done with.
+    /// The number of bytes of `read` that are already handled.
     done: usize,
     packet_id: u16,
-    /// The properties of every request, but for two bytes of correlation data.
+    /// The properties of every request. Only two bytes of correlation data change.
     properties: Vec<u8>,
     correlation_data: usize,
     out: Vec<u8>,
@@ -86,7 +87,7 @@ impl Client {
             done: 0,
             packet_id: 0,
             properties: properties.to_vec(),
-            // Behind the property's identifier and its length.
+            // After the property's identifier and its length.
             correlation_data: 3,
             out: Vec::new(),
         };
@@ -109,7 +110,7 @@ impl Client {
         self.stream.write_all(&packet).expect("the store reads");
     }
 
-    /// The next packet: its first byte and where its body is.
+    /// Receives the next packet. Returns its first byte and the range of its body.
     fn receive(&mut self) -> (u8, std::ops::Range<usize>) {
         loop {
             let rest = &self.read[self.done..];
@@ -125,18 +126,18 @@ impl Client {
                 .stream
                 .read(&mut chunk)
                 .expect("an answer within five seconds");
-            assert_ne!(count, 0, "the store hung up");
+            assert_ne!(count, 0, "the store closed the connection");
             self.read.extend_from_slice(&chunk[..count]);
         }
     }
 
-    /// One request, its answer, and the acknowledgements of both.
-    #[allow(dead_code, reason = "not every benchmark asks one by one")]
+    /// Sends one request, and waits for its answer and PUBACK.
+    #[allow(dead_code, reason = "not every benchmark sends requests one by one")]
     pub(crate) fn round_trip(&mut self, payload: &[u8]) {
         self.round_trips(std::iter::once(payload));
     }
 
-    /// Requests that are all on their way before the first is answered.
+    /// Sends all requests at once, and waits for their answers and PUBACKs.
     pub(crate) fn round_trips<'a>(&mut self, payloads: impl Iterator<Item = &'a [u8]>) {
         let mut count = 0;
         for payload in payloads {
@@ -152,8 +153,7 @@ impl Client {
                 3 => {
                     let body = &self.read[body];
                     let topic = usize::from(u16::from_be_bytes([body[0], body[1]]));
-                    // What acknowledges the answer goes along with the next request, as from any client that
-                    // is in a hurry.
+                    // The PUBACK of the answer is sent with the next request, as fast clients do.
                     let acknowledgement = [0x40, 2, body[2 + topic], body[3 + topic]];
                     self.out.extend_from_slice(&acknowledgement);
                     answered += 1;
@@ -201,7 +201,7 @@ fn length(out: &mut Vec<u8>, mut length: usize) {
     }
 }
 
-/// Header and body length of the first packet, once it is there whole.
+/// The header and body lengths of the first packet, if it is complete.
 fn whole(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut length = 0;
     for (i, byte) in bytes.iter().skip(1).take(4).enumerate() {

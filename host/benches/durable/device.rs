@@ -1,8 +1,8 @@
-//! How many bytes reach the device for each byte of the records.
+//! Measures how many bytes reach the device for each byte of the records.
 //!
-//! The kernel's own count of a process's writes is wrong for overwritten files, so the device is one of our own; what
-//! the file system adds counts too. A round is measured from the end of one snapshot to the end of another, for they are a
-//! good part of it.
+//! The kernel's count of a process's writes is wrong for overwritten files. So the data is on a
+//! loop device, which also counts the writes of the file system. A round lasts from the end of one
+//! snapshot to the end of another, because snapshots are a large part of the writes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,19 @@ use statehouse_wal::{Base, Directory, LogPosition, Sink};
 use crate::common::{Client, Server, resp};
 use crate::{IN_FLIGHT, files, round_of};
 
-/// Writes after which every segment is one that was in use before: more than the log of two snapshots and all history.
+/// After this many writes, every new segment reuses an old file. The number exceeds the log of two
+/// snapshots and the whole history.
 const FILLED_WRITES: usize = 2_500_000;
-/// How long a snapshot is waited for: one client alone may not write enough for one.
+/// How long to wait for a snapshot. A single client may not write enough for one.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(30);
-/// Snapshots in a measured round, with the log of as many.
+/// Snapshots in a measured round.
 const SNAPSHOTS: usize = 3;
 
 /// Prints a row for each number of clients.
 pub(crate) fn measure(clients: &[usize]) {
     let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let device = LoopDevice::mount(scratch.path());
-    // As a store is that has run for long: its segments are written over again.
+    // Fill the store first, so that it reuses segments as after a long run.
     let server = Server::start(&device.mount, &[]);
     let data = device.mount.join("statehouse-data");
     let set = |id: usize| resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
@@ -54,7 +55,7 @@ pub(crate) fn measure(clients: &[usize]) {
             let (after, last) = (device.written(), load(&writes));
             measured = Some((start.elapsed(), before, after, last - first, snapshots));
         });
-        rows.push((clients, measured.expect("the wait was waited")));
+        rows.push((clients, measured.expect("the round ended")));
     }
     drop(server);
     let record_bytes = bytes_of_a_record(&data);
@@ -77,7 +78,7 @@ fn load(count: &AtomicU64) -> u64 {
     count.load(Ordering::Relaxed)
 }
 
-/// Waits for a snapshot and gives its length; none where there is none in time.
+/// Waits for the next snapshot. Returns its length, or `None` at the timeout.
 fn next_snapshot(data: &Path) -> Option<u64> {
     let newest = || {
         files(data)
@@ -95,7 +96,7 @@ fn next_snapshot(data: &Path) -> Option<u64> {
     None
 }
 
-/// What a record of a data directory takes on average, as the store made it: without what the journal adds.
+/// The average length of a record in a data directory, without the overhead of the log.
 fn bytes_of_a_record(data: &Path) -> f64 {
     #[derive(Default)]
     struct Lengths {
@@ -118,17 +119,17 @@ fn bytes_of_a_record(data: &Path) -> f64 {
     let mut lengths = Lengths::default();
     let directory = Directory::read_only(data).expect("a data directory");
     statehouse_wal::read(&directory, Base::Oldest, LogPosition::END, &mut lengths)
-        .expect("whole, the store was killed and nothing else");
+        .expect("the log is intact after a kill of the store");
     lengths.bytes as f64 / lengths.records as f64
 }
 
-/// A file system on a device of its own, gone with the benchmark.
+/// A file system on its own loop device. Drop removes it.
 struct LoopDevice {
     device: String,
     mount: PathBuf,
 }
 
-/// What a device has done.
+/// The write counters of a device.
 #[derive(Clone, Copy)]
 struct Written {
     bytes: u64,
@@ -154,7 +155,7 @@ impl LoopDevice {
     fn written(&self) -> Written {
         let name = self.device.rsplit('/').next().expect("a device has a name");
         let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat"));
-        let stat = stat.expect("every block device has one");
+        let stat = stat.expect("every block device has counters");
         let fields: Vec<u64> = stat
             .split_whitespace()
             .map(|field| field.parse().expect("a number"))
@@ -169,7 +170,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // Whatever was there goes with the directory of the image.
+        // The image itself is removed with its directory.
         for (program, arguments) in [
             ("umount", vec![self.mount.as_os_str()]),
             ("losetup", vec!["--detach".as_ref(), self.device.as_ref()]),

@@ -1,16 +1,17 @@
-//! Durable writes beside Redis with `appendfsync always`, in one run on one disk: writes per second at 1, 16
-//! and 64 clients, the time to open a million keys again, what they take in memory, and how many bytes
-//! reach the device.
+//! Compares durable writes with Redis and `appendfsync always`, in one run on one disk: writes per
+//! second at 1, 16, 50 and 64 clients, the time to reopen a million keys, their memory, and the
+//! bytes that reach the device.
 //!
 //! ```text
-//! cargo bench -p statehouse --bench durable                 # everything but the device, in a few minutes
+//! cargo bench -p statehouse --bench durable                 # all but the device, a few minutes
 //! cargo bench -p statehouse --bench durable -- --rounds 5   # more rounds, tighter medians
-//! cargo bench -p statehouse --bench durable -- --device     # as root: on a loop device that counts its bytes
-//! cargo bench -p statehouse --bench durable -- --clients 64 # only as many, with --device too
+//! cargo bench -p statehouse --bench durable -- --device     # as root: on a loop device
+//! cargo bench -p statehouse --bench durable -- --clients 64 # only this number, also with --device
 //! ```
 //!
-//! Redis is Debian's package `redis-server`; without it the columns beside are empty. Both stores get the
-//! same clients: one thread each, one write at a time. Rounds alternate, so that a noisy neighbour hits both.
+//! Redis is Debian's package `redis-server`. Without it, its columns are empty. Both stores get the
+//! same clients: one thread each, one write at a time. Rounds alternate, so that a noisy neighbour
+//! affects both.
 
 use std::path::Path;
 use std::process::Command;
@@ -49,7 +50,7 @@ fn main() {
                     Option::expect(numbers, "--clients takes numbers with commas between them");
             }
             "--device" => device = true,
-            // What cargo adds by itself.
+            // Cargo adds this argument.
             "--bench" => {}
             other => {
                 panic!("unknown argument {other}; there are --rounds N, --clients N,N and --device")
@@ -59,10 +60,10 @@ fn main() {
     if device {
         return device::measure(&clients);
     }
-    // On a real disk: the default place of temporary files is memory on some systems.
+    // On a real disk, because the default temporary directory is in memory on some systems.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     writes_per_second(directory.path(), rounds, &clients);
-    a_million_keys(directory.path());
+    million_keys(directory.path());
 }
 
 /// One store's figures of one round.
@@ -106,7 +107,7 @@ fn writes_per_second(directory: &Path, rounds: usize, clients: &[usize]) {
                     || thread::sleep(ROUND),
                 ));
             }
-            std::fs::remove_dir_all(&place).expect("what the stores wrote");
+            std::fs::remove_dir_all(&place).expect("the directory of the stores");
         }
         let a = median(ours);
         print!(
@@ -126,7 +127,7 @@ fn writes_per_second(directory: &Path, rounds: usize, clients: &[usize]) {
     }
 }
 
-/// Lets this many clients work for a round, which lasts as long as the wait.
+/// Runs this many clients until `wait` returns.
 fn round_of<W: FnMut() + Send>(
     clients: usize,
     client: impl Fn(usize) -> W,
@@ -170,7 +171,7 @@ fn median(mut rounds: Vec<Figures>) -> Figures {
     rounds[rounds.len() / 2]
 }
 
-fn a_million_keys(directory: &Path) {
+fn million_keys(directory: &Path) {
     println!("\n{KEYS} keys of 16 bytes with values of 64");
     println!("| | open after kill -9, ms | resident, MB | on disk, MB |");
     println!("|---|---|---|---|");
@@ -246,5 +247,5 @@ fn resident_mb(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kib.expect("every process has one") / 1024
+    kib.expect("every process has a VmRSS") / 1024
 }

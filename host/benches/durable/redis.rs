@@ -1,4 +1,4 @@
-//! A Redis that syncs every write, and a client of it.
+//! Runs a Redis server that syncs every write, and a client of it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// A Redis of its own, gone with the benchmark.
+/// A Redis server. Drop ends it.
 pub(crate) struct Redis {
     pub(crate) process: Child,
     socket: std::net::SocketAddr,
@@ -15,7 +15,7 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn start(directory: &Path) -> Option<Self> {
-        // A port that was free a moment ago: Redis takes none by itself.
+        // A port that was free just now, because Redis cannot choose a free port.
         let free = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
         let socket = free.local_addr().ok()?;
         drop(free);
@@ -35,7 +35,7 @@ impl Redis {
             .spawn()
             .ok()?;
         let redis = Self { process, socket };
-        // It listens while it still loads, and says so.
+        // Redis listens while it loads its data, and then answers PING with an error.
         for _ in 0..6_000 {
             if let Ok(stream) = TcpStream::connect(socket) {
                 let mut client = RedisClient {
@@ -63,7 +63,7 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
+        // An error means that the process has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -75,7 +75,7 @@ pub(crate) struct RedisClient {
 }
 
 impl RedisClient {
-    /// Sends commands that are answered by one line each.
+    /// Sends commands, each of which has an answer of one line.
     pub(crate) fn ask(&mut self, commands: &[u8], answers: usize) {
         self.stream.write_all(commands).expect("redis reads");
         self.read.clear();
@@ -97,7 +97,7 @@ impl RedisClient {
     fn more(&mut self) {
         let mut chunk = [0; 16 << 10];
         let count = self.stream.read(&mut chunk).expect("an answer");
-        assert_ne!(count, 0, "redis hung up");
+        assert_ne!(count, 0, "redis closed the connection");
         self.read.extend_from_slice(&chunk[..count]);
     }
 }

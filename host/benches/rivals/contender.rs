@@ -1,4 +1,4 @@
-//! Who takes part: how each is started, and how it is asked.
+//! Starts each contender and runs a job on it.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -13,24 +13,24 @@ use crate::etcd::{Etcd, Gateway};
 use crate::mosquitto::Mosquitto;
 use crate::nats::{Nats, NatsClient};
 use crate::redis::{self, Redis, Resp};
-use crate::servers::{Figures, Work, lean};
+use crate::servers::{Figures, Work, run_job};
 
-/// Connections and requests in flight on each while keys are filled in.
+/// Connections, and requests in flight on each, while the benchmark sets all keys.
 const FILLING: (usize, u16) = (16, 16);
 
-/// Who takes part in a row.
+/// The kind of a contender.
 #[derive(Clone, Copy)]
-pub(crate) enum Who {
-    Ours,
-    /// Redis, by GET and SET or by functions with the meaning of the store's SET.
+pub(crate) enum Kind {
+    Statehouse,
+    /// Redis with GET and SET, or with functions that have the semantics of the store's SET.
     Redis {
         functions: bool,
     },
-    /// The same under redis-benchmark.
+    /// The same with redis-benchmark.
     RedisBenchmark {
         functions: bool,
     },
-    /// With its defaults, or with the one setting that spares it Nagle's algorithm.
+    /// With its defaults, or with the setting that turns Nagle's algorithm off.
     Mosquitto {
         nodelay: bool,
     },
@@ -38,41 +38,41 @@ pub(crate) enum Who {
     Etcd,
 }
 
-/// One server that takes part.
+/// A running server.
 pub(crate) struct Contender {
-    pub(crate) who: Who,
+    pub(crate) kind: Kind,
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
     pub(crate) pid: u32,
-    /// Whether it keeps what the row asks for, so that an aim means something.
-    pub(crate) keeps: bool,
-    /// What keeps it running.
+    /// Whether it has the durability of the row. Otherwise its ratio is not judged by the aim.
+    pub(crate) comparable: bool,
+    /// Drop ends the server.
     pub(crate) _process: Box<dyn Any>,
 }
 
 impl Contender {
-    /// Why not, where it cannot be started.
-    pub(crate) fn start(who: Who, durable: bool, place: &Path) -> Result<Self, String> {
+    /// Starts a server. Returns the reason if it cannot be started.
+    pub(crate) fn start(kind: Kind, durable: bool, place: &Path) -> Result<Self, String> {
         let started = |name: &str, address, pid, process| Self {
-            who,
+            kind,
             name: name.to_owned(),
             address,
             pid,
-            keeps: true,
+            comparable: true,
             _process: process,
         };
         let missing = |what: &str, package: &str| {
             format!("{what} is missing (Debian's package {package}), or does not start")
         };
-        Ok(match who {
-            Who::Ours => {
+        Ok(match kind {
+            Kind::Statehouse => {
                 let memory: &[&str] = &["--durability", "memory"];
                 let server = Server::start(place, if durable { &[] } else { memory });
                 let address = server.address.parse().expect("an address");
                 started("statehouse", address, server.id(), Box::new(server))
             }
-            Who::Redis { functions } | Who::RedisBenchmark { functions } => {
-                let own = matches!(who, Who::RedisBenchmark { .. });
+            Kind::Redis { functions } | Kind::RedisBenchmark { functions } => {
+                let own = matches!(kind, Kind::RedisBenchmark { .. });
                 let name = match (functions, own) {
                     (false, false) => "Redis",
                     (true, false) => "Redis, FCALL of the same SET",
@@ -83,7 +83,7 @@ impl Contender {
                 let redis = redis.ok_or_else(|| missing(name, "redis-server"))?;
                 started(name, redis.0.address, redis.0.id(), Box::new(redis))
             }
-            Who::Mosquitto { nodelay } => {
+            Kind::Mosquitto { nodelay } => {
                 let name = match nodelay {
                     false => "Mosquitto + rumqttc responder",
                     true => "the same with set_tcp_nodelay",
@@ -92,10 +92,10 @@ impl Contender {
                     Mosquitto::start(place, nodelay).ok_or_else(|| missing(name, "mosquitto"))?;
                 started(name, it.broker.address, it.broker.id(), Box::new(it))
             }
-            Who::JetStream => {
+            Kind::JetStream => {
                 let it = Nats::start(place);
                 let it = it.ok_or_else(|| missing("JetStream KV", "nats-server"))?;
-                let (keeps, name) = match it.syncs {
+                let (comparable, name) = match it.syncs {
                     true => (true, "JetStream KV, sync always"),
                     false if !durable => (true, "JetStream KV"),
                     false => (
@@ -105,11 +105,11 @@ impl Contender {
                 };
                 let (address, pid) = (it.process.address, it.process.id());
                 Self {
-                    keeps,
+                    comparable,
                     ..started(name, address, pid, Box::new(it))
                 }
             }
-            Who::Etcd => {
+            Kind::Etcd => {
                 let it = Etcd::start(place).ok_or_else(|| missing("etcd", "etcd-server"))?;
                 started(
                     "etcd by its JSON gateway",
@@ -121,33 +121,33 @@ impl Contender {
         })
     }
 
-    /// Does a job; of the two that are measured by time, one round.
+    /// Runs a job. A job that is measured by time runs for one round.
     pub(crate) fn work(&self, work: &Work, job: Job) -> Result<Figures, String> {
         let nonce = u64::from(self.pid) << 32 | u64::from(work.connections as u32);
-        match self.who {
-            Who::Ours => lean(self.address, self.pid, work, job, |it, role, n| {
+        match self.kind {
+            Kind::Statehouse => run_job(self.address, self.pid, work, job, |it, role, n| {
                 Mqtt::new(it, nonce, role, n)
             }),
-            Who::Mosquitto { .. } => {
-                let done = lean(self.address, self.pid, work, job, |it, role, n| {
+            Kind::Mosquitto { .. } => {
+                let done = run_job(self.address, self.pid, work, job, |it, role, n| {
                     Mqtt::new(it, nonce, role, n)
                 });
-                // The broker is only half of it.
+                // The broker's CPU time does not include the responder.
                 done.map(|done| Figures {
                     cpu_us: None,
                     ..done
                 })
             }
-            Who::Redis { functions } => lean(self.address, self.pid, work, job, |it, _, _| {
+            Kind::Redis { functions } => run_job(self.address, self.pid, work, job, |it, _, _| {
                 Resp::new(it, functions)
             }),
-            Who::RedisBenchmark { functions } => {
+            Kind::RedisBenchmark { functions } => {
                 redis::own_benchmark(self.address, self.pid, work, functions)
             }
-            Who::JetStream => lean(self.address, self.pid, work, job, |it, _, n| {
+            Kind::JetStream => run_job(self.address, self.pid, work, job, |it, _, n| {
                 NatsClient::new(it, n)
             }),
-            Who::Etcd => lean(self.address, self.pid, work, job, |it, _, _| {
+            Kind::Etcd => run_job(self.address, self.pid, work, job, |it, _, _| {
                 Gateway::new(it)
             }),
         }
@@ -155,10 +155,10 @@ impl Contender {
 
     /// Sets all keys.
     pub(crate) fn fill(&self, keys: u64) -> Result<(), String> {
-        let (connections, in_flight) = match self.who {
-            Who::Etcd => (FILLING.0, 1),
-            // It sets its own keys itself.
-            Who::RedisBenchmark { .. } => return Ok(()),
+        let (connections, in_flight) = match self.kind {
+            Kind::Etcd => (FILLING.0, 1),
+            // `own_benchmark` sets its keys.
+            Kind::RedisBenchmark { .. } => return Ok(()),
             _ => FILLING,
         };
         let work = Work {

@@ -1,7 +1,8 @@
-//! etcd: the server, and a put over its JSON gateway.
+//! Runs etcd, and a client that puts keys over its JSON gateway.
 //!
-//! Its clients speak gRPC, which is long to write; the gateway is in the same process and adds a hop inside of it. So its
-//! figures are somewhat below what a native client gets. Only puts are measured, one at a time.
+//! The gateway avoids a gRPC client. It runs in the same process and adds a hop inside of it, so
+//! the figures are somewhat worse than those of a native client. Only puts are measured, one at a
+//! time.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -12,11 +13,11 @@ use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request};
 
 use crate::servers::{Process, free_address};
 
-/// A running server, alone in its cluster.
+/// A running server, which is the only member of its cluster.
 pub(crate) struct Etcd(pub(crate) Process);
 
 impl Etcd {
-    /// `None` where it is not installed.
+    /// Returns `None` if etcd is not installed.
     pub(crate) fn start(directory: &Path) -> Option<Self> {
         let (clients, peers) = (free_address(), free_address());
         let (clients_url, peers_url) = (format!("http://{clients}"), format!("http://{peers}"));
@@ -129,7 +130,7 @@ impl Protocol for Gateway {
     fn bye(&mut self, _: &mut Vec<u8>) {}
 }
 
-const MALFORMED: Broken = Broken::Malformed("no answer of the gateway");
+const MALFORMED: Broken = Broken::Malformed("an invalid answer of the gateway");
 
 /// Base 64 with padding (RFC 4648 section 4).
 fn push_base64(bytes: &[u8], out: &mut Vec<u8>) {

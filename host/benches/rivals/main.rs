@@ -1,21 +1,24 @@
-//! This store beside what people would use instead, through the same work in one run on loopback.
+//! Compares this store with its alternatives, under the same load in one run on loopback.
 //!
 //! ```text
 //! cargo bench -p statehouse --bench rivals                            # all rows, some minutes
-//! cargo bench -p statehouse --bench rivals -- --rounds 3 --seconds 1  # less, with wider medians
+//! cargo bench -p statehouse --bench rivals -- --rounds 3 --seconds 1  # faster, less precise
 //! cargo bench -p statehouse --bench rivals -- --only durable          # rows with this word
-//! cargo bench -p statehouse --bench rivals -- --large 10000000        # and that many keys beside a thousand
+//! cargo bench -p statehouse --bench rivals -- --large 10000000        # a thousand keys and this
+//! many
 //! ```
 //!
-//! Rivals are Debian's packages redis-server, redis-tools, mosquitto, nats-server and etcd-server; what is not installed
-//! is said to be missing. Every server of a row runs for the whole row, and rounds alternate between them, so that a noisy
-//! neighbour hits all; figures are medians. Clients are those of `statehouse bench` for every server, and Redis gets its own
-//! benchmark as well. A ratio above 1 is in this store's favour. Rows that are lost are printed like the others.
+//! Rivals are Debian's packages redis-server, redis-tools, mosquitto, nats-server and etcd-server.
+//! A missing package is reported in its row. Every server of a row runs for the whole row, and
+//! rounds alternate between the servers, so that a noisy neighbour affects all. Figures are
+//! medians. All servers get the clients of `statehouse bench`, and Redis also runs its own
+//! benchmark. A ratio above 1 is in this store's favour. Every row must be printed, even if a rival
+//! wins.
 
 use std::path::Path;
 use std::time::Duration;
 
-use contender::{Contender, Who};
+use contender::{Contender, Kind};
 use rows::{ROWS, Row};
 use servers::{Figures, Work, median};
 use statehouse_loadgen::Job;
@@ -36,17 +39,17 @@ mod rows;
 mod servers;
 mod sizes;
 
-/// Length of the values in all rows.
+/// Length of all values.
 const VALUE_BYTES: usize = 64;
 
-/// Keys of the rows that say nothing else.
+/// The default number of keys.
 const KEYS: u64 = 10_000;
 
 struct Options {
     rounds: usize,
     round: Duration,
     only: Option<String>,
-    /// Keys of the rows about memory.
+    /// Number of keys in the rows about memory.
     keys: u64,
     large: Option<u64>,
 }
@@ -61,7 +64,7 @@ fn main() {
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().expect("a value behind the option");
+        let mut value = || arguments.next().expect("a value after the option");
         match argument.as_str() {
             "--rounds" => options.rounds = value().parse().expect("a number of rounds"),
             "--seconds" => {
@@ -70,14 +73,14 @@ fn main() {
             "--only" => options.only = Some(value()),
             "--keys" => options.keys = value().parse().expect("a number of keys"),
             "--large" => options.large = Some(value().parse().expect("a number of keys")),
-            // Not for people: this program as the rival behind Mosquitto.
+            // Internal: runs this program as the responder behind Mosquitto.
             "--responder" => {
                 return mosquitto::respond(value().parse().expect("an address"), false);
             }
             "--responder-nodelay" => {
                 return mosquitto::respond(value().parse().expect("an address"), true);
             }
-            // What cargo adds by itself.
+            // Cargo adds this argument.
             "--bench" => {}
             other => panic!(
                 "unknown argument {other}; there are --rounds N, --seconds N, --only WORD, --keys N and --large KEYS"
@@ -85,24 +88,24 @@ fn main() {
         }
     }
     assert!(options.rounds > 0, "--rounds is at least 1");
-    // On a real disk: the default place of temporary files is memory on some systems.
+    // On a real disk, because the default temporary directory is in memory on some systems.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let place = directory.path();
     println!(
         "medians of {} rounds of {:?}; a ratio above 1 is in this store's favour",
         options.rounds, options.round
     );
-    let asked = |name: &str| options.only.as_ref().is_none_or(|word| name.contains(word));
-    for row in ROWS.iter().filter(|row| asked(row.name)) {
+    let selected = |name: &str| options.only.as_ref().is_none_or(|word| name.contains(word));
+    for row in ROWS.iter().filter(|row| selected(row.name)) {
         measure(row, place, &options);
     }
-    if asked("many keys: resident memory") {
+    if selected("many keys: resident memory") {
         sizes::many_keys(place, &options);
     }
-    if asked("idle: memory and cold start") {
+    if selected("idle: memory and cold start") {
         sizes::idle(place, &options);
     }
-    if asked("scale: keys") {
+    if selected("scale: keys") {
         sizes::scale(place, &options);
     }
     println!(
@@ -125,12 +128,12 @@ fn measure(row: &Row, place: &Path, options: &Options) {
     println!("|---|---|---|---|---|---|---|");
     let directory = tempfile::tempdir_in(place).expect("a directory");
     let mut contenders = Vec::new();
-    let everyone = std::iter::once((Who::Ours, None)).chain(row.rivals.iter().copied());
-    for (number, (who, aim)) in everyone.enumerate() {
+    let everyone = std::iter::once((Kind::Statehouse, None)).chain(row.rivals.iter().copied());
+    for (number, (kind, aim)) in everyone.enumerate() {
         let own = directory.path().join(number.to_string());
         std::fs::create_dir(&own).expect("a new directory");
-        let started =
-            Contender::start(who, row.durable, &own).and_then(|it| it.fill(work.keys).map(|()| it));
+        let started = Contender::start(kind, row.durable, &own)
+            .and_then(|it| it.fill(work.keys).map(|()| it));
         match started {
             Ok(contender) => contenders.push((contender, aim, Vec::new(), None)),
             Err(why) => println!("| {why} | | | | | | |"),
@@ -160,7 +163,7 @@ fn measure(row: &Row, place: &Path, options: &Options) {
             true => it.p50_us / ours.p50_us,
             false => ours.per_second / it.per_second,
         });
-        if matches!(contender.who, Who::Ours) {
+        if matches!(contender.kind, Kind::Statehouse) {
             ours = Some(it);
         }
         println!(
@@ -171,13 +174,13 @@ fn measure(row: &Row, place: &Path, options: &Options) {
             it.p99_us,
             it.cpu_us.map_or(String::new(), |us| format!("{us:.1}")),
             ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
-            judged(ratio, aim.filter(|_| contender.keeps)),
+            verdict(ratio, aim.filter(|_| contender.comparable)),
         );
     }
 }
 
-/// The aim, and whether it is met.
-fn judged(ratio: Option<f64>, aim: Option<f64>) -> String {
+/// The aim, and whether the ratio meets it.
+fn verdict(ratio: Option<f64>, aim: Option<f64>) -> String {
     match (ratio, aim) {
         (Some(ratio), Some(aim)) => {
             let word = if ratio >= aim { "met" } else { "MISSED" };

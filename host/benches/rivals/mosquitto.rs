@@ -1,8 +1,9 @@
-//! Mosquitto with its defaults, and behind it a responder over rumqttc: what somebody writes who has a broker and wants a
-//! store. The responder is this program again, as a process of its own.
+//! Runs Mosquitto with its defaults and a responder that uses rumqttc: the simplest store that a
+//! user of a broker can write. The responder is this program in its own process.
 //!
-//! By default both leave Nagle's algorithm on, which costs a lone request some 40 ms; the other variant turns it off.
-//! It holds a map and answers GET and SET, with neither versions nor fencing nor a disk, which favours it.
+//! By default, both leave Nagle's algorithm on, which delays a lone request by some 40 ms. The
+//! other variant turns it off. The responder answers GET and SET from a map, without versions,
+//! fencing or durability, which favours it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use statehouse_core::request::REQUEST_TOPIC;
 
 use crate::servers::{Process, free_address};
 
-/// Answers that may wait for their connection. The broker has no more requests on their way than 20.
+/// The maximum of queued answers. The broker has at most 20 requests in flight.
 const QUEUE: usize = 1024;
 
 /// The broker and the responder.
@@ -31,14 +32,14 @@ struct Responder(std::process::Child);
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
+        // An error means that the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Mosquitto {
-    /// `None` where it is not installed.
+    /// Returns `None` if Mosquitto is not installed.
     pub(crate) fn start(directory: &Path, nodelay: bool) -> Option<Self> {
         let address = free_address();
         let configuration = format!(
@@ -48,7 +49,7 @@ impl Mosquitto {
         );
         let path = directory.join("mosquitto.conf");
         std::fs::write(&path, configuration).expect("a file");
-        // Debian has it where a user's PATH does not look.
+        // Debian installs Mosquitto in a directory that is not in a user's PATH.
         let debian = Path::new("/usr/sbin/mosquitto");
         let program = if debian.exists() {
             debian
@@ -67,7 +68,8 @@ impl Mosquitto {
             .args([option, &address.to_string()])
             .spawn()
             .expect("this program runs");
-        // Requests before it subscribes are refused; a moment is enough on loopback.
+        // Requests are refused until the responder has subscribed. On loopback, this time is
+        // enough.
         std::thread::sleep(Duration::from_millis(500));
         Some(Self {
             broker,
@@ -76,7 +78,7 @@ impl Mosquitto {
     }
 }
 
-/// Answers requests until the broker is gone.
+/// Answers requests until the broker ends.
 pub(crate) fn respond(address: SocketAddr, nodelay: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -135,11 +137,11 @@ fn answer(client: &AsyncClient, keys: &mut HashMap<Bytes, Bytes>, request: &Publ
         ..PublishProperties::default()
     };
     let qos = QoS::AtLeastOnce;
-    // Where the queue is full the request has no answer, and is counted as that.
+    // If the queue is full, the request gets no answer, and the load generator counts an error.
     let _ = client.try_publish_with_properties(topic, qos, false, payload, properties);
 }
 
-/// The bulk strings of a command; fewer where it is none.
+/// The bulk strings of a command. Malformed ones are omitted.
 fn arguments(payload: &Bytes) -> Vec<Bytes> {
     let mut all = Vec::new();
     let line = |at: usize| Some(at + payload[at..].windows(2).position(|it| it == b"\r\n")?);

@@ -1,4 +1,4 @@
-//! NATS JetStream: the server, and as much of its protocol as puts into a bucket of keys and gets out of it.
+//! Runs NATS JetStream, and a client that puts and gets keys of a bucket.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,18 +10,19 @@ use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request, Ver
 
 use crate::servers::{Process, free_address};
 
-/// A bucket of keys with the history of one, as the KV of its clients makes it.
+/// A key-value bucket with a history of one value, as the official clients create it.
 const BUCKET: &str = r#"{"name":"KV_bench","subjects":["$KV.bench.>"],"max_msgs_per_subject":1,"allow_direct":true,"allow_rollup_hdrs":true,"discard":"new","storage":"file","num_replicas":1}"#;
 
 /// A running server with a bucket.
 pub(crate) struct Nats {
     pub(crate) process: Process,
-    /// Whether it writes to the disk before it answers.
+    /// Whether it writes to disk before it answers.
     pub(crate) syncs: bool,
 }
 
 impl Nats {
-    /// `None` where it is not installed. Versions before 2.10 cannot sync each write and say so by not starting.
+    /// Returns `None` if NATS is not installed. Versions before 2.10 cannot sync each write and
+    /// refuse to start with that setting.
     pub(crate) fn start(directory: &Path) -> Option<Self> {
         for syncs in [true, false] {
             let address = free_address();
@@ -72,7 +73,7 @@ impl Protocol for NatsClient {
     const ACKNOWLEDGES: bool = false;
 
     fn hello(&mut self, out: &mut Vec<u8>) {
-        // Writing to a Vec cannot fail; here and below.
+        // Writing to a Vec cannot fail.
         let _ = write!(
             out,
             "CONNECT {{\"verbose\":false,\"headers\":true,\"no_responders\":true}}\r\nSUB _INBOX.{}.* 1\r\nPING\r\n",
@@ -164,4 +165,4 @@ impl Protocol for NatsClient {
     fn bye(&mut self, _: &mut Vec<u8>) {}
 }
 
-const MALFORMED: Broken = Broken::Malformed("no message of NATS");
+const MALFORMED: Broken = Broken::Malformed("an invalid message of NATS");

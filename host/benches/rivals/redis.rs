@@ -1,4 +1,4 @@
-//! Redis: the server, its protocol for the load generator, and its own benchmark.
+//! Runs Redis, a client for the load generator, and Redis's own benchmark.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ const LIBRARY: &str = include_str!("statestore.lua");
 pub(crate) struct Redis(pub(crate) Process);
 
 impl Redis {
-    /// `None` where it is not installed.
+    /// Returns `None` if Redis is not installed.
     pub(crate) fn start(directory: &Path, durable: bool) -> Option<Self> {
         let address = free_address();
         let mut command = Command::new("redis-server");
@@ -64,10 +64,10 @@ fn push_command(arguments: &[&[u8]], out: &mut Vec<u8>) {
     }
 }
 
-/// One client. Answers come in the order of requests.
+/// One client. Answers arrive in the order of requests.
 pub(crate) struct Resp {
     catalogue: Arc<Catalogue>,
-    /// By the functions above, not by GET and SET.
+    /// Whether to use the functions of [`LIBRARY`] instead of GET and SET.
     functions: bool,
     asked: VecDeque<(u16, u64)>,
     key: Vec<u8>,
@@ -151,7 +151,7 @@ impl Protocol for Resp {
     fn bye(&mut self, _: &mut Vec<u8>) {}
 }
 
-/// The first answer, once it is there whole, and its length.
+/// The first answer, if it is complete, and its length.
 fn reply(bytes: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Broken> {
     let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
         return Ok(None);
@@ -171,20 +171,21 @@ fn reply(bytes: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Broken> {
                 }
                 (Reply::Value(&bytes[head..head + length]), head + length + 2)
             }
-            None => return Err(Broken::Malformed("no answer of Redis")),
+            None => return Err(Broken::Malformed("an invalid answer of Redis")),
         },
-        _ => return Err(Broken::Malformed("no answer of Redis")),
+        _ => return Err(Broken::Malformed("an invalid answer of Redis")),
     }))
 }
 
-/// One round of `redis-benchmark`. It counts requests and not seconds, so a short trial says how many fill the round.
+/// Runs one round of `redis-benchmark`. Its option is a number of requests, not a time, so a short
+/// trial determines the number for the round.
 pub(crate) fn own_benchmark(
     address: SocketAddr,
     pid: u32,
     work: &Work,
     functions: bool,
 ) -> Result<Figures, String> {
-    // The trial of the other kind sets the keys that a round reads.
+    // A trial with writes sets the keys that the round reads.
     if work.reads == 100 {
         let writes = Work { reads: 0, ..*work };
         counted(address, pid, &writes, functions, work.keys)?;
@@ -194,7 +195,7 @@ pub(crate) fn own_benchmark(
     counted(address, pid, work, functions, requests.max(TRIAL))
 }
 
-/// Requests of a trial: a quarter of a second of a fast server.
+/// Requests of a trial. A fast server takes a quarter of a second.
 const TRIAL: u64 = 20_000;
 
 fn counted(
@@ -233,7 +234,7 @@ fn counted(
         .filter_map(|field| field.trim_matches('"').parse().ok())
         .collect();
     let [_, p99, _, p50, _, _, per_second] = fields[..] else {
-        return Err(format!("redis-benchmark says {line:?}"));
+        return Err(format!("redis-benchmark printed {line:?}"));
     };
     Ok(Figures {
         per_second,
@@ -244,5 +245,5 @@ fn counted(
     })
 }
 
-/// Of every request of redis-benchmark: it has no clock to read.
+/// The timestamp of all requests of redis-benchmark, which cannot insert the time.
 const TIMESTAMP: &str = "1700000000000:0:bench";

@@ -1,27 +1,27 @@
-//! Which work is compared with whom, and what is aimed at.
+//! The rows of the comparison: the work, the rivals, and the aims.
 
-use crate::contender::Who;
+use crate::contender::Kind;
 
-/// A row: the same work for all.
+/// A row: the same work for all contenders.
 pub(crate) struct Row {
-    /// What `--only` looks for a word in.
+    /// Matched by `--only`.
     pub(crate) name: &'static str,
-    /// Connections, requests in flight on each, GETs of a hundred.
+    /// Connections, requests in flight on each, and the percentage of GETs.
     pub(crate) work: (usize, u16, u8),
     /// Whether each write is on disk before its answer.
     pub(crate) durable: bool,
-    /// Judged by its p50 and not by its throughput.
+    /// Whether the p50 decides instead of the throughput.
     pub(crate) by_latency: bool,
-    /// Rivals, each with the ratio that is aimed at, where there is one.
-    pub(crate) rivals: &'static [(Who, Option<f64>)],
+    /// The rivals, each with the ratio to reach, if any.
+    pub(crate) rivals: &'static [(Kind, Option<f64>)],
 }
 
 /// GET and SET.
 pub(crate) const PLAIN: bool = false;
-/// Functions with the meaning of the store's SET.
+/// Functions with the semantics of the store's SET.
 pub(crate) const FUNCTIONS: bool = true;
 
-/// All of them.
+/// All rows.
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "memory GET 64 B, 50 × 1",
@@ -29,16 +29,16 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (Who::RedisBenchmark { functions: PLAIN }, Some(0.9)),
-            (Who::Redis { functions: PLAIN }, None),
+            (Kind::RedisBenchmark { functions: PLAIN }, Some(0.9)),
+            (Kind::Redis { functions: PLAIN }, None),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 None,
             ),
-            (Who::Mosquitto { nodelay: false }, Some(4.0)),
-            (Who::Mosquitto { nodelay: true }, None),
+            (Kind::Mosquitto { nodelay: false }, Some(4.0)),
+            (Kind::Mosquitto { nodelay: true }, None),
         ],
     },
     Row {
@@ -48,20 +48,20 @@ pub(crate) const ROWS: &[Row] = &[
         by_latency: false,
         rivals: &[
             (
-                Who::RedisBenchmark {
+                Kind::RedisBenchmark {
                     functions: FUNCTIONS,
                 },
                 Some(1.0),
             ),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 None,
             ),
-            (Who::Redis { functions: PLAIN }, None),
-            (Who::Mosquitto { nodelay: false }, Some(6.0)),
-            (Who::Mosquitto { nodelay: true }, None),
+            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::Mosquitto { nodelay: false }, Some(6.0)),
+            (Kind::Mosquitto { nodelay: true }, None),
         ],
     },
     Row {
@@ -70,15 +70,15 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (Who::RedisBenchmark { functions: PLAIN }, None),
+            (Kind::RedisBenchmark { functions: PLAIN }, None),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 None,
             ),
-            (Who::Mosquitto { nodelay: false }, Some(4.0)),
-            (Who::Mosquitto { nodelay: true }, None),
+            (Kind::Mosquitto { nodelay: false }, Some(4.0)),
+            (Kind::Mosquitto { nodelay: true }, None),
         ],
     },
     Row {
@@ -88,20 +88,20 @@ pub(crate) const ROWS: &[Row] = &[
         by_latency: false,
         rivals: &[
             (
-                Who::RedisBenchmark {
+                Kind::RedisBenchmark {
                     functions: FUNCTIONS,
                 },
                 Some(1.0),
             ),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 None,
             ),
-            (Who::Redis { functions: PLAIN }, None),
-            (Who::Mosquitto { nodelay: false }, Some(6.0)),
-            (Who::Mosquitto { nodelay: true }, None),
+            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::Mosquitto { nodelay: false }, Some(6.0)),
+            (Kind::Mosquitto { nodelay: true }, None),
         ],
     },
     Row {
@@ -110,16 +110,16 @@ pub(crate) const ROWS: &[Row] = &[
         durable: true,
         by_latency: false,
         rivals: &[
-            (Who::RedisBenchmark { functions: PLAIN }, Some(0.9)),
-            (Who::Redis { functions: PLAIN }, Some(0.9)),
+            (Kind::RedisBenchmark { functions: PLAIN }, Some(0.9)),
+            (Kind::Redis { functions: PLAIN }, Some(0.9)),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 None,
             ),
-            (Who::JetStream, Some(5.0)),
-            (Who::Etcd, Some(5.0)),
+            (Kind::JetStream, Some(5.0)),
+            (Kind::Etcd, Some(5.0)),
         ],
     },
     Row {
@@ -129,19 +129,19 @@ pub(crate) const ROWS: &[Row] = &[
         by_latency: false,
         rivals: &[
             (
-                Who::RedisBenchmark {
+                Kind::RedisBenchmark {
                     functions: FUNCTIONS,
                 },
                 Some(0.8),
             ),
             (
-                Who::Redis {
+                Kind::Redis {
                     functions: FUNCTIONS,
                 },
                 Some(0.8),
             ),
-            (Who::Redis { functions: PLAIN }, None),
-            (Who::JetStream, None),
+            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::JetStream, None),
         ],
     },
     Row {
@@ -149,7 +149,7 @@ pub(crate) const ROWS: &[Row] = &[
         work: (1, 1, 100),
         durable: false,
         by_latency: true,
-        // At most twice its time.
-        rivals: &[(Who::Redis { functions: PLAIN }, Some(0.5))],
+        // At most twice the time of Redis.
+        rivals: &[(Kind::Redis { functions: PLAIN }, Some(0.5))],
     },
 ];

@@ -1,4 +1,4 @@
-//! Processes that are started, waited for and gone with the benchmark, and one round of work on one of them.
+//! Starts and ends server processes, and runs one round of work on a server.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -11,14 +11,14 @@ use statehouse_loadgen::{Catalogue, Job, Pace, Plan, Protocol, Role, put_on};
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server of its own process.
+/// A server process. Drop ends it.
 pub(crate) struct Process {
     child: Child,
     pub(crate) address: SocketAddr,
 }
 
 impl Process {
-    /// `None` where the program is not there, or ends before it listens.
+    /// Starts a server. Returns `None` if the program is not installed, or ends before it listens.
     pub(crate) fn start(mut command: Command, address: SocketAddr) -> Option<Self> {
         let child = command
             .stdin(Stdio::null())
@@ -51,48 +51,48 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may be gone already; either way nothing is left behind.
+        // An error means that the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An address that was free a moment ago, for servers that take none by themselves.
+/// An address that was free just now, for servers that cannot choose a free port.
 pub(crate) fn free_address() -> SocketAddr {
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     free.local_addr().expect("it has one")
 }
 
-/// What one round is.
+/// The work of one round.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) connections: usize,
     pub(crate) in_flight: u16,
-    /// Of a hundred.
+    /// The percentage of reads.
     pub(crate) reads: u8,
     pub(crate) keys: u64,
     pub(crate) value_bytes: usize,
     pub(crate) round: Duration,
 }
 
-/// What came of it.
+/// The result of a round.
 #[derive(Clone, Copy)]
 pub(crate) struct Figures {
     pub(crate) per_second: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Of the server, per request.
+    /// CPU time of the server per request.
     pub(crate) cpu_us: Option<f64>,
 }
 
-/// The round that is in the middle by what it is judged by.
+/// The median round by the figure `by`.
 pub(crate) fn median(mut rounds: Vec<Figures>, by: impl Fn(&Figures) -> f64) -> Option<Figures> {
     rounds.sort_by(|a, b| by(a).total_cmp(&by(b)));
     rounds.get(rounds.len() / 2).copied()
 }
 
-/// One job by the generator of `statehouse bench`, the same for every server.
-pub(crate) fn lean<P: Protocol>(
+/// Runs one job with the load generator of `statehouse bench`.
+pub(crate) fn run_job<P: Protocol>(
     address: SocketAddr,
     pid: u32,
     work: &Work,

@@ -1,4 +1,4 @@
-//! The rows that are not about the speed of requests: memory, cold start, and what many keys cost.
+//! The rows about memory, cold start, and the cost of many keys.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use statehouse_loadgen::{Job, Usage};
 
 use crate::common::Server;
-use crate::contender::{Contender, Who};
+use crate::contender::{Contender, Kind};
 use crate::rows::{FUNCTIONS, PLAIN};
 use crate::servers::{Work, median};
-use crate::{Options, VALUE_BYTES, judged};
+use crate::{Options, VALUE_BYTES, verdict};
 
-/// Memory of many keys, value and version, beside Redis with a hash for each.
+/// Compares the memory of many keys with values and versions. Redis has a hash for each key.
 pub(crate) fn many_keys(place: &Path, options: &Options) {
     println!(
         "\nmany keys: resident memory of {} keys of 19 B with values of 64 B\n",
@@ -20,9 +20,9 @@ pub(crate) fn many_keys(place: &Path, options: &Options) {
     println!("| | MB | ratio | aim |\n|---|---|---|---|");
     let directory = tempfile::tempdir_in(place).expect("a directory");
     let mut ours = None;
-    for (number, who) in [
-        Who::Ours,
-        Who::Redis {
+    for (number, kind) in [
+        Kind::Statehouse,
+        Kind::Redis {
             functions: FUNCTIONS,
         },
     ]
@@ -32,7 +32,7 @@ pub(crate) fn many_keys(place: &Path, options: &Options) {
         let own = directory.path().join(number.to_string());
         std::fs::create_dir(&own).expect("a new directory");
         let filled =
-            Contender::start(who, false, &own).and_then(|it| it.fill(options.keys).map(|()| it));
+            Contender::start(kind, false, &own).and_then(|it| it.fill(options.keys).map(|()| it));
         let contender = match filled {
             Ok(contender) => contender,
             Err(why) => {
@@ -41,29 +41,29 @@ pub(crate) fn many_keys(place: &Path, options: &Options) {
             }
         };
         let mb = resident_mb(contender.pid);
-        // Less memory is better, so the ratio is the other way around.
+        // Less memory is better, so the ratio is inverted.
         let ratio = ours.map(|ours: f64| mb / ours);
         let shown = ratio.map_or(String::new(), |it| format!("{it:.2}"));
         println!(
             "| {} | {mb:.0} | {shown} | {} |",
             contender.name,
-            judged(ratio, ratio.map(|_| 1.0))
+            verdict(ratio, ratio.map(|_| 1.0))
         );
         ours.get_or_insert(mb);
     }
 }
 
-/// From the start of the process to the first answer, and memory then.
+/// Measures the time from the start of the process to its first answer, and its memory then.
 pub(crate) fn idle(place: &Path, options: &Options) {
     println!("\nidle: memory and cold start to the first answer (aims: 30 MB, 100 ms)\n");
     println!("| | ms | MB |\n|---|---|---|");
-    for who in [Who::Ours, Who::Redis { functions: PLAIN }] {
+    for kind in [Kind::Statehouse, Kind::Redis { functions: PLAIN }] {
         let mut rounds = Vec::new();
         let mut name = String::new();
         for _ in 0..options.rounds {
             let directory = tempfile::tempdir_in(place).expect("a directory");
             let begun = Instant::now();
-            let first = Contender::start(who, false, directory.path()).and_then(|it| {
+            let first = Contender::start(kind, false, directory.path()).and_then(|it| {
                 let one = Work {
                     connections: 1,
                     in_flight: 1,
@@ -95,10 +95,10 @@ pub(crate) fn idle(place: &Path, options: &Options) {
     }
 }
 
-/// What a request costs with many keys, beside a thousand.
+/// Compares the cost of a request with many keys and with a thousand keys.
 pub(crate) fn scale(place: &Path, options: &Options) {
     let Some(large) = options.large else {
-        println!("\nscale: not measured; `--large 10000000` does, with some 5 GB of memory");
+        println!("\nscale: not measured; `--large 10000000` measures it with some 5 GB of memory");
         return;
     };
     println!(
@@ -119,11 +119,11 @@ pub(crate) fn scale(place: &Path, options: &Options) {
         ];
         let server = Server::start(directory.path(), &arguments);
         let contender = Contender {
-            who: Who::Ours,
+            kind: Kind::Statehouse,
             name: "statehouse".to_owned(),
             address: server.address.parse().expect("an address"),
             pid: server.id(),
-            keeps: true,
+            comparable: true,
             _process: Box::new(server),
         };
         if let Err(why) = contender.fill(keys) {

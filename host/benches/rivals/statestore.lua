@@ -1,8 +1,8 @@
 #!lua name=statestore
--- What a SET of the state store means, as a function of Redis: a version above every earlier one and above the request's
--- clock, no clock too far ahead, fencing, NX, NEX and PX. A key is a hash of value, version and fence.
--- The clock lives in this script and not in a key, which favours Redis: after a restart only its wall clock makes
--- versions rise.
+-- The store's SET as a Redis function: a version above all earlier versions and above the request's
+-- timestamp, a limit on clock skew, fencing, NX, NEX and PX. A key is a hash of value, version and
+-- fence. The clock is in this script and not in a key, which favours Redis: after a restart, only
+-- the wall clock ensures higher versions.
 
 local SKEW_MS = 60000
 local clock = { wall = 0, counter = 0 }
@@ -45,7 +45,8 @@ local function tick(now, seen)
   return string.format('%015d:%05d:StateStore', wall, counter)
 end
 
--- KEYS: the key. ARGV: value, timestamp, fencing token or '', condition ('', 'NX', 'NEX'), milliseconds or ''.
+-- KEYS: the key. ARGV: value, timestamp, fencing token or '', condition ('', 'NX', 'NEX'), expiry in
+-- milliseconds or ''.
 local function set(keys, args)
   local key, value = keys[1], args[1]
   local seen = parse(args[2])

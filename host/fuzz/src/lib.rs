@@ -1,10 +1,11 @@
-//! Entry points for hostile bytes.
+//! Fuzz targets for all parsers of untrusted bytes.
 //!
-//! What enters: any bytes. What leaves: nothing, or a panic where something that has to hold does not. Each target has seeds,
-//! made by the code that writes what it reads. The tests replay these, what was found before (`corpus/TARGET/`), and changes
-//! of both; `bash host/fuzz/run` searches further with libFuzzer.
+//! A target takes any bytes, and panics if they violate an invariant. Each target has seeds, which
+//! the encoder for its format creates. The tests replay the seeds, earlier failing inputs
+//! (`corpus/TARGET/`), and mutations of both. `bash host/fuzz/run` searches further with libFuzzer.
 //!
-//! Architecture invariant: a target is deterministic. What it keeps between two inputs cannot change what one does.
+//! Invariant: a target must be deterministic. State that it keeps between two inputs must not
+//! change the result of an input, or a failure could not be reproduced.
 #![forbid(unsafe_code)]
 
 mod mqtt;
@@ -13,17 +14,17 @@ mod records;
 mod settings;
 mod store;
 
-/// Something that reads what others send.
+/// A parser of untrusted bytes.
 pub struct Target {
-    /// Its name, and that of its corpus.
+    /// The name of the target and of its corpus.
     pub name: &'static str,
-    /// Feeds it. Panics where it is broken.
+    /// Runs the target on an input. Panics if an invariant does not hold.
     pub run: fn(&[u8]),
-    /// What it is meant to read.
+    /// Valid inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 8] = [
     Target {
         name: "packets",
@@ -67,7 +68,7 @@ pub const TARGETS: [Target; 8] = [
     },
 ];
 
-/// The target of this name.
+/// Finds a target by name.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|it| it.name == name)

@@ -1,4 +1,4 @@
-//! The broker: packets, properties, and whole conversations of some clients.
+//! Targets for the broker: packets, properties, and conversations of several clients.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn broker() -> Broker {
 }
 
 fn push_text(out: &mut Vec<u8>, text: &[u8]) {
-    // Texts here are short.
+    // All texts are short.
     out.extend_from_slice(&(text.len() as u16).to_be_bytes());
     out.extend_from_slice(text);
 }
@@ -63,7 +63,7 @@ fn publish(topic: &[u8], flags: u8, id: u8, payload: &[u8]) -> Vec<u8> {
     packet(0x30 | flags, &body)
 }
 
-/// What a broker writes is packets, one after the other.
+/// Asserts that the output of a broker is a sequence of packets.
 fn check_written(mut bytes: &[u8]) {
     while let Some((first, rest)) = bytes.split_first() {
         assert!(
@@ -85,7 +85,7 @@ fn check_written(mut bytes: &[u8]) {
     }
 }
 
-/// The bytes of a connection: all at once as its first, all at once behind a CONNECT, and in pieces.
+/// Sends the bytes on a connection: as its first bytes, after a CONNECT, and in pieces.
 pub(crate) fn packets(data: &[u8]) {
     _ = Wire::connect(&broker(), data);
     for piece in [data.len().max(1), 1 + data.len() / 3] {
@@ -128,7 +128,7 @@ pub(crate) fn packet_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Properties of a PUBLISH. What is read is the same after it was written again.
+/// Decodes the properties of a PUBLISH. They must be the same after encoding and decoding.
 pub(crate) fn properties(data: &[u8]) {
     let Ok(properties) = Properties::parse(bytes::Bytes::copy_from_slice(data)) else {
         return;
@@ -144,10 +144,10 @@ pub(crate) fn properties(data: &[u8]) {
         builder = builder.user(name, value);
     }
     let Ok(written) = builder.finish() else {
-        panic!("properties that were read cannot be written");
+        panic!("decoded properties cannot be encoded");
     };
     let Ok(again) = Properties::parse(written) else {
-        panic!("properties that were written cannot be read");
+        panic!("encoded properties cannot be decoded");
     };
     assert_eq!(again.response_topic(), properties.response_topic());
     assert_eq!(again.correlation_data(), properties.correlation_data());
@@ -169,7 +169,7 @@ pub(crate) fn property_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A conversation: each byte or some say who does what.
+/// Runs a conversation. One or more bytes select a client and its action.
 pub(crate) fn sessions(data: &[u8]) {
     const TOPICS: [&[u8]; 4] = [b"a", b"a/b", b"$x", b"b"];
     const FILTERS: [&[u8]; 6] = [b"a", b"a/+", b"#", b"+/b", b"$share/g/a", b"b/#"];
@@ -177,26 +177,27 @@ pub(crate) fn sessions(data: &[u8]) {
     let mut wires: [Option<Wire>; CLIENTS] = Default::default();
     let mut rest = data.iter().copied();
     while let Some(byte) = rest.next() {
-        let who = usize::from(byte) % CLIENTS;
-        let what = usize::from(byte) / CLIENTS;
+        let client = usize::from(byte) % CLIENTS;
+        let action = usize::from(byte) / CLIENTS;
         let more = rest.next().unwrap_or(0);
-        let bytes = match what % 8 {
+        let bytes = match action % 8 {
             0 => {
-                // A connection that is lost, and the next one of the client.
-                wires[who] = None;
-                let hello = connect(who, more & 1 == 1, more >> 1);
-                wires[who] = Wire::connect(&broker, &hello).ok();
+                // The client loses its connection and connects again.
+                wires[client] = None;
+                let hello = connect(client, more & 1 == 1, more >> 1);
+                wires[client] = Wire::connect(&broker, &hello).ok();
                 continue;
             }
             1 => {
-                // Taken over: the old connection is told, and ends late.
-                let hello = connect(who, false, 9);
+                // The client takes over its session. The old connection gets a DISCONNECT and ends
+                // late.
+                let hello = connect(client, false, 9);
                 let new = Wire::connect(&broker, &hello).ok();
-                if let Some(mut old) = std::mem::replace(&mut wires[who], new) {
+                if let Some(mut old) = std::mem::replace(&mut wires[client], new) {
                     check_written(&old.receive());
                     assert!(
                         !old.send(BytesMut::from(&[0xC0, 0][..])),
-                        "two have the session"
+                        "two connections have the session"
                     );
                 }
                 continue;
@@ -209,7 +210,7 @@ pub(crate) fn sessions(data: &[u8]) {
             }
             4 | 5 => {
                 let topic = TOPICS[usize::from(more) % TOPICS.len()];
-                // DUP, QoS and RETAIN as they come.
+                // Any DUP, QoS and RETAIN.
                 publish(topic, more >> 4, more >> 2 & 3, &[byte; 9])
             }
             6 => {
@@ -218,10 +219,10 @@ pub(crate) fn sessions(data: &[u8]) {
             }
             _ => rest.by_ref().take(usize::from(more) % 16).collect(),
         };
-        if let Some(wire) = &mut wires[who]
+        if let Some(wire) = &mut wires[client]
             && !wire.send(BytesMut::from(&bytes[..]))
         {
-            wires[who] = None;
+            wires[client] = None;
         }
         for wire in wires.iter_mut().flatten() {
             check_written(&wire.receive());
@@ -233,9 +234,9 @@ pub(crate) fn sessions(data: &[u8]) {
 }
 
 pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
-    let step = |who: usize, what: usize| (who + what * CLIENTS) as u8;
+    let step = |client: usize, action: usize| (client + action * CLIENTS) as u8;
     vec![
-        // One subscribes at QoS 1, another publishes, the first comes back and acknowledges.
+        // One client subscribes at QoS 1, another publishes, the first reconnects and acknowledges.
         vec![
             step(0, 0),
             19,

@@ -1,6 +1,7 @@
-//! Changes of an input, the same for the same number.
+//! Mutates inputs. The same number must give the same mutation, so that a failure can be
+//! reproduced.
 
-/// A source of numbers (SplitMix64).
+/// A random number generator (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -18,8 +19,8 @@ impl Dice {
     }
 }
 
-/// Bytes that mean much in one format or another.
-const TELLING: [&[u8]; 9] = [
+/// Byte strings with a special meaning in some format.
+const SPECIAL: [&[u8]; 9] = [
     b"\r\n",
     b"$-1",
     b"*2147483648\r\n",
@@ -31,7 +32,8 @@ const TELLING: [&[u8]; 9] = [
     b"#",
 ];
 
-/// A change of `input`, which may take parts of `other`. Some hundred bytes longer at most.
+/// Mutates `input`, possibly with parts of `other`. The result is at most some hundred bytes
+/// longer.
 #[must_use]
 pub fn mutate(input: &[u8], other: &[u8], number: u64) -> Vec<u8> {
     let mut dice = Dice(number);
@@ -43,8 +45,8 @@ pub fn mutate(input: &[u8], other: &[u8], number: u64) -> Vec<u8> {
             1 if at < bytes.len() => bytes[at] = dice.roll() as u8,
             2 => bytes.truncate(at),
             3 => {
-                let telling = TELLING[dice.below(TELLING.len())];
-                bytes.splice(at..at, telling.iter().copied());
+                let special = SPECIAL[dice.below(SPECIAL.len())];
+                bytes.splice(at..at, special.iter().copied());
             }
             4 => {
                 let end = at + dice.below(bytes.len() - at + 1).min(64);

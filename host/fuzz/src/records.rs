@@ -1,4 +1,4 @@
-//! What a start reads: records of the journal, blocks of a snapshot, and files.
+//! Targets for the data that recovery reads: log records, snapshot blocks, and files.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Disk, Log, LogPosition, Options, Sink, inspect};
 
-/// A record, or a block of a snapshot, as the first byte says. What can be read can be taken in, or is refused.
+/// Decodes a log record or a snapshot block; the first byte selects which. A decoded one must be
+/// applied or refused without a panic.
 pub(crate) fn records(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else {
         return;
@@ -31,7 +32,7 @@ pub(crate) fn records(data: &[u8]) {
     image.finish();
 }
 
-/// The records of a short life, and a snapshot at its end.
+/// The log records of a short run, and a snapshot at its end.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let kept = Arc::new(Records::default());
     let engine = Engine::new().expect("the machine has an engine");
@@ -104,10 +105,10 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Takes everything.
-struct Anything;
+/// A sink that accepts everything.
+struct AcceptAll;
 
-impl Sink for Anything {
+impl Sink for AcceptAll {
     fn reset(&mut self) {}
     fn block(&mut self, _: &[u8]) -> Result<(), String> {
         Ok(())
@@ -127,8 +128,8 @@ fn options() -> Options {
 /// A directory with a short log, and the name of its first segment.
 fn directory() -> (Simulation, String) {
     let disk = Simulation::new(1);
-    let opened = Log::open(Arc::new(disk.clone()), options(), 1, &mut Anything);
-    let (log, _) = opened.expect("an empty directory can be begun");
+    let opened = Log::open(Arc::new(disk.clone()), options(), 1, &mut AcceptAll);
+    let (log, _) = opened.expect("a log can be created in an empty directory");
     for group in [&[&b"first"[..], b"second"][..], &[&[7; 300][..]]] {
         log.append(group).expect("there is room");
         log.commit().expect("the disk is well");
@@ -141,20 +142,21 @@ fn directory() -> (Simulation, String) {
     (disk, name)
 }
 
-/// The bytes of a segment: looked into, and opened. What opens can be written to.
+/// Inspects and opens the bytes of a segment. An opened log must accept appends.
 pub(crate) fn journal(data: &[u8]) {
     thread_local! {
-        static MADE: RefCell<Option<(Simulation, String)>> = const { RefCell::new(None) };
+        static CREATED: RefCell<Option<(Simulation, String)>> = const { RefCell::new(None) };
     }
-    let disk = MADE.with_borrow_mut(|made| {
-        let (disk, name) = made.get_or_insert_with(directory);
+    let disk = CREATED.with_borrow_mut(|created| {
+        let (disk, name) = created.get_or_insert_with(directory);
         let disk = disk.fork();
         disk.put(name, data);
         disk
     });
     _ = inspect(&disk);
-    if let Ok((log, _)) = Log::open(Arc::new(disk), options(), 2, &mut Anything) {
-        log.append(&[b"next"]).expect("what opened takes a record");
+    if let Ok((log, _)) = Log::open(Arc::new(disk), options(), 2, &mut AcceptAll) {
+        log.append(&[b"next"])
+            .expect("an opened log accepts a record");
         log.commit().expect("the disk is well");
     }
 }

@@ -1,4 +1,4 @@
-//! What an operator writes: the configuration, and rules.
+//! Targets for the texts of operators: the configuration and access rules.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use statehouse::config::{Config, Flags};
 use statehouse_access::rules::Rules;
 
-/// The same text as a configuration file and as rules. Errors are sentences.
+/// Parses a text as a configuration file and as access rules. An error must have a message.
 pub(crate) fn settings(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -16,7 +16,7 @@ pub(crate) fn settings(data: &[u8]) {
     }
     let path = path();
     if fs::write(&path, text).is_err() {
-        // A full disk is not what is asked about.
+        // A full disk is not a failure of the parser.
         return;
     }
     let flags = Flags {
@@ -28,7 +28,7 @@ pub(crate) fn settings(data: &[u8]) {
     }
 }
 
-/// A file of this thread.
+/// The path of a file that only this thread uses.
 fn path() -> PathBuf {
     let thread = std::thread::current().id();
     let name = format!("statehouse-fuzz-{}-{thread:?}.toml", std::process::id());

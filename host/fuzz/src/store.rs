@@ -1,4 +1,4 @@
-//! The store: requests through the standard policy, and the texts of clocks.
+//! Targets for the store: requests to the standard policy, and clock readings.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use statehouse_policy::{hlc, resp};
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:fuzz";
 
-/// A store with one key, under a policy that is compiled once in each thread.
+/// Creates a store with one key. Each thread compiles the policy once.
 fn store() -> Store {
     thread_local! {
         static POLICY: RefCell<Option<Arc<Policy<Transaction>>>> = const { RefCell::new(None) };
@@ -68,7 +68,7 @@ fn ask(
     store.step(Event::Request(&request), NOW_MS)
 }
 
-/// What every request gets: an answer of one line or more, and no failure of the policy.
+/// Asserts that a request has an answer of one line or more, and that the policy did not fail.
 fn check(effects: &Effects) -> Bytes {
     assert_eq!(effects.failures, 0, "{:?}", effects.failed);
     let Some(answer) = &effects.answer else {
@@ -78,7 +78,7 @@ fn check(effects: &Effects) -> Bytes {
     answer.payload.clone()
 }
 
-/// A request, and the same again.
+/// Sends a request and its redelivery.
 pub(crate) fn requests(data: &[u8]) {
     let mut store = store();
     let first = ask(&mut store, data, Some(TIMESTAMP), None, 2);
@@ -116,7 +116,8 @@ pub(crate) fn request_seeds() -> Vec<Vec<u8>> {
     commands.map(resp::request).to_vec()
 }
 
-/// A text as a timestamp and as a fencing token. What can be read is the same after it was written again.
+/// Uses a text as a timestamp and as a fencing token. A parsed reading must be the same after
+/// formatting and parsing.
 pub(crate) fn clocks(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -131,7 +132,7 @@ pub(crate) fn clocks(data: &[u8]) {
     let before = version(&store);
     check(&ask(&mut store, &set, Some(text), None, 2));
     check(&ask(&mut store, &set, Some(TIMESTAMP), Some(text), 3));
-    assert!(version(&store) >= before, "a version went back");
+    assert!(version(&store) >= before, "a version decreased");
 }
 
 pub(crate) fn clock_seeds() -> Vec<Vec<u8>> {

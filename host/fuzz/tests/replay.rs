@@ -1,4 +1,5 @@
-//! What every target has to stand: its seeds, what was found before, and many changes of both. A failure prints the input.
+//! Runs each target on its seeds, on earlier failing inputs, and on many mutations of both. A
+//! failure prints the input.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{
@@ -9,13 +10,13 @@ use std::{
 
 use statehouse_fuzz::{Target, mutate::mutate, target};
 
-/// Changes of each input: some seconds for all targets together without optimization.
-const CHANGES: u64 = 300;
+/// Mutations of each input. All targets together take some seconds without optimization.
+const MUTATIONS: u64 = 300;
 
 fn feed(target: &Target, input: &[u8]) {
     if catch_unwind(AssertUnwindSafe(|| (target.run)(input))).is_err() {
         panic!(
-            "{} does not stand b\"{}\"; keep it as a file of host/fuzz/corpus/{}",
+            "{} fails on b\"{}\"; add it as a file to host/fuzz/corpus/{}",
             target.name,
             input.escape_ascii(),
             target.name
@@ -36,7 +37,7 @@ fn replay(name: &str) {
     for (at, input) in inputs.iter().enumerate() {
         feed(target, input);
         let other = &inputs[(at + 1) % inputs.len()];
-        for number in 0..CHANGES {
+        for number in 0..MUTATIONS {
             feed(target, &mutate(input, other, number << 16 | at as u64));
         }
     }
@@ -53,9 +54,9 @@ macro_rules! replayed {
 replayed!(packets properties sessions requests clocks records journal settings);
 
 #[test]
-fn changes_are_the_same_for_the_same_number_and_many() {
+fn mutations_are_many_and_depend_only_on_the_number() {
     let (input, other) = (b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"other");
-    let all: std::collections::HashSet<_> = (0..CHANGES)
+    let all: std::collections::HashSet<_> = (0..MUTATIONS)
         .map(|number| mutate(input, other, number))
         .collect();
     assert!(all.len() > 200, "{}", all.len());

@@ -1,4 +1,4 @@
-//! What tests of policies over a store share: a client, and the policies that go wrong.
+//! Helpers for tests of policies on a store: a client, and the policies of the tests.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,19 +13,19 @@ pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
 #[path = "../../../tests/policies/building.rs"]
 mod building;
 
-/// A module of tests/policies.
+/// Builds a module of tests/policies.
 pub(crate) fn module(package: &str) -> Vec<u8> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
     std::fs::read(building::build(package, &target, |_| {})).expect("cargo built it")
 }
 
-/// That of tests/policies/faulty, built once.
+/// The module of tests/policies/faulty, built once.
 pub(crate) fn faulty() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
     MODULE.get_or_init(|| module("faulty"))
 }
 
-/// What becomes of a request, and its answer.
+/// Sends a request. Returns its effects and its answer.
 pub(crate) fn ask(
     store: &mut Store,
     client: &str,
@@ -35,7 +35,7 @@ pub(crate) fn ask(
     ask_by(store, client, arguments, Delivery::default(), now_ms)
 }
 
-/// The same of a request that is delivered in a certain way.
+/// Like [`ask`], with this delivery.
 pub(crate) fn ask_by(
     store: &mut Store,
     client: &str,

@@ -1,4 +1,4 @@
-//! Who answers: routes, canaries, and the owners of keys.
+//! The selection of policies: routes, canaries, and the owners of keys.
 
 use super::*;
 use statehouse_core::clock::Stamp;
@@ -11,7 +11,7 @@ fn canary(rule: CanaryRule) -> Store {
 }
 
 #[test]
-fn a_canary_by_percent_answers_the_same_clients_always() {
+fn percent_canary_always_answers_the_same_clients() {
     let mut store = canary(CanaryRule::Percent(30));
     let twin = digest(&policies().twin);
     let mut taken = Vec::new();
@@ -25,9 +25,9 @@ fn a_canary_by_percent_answers_the_same_clients_always() {
             _ => assert_eq!(by_canary, taken),
         }
     }
-    // A digest spreads them evenly enough.
+    // The digest spreads clients evenly.
     assert!((200..400).contains(&taken.len()), "{}", taken.len());
-    // More percent means more clients, and none of the first ones less.
+    // A higher percentage adds clients and removes none.
     let mut store = canary(CanaryRule::Percent(60));
     for client in &taken {
         assert_eq!(by(&ask(&mut store, client, &["GET", "k"]).0), twin);
@@ -35,7 +35,7 @@ fn a_canary_by_percent_answers_the_same_clients_always() {
 }
 
 #[test]
-fn a_canary_by_pattern_answers_those_clients_or_keys() {
+fn pattern_canary_answers_matching_clients_or_keys() {
     let (standard, twin) = (digest(&policies().standard), digest(&policies().twin));
     let mut store = canary(CanaryRule::Clients("press-*".into()));
     assert_eq!(by(&ask(&mut store, "press-7", &["GET", "k"]).0), twin);
@@ -43,12 +43,12 @@ fn a_canary_by_pattern_answers_those_clients_or_keys() {
     let mut store = canary(CanaryRule::Keys("*/speed".into()));
     assert_eq!(by(&ask(&mut store, "a", &["GET", "1/speed"]).0), twin);
     assert_eq!(by(&ask(&mut store, "a", &["GET", "1/heat"]).0), standard);
-    // What is about no key is about none of these.
+    // A request without a key matches no pattern.
     assert_eq!(by(&ask(&mut store, "a", &["NONSENSE"]).0), standard);
 }
 
 #[test]
-fn the_longest_prefix_owns_a_key_and_a_canary_does_not_take_it() {
+fn longest_prefix_owns_a_key_despite_a_canary() {
     let all = policies();
     let [standard, twin, faulty] = [&all.standard, &all.twin, &all.faulty].map(|it| digest(it));
     let assignment = loaded().route(b"a/", Some(twin)).unwrap();
@@ -69,17 +69,20 @@ fn the_longest_prefix_owns_a_key_and_a_canary_does_not_take_it() {
 }
 
 #[test]
-fn a_routed_policy_writes_its_own_keys_and_no_others() {
+fn routed_policy_writes_only_its_own_keys() {
     let faulty = digest(&policies().faulty);
     let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
     let (effects, answer) = ask(&mut store, "c", &["SET", "rule/a", "fine"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
     let (effects, answer) = ask(&mut store, "c", &["SET", "rule/b", "stray"]);
     assert_eq!(answer, "-ERR internal error\r\n");
-    let failure = effects.failed.expect("it strayed").to_string();
+    let failure = effects
+        .failed
+        .expect("a write outside the route fails")
+        .to_string();
     assert!(failure.contains("beyond the prefixes"), "{failure}");
-    assert_eq!(store.state().table.keys(), 1, "nothing of it stays");
-    // The same policy may do so where it answers everything.
+    assert_eq!(store.state().table.keys(), 1, "the request is rolled back");
+    // The active policy may write all keys.
     let free = store.registry().assignment().promote(faulty).unwrap();
     assert!(store.registry().assign(free, Vec::new()).is_ok());
     assert_eq!(ask(&mut store, "c", &["SET", "x", "stray"]).1, "+OK\r\n");
@@ -87,7 +90,7 @@ fn a_routed_policy_writes_its_own_keys_and_no_others() {
 }
 
 #[test]
-fn an_expired_key_is_told_of_by_its_owner_and_where_that_fails_by_the_built_in_one() {
+fn expiry_notification_is_the_owners_or_the_built_in_one() {
     let faulty = digest(&policies().faulty);
     let assignment = loaded().route(b"rule/", Some(faulty)).unwrap();
     let assignment = assignment.route(b"bad-notify", Some(faulty)).unwrap();
@@ -96,8 +99,8 @@ fn an_expired_key_is_told_of_by_its_owner_and_where_that_fails_by_the_built_in_o
         ask(&mut store, "c", &["KEYNOTIFY", key]);
     }
     let plain = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
-    // The faulty one lets each key live for a second. Nobody could be told of the third, so it comes by the standard
-    // one while that owns it.
+    // The faulty policy sets an expiry of one second for each key. It cannot render a notification
+    // for the third key, so the standard policy writes that key while it owns it.
     ask(&mut store, "c", &["SET", "rule/a", "fine"]);
     ask(&mut store, "c", &["SET", "plain", "v", "PX", "1000"]);
     let owned = store.registry().assignment().clone();
@@ -108,10 +111,10 @@ fn an_expired_key_is_told_of_by_its_owner_and_where_that_fails_by_the_built_in_o
     assert!(store.registry().assign(owned, Vec::new()).is_ok());
 
     let effects = store.step(Event::Sweep, NOW_MS + 1000);
-    let told = effects.expired.iter().map(|it| &it.payload[..]);
-    let mut told: Vec<_> = told.collect();
-    told.sort_unstable();
-    assert_eq!(told, [plain.as_bytes(), b"changed\r\n"]);
+    let payloads = effects.expired.iter().map(|it| &it.payload[..]);
+    let mut payloads: Vec<_> = payloads.collect();
+    payloads.sort_unstable();
+    assert_eq!(payloads, [plain.as_bytes(), b"changed\r\n"]);
     assert_eq!(effects.failures, 0);
     let effects = store.step(Event::Sweep, NOW_MS + 1001);
     assert_eq!(effects.expired[0].payload, plain);
@@ -119,7 +122,7 @@ fn an_expired_key_is_told_of_by_its_owner_and_where_that_fails_by_the_built_in_o
 }
 
 #[test]
-fn a_change_of_anothers_key_is_told_in_its_owners_words() {
+fn change_of_another_policys_key_is_notified_by_its_owner() {
     let all = policies();
     let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
     let assignment = loaded().promote(faulty).unwrap();
@@ -128,14 +131,15 @@ fn a_change_of_anothers_key_is_told_in_its_owners_words() {
     ask(&mut store, "c", &["KEYNOTIFY", "own"]);
     let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
-    let told: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
+    let payloads: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
     let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
-    assert_eq!(told, [&b"changed\r\n"[..], standards]);
+    assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
 }
 
-/// The request failed once, and who had sent it off was rolled back for what another policy could not say.
+/// Regression test: such a request failed, and the guard rolled the active policy back for
+/// failures of the owning policy.
 #[test]
-fn a_change_that_its_owner_cannot_tell_of_is_told_by_the_built_in_one() {
+fn built_in_policy_notifies_if_the_owner_fails() {
     let (faulty, owner) = (digest(&policies().faulty), faulty_alone());
     let assignment = loaded().load(digest(&owner)).unwrap();
     let assignment = assignment.promote(faulty).unwrap();
@@ -150,17 +154,16 @@ fn a_change_that_its_owner_cannot_tell_of_is_told_by_the_built_in_one() {
         let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
-        let told: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
+        let payloads: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
         let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
-        assert_eq!(told, [&b"changed\r\n"[..], standards]);
+        assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
     }
     assert_eq!(owner.work.done().failures.trap, 20);
 }
 
-/// It told of them in its own words before, under whatever bound there was.
+/// The earlier run rendered them with the owning policy, possibly under a higher fuel limit.
 #[test]
-fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound_of_fuel_is_by_now()
-{
+fn owner_renotifies_whatever_the_current_fuel_limit_is() {
     let all = policies();
     let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
     ask(&mut store, "watcher", &["KEYNOTIFY", "slow-notify"]);
@@ -180,9 +183,9 @@ fn what_an_earlier_run_may_not_have_told_is_told_by_its_owner_whatever_the_bound
     );
 }
 
-/// A hundred thousand rounds for each would take seconds, and everybody waits for them.
+/// A hundred thousand rounds for each key would block all requests for seconds.
 #[test]
-fn what_is_told_again_takes_no_more_fuel_than_one_request_and_the_rest_is_told_in_other_words() {
+fn renotification_shares_the_fuel_of_one_request() {
     let all = policies();
     let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
     let keys: Vec<_> = (0..400).map(|it| format!("slow-notify/{it}")).collect();
@@ -204,29 +207,34 @@ fn what_is_told_again_takes_no_more_fuel_than_one_request_and_the_rest_is_told_i
     assert!((1..400).contains(&own), "{own}");
 }
 
-/// On a busy machine the watchdog may stop it, and what is left of its answer then is what was kept of it.
+/// On a busy machine, the watchdog may stop the re-execution. Then only the remembered answer is
+/// left.
 #[test]
-fn of_a_request_that_burns_more_than_any_may_by_default_the_answer_is_kept_whole() {
+fn answer_above_the_default_fuel_limit_is_stored_whole() {
     let all = policies();
     let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
     store.quota().fuel_max = limits::FUEL_PER_CALL_MAX;
-    let mut kept = |rounds| {
+    let mut remembered = |rounds| {
         let (effects, answer) = ask(&mut store, "client", &["SET", "key", "burn", rounds]);
         let remembered = effects.handled.expect("it wrote").remembered;
-        assert!(remembered.captured.is_some(), "it can still run again");
+        assert!(
+            remembered.captured.is_some(),
+            "the request can be re-executed"
+        );
         (effects.fuel, remembered.outcome.payload, answer)
     };
-    let (fuel, payload, answer) = kept("2000000");
+    let (fuel, payload, answer) = remembered("2000000");
     assert!(fuel > limits::FUEL_PER_CALL_DEFAULT);
     assert_eq!(payload, StoredPayload::Whole(answer));
-    let (fuel, payload, answer) = kept("100000");
+    let (fuel, payload, answer) = remembered("100000");
     assert!(fuel < limits::FUEL_PER_CALL_DEFAULT);
     assert_eq!(payload, StoredPayload::Digest(blake3::hash(&answer)));
 }
 
-/// Each key once cost a failure of its own, under the lock: with the watchdog, two minutes for one sweep.
+/// Regression test: each expired key caused its own failure under the lock. With the watchdog, one
+/// sweep took two minutes.
 #[test]
-fn a_policy_that_cannot_tell_of_one_expired_key_is_not_asked_about_the_next() {
+fn policy_that_fails_to_notify_is_not_called_again() {
     let faulty = faulty_alone();
     let assignment = loaded().load(digest(&faulty)).unwrap();
     let assignment = assignment.promote(digest(&faulty)).unwrap();
@@ -244,21 +252,21 @@ fn a_policy_that_cannot_tell_of_one_expired_key_is_not_asked_about_the_next() {
 }
 
 #[test]
-fn commands_of_its_own_are_routed_by_the_policy_that_has_them() {
+fn custom_commands_are_routed_by_their_own_policy() {
     let (standard, faulty) = (digest(&policies().standard), digest(&policies().faulty));
     let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
-    // The built-in policy knows no COUNT.
+    // The built-in policy has no command COUNT.
     let (effects, answer) = ask(&mut store, "c", &["COUNT", "rule/a"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
-    // A key that is not its own it cannot claim.
+    // A policy cannot claim a key outside its route.
     let (effects, answer) = ask(&mut store, "c", &["COUNT", "plain"]);
     assert_eq!(by(&effects), standard);
     assert!(answer.starts_with(b"-ERR"), "{answer:?}");
 }
 
-/// Asked for a key, a policy knew no time, and could write as many lines as it liked.
+/// Regression test: `route` had no clock, so a policy could write any number of log lines there.
 #[test]
-fn what_a_policy_says_while_requests_are_routed_counts_as_all_it_says() {
+fn log_lines_in_route_count_against_the_limit() {
     let faulty = faulty_alone();
     let assignment = loaded().load(digest(&faulty)).unwrap();
     let assignment = assignment.route(b"rule/", Some(digest(&faulty))).unwrap();
@@ -273,9 +281,10 @@ fn what_a_policy_says_while_requests_are_routed_counts_as_all_it_says() {
     assert_eq!(counted["log_lines_dropped"], u64::from(lines / 2));
 }
 
-/// Each of them had a budget of its own, so that one small request held everybody up for as long as all of them could.
+/// Regression test: each policy had its own budget, so one small request blocked all clients for
+/// the sum of the budgets.
 #[test]
-fn asking_many_policies_for_a_key_costs_little_more_than_asking_one() {
+fn routing_by_many_policies_costs_little_more_than_by_one() {
     let routed: Vec<_> = (0..5).map(faulty_number).collect();
     let mut assignment = loaded();
     for (number, policy) in routed.iter().enumerate() {
@@ -290,7 +299,7 @@ fn asking_many_policies_for_a_key_costs_little_more_than_asking_one() {
     assert_eq!(
         by(&effects),
         digest(&policies().standard),
-        "nobody claims it"
+        "no route claims it"
     );
     let failures = || {
         let done = routed.iter().map(|it| it.work.done().failures.fuel);
@@ -298,14 +307,15 @@ fn asking_many_policies_for_a_key_costs_little_more_than_asking_one() {
     };
     assert_eq!(effects.failures, 1);
     assert_eq!(failures(), [1, 0, 0, 0, 0]);
-    // Those that say quickly that it is none of theirs are all asked.
+    // If each policy answers quickly, all of them are called.
     let (effects, _) = ask(&mut store, "c", &["COUNT", "rule-4/a"]);
     assert_eq!(by(&effects), digest(&routed[4]));
 }
 
-/// After a restart it had handled nothing, as far as its counts went: it was let go, and long answers with it.
+/// Regression test: after a restart the policy's counters were zero, so it was dropped, and long
+/// answers were lost with it.
 #[test]
-fn what_an_unloaded_policy_answered_it_answers_again() {
+fn unloaded_policy_still_answers_its_redelivered_requests() {
     let policy = faulty_alone();
     let it = digest(&policy);
     let assignment = loaded().load(it).unwrap().promote(it).unwrap();
@@ -320,7 +330,7 @@ fn what_an_unloaded_policy_answered_it_answers_again() {
     let (_, answer) = common::ask_by(&mut store, "c", &request, first, NOW_MS);
     assert!(
         answer.len() > limits::OUTCOME_INLINE_BYTES_MAX,
-        "only its digest is kept"
+        "only its digest is stored"
     );
     policy.work.clear();
     let assignment = store.registry().assignment().rollback().unwrap();
@@ -340,11 +350,12 @@ fn what_an_unloaded_policy_answered_it_answers_again() {
     assert_eq!(answered, answer);
 }
 
-/// A fresh instance for each thousandth request took a fortieth of what a busy store could answer.
+/// Regression test: a fresh instance for each thousandth request took a fortieth of the throughput
+/// of a busy store.
 #[test]
-fn of_many_requests_at_once_no_more_run_again_than_of_fifty_thousand_a_second() {
+fn reexecution_rate_is_limited_under_high_load() {
     let mut store = store(loaded());
-    let mut again = |every: u32, requests: usize, now_ms| {
+    let mut sampled = |every: u32, requests: usize, now_ms| {
         store.supervision().purity_every = every;
         let ask = |_: &usize| {
             let (effects, _) = common::ask(&mut store, "c", &["GET", "k"], now_ms);
@@ -352,12 +363,12 @@ fn of_many_requests_at_once_no_more_run_again_than_of_fifty_thousand_a_second() 
         };
         (0..requests).filter(ask).count()
     };
-    assert_eq!(again(100, 99, NOW_MS), 0);
-    assert_eq!(again(100, 500, NOW_MS), 1);
-    assert_eq!(again(100, 500, NOW_MS + 1), 0);
-    // One of a hundred is one each two milliseconds.
-    assert_eq!(again(100, 1, NOW_MS + 2), 1);
-    assert_eq!(again(100, 99, NOW_MS + 1_000), 0);
-    assert_eq!(again(100, 1, NOW_MS + 1_000), 1);
-    assert_eq!(again(1, 5, NOW_MS + 2_000), 5);
+    assert_eq!(sampled(100, 99, NOW_MS), 0);
+    assert_eq!(sampled(100, 500, NOW_MS), 1);
+    assert_eq!(sampled(100, 500, NOW_MS + 1), 0);
+    // One of a hundred requests is one per two milliseconds.
+    assert_eq!(sampled(100, 1, NOW_MS + 2), 1);
+    assert_eq!(sampled(100, 99, NOW_MS + 1_000), 0);
+    assert_eq!(sampled(100, 1, NOW_MS + 1_000), 1);
+    assert_eq!(sampled(1, 5, NOW_MS + 2_000), 5);
 }

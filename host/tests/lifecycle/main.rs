@@ -1,4 +1,5 @@
-//! Several policies in one running store: who answers what, what each may do, and how the host goes back.
+//! Several policies in one store: the selection of a policy for each request, its rights, and
+//! rollbacks by the guard.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod answering;
@@ -18,11 +19,11 @@ use statehouse_mqtt::Properties;
 
 struct Policies {
     engine: Arc<Engine<Transaction>>,
-    /// The built-in one.
+    /// The built-in policy.
     standard: Arc<Policy<Transaction>>,
-    /// Another build of it: the same behaviour under another digest.
+    /// The same policy with another digest.
     twin: Arc<Policy<Transaction>>,
-    /// The one of tests/policies/faulty.
+    /// The policy of tests/policies/faulty.
     faulty: Arc<Policy<Transaction>>,
 }
 
@@ -40,7 +41,8 @@ fn policies() -> &'static Policies {
     })
 }
 
-/// A custom section is nothing to the engine: id 0, its length, its name with a length.
+/// The standard policy with a custom section, which the engine ignores: id 0, its length, its name
+/// with a length.
 fn twin() -> Vec<u8> {
     [STANDARD_POLICY, b"\0\x05\x04twin"].concat()
 }
@@ -49,7 +51,7 @@ fn digest(policy: &Policy<Transaction>) -> Digest {
     policy.digest.into()
 }
 
-/// All three loaded, the standard one active.
+/// An assignment with all three policies loaded. The standard policy is active.
 fn loaded() -> Assignment {
     let all = policies();
     let assignment = Assignment::of(digest(&all.standard));
@@ -57,23 +59,23 @@ fn loaded() -> Assignment {
     assignment.load(digest(&all.faulty)).unwrap()
 }
 
-/// Another build of the faulty one, which no other test has to do with: what it counts is this test's.
+/// The faulty policy with another digest, so that its counters belong to one test alone.
 fn faulty_alone() -> Arc<Policy<Transaction>> {
     faulty_number(0)
 }
 
-/// One more.
+/// The faulty policy with a digest for each number.
 fn faulty_number(number: u8) -> Arc<Policy<Transaction>> {
     let file = [faulty(), &[0, 7, 6], b"alone", &[number]].concat();
     Arc::new(policies().engine.load(&file).expect("a policy"))
 }
 
-/// A store under an assignment of the three.
+/// A store with an assignment of the three policies.
 fn store(assignment: Assignment) -> Store {
     store_with(assignment, Vec::new())
 }
 
-/// A store under an assignment of the three and of more.
+/// A store with an assignment of the three policies and of `more`.
 fn store_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> Store {
     let all = policies();
     let mut registry = Registry::new(all.standard.clone(), None);
@@ -88,5 +90,5 @@ fn ask(store: &mut Store, client: &str, arguments: &[&str]) -> (Effects, Bytes) 
 }
 
 fn by(effects: &Effects) -> Digest {
-    digest(effects.by.as_ref().expect("every policy is here"))
+    digest(effects.by.as_ref().expect("every policy is loaded"))
 }

@@ -1,4 +1,5 @@
-//! What the host sees of policies that answer, and of those that are only tried.
+//! Supervision of policies: the guard of the active policy and of a canary, and the comparison with
+//! a shadow.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -16,20 +17,20 @@ use statehouse_mqtt::{PropertiesBuilder, QoS};
 
 use super::*;
 
-/// Keeps answers, each with its properties.
+/// A transport that collects answers and notifications with their properties.
 #[derive(Default)]
-struct Notebook(Mutex<Vec<(Bytes, Bytes)>>);
+struct Collector(Mutex<Vec<(Bytes, Bytes)>>);
 
-impl Transport for Notebook {
+impl Transport for Collector {
     fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
         let mut out = Vec::new();
         ready(&mut out);
-        let mut notes = self.0.lock().unwrap();
-        notes.extend(out.into_iter().map(|out| match out {
+        let mut collected = self.0.lock().unwrap();
+        collected.extend(out.into_iter().map(|out| match out {
             Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => {
                 (message.payload, message.properties)
             }
-            _ => panic!("nothing else comes of these requests"),
+            _ => panic!("an unexpected output"),
         }));
     }
 }
@@ -38,7 +39,7 @@ impl Transport for Notebook {
 struct Rig {
     server: Arc<Server>,
     control: Arc<Control>,
-    notebook: Arc<Notebook>,
+    sent: Arc<Collector>,
 }
 
 fn rig(assignment: Assignment, purity_every: u32) -> Rig {
@@ -56,8 +57,8 @@ fn rig_over(mut store: Store, purity_every: u32) -> Rig {
     let core = Core::new(store, recorder, 1, settings);
     let clock = Clock::new(Arc::new(ManualSource::at(NOW_MS)));
     let server = Server::new(core, clock, Mode::Embedded);
-    let notebook = Arc::new(Notebook::default());
-    server.attach(notebook.clone());
+    let sent = Arc::new(Collector::default());
+    server.attach(sent.clone());
     let control = Control::new(
         server.clone(),
         policies().engine.clone(),
@@ -67,12 +68,12 @@ fn rig_over(mut store: Store, purity_every: u32) -> Rig {
     Rig {
         server,
         control,
-        notebook,
+        sent,
     }
 }
 
 impl Rig {
-    /// The answer, and which policy it says that it is from.
+    /// Sends a request. Returns the answer and the policy that its properties name.
     fn ask(&self, arguments: &[&str]) -> (Bytes, String) {
         let properties = PropertiesBuilder::new()
             .response_topic("answers")
@@ -100,17 +101,20 @@ impl Rig {
         };
         let one = Inbound::Publish(incoming, None);
         self.server.take(&mut std::iter::once(one));
-        let (payload, properties) = self.notebook.0.lock().unwrap().pop().expect("an answer");
+        let (payload, properties) = self.sent.0.lock().unwrap().pop().expect("an answer");
         let properties = Properties::parse(properties).unwrap();
         let policy = properties.user().find(|(name, _)| *name == "policy");
-        (payload, policy.expect("it is set so").1.to_owned())
+        (
+            payload,
+            policy.expect("the policy property is on").1.to_owned(),
+        )
     }
 
-    /// The report once it has seen so many requests.
+    /// The comparison report, after it has covered this many requests.
     fn report(&self, requests: u64) -> ShadowReport {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let report = self.control.diff().expect("a comparison was begun");
+            let report = self.control.diff().expect("a comparison runs");
             if report.compared + report.not_comparable + report.skipped >= requests {
                 return report;
             }
@@ -120,9 +124,10 @@ impl Rig {
     }
 }
 
-/// It would fail at every step of a start, each time for as long as a call may take.
+/// At a start, a failing policy must not be called in every step, because each failure may take as
+/// long as a call may take.
 #[test]
-fn a_policy_that_fails_at_telling_of_an_end_is_asked_about_few_others() {
+fn policy_that_fails_to_renotify_is_soon_skipped() {
     let faulty = digest(&policies().faulty);
     let rig = rig(loaded().promote(faulty).unwrap(), 0);
     let keys =
@@ -135,7 +140,7 @@ fn a_policy_that_fails_at_telling_of_an_end_is_asked_about_few_others() {
         .iter()
         .map(|key| (Key::copy_from_slice(key.as_bytes()), Stamp::default()));
     rig.server.tell_of_ends(&ends.collect::<Vec<_>>());
-    assert_eq!(rig.notebook.0.lock().unwrap().len(), keys.len());
+    assert_eq!(rig.sent.0.lock().unwrap().len(), keys.len());
     assert_eq!(rig.server.stats().policy_failures, 2);
 }
 
@@ -153,7 +158,7 @@ fn shadowed(policy: &Policy<Transaction>) -> Assignment {
 }
 
 #[test]
-fn answers_say_which_policy_gave_them_and_a_promotion_is_between_two() {
+fn answers_name_their_policy_across_promote_and_rollback() {
     let all = policies();
     let rig = rig(loaded(), 0);
     assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.standard));
@@ -172,7 +177,7 @@ fn answers_say_which_policy_gave_them_and_a_promotion_is_between_two() {
 }
 
 #[test]
-fn a_policy_that_fails_too_often_is_rolled_back() {
+fn policy_that_fails_too_often_is_rolled_back() {
     let all = policies();
     let rig = rig(loaded().promote(digest(&all.faulty)).unwrap(), 0);
     for _ in 0..9 {
@@ -181,32 +186,37 @@ fn a_policy_that_fails_too_often_is_rolled_back() {
     }
     let (answer, policy) = rig.ask(&["SET", "k", "panic"]);
     assert_eq!(answer, "-ERR internal error\r\n");
-    assert_eq!(policy, tag(&all.faulty), "the tenth is still its own");
+    assert_eq!(
+        policy,
+        tag(&all.faulty),
+        "the tenth answer is still that policy's"
+    );
     assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.standard));
     let listed = rig.control.list();
-    let guard = listed.assignment.guard.expect("it says why");
+    let guard = listed.assignment.guard.expect("the guard names its reason");
     assert_eq!(guard.policy, digest(&all.faulty));
     assert_eq!(guard.why, "it failed at 10 of its last 19 requests");
-    // It is still there, to be looked into; what it counted is listed.
+    // The policy stays loaded for inspection, and its counters are listed.
     let faulty = listed.policies.iter().find(|it| it.digest == guard.policy);
     let faulty = faulty.expect("it is still loaded");
     assert!(faulty.roles.is_empty() && faulty.done.failures.trap >= 10);
-    // To promote it again is somebody's decision, and forgives.
+    // Promoting it again is an operator's decision, and clears the guard's report.
     let promoted = rig.control.promote(&digest(&all.faulty).into()).unwrap();
     assert_eq!(promoted.roles, [Role::Active]);
     assert_eq!(rig.control.list().assignment.guard, None);
 }
 
-/// Only the first of two rollbacks found its policy warm; with an interpreter the next one kept everybody waiting.
+/// Regression test: only the first of two rollbacks found a warm instance. With an interpreter, the
+/// next one blocked all requests.
 #[test]
-fn after_a_rollback_the_next_one_is_made_ready() {
+fn rollback_prepares_the_next_rollback() {
     let policies: Vec<_> = (1..=4).map(faulty_number).collect();
     let mut assignment = loaded();
     for policy in policies.iter().map(|it| digest(it)) {
         assignment = assignment.load(policy).unwrap().promote(policy).unwrap();
     }
     let rig = rig_over(store_with(assignment, policies.clone()), 0);
-    // It counts how often it was started and configured.
+    // The policy counts its starts.
     let started = |at: usize| policies[at].counters.all().contains_key("configured");
     for _ in 0..10 {
         rig.ask(&["SET", "k", "panic"]);
@@ -214,16 +224,16 @@ fn after_a_rollback_the_next_one_is_made_ready() {
     assert_eq!(rig.control.list().assignment.active, digest(&policies[2]));
     let deadline = Instant::now() + Duration::from_secs(60);
     while !started(1) {
-        assert!(Instant::now() < deadline, "nobody started it");
+        assert!(Instant::now() < deadline, "no instance was started");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Where somebody asks for it, it is done when the call returns.
+    // After an explicit rollback, the next policy is ready when the call returns.
     rig.control.rollback().unwrap();
     assert!(started(0));
 }
 
 #[test]
-fn one_client_does_not_switch_a_policy_off_that_answers_others() {
+fn failures_of_one_client_do_not_trip_the_guard() {
     let faulty = digest(&policies().faulty);
     let mut store = store(loaded().promote(faulty).unwrap());
     let tripped = |store: &mut Store, client: &str, arguments: &[&str]| {
@@ -241,10 +251,10 @@ fn one_client_does_not_switch_a_policy_off_that_answers_others() {
     assert_eq!(why.unwrap(), "it failed at 105 of its last 106 requests");
 }
 
-/// Where there are routes, a policy is asked for keys before it is asked for answers; what it failed at there counted
-/// for nothing.
+/// Regression test: with routes, a policy's `route` is called before `handle`, and failures in
+/// `route` did not count.
 #[test]
-fn a_policy_that_fails_to_tell_keys_is_rolled_back() {
+fn policy_that_fails_in_route_is_rolled_back() {
     let faulty = digest(&policies().faulty);
     let assignment = loaded().promote(faulty).unwrap();
     let twin = digest(&policies().twin);
@@ -252,17 +262,21 @@ fn a_policy_that_fails_to_tell_keys_is_rolled_back() {
     for _ in 0..9 {
         let (effects, answer) = ask(&mut store, "c", &["COUNT", "bad-route"]);
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
-        // On an instance that began anew.
+        // A new instance answered.
         assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
     }
     let (effects, _) = ask(&mut store, "c", &["COUNT", "bad-route"]);
-    let why = effects.tripped.expect("it was one too many").why;
+    let why = effects
+        .tripped
+        .expect("the tenth failure trips the guard")
+        .why;
     assert_eq!(why, "it failed at 10 of its last 19 requests");
 }
 
-/// Each such request took half a second, and the guard counted one client's as half of what it takes.
+/// Regression test: each such request took half a second, and the guard counted the failures of one
+/// client as at most half of those that it tolerates.
 #[test]
-fn a_policy_that_holds_everybody_up_for_one_client_is_rolled_back() {
+fn policy_that_blocks_all_for_one_client_is_rolled_back() {
     let faulty = digest(&policies().faulty);
     let mut store = store(loaded().promote(faulty).unwrap());
     for client in ["c", "d"] {
@@ -274,16 +288,16 @@ fn a_policy_that_holds_everybody_up_for_one_client_is_rolled_back() {
     let most = 9 + limits::GUARD_WATCHDOG_MAX;
     let trip = (0..most).find_map(|_| {
         let (effects, _) = ask(&mut store, "c", &["SET", "k", "repeat", "load"]);
-        let how = effects.failed.expect("no megabytes without end");
+        let how = effects.failed.expect("an endless copy fails");
         assert!(matches!(how, Failure::Fuel | Failure::Watchdog), "{how}");
         effects.tripped
     });
-    let why = trip.expect("one client was enough").why;
+    let why = trip.expect("one client trips the guard").why;
     assert!(why.contains("at 10 of its last"), "{why}");
 }
 
 #[test]
-fn a_canary_that_fails_too_often_is_ended() {
+fn canary_that_fails_too_often_is_ended() {
     let all = policies();
     let rig = rig(loaded(), 0);
     let which: Selector = digest(&all.faulty).into();
@@ -300,7 +314,7 @@ fn a_canary_that_fails_too_often_is_ended() {
 }
 
 #[test]
-fn a_candidate_in_shadow_sees_what_the_active_one_saw_and_changes_nothing() {
+fn shadow_sees_the_active_policys_reads_without_effects() {
     let all = policies();
     let rig = rig(shadowed(&all.twin), 0);
     let requests: &[&[&str]] = &[
@@ -328,7 +342,7 @@ fn a_candidate_in_shadow_sees_what_the_active_one_saw_and_changes_nothing() {
 }
 
 #[test]
-fn every_fault_in_shadow_leaves_live_traffic_alone_and_is_an_example() {
+fn fault_in_shadow_is_reported_without_affecting_clients() {
     let candidate = faulty_alone();
     let shadow = Shadow {
         policy: digest(&candidate),
@@ -352,19 +366,19 @@ fn every_fault_in_shadow_leaves_live_traffic_alone_and_is_an_example() {
     let first = &report.examples[0];
     assert_eq!(first.request[..2], ["SET", "k"]);
     assert!(first.candidate.failure.is_some() && first.active.failure.is_none());
-    // A re-run says nothing, and neither does the start of its instance.
+    // A shadow execution changes no counters, and neither does the start of its instance.
     assert!(candidate.counters.all().is_empty());
     assert_eq!(rig.server.stats().policy_failures, 0);
 }
 
 #[test]
-fn what_differs_is_told_by_answer_and_by_effect() {
+fn report_shows_different_answers_and_writes() {
     let all = policies();
     let rig = rig(shadowed(&all.faulty), 0);
-    // Another expiry, no version: the answer differs in its version alone.
+    // The answer differs only in its version, which the faulty policy omits.
     assert_eq!(rig.ask(&["SET", "k", "fine"]).0, "+OK\r\n");
     assert_eq!(rig.ask(&["GET", "absent"]).0, "$-1\r\n");
-    // It writes one key more.
+    // The candidate writes one more key.
     assert_eq!(rig.ask(&["SET", "k", "stray"]).0, "+OK\r\n");
     let report = rig.report(3);
     assert_eq!((report.same, report.different_answer), (1, 2), "{report:?}");
@@ -372,19 +386,20 @@ fn what_differs_is_told_by_answer_and_by_effect() {
     assert_eq!(last.candidate.writes.len(), 2, "{last:?}");
     assert_eq!(last.active.writes, ["put k = stray"]);
     assert_eq!(report.against.digest, digest(&all.standard));
-    // A comparison is over when it is ended, and what it came to stays to be read.
+    // After the end of a comparison, its report stays readable.
     rig.control.shadow(None).unwrap();
     rig.ask(&["SET", "k", "fine"]);
     assert_eq!(rig.control.diff().unwrap().compared, 3);
 }
 
-/// What the old candidate still had to do took the place of the report, and what was skipped meanwhile was forgotten.
+/// Regression test: queued work of the old candidate replaced the new report, which lost its count
+/// of skipped requests.
 #[test]
-fn a_comparison_is_not_ended_by_what_waits_for_the_one_before() {
+fn new_comparison_survives_queued_work_of_the_old_one() {
     let all = policies();
     let rig = rig(shadowed(&all.faulty), 0);
     let long = "x".repeat(1 << 20);
-    // The first ones take the candidate all of their fuel; a few dozen fill the queue.
+    // The first requests use all fuel of the candidate. A few dozen requests fill the queue.
     let mut asked = 0;
     while rig.control.diff().unwrap().skipped == 0 {
         let mode = if asked < 4 { "loop" } else { "panic" };
@@ -399,7 +414,7 @@ fn a_comparison_is_not_ended_by_what_waits_for_the_one_before() {
         rig.ask(&["SET", "k", "panic", &long]);
     }
     let before = skipped();
-    assert!(before > 0, "the queue was as good as full");
+    assert!(before > 0, "the queue was nearly full");
     let deadline = Instant::now() + Duration::from_secs(120);
     while rig.control.diff().unwrap().compared == 0 {
         assert!(Instant::now() < deadline);
@@ -410,7 +425,7 @@ fn a_comparison_is_not_ended_by_what_waits_for_the_one_before() {
 }
 
 #[test]
-fn a_candidate_may_burn_what_it_could_if_it_answered() {
+fn candidate_has_the_fuel_of_an_active_policy() {
     let all = policies();
     let mut store = store(shadowed(&all.faulty));
     let mut tried = |fuel_max| {
@@ -427,11 +442,11 @@ fn a_candidate_may_burn_what_it_could_if_it_answered() {
 }
 
 #[test]
-fn a_policy_that_keeps_something_to_itself_is_found() {
+fn policy_with_hidden_state_is_detected() {
     let all = policies();
     let before = all.faulty.work.done().impure;
     let rig = rig(loaded().promote(digest(&all.faulty)).unwrap(), 1);
-    // It counts requests in a static.
+    // The policy counts requests in a static variable.
     for _ in 0..5 {
         rig.ask(&["COUNT", "-"]);
     }
@@ -440,7 +455,7 @@ fn a_policy_that_keeps_something_to_itself_is_found() {
         assert!(Instant::now() < deadline, "{:?}", all.faulty.work.done());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The standard one is asked the same, and is well.
+    // The standard policy has no hidden state.
     let rig = self::rig(loaded(), 1);
     for _ in 0..50 {
         rig.ask(&["SET", "k", "v"]);

@@ -1,4 +1,4 @@
-//! The checker accepts what can be explained and nothing else.
+//! The checker must accept exactly the linearizable histories.
 
 use super::{Answer as A, Command as C, *};
 use crate::dice::Dice;
@@ -42,7 +42,7 @@ fn rejects(history: &[Operation]) {
 const V: [Version; 6] = [(1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (5, 0)];
 
 #[test]
-fn one_after_the_other() {
+fn sequential_history_is_accepted() {
     accepts(&[]);
     accepts(&[
         op(0, 1, C::Get, A::Missing),
@@ -63,7 +63,7 @@ fn one_after_the_other() {
 }
 
 #[test]
-fn an_answer_that_cannot_be() {
+fn impossible_answer_is_rejected() {
     let set = op(0, 1, C::Set(1), A::Set(V[0]));
     for (command, answer) in [
         (C::Get, A::Missing),
@@ -90,7 +90,7 @@ fn an_answer_that_cannot_be() {
 }
 
 #[test]
-fn what_overlaps_may_have_either_order() {
+fn overlapping_commands_may_have_either_order() {
     let (one, two) = (
         op(0, 5, C::Set(1), A::Set(V[1])),
         op(1, 4, C::Set(2), A::Set(V[0])),
@@ -100,13 +100,13 @@ fn what_overlaps_may_have_either_order() {
         two.clone(),
         op(6, 7, C::Get, A::Value(1, V[1])),
     ]);
-    // Versions say which it was.
+    // Versions determine the order.
     rejects(&[
         one.clone(),
         two.clone(),
         op(6, 7, C::Get, A::Value(2, V[0])),
     ]);
-    // A reader in between may see either, but not first the later and then the earlier.
+    // A concurrent reader may see either value, but not the later one before the earlier one.
     let (early, late) = (A::Value(2, V[0]), A::Value(1, V[1]));
     accepts(&[
         one.clone(),
@@ -118,7 +118,7 @@ fn what_overlaps_may_have_either_order() {
 }
 
 #[test]
-fn a_lost_write() {
+fn lost_write_is_rejected() {
     rejects(&[
         op(0, 1, C::Set(1), A::Set(V[0])),
         op(2, 3, C::Get, A::Missing),
@@ -131,7 +131,7 @@ fn a_lost_write() {
 }
 
 #[test]
-fn a_stale_read() {
+fn stale_read_is_rejected() {
     let writes = [
         op(0, 1, C::Set(1), A::Set(V[0])),
         op(2, 10, C::Set(2), A::Set(V[1])),
@@ -142,19 +142,19 @@ fn a_stale_read() {
 }
 
 #[test]
-fn a_double_effect() {
-    // A SET whose redelivery ran again over what came in between.
+fn double_effect_is_rejected() {
+    // A redelivered SET was executed again and overwrote a later write.
     rejects(&[
         op(0, 1, C::Set(1), A::Set(V[0])),
         op(2, 3, C::Set(2), A::Set(V[1])),
         op(4, 5, C::Get, A::Value(1, V[2])),
     ]);
-    // It ran again at once: the version is another one.
+    // A SET was executed twice in a row, so the version differs.
     rejects(&[
         op(0, 1, C::Set(1), A::Set(V[0])),
         op(2, 3, C::Get, A::Value(1, V[1])),
     ]);
-    // Two that won, one value removed twice.
+    // Two SET NX succeeded, and one value was removed twice.
     rejects(&[
         op(0, 5, C::SetNew(1), A::Set(V[0])),
         op(1, 4, C::SetNew(2), A::Set(V[1])),
@@ -164,12 +164,12 @@ fn a_double_effect() {
         op(2, 5, C::DelSame(1), A::Removed(V[0])),
         op(3, 4, C::Del, A::Removed(V[0])),
     ]);
-    // An NX that met itself.
+    // The redelivery of a SET NX found the value of its own first execution.
     rejects(&[op(0, 9, C::SetNew(1), A::Refused(V[0]))]);
 }
 
 #[test]
-fn versions_rise() {
+fn decreasing_version_is_rejected() {
     rejects(&[
         op(0, 1, C::Set(1), A::Set(V[1])),
         op(2, 3, C::Set(2), A::Set(V[0])),
@@ -178,7 +178,7 @@ fn versions_rise() {
         op(0, 1, C::Set(1), A::Set(V[1])),
         op(2, 3, C::Set(2), A::Set(V[1])),
     ]);
-    // Over a removal too.
+    // Also after a removal.
     rejects(&[
         op(0, 1, C::Set(1), A::Set(V[1])),
         op(2, 3, C::Del, A::Removed(V[1])),
@@ -187,19 +187,19 @@ fn versions_rise() {
 }
 
 #[test]
-fn what_was_never_answered_happened_or_not() {
+fn unanswered_request_may_take_effect_or_not() {
     let (set, unknown) = (op(0, 1, C::Set(1), A::Set(V[0])), lost(2, C::Set(2)));
     let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
     accepts(&[set.clone(), unknown.clone(), read(4, 1, V[0])]);
     accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
-    // Late, long after others went on.
+    // It may take effect late, after later reads.
     accepts(&[
         set.clone(),
         unknown.clone(),
         read(4, 1, V[0]),
         read(6, 2, V[1]),
     ]);
-    // Not twice, not back again, not with two versions, not with that of another.
+    // It must not take effect twice, be undone, have two versions, or have another write's version.
     rejects(&[
         set.clone(),
         unknown.clone(),
@@ -221,9 +221,9 @@ fn what_was_never_answered_happened_or_not() {
         again,
         read(8, 2, V[3]),
     ]);
-    // Not before it was asked for.
+    // It must not take effect before it was sent.
     rejects(&[set.clone(), lost(8, C::Set(2)), read(4, 2, V[1])]);
-    // Nobody saw it, but somebody saw what it did.
+    // No read saw the request, but another answer depends on its effect.
     accepts(&[lost(0, C::Set(1)), op(2, 3, C::SetNew(2), A::Refused(V[0]))]);
     accepts(&[set.clone(), lost(2, C::Del), op(4, 5, C::Get, A::Missing)]);
     rejects(&[
@@ -235,12 +235,12 @@ fn what_was_never_answered_happened_or_not() {
 }
 
 #[test]
-fn what_was_never_answered_is_over_with_its_process() {
+fn unanswered_request_has_no_effect_after_its_process() {
     let set = op(0, 1, C::Set(1), A::Set(V[0]));
     let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
     let unknown = lost_by(2, 6, C::Set(2));
     accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
-    // Nobody looked before it was over.
+    // No read happened before the request was over.
     accepts(&[set.clone(), unknown.clone(), read(8, 2, V[1])]);
     accepts(&[
         set.clone(),
@@ -251,8 +251,8 @@ fn what_was_never_answered_is_over_with_its_process() {
     rejects(&[set, unknown, read(8, 1, V[0]), read(10, 2, V[1])]);
 }
 
-/// Every order of every choice, without memory and without care.
-fn by_force(state: State, latest: u64, left: &[Operation]) -> bool {
+/// Tries all orders without memoization.
+fn brute_force(state: State, latest: u64, left: &[Operation]) -> bool {
     if left.iter().all(|operation| operation.answered.is_none()) {
         return true;
     }
@@ -268,13 +268,14 @@ fn by_force(state: State, latest: u64, left: &[Operation]) -> bool {
             && !(late && answer.is_none())
             && state
                 .after(one.command, answer)
-                .is_some_and(|next| by_force(next, latest, &others))
+                .is_some_and(|next| brute_force(next, latest, &others))
     })
 }
 
-/// Histories of a few operations with answers that are plausible, right and wrong: the search agrees with force.
+/// The search must agree with [`brute_force`] on short random histories with right and wrong
+/// answers.
 #[test]
-fn the_search_misses_nothing() {
+fn search_agrees_with_brute_force() {
     let mut dice = Dice::of(7);
     let (mut right, mut wrong) = (0, 0);
     for _ in 0..20_000 {
@@ -291,7 +292,7 @@ fn the_search_misses_nothing() {
                 C::Del,
                 C::DelSame(value),
             ]);
-            // What a store would answer, and now and then something else.
+            // Mostly an answer that a store could give, and sometimes a wrong one.
             let version = V[dice.below(6) as usize];
             let newer = V[(n as usize).min(5)];
             let answers: Vec<Answer> = [A::Set(newer), A::Missing]
@@ -317,7 +318,7 @@ fn the_search_misses_nothing() {
                 *dice.of_these(&fit)
             };
             state = state.after(command, Some(answer)).unwrap_or(state);
-            // Around its own moment, so that neighbours overlap.
+            // Spread the times, so that neighbours overlap.
             let asked = (n * 10 + 40).saturating_sub(dice.below(30)) * 64 + n;
             let at = (n * 10 + 41 + dice.below(30)) * 64 + n;
             history.push(Operation {
@@ -328,20 +329,20 @@ fn the_search_misses_nothing() {
                 over: at,
             });
         }
-        let explained = by_force(State::default(), 0, &history);
+        let explained = brute_force(State::default(), 0, &history);
         assert_eq!(check(&history).is_ok(), explained, "{history:#?}");
         *(if explained { &mut right } else { &mut wrong }) += 1;
     }
     assert!(right > 1000 && wrong > 1000, "{right} right, {wrong} wrong");
 }
 
-/// Long histories with much at once are no search for ever.
+/// The search must end in time on a long history with many concurrent requests.
 #[test]
-fn a_long_history_is_checked_in_time() {
+fn long_history_is_checked_in_time() {
     let mut dice = Dice::of(11);
     let mut history = Vec::new();
     for n in 0..800_u64 {
-        // Eight at once; the writes in the order of their versions.
+        // Eight concurrent requests. The writes are in the order of their versions.
         let (asked, at) = (n * 10, n * 10 + 5 + dice.below(80));
         history.push(if n % 50 == 7 {
             lost(asked, C::SetNew(n))

@@ -1,9 +1,11 @@
-//! A set point is a number within bounds: SET of anything else is refused, whoever sends it. The same rule stands in
-//! `../js` and `../python`, and all three answer with the same bytes. So it has few commands and
-//! is written out whole; a policy that only adds a rule to the standard one is shorter in Rust (`../../write-once`).
+//! A set point is a number within bounds. SET of any other value is refused.
 //!
-//! Bytes of a request enter `handle`; table operations and one answer leave. Nothing is kept between two requests:
-//! a policy is a function of what it is given.
+//! `../js` and `../python` contain the same rule, and all three answer with the same bytes. So the
+//! policy has few commands and does not use the standard policy. In Rust, a policy that only adds a
+//! rule to the standard one is shorter (`../../write-once`).
+//!
+//! A policy must not keep state between two requests: the store re-executes redelivered requests,
+//! and the answer must have the same bytes.
 
 #![deny(unsafe_code)]
 
@@ -15,11 +17,11 @@ use statehouse_policy::{
 const LOWEST: f64 = 5.0;
 const HIGHEST: f64 = 30.0;
 
-/// Twice this and twice the longest client id fit into a topic of MQTT.
+/// The notification topic has the key and the client id in hex, which must fit into an MQTT topic.
 const KEY_BYTES_MAX: u32 = 1000;
 
-/// No command has as many. A request with more could lead an interpreter through millions of them, and the
-/// rule is the same in three languages.
+/// More words than any command has. The limit keeps an interpreter from parsing millions of words,
+/// and the rule is the same in three languages.
 const WORDS_MAX: usize = 8;
 
 const COMMANDS: [&str; 4] = ["SET", "GET", "DEL", "KEYNOTIFY"];
@@ -28,11 +30,12 @@ const COMMANDS: [&str; 4] = ["SET", "GET", "DEL", "KEYNOTIFY"];
 #[derive(Debug)]
 pub struct SetPoint;
 
-/// What is answered with `-ERR`.
+/// The reason of an `-ERR` answer.
 enum Refusal {
-    /// The request alone is to blame: a duplicate of it is read again.
+    /// The request is malformed. The store may execute a duplicate again.
     Form(&'static str),
-    /// The rule, or what is in the table: a duplicate is refused again.
+    /// The rule or the state of the table refuses the request. A duplicate must get the same
+    /// answer.
     Rule(String),
 }
 
@@ -99,7 +102,7 @@ impl Policy for SetPoint {
                     change.len
                 )
                 .into_bytes(),
-                // In this call the bytes are those of the key, whose length is bounded.
+                // In `notify`, a span refers to the key, whose length is bounded.
                 body: Body::Stored(Bytes::Span(Span {
                     at: 0,
                     len: change.key.len() as u32,
@@ -200,9 +203,10 @@ fn run(host: &mut impl Host, verb: &str, words: &resp::Arguments<'_>) -> Result<
     }
 }
 
-/// What a number is, byte by byte, so that it is the same in every language: `-12`, `21.5`, but not `2e1` or `+3`.
+/// Whether a value is a number within bounds. The format is defined byte by byte, so that it is the
+/// same in every language: `-12`, `21.5`, but not `2e1` or `+3`.
 fn is_set_point(value: &[u8]) -> bool {
-    // The longest there is, `-123456.123456`: a value may have a megabyte.
+    // The longest number is `-123456.123456`, but a value may have a megabyte.
     if value.len() > 14 {
         return false;
     }
@@ -241,7 +245,7 @@ mod tests {
     use super::is_set_point;
 
     #[test]
-    fn a_set_point_is_a_number_within_bounds() {
+    fn set_point_is_a_number_within_bounds() {
         for good in ["5", "30", "21.5", "005", "30.000000", "5.000001"] {
             assert!(is_set_point(good.as_bytes()), "{good}");
         }

@@ -1,4 +1,4 @@
-//! One target under libFuzzer: the one that STATEHOUSE_FUZZ_TARGET names.
+//! Runs the target that `STATEHOUSE_FUZZ_TARGET` names under libFuzzer.
 #![no_main]
 #![allow(missing_docs)]
 

@@ -1,4 +1,5 @@
-//! Writes the seeds of every target below a directory, for libFuzzer to begin with; prints the names of the targets.
+//! Writes the seeds of all targets below a directory, as libFuzzer's initial corpus. Prints the
+//! names of the targets.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

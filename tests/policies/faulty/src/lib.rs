@@ -1,17 +1,31 @@
-//! A policy that goes wrong on request. `SET key mode` first stages a write under `key`, as any SET, and
-//! then does what `mode` names (`faults.txt` lists them all for the tests); `SET key fine` does nothing more
-//! and answers `+OK`, as does `SET key stray`, which writes the key `stray` as well, or another one that is named behind it. `GET key` works.
-//! `SET key long` answers some hundred bytes, and so does `SET key burn` after some hundred thousand units of fuel, or after so
-//! many rounds of a loop as are named behind it.
-//! `SET key repeat import` calls this import again and again and counts the calls as `repeated`.
-//! `SET key block bytes` lets the host compare these bytes again and again: little fuel, much time.
-//! `HIDE key` writes a hidden key that lives for a second.
-//! `COUNT key` tells how many requests this instance has handled: an instance that was replaced begins anew.
-//! Asked for the key of a request it writes a line about `chatty-route`, panics about `bad-route` and never ends about
-//! `endless-route`.
-//! It counts how often it was configured.
-//! A key that begins with `bad-notify` is written as usual, and telling of it goes wrong; telling of one that begins with
-//! `slow-notify` takes some hundred thousand units of fuel.
+//! A policy that fails on request, so that tests can check that the host contains the failure.
+//!
+//! Each SET first stages a write under its key. Then the mode decides:
+//!
+//! * `SET key fine` answers `+OK`.
+//! * `SET key stray [other]` also writes the key `stray` or `other`, and answers `+OK`.
+//! * `SET key long` answers some hundred bytes.
+//! * `SET key burn [rounds]` runs a loop of this many rounds, or uses some hundred thousand units
+//!   of fuel, and then answers some hundred bytes.
+//! * `SET key repeat import` calls this import without end, and counts the calls as `repeated`.
+//! * `SET key block bytes` makes the host compare these bytes without end, which takes little fuel
+//!   but much time.
+//! * `SET key thousandth` fails on every thousandth request of the instance.
+//! * The other modes are faults. `faults.txt` lists them for the tests.
+//!
+//! Other commands:
+//!
+//! * `GET key` works as usual.
+//! * `HIDE key` writes a hidden key that expires after a second.
+//! * `COUNT key` answers the number of requests that this instance has handled. A new instance
+//!   starts from zero.
+//!
+//! Some keys cause faults in other calls. `route` writes a log line for `chatty-route`, panics for
+//! `bad-route` and never returns for `endless-route`. `notify` panics for keys that begin with
+//! `bad-notify`, and uses some hundred thousand units of fuel for keys that begin with
+//! `slow-notify`.
+//!
+//! The counter `configured` counts the calls of `configure`.
 
 #![deny(unsafe_code)]
 
@@ -22,7 +36,7 @@ use statehouse_policy::{
     Policy, Repeat, Request, Span, Stamp, resp,
 };
 
-/// The policy: all it knows is in the request.
+/// The policy. It has no settings.
 pub struct Faulty;
 
 impl Policy for Faulty {
@@ -43,8 +57,8 @@ impl Policy for Faulty {
     fn route(&self, payload: &[u8]) -> Option<Span> {
         let arguments = resp::parse(payload).ok()?;
         match arguments.get(1) {
-            b"chatty-route" => Imports.log(Level::Info, "asked to say something"),
-            b"bad-route" => panic!("asked to fail while routing"),
+            b"chatty-route" => Imports.log(Level::Info, "a log line on request"),
+            b"bad-route" => panic!("a panic in route on request"),
             b"endless-route" => loop {
                 std::hint::black_box(&arguments);
             },
@@ -54,7 +68,7 @@ impl Policy for Faulty {
     }
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        let arguments = resp::parse(&request.payload).expect("a request of RESP");
+        let arguments = resp::parse(&request.payload).expect("a RESP request");
         let key = arguments.bytes(1).expect("a key");
         static HANDLED: AtomicU64 = AtomicU64::new(0);
         let handled = HANDLED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -85,10 +99,13 @@ impl Policy for Faulty {
                 host.put(&key, &value, None, None, expires)
                     .expect("writing is allowed");
                 if arguments.get(2) == b"thousandth" {
-                    assert!(!handled.is_multiple_of(1000), "asked to fail by and by");
+                    assert!(
+                        !handled.is_multiple_of(1000),
+                        "a panic on every thousandth request"
+                    );
                     return answer(b"+OK\r\n", Body::None);
                 }
-                go_wrong(host, &arguments, &key, request.now)
+                run_mode(host, &arguments, &key, request.now)
             }
         }
     }
@@ -96,7 +113,7 @@ impl Policy for Faulty {
     fn notify(&self, change: &Change, _dialect: Dialect) -> Notification {
         assert!(
             !change.key.starts_with(b"bad-notify"),
-            "asked to fail while telling"
+            "a panic in notify on request"
         );
         if change.key.starts_with(b"slow-notify") {
             burn(100_000);
@@ -125,13 +142,13 @@ fn answer(head: &[u8], body: Body) -> Outcome {
     }
 }
 
-/// Calls an import without end, with a megabyte if it takes or returns that much.
+/// Calls an import without end, with a megabyte if it accepts or returns that much.
 fn repeat(host: &mut impl Host, import: &[u8], key: &Bytes) -> ! {
     let megabyte = Bytes::Owned(vec![b'x'; 1 << 20]);
     host.put(key, &megabyte, None, None, None)
         .expect("writing is allowed");
     let Bytes::Owned(long) = &megabyte else {
-        unreachable!("it was just made");
+        unreachable!("it was just created");
     };
     let text = str::from_utf8(long).expect("it is ASCII");
     loop {
@@ -152,14 +169,14 @@ fn repeat(host: &mut impl Host, import: &[u8], key: &Bytes) -> ! {
     }
 }
 
-/// So many rounds of a loop.
+/// Runs this many rounds of a loop.
 fn burn(rounds: u32) {
     for round in 0..rounds {
         std::hint::black_box(round);
     }
 }
 
-fn go_wrong(
+fn run_mode(
     host: &mut impl Host,
     arguments: &resp::Arguments<'_>,
     key: &Bytes,
@@ -198,7 +215,7 @@ fn go_wrong(
             }
         }
         b"repeat" => repeat(host, arguments.get(3), key),
-        b"panic" => panic!("asked to panic"),
+        b"panic" => panic!("a panic on request"),
         b"loop" => loop {
             std::hint::black_box(mode);
         },
@@ -230,7 +247,7 @@ fn go_wrong(
             drop(host.put(key, key, None, None, None));
         },
         b"many-bytes" => {
-            // Few writes, each of them allowed.
+            // Few writes, each of them within the limits.
             let value = Bytes::Owned(vec![0; 1 << 20]);
             for _ in 0..40 {
                 drop(host.put(key, &value, None, None, None));
@@ -242,7 +259,8 @@ fn go_wrong(
     answer(b"+OK\r\n", Body::None)
 }
 
-/// Each level needs the next one's result, so that no compiler makes a loop of it.
+/// Each level uses the result of the next one, so that the compiler cannot turn the recursion into
+/// a loop.
 fn deeper(level: u64) -> u64 {
     let mut frame = [level; 64];
     std::hint::black_box(&mut frame);

@@ -1,16 +1,18 @@
-//! A policy that no binding generator would make. `SET key mode` stages a write under `key` and then answers with
-//! something that is no value of the contract: `malformations.txt` lists the modes. `SET key fine` and all else answer `+OK`.
+//! A policy whose answers violate the contract in ways that no binding generator allows.
 //!
-//! The exports are written by hand, in the canonical ABI: records lie in memory field by field, a list is an
-//! address and a length, a variant is a byte and its payload. What `describe` gives is chosen by [`DESCRIPTION`], which a
-//! test overwrites in the module.
+//! `SET key mode` stages a write under `key` and then returns a value that the contract does not
+//! allow. `malformations.txt` lists the modes. `SET key fine` and all other requests answer `+OK`.
+//!
+//! The exports are written by hand for the canonical ABI. There, the fields of a record follow each
+//! other in memory, a list is an address and a length, and a variant is a byte and its payload. The
+//! result of `describe` depends on [`DESCRIPTION`], which a test overwrites in the module.
 
 #![allow(unsafe_code)]
 
 use std::alloc::Layout;
 use std::cell::Cell;
 
-/// Only for the type of the component, which it leaves in the module.
+/// Adds the type of the component to the module. Nothing else of it is used.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -23,14 +25,15 @@ mod contract {
     wit_bindgen::generate!({ path: "../../../wit", world: "policy", generate_all });
 }
 
-/// `fine` or one of `absurd`, `wild`, `empty`, `no-text`, `trap`, `loop`, `refuse`, `ramble`, filled up with dots.
+/// `fine`, `absurd`, `wild`, `empty`, `no-text`, `trap`, `loop`, `refuse` or `ramble`, padded with
+/// dots.
 static DESCRIPTION: [u8; 24] = *b"description=fine........";
 
-/// Beyond every memory that a policy may have.
+/// An address beyond the memory limit of all policies.
 const WILD: u32 = 0xFFFF_0000;
 
 thread_local! {
-    /// How the allocator misbehaves for the rest of the call.
+    /// The fault of the allocator for the rest of the call.
     static ALLOCATION: Cell<Allocation> = const { Cell::new(Allocation::Fine) };
 }
 
@@ -82,14 +85,15 @@ unsafe extern "C" {
     fn random(len: u32, answer: *mut u8);
 }
 
-/// Bytes as the canonical ABI lays them out; never freed, since a call is short and the memory is bounded.
+/// Bytes in the layout of the canonical ABI. They are never freed, because a call is short and the
+/// memory is bounded.
 struct Laid(&'static mut [u8]);
 
 impl Laid {
     fn new(len: usize) -> Self {
-        // Sixty-four bits are the widest alignment of the contract.
+        // The largest alignment in the contract is 64 bits.
         let words = vec![0u64; len.div_ceil(8)].leak();
-        // SAFETY: the bytes of the words, which live for ever and have no other owner.
+        // SAFETY: these are the bytes of the leaked words, which have no other owner.
         Self(unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) })
     }
 
@@ -103,7 +107,7 @@ impl Laid {
         self
     }
 
-    /// A list or text: where it is, and its length.
+    /// A list or text: its address and its length.
     fn list(self, at: usize, bytes: &[u8]) -> Self {
         let bytes = bytes.to_vec().leak();
         let len = bytes.len() as u32;
@@ -120,7 +124,7 @@ impl Laid {
 extern "C" fn describe() -> u32 {
     let info = Laid::new(24).list(0, b"malformed").list(8, b"0.1.0");
     match description().as_str() {
-        // A hundred million commands, in whose place there is room for none.
+        // A list of a hundred million commands, for which the memory has no room.
         "absurd" => info.word(16, 1024).word(20, 100_000_000),
         "wild" => info.word(16, WILD).word(20, 1),
         "empty" => info.list(0, b""),
@@ -169,10 +173,10 @@ extern "C" fn handle(
     _client_len: u32,
     _now_ms: u64,
 ) -> u32 {
-    // SAFETY: the host has put that many bytes there, at an address that it was given by `allocate`.
+    // SAFETY: the host has written that many bytes to an address that `allocate` returned.
     let payload =
         unsafe { std::slice::from_raw_parts(payload_at as *const u8, payload_len as usize) };
-    // *3 $3 SET $n key $n mode, and nothing behind the last line break.
+    // The lines are *3 $3 SET $n key $n mode, and an empty one after the last line break.
     let words: Vec<&[u8]> = payload.split(|&byte| byte == b'\n').collect();
     let word = |index: usize| {
         words
@@ -180,7 +184,7 @@ extern "C" fn handle(
             .map_or(&b""[..], |word| word.trim_ascii_end())
     };
     if word(2) != b"SET" {
-        // What a host asks before it takes a policy.
+        // The host sends a probe before it accepts a policy.
         return answer(b"fine", 0);
     }
     let key_at = word(4).as_ptr() as u32 - payload_at;
@@ -202,11 +206,12 @@ extern "C" fn notify(
     Laid::new(40).word(0, WILD).word(4, 1).address()
 }
 
-/// What the host calls for room in this memory.
+/// Allocates memory for the host.
 ///
 /// # Safety
 ///
-/// `old` is what an earlier call gave, with these measures.
+/// If `old_len` is not zero, an earlier call must have returned `old` for this length and
+/// alignment.
 #[unsafe(export_name = "cabi_realloc")]
 unsafe extern "C" fn allocate(old: *mut u8, old_len: usize, align: usize, len: usize) -> *mut u8 {
     match ALLOCATION.get() {
@@ -215,13 +220,14 @@ unsafe extern "C" fn allocate(old: *mut u8, old_len: usize, align: usize, len: u
         Allocation::Crooked => return 1025 as *mut u8,
         Allocation::Reenters => {
             let room = Laid::new(64);
-            // SAFETY: enough room for the answer. The host forbids the call anyway.
+            // SAFETY: the buffer is large enough for the answer. Besides, the host refuses the
+            // call.
             unsafe { head(0, 0, 1, 0, room.0.as_mut_ptr()) };
         }
     }
     let layout = |len| Layout::from_size_align(len, align);
     match (layout(old_len), layout(len)) {
-        // SAFETY: it is as the caller says.
+        // SAFETY: the caller guarantees the address, length and alignment.
         (Ok(layout), _) if old_len > 0 => unsafe { std::alloc::realloc(old, layout, len) },
         // SAFETY: the length is not zero.
         (_, Ok(layout)) if len > 0 => unsafe { std::alloc::alloc(layout) },
@@ -229,20 +235,21 @@ unsafe extern "C" fn allocate(old: *mut u8, old_len: usize, align: usize, len: u
     }
 }
 
-/// The word in [`DESCRIPTION`], which is not what the compiler believes it to be.
+/// The word in [`DESCRIPTION`]. The compiler must not assume its value, because a test changes it
+/// in the module.
 fn description() -> String {
     let bytes = std::hint::black_box(&DESCRIPTION);
-    // SAFETY: a read of a static, which nothing writes while the module runs.
+    // SAFETY: this reads a static that is not written while the module runs.
     let bytes = unsafe { std::ptr::read_volatile(bytes) };
     let word = String::from_utf8_lossy(&bytes["description=".len()..]);
     word.trim_end_matches('.').to_owned()
 }
 
-/// A write under the key, which must not survive what follows.
+/// Stages a write under the key. The host must roll it back when the answer fails.
 fn stage(at: u32, len: u32) {
     let room = Laid::new(64);
     let answer = room.0.as_mut_ptr();
-    // SAFETY: all that is named lies in the payload, and the answer has room.
+    // SAFETY: the key lies in the payload, and the buffer is large enough for the answer.
     unsafe {
         head(0, at, len, 1, answer);
         put(0, at, len, 0, at, len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, answer);
@@ -252,7 +259,7 @@ fn stage(at: u32, len: u32) {
 fn answer(mode: &[u8], key_at: u32) -> u32 {
     let outcome = Laid::new(56).list(0, b"+OK\r\n");
     let room = Laid::new(64);
-    let anywhere = room.0.as_mut_ptr();
+    let buffer = room.0.as_mut_ptr();
     match mode {
         b"head-wild" => outcome.word(0, WILD).word(4, 100),
         b"head-wrapping" => outcome.word(4, u32::MAX),
@@ -266,18 +273,18 @@ fn answer(mode: &[u8], key_at: u32) -> u32 {
         b"command-unknown" => outcome.byte(50, 3),
         b"answer-wild" => return WILD,
         b"answer-crooked" => return outcome.address() + 1,
-        // SAFETY: all that goes wrong here goes wrong in the host, which answers with a trap.
+        // SAFETY: the host checks the invalid arguments and traps.
         _ => unsafe {
             match mode {
-                b"access-unknown" => head(0, key_at, 1, 9, anywhere),
-                b"key-wild" => head(1, WILD, 100, 0, anywhere),
-                b"key-unknown" => head(7, key_at, 1, 0, anywhere),
-                b"key-absurd" => head(1, 0, u32::MAX, 0, anywhere),
-                b"name-no-text" => get(b"\xFF\xFE".as_ptr() as u32, 2, anywhere),
+                b"access-unknown" => head(0, key_at, 1, 9, buffer),
+                b"key-wild" => head(1, WILD, 100, 0, buffer),
+                b"key-unknown" => head(7, key_at, 1, 0, buffer),
+                b"key-absurd" => head(1, 0, u32::MAX, 0, buffer),
+                b"name-no-text" => get(b"\xFF\xFE".as_ptr() as u32, 2, buffer),
                 b"log-wild" => write(3, WILD, 1 << 30),
-                b"allocation-wild" => allocated(Allocation::Wild, anywhere),
+                b"allocation-wild" => allocated(Allocation::Wild, buffer),
                 b"allocation-crooked" => allocated(Allocation::Crooked, WILD as *mut u8),
-                b"allocation-reenters" => allocated(Allocation::Reenters, anywhere),
+                b"allocation-reenters" => allocated(Allocation::Reenters, buffer),
                 _ => {}
             }
             outcome
@@ -286,14 +293,14 @@ fn answer(mode: &[u8], key_at: u32) -> u32 {
     .address()
 }
 
-/// Lets the host put a list into memory that the allocator gives so.
+/// Makes the host write a list into memory of an allocator with this fault.
 ///
 /// # Safety
 ///
-/// `answer` has room for a list, unless a trap is what is asked for.
+/// `answer` must have room for a list, unless the call must trap.
 unsafe fn allocated(how: Allocation, answer: *mut u8) {
     ALLOCATION.set(how);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees the room, or expects a trap.
     unsafe { random(100, answer) };
     ALLOCATION.set(Allocation::Fine);
 }

@@ -1,6 +1,8 @@
-//! The standard policy and one more command, whose answers say which build of this policy gave them. `TALLY key` adds
-//! one stroke to what the key counts and answers the mark of the build, the count and the mark again. The mark
-//! is the environment variable `MARK` of the build. Everything else is as usual.
+//! The standard policy with one additional command, whose answers show which build of this policy
+//! handled the request.
+//!
+//! `TALLY key` increments the counter in the key. It answers the mark of the build, the count, and
+//! the mark again. The mark is the environment variable `MARK` of the build.
 
 #![deny(unsafe_code)]
 
@@ -10,7 +12,7 @@ use statehouse_policy::{
     Repeat, Request, Span, resp,
 };
 
-/// What tells one build from another.
+/// The mark that distinguishes builds.
 const MARK: &str = match option_env!("MARK") {
     Some(mark) => mark,
     None => "none",
