@@ -27,7 +27,7 @@ use statehouse_core::request::{
 };
 use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
 use statehouse_loadgen::Request as Asked;
-use statehouse_loadgen::{Catalogue, Heard, Mqtt, Protocol, Role, Verb};
+use statehouse_loadgen::{Catalogue, Mqtt, Protocol, Received, Role, Verb};
 use statehouse_mqtt::simulation::Wire;
 use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
@@ -98,9 +98,9 @@ impl Client {
         let bytes = BytesMut::from(&out[..]);
         let took = timed(|| assert!(self.wire.send(bytes)));
         let (mut answers, mut acknowledged) = (0, 0);
-        let heard = |heard: Heard<'_>| match heard {
-            Heard::Answer { .. } => answers += 1,
-            Heard::Acknowledged { refused: None, .. } => acknowledged += 1,
+        let heard = |heard: Received<'_>| match heard {
+            Received::Answer { .. } => answers += 1,
+            Received::Acknowledged { refused: None, .. } => acknowledged += 1,
             _ => panic!("neither an answer nor its acknowledgement"),
         };
         let read = self.mqtt.read(&self.wire.receive(), &mut self.acks, heard);

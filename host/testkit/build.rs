@@ -1,4 +1,4 @@
-//! Lists the sources that `policy new` gives authors, for the library to embed.
+//! Lists the sources that the library embeds and `policy new` writes into new projects.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request};
+use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request};
 
 use crate::servers::{Process, free_address};
 
@@ -95,7 +95,7 @@ impl Protocol for Gateway {
         &mut self,
         bytes: &[u8],
         _: &mut Vec<u8>,
-        mut hear: impl FnMut(Heard<'_>),
+        mut hear: impl FnMut(Received<'_>),
     ) -> Result<usize, Broken> {
         let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
             return Ok(0);
@@ -115,12 +115,12 @@ impl Protocol for Gateway {
             false => Reply::Refused(&bytes[end + 4..total]),
         };
         match self.asked.take() {
-            Some((slot, number)) => hear(Heard::Answer {
+            Some((slot, number)) => hear(Received::Answer {
                 slot,
                 number,
                 reply,
             }),
-            None => hear(Heard::Ready),
+            None => hear(Received::Ready),
         }
         Ok(total)
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request, Verb};
+use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request, Verb};
 
 use crate::servers::{Process, free_address};
 
@@ -110,7 +110,7 @@ impl Protocol for NatsClient {
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        mut hear: impl FnMut(Heard<'_>),
+        mut hear: impl FnMut(Received<'_>),
     ) -> Result<usize, Broken> {
         let mut done = 0;
         while let Some(end) = bytes[done..].windows(2).position(|pair| pair == b"\r\n") {
@@ -118,7 +118,7 @@ impl Protocol for NatsClient {
             let body = done + end + 2;
             let fields: Vec<&str> = line.split(' ').collect();
             match fields[..] {
-                ["PONG"] => hear(Heard::Ready),
+                ["PONG"] => hear(Received::Ready),
                 ["PING"] => out.extend_from_slice(b"PONG\r\n"),
                 ["INFO", ..] | ["+OK"] => {}
                 [kind @ ("MSG" | "HMSG"), subject, _, .., total] => {
@@ -145,7 +145,7 @@ impl Protocol for NatsClient {
                         _ if payload.starts_with(b"{\"error\"") => Reply::Refused(payload),
                         _ => Reply::Done,
                     };
-                    hear(Heard::Answer {
+                    hear(Received::Answer {
                         slot,
                         number,
                         reply,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use statehouse_loadgen::{Broken, Catalogue, Heard, Protocol, Reply, Request, Usage, Verb};
+use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request, Usage, Verb};
 
 use crate::servers::{Figures, Process, Work, free_address};
 
@@ -129,18 +129,18 @@ impl Protocol for Resp {
         &mut self,
         bytes: &[u8],
         _: &mut Vec<u8>,
-        mut hear: impl FnMut(Heard<'_>),
+        mut hear: impl FnMut(Received<'_>),
     ) -> Result<usize, Broken> {
         let mut done = 0;
         while let Some((reply, length)) = reply(&bytes[done..])? {
             done += length;
             match self.asked.pop_front() {
-                Some((slot, number)) => hear(Heard::Answer {
+                Some((slot, number)) => hear(Received::Answer {
                     slot,
                     number,
                     reply,
                 }),
-                None => hear(Heard::Ready),
+                None => hear(Received::Ready),
             }
         }
         Ok(done)

@@ -1,8 +1,8 @@
-//! The requests of one connection: which are on their way, since when, and what became of them.
+//! The requests in flight of one connection, and their outcomes.
 //!
-//! What enters: the time, and bytes of a socket. What leaves: bytes for it, and outcomes in a [`Tally`]. It does no I/O and
-//! reads no clock. A slot is one request on its way; it is free again once the request is both answered and acknowledged,
-//! so that its packet id can be used again.
+//! A conversation does no I/O and reads no clock: the time and the bytes are arguments. Each
+//! request in flight has a slot. A slot must become free only when its request is both answered and
+//! acknowledged, because the slot determines the packet id.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::pace::{Schedule, Turns};
-use super::protocol::{Broken, Heard, Protocol};
+use super::protocol::{Broken, Protocol, Received};
 use super::run::Run;
 use super::tally::Tally;
 use super::work::{Reply, Request, Source, Verb};
 use crate::limits;
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     request: Request,
@@ -24,28 +24,29 @@ struct Slot {
     since: Instant,
     unanswered: bool,
     unacknowledged: bool,
-    /// It counts as an error already, whatever comes.
+    /// The request already counts as an error, so its answer does not count.
     failed: bool,
 }
 
-/// One connection's requests.
+/// The requests of one connection.
 pub(super) struct Conversation<P> {
     protocol: P,
     run: Arc<Run>,
     tally: Rc<RefCell<Tally>>,
     source: Source,
-    /// In an open loop only.
+    /// Only in an open loop.
     turns: Option<Turns>,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    asked: u64,
+    /// The number of requests that were sent.
+    sent: u64,
     exhausted: bool,
-    /// Bytes for the socket.
+    /// Bytes to write to the socket.
     pub(super) out: Vec<u8>,
 }
 
 impl<P: Protocol> Conversation<P> {
-    /// `in_flight` requests at once at most.
+    /// Creates a conversation with at most `in_flight` requests in flight.
     pub(super) fn new(
         protocol: P,
         run: Arc<Run>,
@@ -72,16 +73,16 @@ impl<P: Protocol> Conversation<P> {
             source,
             turns,
             slots: vec![never; usize::from(in_flight)],
-            // The lowest is taken first.
+            // Slots are taken from the end, so the lowest is the first.
             free: (0..in_flight).rev().collect(),
-            asked: 0,
+            sent: 0,
             exhausted: false,
             out: Vec::new(),
         }
     }
 
-    /// Writes all requests for which it is time and there is room.
-    pub(super) fn ask(&mut self, now: Instant) {
+    /// Writes all requests that are due and have a free slot.
+    pub(super) fn send(&mut self, now: Instant) {
         let schedule = self.run.schedule;
         while self.out.len() < limits::LOAD_OUTPUT_BYTES_HIGH
             && !self.exhausted
@@ -89,7 +90,7 @@ impl<P: Protocol> Conversation<P> {
         {
             let since = match self.turns {
                 None => now,
-                Some(turns) => schedule.begin + turns.due(self.asked),
+                Some(turns) => schedule.begin + turns.due(self.sent),
             };
             if since > now && since < schedule.until {
                 return;
@@ -103,16 +104,16 @@ impl<P: Protocol> Conversation<P> {
                 return;
             };
             self.free.pop();
-            self.protocol.ask(slot, self.asked, request, &mut self.out);
+            self.protocol.ask(slot, self.sent, request, &mut self.out);
             self.slots[usize::from(slot)] = Slot {
                 request,
-                number: self.asked,
+                number: self.sent,
                 since,
                 unanswered: true,
                 unacknowledged: P::ACKNOWLEDGES,
                 failed: false,
             };
-            self.asked += 1;
+            self.sent += 1;
             let mut tally = self.tally.borrow_mut();
             tally.sent += 1;
             if schedule.has(since) {
@@ -124,7 +125,7 @@ impl<P: Protocol> Conversation<P> {
         }
     }
 
-    /// Reads what came; the bytes that were whole packets.
+    /// Handles the complete packets in `bytes`, and returns their length.
     pub(super) fn read(&mut self, bytes: &[u8], now: Instant) -> Result<usize, Broken> {
         let Self {
             protocol,
@@ -136,8 +137,8 @@ impl<P: Protocol> Conversation<P> {
             ..
         } = self;
         let mut tally = tally.borrow_mut();
-        protocol.read(bytes, out, |heard| match heard {
-            Heard::Answer {
+        protocol.read(bytes, out, |message| match message {
+            Received::Answer {
                 slot: at,
                 number,
                 reply,
@@ -152,9 +153,9 @@ impl<P: Protocol> Conversation<P> {
                         free.push(at);
                     }
                 }
-                _ => run.fail(&mut tally, "an answer that nobody asked for", None),
+                _ => run.fail(&mut tally, "an unexpected answer", None),
             },
-            Heard::Acknowledged { slot: at, refused } => match slots.get_mut(usize::from(at)) {
+            Received::Acknowledged { slot: at, refused } => match slots.get_mut(usize::from(at)) {
                 Some(slot) if slot.unacknowledged => {
                     slot.unacknowledged = false;
                     if let Some(why) = refused {
@@ -167,46 +168,47 @@ impl<P: Protocol> Conversation<P> {
                         free.push(at);
                     }
                 }
-                _ => run.fail(&mut tally, "an acknowledgement of nothing", None),
+                _ => run.fail(&mut tally, "an unexpected acknowledgement", None),
             },
-            Heard::Ready => {}
-            Heard::Told(_) | Heard::Nonsense => {
-                run.fail(&mut tally, "a message that nobody asked for", None);
+            Received::Ready => {}
+            Received::Notification(_) | Received::Unknown => {
+                run.fail(&mut tally, "an unexpected message", None);
             }
         })
     }
 
-    /// Looks for requests that have waited too long.
-    pub(super) fn look(&mut self, now: Instant) {
+    /// Fails the requests whose answer is overdue.
+    pub(super) fn check_timeouts(&mut self, now: Instant) {
         let timeout = self.run.timeout;
         let why = format!("no answer within {timeout:?}");
-        self.give_up(&why, |slot| {
+        self.fail_requests(&why, |slot| {
             now.saturating_duration_since(slot.since) >= timeout
         });
     }
 
-    /// Whether nothing more is to be asked or awaited.
+    /// Whether there is nothing left to send or to wait for.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         let schedule = &self.run.schedule;
         self.exhausted && self.free.len() == self.slots.len()
             || now >= schedule.until + self.run.timeout
-            || self.run.is_given_up()
+            || self.run.is_aborted()
     }
 
-    /// The end, because the connection was lost or all is over: what was not answered will not be, and what was still due
-    /// is not sent.
+    /// Ends the conversation because the connection was lost or the run is over. Fails the requests
+    /// that are not answered, and counts those that were due and not sent.
     pub(super) fn end(&mut self, lost: Option<&str>, now: Instant) {
-        if lost.is_none() && self.run.is_given_up() {
-            // Its requests might have been answered; what counts is the one that was not.
+        if lost.is_none() && self.run.is_aborted() {
+            // The error that aborted the run is already counted. The other requests in flight are
+            // no errors.
             return;
         }
         let overdue = format!("no answer within {:?}", self.run.timeout);
-        let count = self.give_up(lost.unwrap_or(&overdue), |_| true);
+        let count = self.fail_requests(lost.unwrap_or(&overdue), |_| true);
         let mut tally = self.tally.borrow_mut();
         if let Some(why) = lost
             && count == 0
         {
-            // Nothing was on its way that would say so.
+            // No request was in flight, so no other error reports the loss.
             self.run.fail(&mut tally, why, None);
         }
         let Some(turns) = self.turns else {
@@ -215,15 +217,16 @@ impl<P: Protocol> Conversation<P> {
         let Schedule { begin, from, until } = self.run.schedule;
         let before = |time: Instant| turns.before(time.saturating_duration_since(begin));
         let due = before(until.min(now));
-        let measured = due.saturating_sub(self.asked.max(before(from)));
+        let measured = due.saturating_sub(self.sent.max(before(from)));
         tally.requests += measured;
         tally.failed += measured;
         tally
             .errors
-            .note("not sent in time", due.saturating_sub(self.asked));
+            .note("not sent in time", due.saturating_sub(self.sent));
     }
 
-    fn give_up(&mut self, why: &str, which: impl Fn(&Slot) -> bool) -> usize {
+    /// Counts the requests in flight that `which` selects as errors, and returns their number.
+    fn fail_requests(&mut self, why: &str, which: impl Fn(&Slot) -> bool) -> usize {
         let mut tally = self.tally.borrow_mut();
         let mut count = 0;
         for slot in &mut self.slots {
@@ -236,19 +239,19 @@ impl<P: Protocol> Conversation<P> {
         count
     }
 
-    /// Writes a sign of life.
+    /// Writes a keep-alive message.
     pub(super) fn ping(&mut self) {
         self.protocol.ping(&mut self.out);
     }
 
-    /// Writes the end.
+    /// Writes the last bytes of the connection.
     pub(super) fn bye(&mut self) {
         self.protocol.bye(&mut self.out);
     }
 }
 
 fn answered(run: &Run, tally: &mut Tally, slot: &Slot, reply: Reply<'_>, now: Instant) {
-    if !run.catalogue.is_right(slot.request, reply) {
+    if !run.catalogue.is_correct(slot.request, reply) {
         let why = match reply {
             Reply::Refused(text) => format!("refused: {}", String::from_utf8_lossy(text)),
             _ => "a wrong answer".to_owned(),
@@ -279,9 +282,10 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Every byte is a packet: the slot of a request or of its answer, and above it the number.
+    /// A protocol whose packets are single bytes: the lower four bits are the slot, the upper four
+    /// the number.
     struct Bytes {
-        says: Reply<'static>,
+        reply: Reply<'static>,
     }
 
     impl Protocol for Bytes {
@@ -297,13 +301,13 @@ mod tests {
             &mut self,
             bytes: &[u8],
             _: &mut Vec<u8>,
-            mut hear: impl FnMut(Heard<'_>),
+            mut receive: impl FnMut(Received<'_>),
         ) -> Result<usize, Broken> {
             for byte in bytes {
-                hear(Heard::Answer {
+                receive(Received::Answer {
                     slot: u16::from(byte & 15),
                     number: u64::from(byte >> 4),
-                    reply: self.says,
+                    reply: self.reply,
                 });
             }
             Ok(bytes.len())
@@ -313,11 +317,15 @@ mod tests {
     }
 
     fn conversation(per_second: Option<f64>, in_flight: u16) -> (Conversation<Bytes>, Instant) {
-        doing(Job::Mix { reads: 0 }, per_second, in_flight)
+        conversation_of(Job::Mix { reads: 0 }, per_second, in_flight)
     }
 
-    /// Warms up for 10 ms and measures 100.
-    fn doing(job: Job, per_second: Option<f64>, in_flight: u16) -> (Conversation<Bytes>, Instant) {
+    /// Warms up for 10 ms and measures for 100 ms.
+    fn conversation_of(
+        job: Job,
+        per_second: Option<f64>,
+        in_flight: u16,
+    ) -> (Conversation<Bytes>, Instant) {
         let begin = Instant::now();
         let schedule = Schedule {
             begin,
@@ -329,7 +337,7 @@ mod tests {
         let source = Source::new(job, 10, 1, 0, 1);
         let turns = per_second.map(|rate| Turns::new(rate, 0, 1));
         let tally = Rc::default();
-        let protocol = Bytes { says: Reply::Done };
+        let protocol = Bytes { reply: Reply::Done };
         (
             Conversation::new(protocol, run, tally, source, turns, in_flight),
             begin,
@@ -337,66 +345,63 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_loop_asks_again_when_it_is_answered() {
+    fn closed_loop_sends_the_next_request_after_an_answer() {
         let (mut it, begin) = conversation(None, 2);
-        it.ask(begin + 20 * MS);
+        it.send(begin + 20 * MS);
         assert_eq!(it.out, [0x00, 0x11]);
-        it.ask(begin + 20 * MS);
+        it.send(begin + 20 * MS);
         assert_eq!(it.out.len(), 2, "both slots are taken");
         it.read(&[0x11], begin + 23 * MS).unwrap();
-        it.ask(begin + 24 * MS);
-        assert_eq!(
-            it.out[2..],
-            [0x21],
-            "a slot holds one request after the other"
-        );
+        it.send(begin + 24 * MS);
+        assert_eq!(it.out[2..], [0x21], "the slot is used again");
         let tally = it.tally.borrow();
         assert_eq!((tally.requests, tally.answered, tally.sent), (3, 1, 3));
         assert!((tally.writes.max_us() - 3000.0).abs() < 10.0);
     }
 
     #[test]
-    fn an_open_loop_counts_from_when_a_request_was_due() {
-        // Every 10 ms, and a server that answers nothing for 40.
+    fn open_loop_latency_counts_from_the_due_time() {
+        // A request is due every 10 ms, and the server does not answer for 40 ms.
         let (mut it, begin) = conversation(Some(100.0), 1);
-        it.ask(begin + 10 * MS);
+        it.send(begin + 10 * MS);
         it.read(&[0x00], begin + 50 * MS).unwrap();
-        it.ask(begin + 50 * MS);
+        it.send(begin + 50 * MS);
         it.read(&[0x10], begin + 51 * MS).unwrap();
         let tally = it.tally.borrow();
-        // The first was due at once, in the warm-up; the second at 10 ms, and was sent 40 ms late.
+        // The first request was due at once, in the warm-up. The second was due at 10 ms and sent
+        // 40 ms late.
         assert_eq!((tally.sent, tally.requests, tally.answered), (2, 1, 1));
         assert!((tally.late.max_us() - 40_000.0).abs() < 100.0);
         assert!((tally.writes.max_us() - 41_000.0).abs() < 100.0);
     }
 
     #[test]
-    fn only_the_window_is_measured() {
+    fn only_requests_of_the_window_are_measured() {
         let (mut it, begin) = conversation(None, 1);
-        for (asked, answered) in [(5, 8), (9, 12), (50, 60), (109, 112)] {
-            it.ask(begin + asked * MS);
-            let number = it.asked as u8 - 1;
+        for (sent, answered) in [(5, 8), (9, 12), (50, 60), (109, 112)] {
+            it.send(begin + sent * MS);
+            let number = it.sent as u8 - 1;
             it.read(&[number << 4], begin + answered * MS).unwrap();
         }
-        it.ask(begin + 113 * MS);
+        it.send(begin + 113 * MS);
         assert!(it.is_over(begin + 113 * MS));
         let tally = it.tally.borrow();
-        // Begun within: at 50 and 109. Answered within: at 12 and 60.
+        // In the window, requests began at 50 and 109, and answers arrived at 12 and 60.
         assert_eq!((tally.sent, tally.replied), (4, 4));
         assert_eq!((tally.requests, tally.answered, tally.arrived), (2, 2, 2));
     }
 
     #[test]
-    fn an_answer_that_is_late_is_an_error_once() {
+    fn late_answer_is_counted_as_one_error() {
         let (mut it, begin) = conversation(None, 1);
-        it.ask(begin + 20 * MS);
-        it.look(begin + 69 * MS);
+        it.send(begin + 20 * MS);
+        it.check_timeouts(begin + 69 * MS);
         assert_eq!(it.tally.borrow().failed, 0);
-        it.look(begin + 70 * MS);
-        it.look(begin + 71 * MS);
+        it.check_timeouts(begin + 70 * MS);
+        it.check_timeouts(begin + 71 * MS);
         it.read(&[0x00], begin + 72 * MS).unwrap();
-        it.ask(begin + 72 * MS);
-        assert_eq!(it.asked, 2, "its slot is free again");
+        it.send(begin + 72 * MS);
+        assert_eq!(it.sent, 2, "its slot is free again");
         let tally = it.tally.borrow();
         assert_eq!((tally.requests, tally.answered, tally.failed), (2, 0, 1));
         assert_eq!(
@@ -406,9 +411,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_and_could_not_be_sent_is_an_error() {
+    fn due_request_that_is_not_sent_is_an_error() {
         let (mut it, begin) = conversation(Some(1000.0), 1);
-        it.ask(begin + 30 * MS);
+        it.send(begin + 30 * MS);
         it.end(Some("connection lost: gone"), begin + 60 * MS);
         let tally = it.tally.borrow();
         let errors: Vec<_> = tally.errors.kinds().collect();
@@ -416,22 +421,22 @@ mod tests {
             errors,
             [("connection lost: gone", 1), ("not sent in time", 59)]
         );
-        // One each millisecond from 10 to 59.
+        // One request was due each millisecond from 10 to 59.
         assert_eq!((tally.requests, tally.failed, tally.sent), (50, 50, 1));
     }
 
     #[test]
-    fn a_lost_connection_is_an_error_even_if_it_was_idle() {
+    fn lost_idle_connection_is_an_error() {
         let (mut it, begin) = conversation(None, 1);
         it.end(Some("connection lost: gone"), begin);
         assert_eq!(it.tally.borrow().errors.count(), 1);
     }
 
     #[test]
-    fn one_key_that_cannot_be_set_ends_the_filling_and_is_the_only_error() {
-        let (mut it, begin) = doing(Job::Fill, None, 3);
-        it.ask(begin);
-        it.protocol.says = Reply::Refused(b"quota");
+    fn refused_key_ends_the_fill_and_is_the_only_error() {
+        let (mut it, begin) = conversation_of(Job::Fill, None, 3);
+        it.send(begin);
+        it.protocol.reply = Reply::Refused(b"quota");
         it.read(&[0x11], begin + MS).unwrap();
         assert!(it.is_over(begin + MS));
         it.end(None, begin + MS);
@@ -441,9 +446,9 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_nothing_is_an_error() {
+    fn answer_without_a_request_is_an_error() {
         let (mut it, begin) = conversation(None, 1);
-        it.ask(begin + 20 * MS);
+        it.send(begin + 20 * MS);
         it.read(&[0x10, 0x05], begin + 21 * MS).unwrap();
         assert_eq!(it.tally.borrow().errors.count(), 2);
         assert_eq!(it.tally.borrow().answered, 0);

@@ -1,7 +1,6 @@
-//! Sockets under conversations: a task for each connection, some threads for all tasks.
+//! Connects conversations to sockets: each connection has a task, and a few threads run all tasks.
 //!
-//! What enters: connected sockets, one run. What leaves: a tally. A task writes all that its conversation has to say in one
-//! piece, and waits; while it waits it costs nothing.
+//! A task writes all bytes of its conversation at once, and then waits.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -17,22 +16,22 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use super::LoadError;
 use super::conversation::Conversation;
-use super::protocol::{Broken, Heard, Protocol};
+use super::protocol::{Broken, Protocol, Received};
 use super::run::Run;
 use super::stream::{Encryption, Stream};
 use super::tally::Tally;
 use super::work::{Reply, Request, Verb};
 use crate::limits;
 
-/// A socket on which the server is ready.
-pub(super) struct Line<P> {
+/// A connection whose server is ready for requests.
+pub(super) struct Connection<P> {
     stream: Stream,
     protocol: P,
-    /// What was read and is no whole packet yet.
+    /// The bytes that were read and are no complete packet yet.
     input: Vec<u8>,
 }
 
-impl<P: Protocol> Line<P> {
+impl<P: Protocol> Connection<P> {
     /// Connects, and waits until the server is ready.
     pub(super) async fn open(
         address: std::net::SocketAddr,
@@ -44,22 +43,22 @@ impl<P: Protocol> Line<P> {
         let stream = connecting
             .map_err(|_| LoadError::Silent(address, patience))?
             .map_err(|error| LoadError::Connect(address, error))?;
-        let mut line = Self {
+        let mut connection = Self {
             stream,
             protocol,
             input: Vec::new(),
         };
         let mut hello = Vec::new();
-        line.protocol.hello(&mut hello);
-        let ready = line.exchange(&hello, |heard| matches!(heard, Heard::Ready));
+        connection.protocol.hello(&mut hello);
+        let ready = connection.exchange(&hello, |message| matches!(message, Received::Ready));
         timeout(patience, ready)
             .await
             .map_err(|_| LoadError::Silent(address, patience))?
             .map_err(|broken| LoadError::Broken(address, broken))?;
-        Ok(line)
+        Ok(connection)
     }
 
-    /// Asks to be told of the changes of a key.
+    /// Watches a key, and waits for the answer.
     pub(super) async fn watch(
         &mut self,
         address: std::net::SocketAddr,
@@ -73,16 +72,16 @@ impl<P: Protocol> Line<P> {
         };
         self.protocol.ask(0, 0, watch, &mut request);
         let (mut acknowledged, mut refused) = (!P::ACKNOWLEDGES, None);
-        let asking = self.exchange(&request, |heard| {
-            match heard {
-                Heard::Answer { reply, .. } => {
+        let watching = self.exchange(&request, |message| {
+            match message {
+                Received::Answer { reply, .. } => {
                     answer = Some(match reply {
                         Reply::Done => Ok(()),
                         Reply::Refused(text) => Err(String::from_utf8_lossy(text).into_owned()),
-                        _ => Err("an answer that means nothing".to_owned()),
+                        _ => Err("an invalid answer".to_owned()),
                     });
                 }
-                Heard::Acknowledged { refused: why, .. } => {
+                Received::Acknowledged { refused: why, .. } => {
                     acknowledged = true;
                     refused = why;
                 }
@@ -90,7 +89,7 @@ impl<P: Protocol> Line<P> {
             }
             acknowledged && (answer.is_some() || refused.is_some())
         });
-        timeout(patience, asking)
+        timeout(patience, watching)
             .await
             .map_err(|_| LoadError::Silent(address, patience))?
             .map_err(|broken| LoadError::Broken(address, broken))?;
@@ -100,56 +99,56 @@ impl<P: Protocol> Line<P> {
         }
     }
 
-    /// Writes, then reads until something was heard.
+    /// Writes `bytes`, then reads until `is_last` accepts a message.
     async fn exchange(
         &mut self,
         bytes: &[u8],
-        mut enough: impl FnMut(Heard<'_>) -> bool,
+        mut is_last: impl FnMut(Received<'_>) -> bool,
     ) -> Result<(), Broken> {
-        self.say(bytes).await?;
+        self.write_bytes(bytes).await?;
         let (mut done, mut out) = (false, Vec::new());
         while !done {
             if self.stream.read_buf(&mut self.input).await.map_err(lost)? == 0 {
-                return Err(Broken::Ended(HUNG_UP.to_owned()));
+                return Err(Broken::Ended(CLOSED.to_owned()));
             }
             let read = self
                 .protocol
-                .read(&self.input, &mut out, |heard| done |= enough(heard))?;
+                .read(&self.input, &mut out, |message| done |= is_last(message))?;
             self.input.drain(..read);
         }
-        self.say(&out).await
+        self.write_bytes(&out).await
     }
 
-    async fn say(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+    async fn write_bytes(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         self.stream.write_all(bytes).await.map_err(lost)?;
         self.stream.flush().await.map_err(lost)
     }
 
-    /// How many requests the server takes at once.
+    /// How many requests in flight the server accepts.
     pub(super) fn in_flight_max(&self) -> u16 {
         self.protocol.in_flight_max()
     }
 
-    /// The parts, for a conversation.
+    /// The parts of the connection, for a conversation.
     pub(super) fn split(self) -> (Stream, P, Vec<u8>) {
         (self.stream, self.protocol, self.input)
     }
 }
 
-/// A silent connection says that it lives, thrice as often as it has to.
+/// A silent connection sends a ping three times as often as its Keep Alive requires.
 const PING_EVERY: Duration = Duration::from_secs(limits::LOAD_KEEP_ALIVE_S as u64 / 3);
 
-const HUNG_UP: &str = "the server hung up";
+const CLOSED: &str = "the server closed the connection";
 
 fn lost(error: std::io::Error) -> Broken {
-    // Without the number that the system gives it: one kind of error is one line.
+    // Without the error number of the system, so that equal errors are counted as one kind.
     Broken::Ended(match error.kind() {
-        std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe => HUNG_UP.to_owned(),
+        std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe => CLOSED.to_owned(),
         kind => kind.to_string(),
     })
 }
 
-/// Lets a conversation go on until it is over or the connection is lost.
+/// Runs a conversation until it is over or the connection is lost.
 pub(super) async fn converse<P: Protocol>(
     stream: Stream,
     mut conversation: Conversation<P>,
@@ -158,22 +157,22 @@ pub(super) async fn converse<P: Protocol>(
     wake: Option<Arc<Notify>>,
 ) {
     let ended = match stream {
-        // Its halves need no lock.
+        // The halves of a TCP stream need no lock, unlike those of a TLS stream.
         Stream::Plain(mut stream) => {
             let halves = stream.split();
-            go_on(halves, &mut conversation, &mut input, wake).await
+            exchange_messages(halves, &mut conversation, &mut input, wake).await
         }
         Stream::Encrypted(stream) => {
             let halves = tokio::io::split(stream);
-            go_on(halves, &mut conversation, &mut input, wake).await
+            exchange_messages(halves, &mut conversation, &mut input, wake).await
         }
     };
     let lost = ended.err().map(|broken| broken.to_string());
     conversation.end(lost.as_deref(), Instant::now());
-    run.has_asked();
+    run.connection_ended();
 }
 
-async fn go_on<P: Protocol>(
+async fn exchange_messages<P: Protocol>(
     (mut reader, mut writer): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     conversation: &mut Conversation<P>,
     input: &mut Vec<u8>,
@@ -181,12 +180,12 @@ async fn go_on<P: Protocol>(
 ) -> Result<(), Broken> {
     let mut tick = tokio::time::interval(limits::LOAD_TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut written, mut spoke) = (0, Instant::now());
+    let (mut written, mut last_write) = (0, Instant::now());
     loop {
         let now = Instant::now();
-        conversation.ask(now);
+        conversation.send(now);
         if !conversation.out.is_empty() {
-            spoke = now;
+            last_write = now;
         }
         write(&mut writer, &mut conversation.out, &mut written).await?;
         if conversation.is_over(now) {
@@ -198,7 +197,7 @@ async fn go_on<P: Protocol>(
             biased;
             read = reader.read_buf(input) => {
                 if read.map_err(lost)? == 0 {
-                    return Err(Broken::Ended(HUNG_UP.to_owned()));
+                    return Err(Broken::Ended(CLOSED.to_owned()));
                 }
                 let done = conversation.read(input, Instant::now())?;
                 input.drain(..done);
@@ -206,8 +205,8 @@ async fn go_on<P: Protocol>(
             all = poll_fn(|cx| poll_write(&mut writer, &mut conversation.out, &mut written, cx)), if !conversation.out.is_empty() => all?,
             () = woken(wake.as_deref()) => {}
             _ = tick.tick() => {
-                conversation.look(now);
-                if now.duration_since(spoke) >= PING_EVERY {
+                conversation.check_timeouts(now);
+                if now.duration_since(last_write) >= PING_EVERY {
                     conversation.ping();
                 }
             }
@@ -215,7 +214,7 @@ async fn go_on<P: Protocol>(
     }
 }
 
-/// Waits until a request is due. Without anybody who says so: for ever.
+/// Waits until a request is due; forever in a closed loop.
 async fn woken(wake: Option<&Notify>) {
     match wake {
         Some(wake) => wake.notified().await,
@@ -236,7 +235,7 @@ async fn write(
     .await
 }
 
-/// Writes until all is written.
+/// Completes when all bytes are written and flushed.
 fn poll_write(
     writer: &mut (impl AsyncWrite + Unpin),
     out: &mut Vec<u8>,
@@ -248,7 +247,8 @@ fn poll_write(
             Poll::Ready(Ok(count)) => *written += count,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(lost(error))),
             Poll::Pending => {
-                // What is written makes room at once, so that a slow socket cannot make this grow.
+                // Written bytes are removed at once. Otherwise the buffer of a slow socket would
+                // grow.
                 out.drain(..*written);
                 *written = 0;
                 return Poll::Pending;
@@ -261,67 +261,69 @@ fn poll_write(
     Poll::Ready(Ok(()))
 }
 
-/// Counts the notifications of one key until all have come that are owed.
-pub(super) async fn hear<P: Protocol>(
-    mut line: Line<P>,
+/// Counts the notifications of one key until all expected ones have arrived.
+pub(super) async fn count_notifications<P: Protocol>(
+    mut connection: Connection<P>,
     key: u64,
     run: Arc<Run>,
     tally: Rc<RefCell<Tally>>,
 ) {
-    let mut heard = 0;
-    if let Err(broken) = listen(&mut line, key, &run, &tally, &mut heard).await {
+    let mut received = 0;
+    if let Err(broken) = read_notifications(&mut connection, key, &run, &tally, &mut received).await
+    {
         run.fail(&mut tally.borrow_mut(), &format!("watcher: {broken}"), None);
     }
-    let missing = run.told(key).saturating_sub(heard);
+    let missing = run.expected_notifications(key).saturating_sub(received);
     let mut tally = tally.borrow_mut();
-    tally.notifications += heard;
-    tally
-        .errors
-        .note("a notification that did not come", missing);
+    tally.notifications += received;
+    tally.errors.note("a missing notification", missing);
 }
 
-async fn listen<P: Protocol>(
-    line: &mut Line<P>,
+async fn read_notifications<P: Protocol>(
+    connection: &mut Connection<P>,
     key: u64,
     run: &Run,
     tally: &RefCell<Tally>,
-    heard: &mut u64,
+    received: &mut u64,
 ) -> Result<(), Broken> {
     let mut tick = tokio::time::interval(limits::LOAD_TICK);
-    let (mut out, mut spoke, mut over) = (Vec::new(), Instant::now(), None);
+    let (mut out, mut last_write, mut over) = (Vec::new(), Instant::now(), None);
     loop {
-        line.input.reserve(limits::LOAD_READ_BYTES);
+        connection.input.reserve(limits::LOAD_READ_BYTES);
         tokio::select! {
             biased;
-            read = line.stream.read_buf(&mut line.input) => {
+            read = connection.stream.read_buf(&mut connection.input) => {
                 if read.map_err(lost)? == 0 {
-                    return Err(Broken::Ended(HUNG_UP.to_owned()));
+                    return Err(Broken::Ended(CLOSED.to_owned()));
                 }
-                let done = line.protocol.read(&line.input, &mut out, |said| match said {
-                    Heard::Told(Some(value)) if value == run.catalogue.value(key) => *heard += 1,
+                let value = run.catalogue.value(key);
+                let done = connection.protocol.read(&connection.input, &mut out, |it| match it {
+                    Received::Notification(Some(it)) if it == value => *received += 1,
                     _ => run.fail(&mut tally.borrow_mut(), "a wrong notification", None),
                 })?;
-                line.input.drain(..done);
+                connection.input.drain(..done);
             }
             _ = tick.tick() => {
                 let now = Instant::now();
-                if now.duration_since(spoke) >= PING_EVERY {
-                    line.protocol.ping(&mut out);
+                if now.duration_since(last_write) >= PING_EVERY {
+                    connection.protocol.ping(&mut out);
                 }
                 if run.is_over() {
                     let since = *over.get_or_insert(now);
-                    if *heard >= run.told(key) || now.duration_since(since) >= run.timeout {
-                        line.protocol.bye(&mut out);
-                        return line.say(&out).await;
+                    let expected = run.expected_notifications(key);
+                    if *received >= expected || now.duration_since(since) >= run.timeout {
+                        connection.protocol.bye(&mut out);
+                        return connection.write_bytes(&out).await;
                     }
                 }
             }
         }
         if !out.is_empty() {
-            // The server takes acknowledgements whatever else it does.
-            line.say(&out).await?;
+            // A plain write cannot block for long, because the server always reads
+            // acknowledgements.
+            connection.write_bytes(&out).await?;
             out.clear();
-            spoke = Instant::now();
+            last_write = Instant::now();
         }
     }
 }

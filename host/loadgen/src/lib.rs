@@ -1,7 +1,8 @@
-//! Load for a server, and what comes of it.
+//! Puts load on a server, and measures throughput, latencies, errors and the use of resources.
 //!
-//! What enters: a [`Plan`] and a [`Protocol`]. What leaves: an [`Outcome`]: counts, latencies, errors, what the processes
-//! used. It checks every answer. It never knows which server it measures, so that rivals get the same clients.
+//! The load is given by a [`Plan`] and a [`Protocol`], the result is an [`Outcome`]. Every answer
+//! is checked. The generator must not depend on the server that it measures; otherwise comparisons
+//! with other servers would use different clients.
 //!
 //! ```text
 //! plan ─ threads ─ drive ──────── conversation ─── protocol ─── bytes
@@ -37,62 +38,62 @@ use tokio::sync::Notify;
 pub use mqtt::Mqtt;
 pub use pace::Pace;
 pub use process::{Usage, listener, socket_listener};
-pub use protocol::{Broken, Heard, Protocol, Role};
+pub use protocol::{Broken, Protocol, Received, Role};
 pub use stream::Encryption;
 pub use tally::{Errors, Latencies, Tally};
 pub use work::{Catalogue, Job, PREFIX, Reply, Request, Verb, write_digits};
 
 use conversation::Conversation;
-use drive::Line;
+use drive::Connection;
 use pace::{Schedule, Turns};
 use run::Run;
 use work::Source;
 
-/// What is to be done.
+/// The parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where the server listens.
+    /// The address of the server.
     pub address: SocketAddr,
-    /// How connections are encrypted, where they are.
+    /// The encryption of the connections; `None` for plain TCP.
     pub encryption: Option<Encryption>,
-    /// What each connection does.
+    /// The kind of requests.
     pub job: Job,
-    /// When.
+    /// When requests are sent.
     pub pace: Pace,
-    /// Connections that ask.
+    /// The number of connections that send requests.
     pub connections: usize,
-    /// Requests of each of them at once, at most. `None`: as many as the server takes.
+    /// The maximum number of requests in flight per connection. `None`: the server's maximum.
     pub in_flight: Option<u16>,
-    /// Connections that watch a key each, one after the other.
+    /// The number of connections that watch one key each. They take the keys in turn.
     pub watchers: usize,
-    /// Keys.
+    /// The number of keys.
     pub keys: u64,
-    /// Names and values of them.
+    /// The names and values of the keys.
     pub catalogue: Arc<Catalogue>,
-    /// Of the order of requests.
+    /// The seed for the order of requests.
     pub seed: u64,
-    /// How long it runs before it is measured.
+    /// How long the load runs before the measurement.
     pub warm_up: Duration,
-    /// How long it is measured.
+    /// How long the measurement takes.
     pub duration: Duration,
-    /// How long a connection or an answer may take.
+    /// The maximum time for a connect or an answer.
     pub timeout: Duration,
-    /// Threads of the clients.
+    /// The number of client threads.
     pub threads: usize,
-    /// The process of the server, where it is on this machine.
+    /// The process of the server, if it runs on this machine.
     pub pid: Option<u32>,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Counts, latencies, errors.
+    /// Counts, latencies and errors.
     pub tally: Tally,
-    /// How long was measured. Less than planned where all connections were lost.
+    /// The length of the measurement. It is shorter than planned if all connections were lost.
     pub measured: Duration,
-    /// What the server's process used meanwhile, and its memory at the end.
+    /// The processor time of the server during the measurement, and its memory at the end.
     pub server: Option<Usage>,
-    /// The same of this process.
+    /// The same for this process.
     pub client: Option<Usage>,
 }
 
@@ -110,57 +111,59 @@ impl Outcome {
     }
 }
 
-/// How far it is.
+/// The progress of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
-    /// Since the first request.
+    /// The time since the first request.
     pub elapsed: Duration,
-    /// Right answers so far.
+    /// Correct answers so far.
     pub answered: u64,
     /// Errors so far.
     pub failed: u64,
 }
 
-/// Why a load could not be put on.
+/// Why a load could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// No connection.
+    /// The connection failed.
     #[error("cannot connect to {0}: {why}", why = statehouse_link::describe_io(.1))]
     Connect(SocketAddr, #[source] io::Error),
-    /// A connection, and no word.
+    /// The server accepts the connection and does not answer.
     #[error("{0} does not answer within {1:?}")]
     Silent(SocketAddr, Duration),
-    /// A connection, and the wrong words.
+    /// The server refused or ended the connection, or sent invalid bytes.
     #[error("{0}: {1}")]
     Broken(SocketAddr, #[source] Broken),
-    /// A watch was refused.
+    /// The server refused a watch.
     #[error("{0} refuses a watch: {1}")]
     Watch(SocketAddr, String),
-    /// More at once than the server allows.
-    #[error("the server takes {max} requests of a connection at once, and {asked} are asked for")]
+    /// The plan has more requests in flight than the server accepts.
+    #[error(
+        "the server accepts {max} requests in flight per connection, but {asked} were requested"
+    )]
     InFlight {
-        /// By the plan.
+        /// The number in the plan.
         asked: u16,
-        /// By the server.
+        /// The server's maximum.
         max: u16,
     },
-    /// The system has no thread or no event queue.
+    /// The system could not create a thread or an event queue.
     #[error("cannot start a thread of clients: {0}")]
     System(#[source] io::Error),
 }
 
-/// What a thread of clients begins with, once all are connected.
+/// The start signal for a client thread, sent when all clients are connected.
 struct Start {
     run: Arc<Run>,
-    /// Of each connection that asks.
+    /// In an open loop: one for each connection that sends requests.
     wakes: Option<Vec<Arc<Notify>>>,
 }
 
-/// Puts a load on a server. `client` makes one side of a connection, of this role and number; `watch` is told every now and
-/// then how far it is.
+/// Puts a load on a server. `client` creates the client side of a connection with this role and
+/// number. `watch` regularly receives the progress.
 ///
 /// # Errors
-/// Where the load cannot be put on. What goes wrong later is counted.
+/// If the load cannot be started. Later errors are counted in the outcome.
 pub fn put_on<P: Protocol>(
     plan: &Plan,
     client: impl Fn(Role, usize) -> P + Sync,
@@ -177,8 +180,8 @@ pub fn put_on<P: Protocol>(
             starts.push(start);
             let connected = connected.clone();
             let thread = thread::Builder::new().name(format!("load-{number}"));
-            let work = move || clients_of(plan, number, threads, client, &connected, &started);
-            // Where it fails, those that run already find nobody who starts them, and end.
+            let work = move || run_thread(plan, number, threads, client, &connected, &started);
+            // If this fails, the threads that already run receive no start signal and end.
             clients.push(
                 thread
                     .spawn_scoped(scope, work)
@@ -187,7 +190,7 @@ pub fn put_on<P: Protocol>(
         }
         drop(connected);
         for _ in 0..threads {
-            // A thread that ends without a word has panicked, and joining it says so.
+            // A thread that ends without a message has panicked, which the join reports.
             if let Ok(Err(error)) = all_connected.recv() {
                 return Err(error);
             }
@@ -200,7 +203,7 @@ pub fn put_on<P: Protocol>(
         let run = Run::new(schedule, catalogue, plan.timeout, watched, plan.job);
         let run = Arc::new(run);
         for _ in 0..plan.connections {
-            run.asks();
+            run.connection_started();
         }
         let wakes = match plan.pace {
             Pace::Closed => None,
@@ -208,15 +211,16 @@ pub fn put_on<P: Protocol>(
         };
         for start in starts {
             let (run, wakes) = (run.clone(), wakes.clone());
-            // A thread that is gone says so when it is joined.
+            // If the thread has panicked, the join reports it.
             let _ = start.send(Start { run, wakes });
         }
         if let (Pace::Open { per_second }, Some(wakes)) = (plan.pace, wakes) {
-            scope.spawn(move || pace_of(per_second, &schedule, &wakes, done));
+            scope.spawn(move || wake_connections(per_second, &schedule, &wakes, done));
         }
-        // Also where a thread panicked and cannot say that its connections have ended.
+        // A thread that panicked cannot report the end of its connections, so this also checks the
+        // threads.
         let ended = || run.is_over() || clients.iter().all(thread::ScopedJoinHandle::is_finished);
-        let (measured, server, used) = attend(plan, &run, ended, &mut watch);
+        let (measured, server, used) = measure(plan, &run, ended, &mut watch);
         let mut tally = Tally::default();
         for client in clients {
             match client.join() {
@@ -242,7 +246,7 @@ fn schedule(plan: &Plan) -> Schedule {
             from: begin + plan.warm_up,
             until: begin + plan.warm_up + plan.duration,
         },
-        // These end with the last key.
+        // These jobs end with the last key.
         Job::Fill | Job::Clean => Schedule {
             begin,
             from: begin,
@@ -251,8 +255,8 @@ fn schedule(plan: &Plan) -> Schedule {
     }
 }
 
-/// Waits for the end, and looks at the processes where the window begins and ends.
-fn attend(
+/// Waits for the end, and reads the usage of the processes at the begin and the end of the window.
+fn measure(
     plan: &Plan,
     run: &Run,
     ended: impl Fn() -> bool,
@@ -293,9 +297,14 @@ fn attend(
     )
 }
 
-/// Wakes each connection when a request of its is due. A thread of its own, since timers of a runtime are a thousand times
-/// coarser than a round trip.
-fn pace_of(per_second: f64, schedule: &Schedule, wakes: &[Arc<Notify>], done: &AtomicBool) {
+/// Wakes each connection when one of its requests is due. This needs a thread of its own, because
+/// the timers of a runtime are a thousand times coarser than a round trip.
+fn wake_connections(
+    per_second: f64,
+    schedule: &Schedule,
+    wakes: &[Arc<Notify>],
+    done: &AtomicBool,
+) {
     let turns = Turns::new(per_second, 0, 1);
     let mut turn = 0;
     while !done.load(Ordering::Relaxed) {
@@ -305,7 +314,7 @@ fn pace_of(per_second: f64, schedule: &Schedule, wakes: &[Arc<Notify>], done: &A
         }
         let now = Instant::now();
         match due > now {
-            // Not longer than a tick, to see the end.
+            // At most a tick, to notice the end in time.
             true => thread::sleep((due - now).min(limits::LOAD_TICK)),
             false => {
                 wakes[(turn % wakes.len() as u64) as usize].notify_one();
@@ -315,8 +324,8 @@ fn pace_of(per_second: f64, schedule: &Schedule, wakes: &[Arc<Notify>], done: &A
     }
 }
 
-/// One thread: connects its share of the clients, and lets them work until all is over.
-fn clients_of<P: Protocol>(
+/// Runs one client thread: connects its share of the clients and runs them until the end.
+fn run_thread<P: Protocol>(
     plan: &Plan,
     number: usize,
     threads: usize,
@@ -334,30 +343,32 @@ fn clients_of<P: Protocol>(
             return Tally::default();
         }
     };
-    let lines = runtime.block_on(async {
-        let (mut asking, mut watching) = (Vec::new(), Vec::new());
+    let connections = runtime.block_on(async {
+        let (mut senders, mut watchers) = (Vec::new(), Vec::new());
         let encryption = plan.encryption.as_ref();
         for number in (number..plan.connections).step_by(threads) {
             let client = client(Role::Asks, number);
-            let line = Line::open(plan.address, encryption, client, plan.timeout).await?;
-            let max = line.in_flight_max();
+            let connection =
+                Connection::open(plan.address, encryption, client, plan.timeout).await?;
+            let max = connection.in_flight_max();
             let in_flight = match plan.in_flight {
                 Some(asked) if asked > max => return Err(LoadError::InFlight { asked, max }),
                 in_flight => in_flight.unwrap_or(max),
             };
-            asking.push((number, in_flight, line));
+            senders.push((number, in_flight, connection));
         }
         for number in (number..plan.watchers).step_by(threads) {
             let client = client(Role::Watches, number);
-            let mut line = Line::open(plan.address, encryption, client, plan.timeout).await?;
+            let mut connection =
+                Connection::open(plan.address, encryption, client, plan.timeout).await?;
             let key = number as u64 % plan.keys;
-            line.watch(plan.address, key, plan.timeout).await?;
-            watching.push((key, line));
+            connection.watch(plan.address, key, plan.timeout).await?;
+            watchers.push((key, connection));
         }
-        Ok((asking, watching))
+        Ok((senders, watchers))
     });
-    let (asking, watching) = match lines {
-        Ok(lines) => lines,
+    let (senders, watchers) = match connections {
+        Ok(connections) => connections,
         Err(error) => {
             let _ = connected.send(Err(error));
             return Tally::default();
@@ -369,16 +380,16 @@ fn clients_of<P: Protocol>(
         return Tally::default();
     };
     let tally = Rc::new(RefCell::new(Tally::default()));
-    tally.borrow_mut().sent += watching.len() as u64;
-    tally.borrow_mut().replied += watching.len() as u64;
+    tally.borrow_mut().sent += watchers.len() as u64;
+    tally.borrow_mut().replied += watchers.len() as u64;
     let local = tokio::task::LocalSet::new();
-    for (number, in_flight, line) in asking {
+    for (number, in_flight, connection) in senders {
         let source = Source::new(plan.job, plan.keys, plan.seed, number, plan.connections);
         let turns = match plan.pace {
             Pace::Closed => None,
             Pace::Open { per_second } => Some(Turns::new(per_second, number, plan.connections)),
         };
-        let (stream, protocol, input) = line.split();
+        let (stream, protocol, input) = connection.split();
         let (run_of, tally_of) = (run.clone(), tally.clone());
         let conversation = Conversation::new(protocol, run_of, tally_of, source, turns, in_flight);
         let wake = wakes.as_ref().map(|wakes| wakes[number].clone());
@@ -390,8 +401,13 @@ fn clients_of<P: Protocol>(
             wake,
         ));
     }
-    for (key, line) in watching {
-        local.spawn_local(drive::hear(line, key, run.clone(), tally.clone()));
+    for (key, connection) in watchers {
+        local.spawn_local(drive::count_notifications(
+            connection,
+            key,
+            run.clone(),
+            tally.clone(),
+        ));
     }
     runtime.block_on(local);
     tally.take()

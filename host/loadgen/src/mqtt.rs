@@ -1,35 +1,36 @@
-//! MQTT 5, as much of it as a client of the store needs, without a socket.
+//! The part of MQTT 5 that a client of the store needs, without a socket.
 //!
-//! What enters: requests, and bytes of a socket. What leaves: bytes for it, and what was heard. All that a request has in
-//! common with the others is written once; what is left is copying. It acknowledges answers and notifications along with
-//! the next bytes that go out.
+//! The common parts of all requests are encoded once, so a request is mostly a copy. Answers and
+//! notifications are acknowledged with the next bytes that are sent.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use statehouse_mqtt::PropertiesBuilder;
 
-use super::protocol::{Broken, Heard, Protocol, Role};
+use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
 use statehouse_core::request::REQUEST_TOPIC;
 
-/// Before the client id in Base 16 (the protocol, section 1).
+/// The prefix of notification topics. The client id in Base 16 follows (the protocol, section 1).
 const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
 
-/// What a notification of a SET begins with; the value follows as a bulk string (the protocol, section 8).
+/// The beginning of the notification of a SET. The value follows as a bulk string (the protocol,
+/// section 8).
 const NOTIFIED_SET: &[u8] = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n";
 
-/// Where the correlation data are in the properties: behind their identifier and length.
+/// The offset of the correlation data in the properties, after their identifier and length.
 const CORRELATION_AT: usize = 3;
 
-/// Slot and number, so that an answer finds its request and no two requests are alike.
+/// The correlation data are slot and number. They identify the request of an answer and make every
+/// request unique.
 const CORRELATION_BYTES: usize = 8;
 
-/// The version of a request's clock; the milliseconds are written over.
+/// The clock reading of a request. The milliseconds are overwritten.
 const TIMESTAMP: &str = "000000000000000:00000:bench";
 
-/// Digits of the milliseconds in it.
+/// Digits of the milliseconds in `TIMESTAMP`.
 const WALL_DIGITS: usize = 15;
 
 /// Reason code "No matching subscribers" (MQTT 5 section 3.4.2.1).
@@ -42,21 +43,22 @@ pub struct Mqtt {
     login: Option<(String, String)>,
     role: Role,
     response_topic: String,
-    /// Topic, packet id, properties: all of a PUBLISH between its length and its payload.
+    /// Topic, packet id and properties: everything of a PUBLISH between its length and its payload.
     envelope: Vec<u8>,
     packet_id_at: usize,
     correlation_at: usize,
     wall_at: usize,
     wall_ms: u64,
-    /// What the payloads begin with, up to the key.
+    /// The beginnings of the payloads up to the key, one per verb.
     heads: [Vec<u8>; 4],
-    /// Length and CRLF before a value.
+    /// The length and the line ends before a value.
     value_head: Vec<u8>,
     receive_max: u16,
 }
 
 impl Mqtt {
-    /// The client `number` of a run that has a `nonce` of its own, so that it takes no other run's sessions over.
+    /// Client `number` of a run. Each run needs its own `nonce`; otherwise it would take over the
+    /// sessions of another run.
     #[must_use]
     pub fn new(catalogue: Arc<Catalogue>, nonce: u64, role: Role, number: usize) -> Self {
         let kind = match role {
@@ -71,7 +73,7 @@ impl Mqtt {
             .user("__protVer", "1.0")
             .user("__ts", TIMESTAMP)
             .finish()
-            // It fails for U+0000, wildcards and lengths above 65 535: there are none of these.
+            // This fails only for U+0000, wildcards and lengths above 65 535, which do not occur.
             .expect("short texts of letters and digits");
         let mut envelope = Vec::new();
         push_text(&mut envelope, REQUEST_TOPIC.as_bytes());
@@ -106,7 +108,8 @@ impl Mqtt {
         }
     }
 
-    /// With a user name and a password (sections 3.1.3.5 and 3.1.3.6), each of at most 65 535 bytes.
+    /// Adds a user name and a password (sections 3.1.3.5 and 3.1.3.6), each of at most 65 535
+    /// bytes.
     #[must_use]
     pub fn with_login(self, login: Option<(String, String)>) -> Self {
         Self { login, ..self }
@@ -115,7 +118,8 @@ impl Mqtt {
     fn connect(&self, out: &mut Vec<u8>) {
         let packet_bytes_max = self.catalogue.value_bytes() + limits::LOAD_ENVELOPE_BYTES;
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', 5];
-        // Clean Start, and no session once the connection has ended (section 3.1.2.11.2). User name and password.
+        // Clean Start, and no Session Expiry Interval, so the session ends with the connection
+        // (section 3.1.2.11.2). With a login, also the flags of user name and password.
         body.push(if self.login.is_some() { 0xc2 } else { 2 });
         body.extend_from_slice(&limits::LOAD_KEEP_ALIVE_S.to_be_bytes());
         // Maximum Packet Size (section 3.1.2.11.4).
@@ -135,7 +139,8 @@ impl Mqtt {
         push_text(&mut body, self.response_topic.as_bytes());
         body.push(1);
         if self.role == Role::Watches {
-            // The store delivers them by itself; another broker only to who subscribed.
+            // The store's own broker delivers notifications without a subscription, a foreign one
+            // does not.
             let hex: String = self.id.bytes().map(|byte| format!("{byte:02X}")).collect();
             push_text(
                 &mut body,
@@ -146,7 +151,7 @@ impl Mqtt {
         push_packet(out, 0x82, &body);
     }
 
-    /// CONNACK (section 3.2).
+    /// Handles a CONNACK (section 3.2).
     fn connected(&mut self, body: &[u8]) -> Result<(), Broken> {
         let [_, reason, rest @ ..] = body else {
             return Err(MALFORMED);
@@ -171,7 +176,7 @@ impl Mqtt {
         self.ask(0, 0, request, &mut longest);
         if longest.len() > packet_bytes_max as usize {
             return Err(Broken::Refused(format!(
-                "values of {} bytes need packets of {}, and it takes {packet_bytes_max}",
+                "values of {} bytes need packets of {}, and the server takes {packet_bytes_max}",
                 self.catalogue.value_bytes(),
                 longest.len()
             )));
@@ -179,12 +184,13 @@ impl Mqtt {
         Ok(())
     }
 
+    /// Handles a PUBLISH: an answer or a notification.
     fn message<'a>(
         &self,
         first: u8,
         body: &'a [u8],
         out: &mut Vec<u8>,
-    ) -> Result<Heard<'a>, Broken> {
+    ) -> Result<Received<'a>, Broken> {
         let (topic, mut rest) = text(body)?;
         if first & 6 != 0 {
             let (id, behind) = rest.split_first_chunk::<2>().ok_or(MALFORMED)?;
@@ -194,7 +200,7 @@ impl Mqtt {
         let (properties, payload) = properties(rest)?;
         if topic != self.response_topic.as_bytes() {
             let value = payload.strip_prefix(NOTIFIED_SET).and_then(bulk);
-            return Ok(Heard::Told(value));
+            return Ok(Received::Notification(value));
         }
         let (mut correlation, mut status) = (None, None);
         for property in Scan(properties) {
@@ -210,14 +216,14 @@ impl Mqtt {
             }
         }
         let Some([a, b, number @ ..]) = correlation else {
-            return Ok(Heard::Nonsense);
+            return Ok(Received::Unknown);
         };
         let [c, d, e, f, g, h] = number;
         let reply = match status {
             Some(b"200") => reply(payload),
             _ => Reply::Strange,
         };
-        Ok(Heard::Answer {
+        Ok(Received::Answer {
             slot: u16::from_be_bytes([a, b]),
             number: u64::from_be_bytes([0, 0, c, d, e, f, g, h]),
             reply,
@@ -229,7 +235,7 @@ impl Protocol for Mqtt {
     const ACKNOWLEDGES: bool = true;
 
     fn hello(&mut self, out: &mut Vec<u8>) {
-        // A client may send on before the CONNACK (section 3.1.4).
+        // A client may send packets before it receives the CONNACK (section 3.1.4).
         self.connect(out);
         self.subscribe(out);
     }
@@ -277,7 +283,7 @@ impl Protocol for Mqtt {
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        mut hear: impl FnMut(Heard<'_>),
+        mut receive: impl FnMut(Received<'_>),
     ) -> Result<usize, Broken> {
         let mut done = 0;
         while let Some((first, at, end)) = packet(&bytes[done..])? {
@@ -285,7 +291,7 @@ impl Protocol for Mqtt {
             done += end;
             match first >> 4 {
                 2 => self.connected(body)?,
-                3 => hear(self.message(first, body, out)?),
+                3 => receive(self.message(first, body, out)?),
                 4 => {
                     let [high, low, rest @ ..] = body else {
                         return Err(MALFORMED);
@@ -298,14 +304,14 @@ impl Protocol for Mqtt {
                         reason if reason >= 0x80 => Some(format!("PUBACK {reason:#04x}")),
                         _ => None,
                     };
-                    hear(Heard::Acknowledged { slot, refused });
+                    receive(Received::Acknowledged { slot, refused });
                 }
                 9 => {
                     let (_, reasons) = properties(body.get(2..).ok_or(MALFORMED)?)?;
                     if let Some(reason) = reasons.iter().find(|reason| **reason >= 0x80) {
                         return Err(Broken::Refused(format!("SUBACK {reason:#04x}")));
                     }
-                    hear(Heard::Ready);
+                    receive(Received::Ready);
                 }
                 13 => {}
                 14 => {
@@ -329,7 +335,7 @@ impl Protocol for Mqtt {
 
 const MALFORMED: Broken = Broken::Malformed("a packet that no MQTT 5 broker sends");
 
-/// What an answer's payload means (the protocol, section 4).
+/// Decodes the payload of an answer (the protocol, section 4).
 fn reply(payload: &[u8]) -> Reply<'_> {
     match payload {
         b"+OK\r\n" | b":1\r\n" => Reply::Done,
@@ -341,7 +347,7 @@ fn reply(payload: &[u8]) -> Reply<'_> {
     }
 }
 
-/// The bytes of a bulk string that is there whole, and nothing else.
+/// The content of a bulk string, if the payload is exactly one complete bulk string.
 fn bulk(payload: &[u8]) -> Option<&[u8]> {
     let rest = payload.strip_prefix(b"$")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -355,7 +361,8 @@ fn bulk(payload: &[u8]) -> Option<&[u8]> {
     (value.len() == length).then_some(value)
 }
 
-/// First byte, and where body and packet end, once a packet is there whole.
+/// The first byte of a packet, and the offsets of its body and its end. `None` until the packet is
+/// complete.
 fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
     let [first, rest @ ..] = bytes else {
         return Ok(None);
@@ -367,7 +374,7 @@ fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
     Ok((bytes.len() >= end).then_some((*first, at, end)))
 }
 
-/// A Variable Byte Integer and its own length (section 1.5.5).
+/// A Variable Byte Integer and its encoded length (section 1.5.5).
 fn number(bytes: &[u8]) -> Result<Option<(usize, usize)>, Broken> {
     let mut number = 0;
     for (at, byte) in bytes.iter().take(4).enumerate() {
@@ -382,20 +389,21 @@ fn number(bytes: &[u8]) -> Result<Option<(usize, usize)>, Broken> {
     }
 }
 
-/// Properties, and what is behind them.
+/// The properties, and the bytes after them.
 fn properties(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
     let (length, at) = number(bytes)?.ok_or(MALFORMED)?;
     bytes[at..].split_at_checked(length).ok_or(MALFORMED)
 }
 
-/// A string with its length in front, and what is behind it.
+/// A string with a length prefix, and the bytes after it.
 fn text(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
     let (length, rest) = bytes.split_first_chunk::<2>().ok_or(MALFORMED)?;
     let length = usize::from(u16::from_be_bytes(*length));
     rest.split_at_checked(length).ok_or(MALFORMED)
 }
 
-/// Properties one by one: identifier and value, of a string or binary value without its length, of a pair with both.
+/// Iterates over properties: identifier and value. A string or binary value comes without its
+/// length prefix, a pair with both prefixes.
 struct Scan<'a>(&'a [u8]);
 
 impl<'a> Scan<'a> {
@@ -443,7 +451,7 @@ fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
 }
 
 fn push_text(out: &mut Vec<u8>, text: &[u8]) {
-    // All texts here are short: topics, client ids of our own, and a name and a password.
+    // All texts are short: topics, client ids of this program, a user name and a password.
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(text);
@@ -468,11 +476,12 @@ mod tests {
         Mqtt::new(Arc::new(Catalogue::new(5)), 7, Role::Asks, 3)
     }
 
-    /// What is heard of these bytes, in words.
-    fn heard(bytes: &[u8]) -> Result<(usize, Vec<String>, Vec<u8>), Broken> {
-        let (mut said, mut out) = (Vec::new(), Vec::new());
-        let done = client().read(bytes, &mut out, |heard| said.push(format!("{heard:?}")))?;
-        Ok((done, said, out))
+    /// Decodes bytes: the consumed length, the debug form of each message, and the
+    /// acknowledgements.
+    fn decode(bytes: &[u8]) -> Result<(usize, Vec<String>, Vec<u8>), Broken> {
+        let (mut messages, mut out) = (Vec::new(), Vec::new());
+        let done = client().read(bytes, &mut out, |it| messages.push(format!("{it:?}")))?;
+        Ok((done, messages, out))
     }
 
     fn answer(topic: &str, properties: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -491,12 +500,12 @@ mod tests {
     const OK: &[u8] = b"\x09\0\x08\0\x02\0\0\0\0\0\x05\x26\0\x06__stat\0\x03200";
 
     #[test]
-    fn a_login_is_flagged_and_comes_last() {
+    fn login_is_flagged_and_is_the_last_field() {
         let (mut plain, mut out) = (Vec::new(), Vec::new());
         client().connect(&mut plain);
         let login = Some(("me".to_owned(), "secret".to_owned()));
         client().with_login(login).connect(&mut out);
-        // Behind the fixed header, the protocol's name and its version.
+        // The flags follow the fixed header, the protocol name and its version.
         assert_eq!((plain[9], out[9]), (0x02, 0xc2));
         let (head, tail) = out[10..].split_at(plain.len() - 10);
         assert_eq!(head, &plain[10..]);
@@ -504,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_what_the_broker_reads() {
+    fn request_is_a_valid_publish() {
         let mut out = Vec::new();
         let mut client = client();
         client.ask(
@@ -541,24 +550,24 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_finds_its_slot_and_is_acknowledged() {
+    fn answer_names_its_slot_and_is_acknowledged() {
         let bytes = answer(TOPIC, OK, b"$5\r\nhello\r\n");
-        let (done, said, out) = heard(&bytes).unwrap();
+        let (done, messages, out) = decode(&bytes).unwrap();
         assert_eq!(done, bytes.len());
-        assert_eq!(said.len(), 1);
+        assert_eq!(messages.len(), 1);
         assert!(
-            said[0].starts_with("Answer { slot: 2, number: 5, reply: Value("),
-            "{said:?}"
+            messages[0].starts_with("Answer { slot: 2, number: 5, reply: Value("),
+            "{messages:?}"
         );
         assert_eq!(out, [0x40, 2, 0, 9]);
-        // Byte by byte: nothing is heard of a part.
+        // An incomplete packet is no message.
         for end in 0..bytes.len() {
-            assert_eq!(heard(&bytes[..end]).unwrap().0, 0);
+            assert_eq!(decode(&bytes[..end]).unwrap().0, 0);
         }
     }
 
     #[test]
-    fn answers_mean_what_the_protocol_says() {
+    fn answers_decode_as_the_protocol_defines() {
         for (payload, expected) in [
             (&b"+OK\r\n"[..], Reply::Done),
             (b"$-1\r\n", Reply::Nothing),
@@ -574,30 +583,30 @@ mod tests {
         ] {
             assert_eq!(reply(payload), expected, "{}", payload.escape_ascii());
         }
-        // Without `__stat`=`200` every official client fails the call.
-        let said = heard(&answer(TOPIC, &OK[..11], b"+OK\r\n")).unwrap().1;
-        assert!(said[0].contains("Strange"), "{said:?}");
+        // Every official client fails a call without `__stat`=`200`.
+        let messages = decode(&answer(TOPIC, &OK[..11], b"+OK\r\n")).unwrap().1;
+        assert!(messages[0].contains("Strange"), "{messages:?}");
     }
 
     #[test]
-    fn notifications_and_acknowledgements_are_told_apart() {
+    fn notifications_and_acknowledgements_are_distinguished() {
         let mut bytes = answer(
             "clients/other",
             &[],
             b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nx\r\n",
         );
         bytes.extend_from_slice(&[0x40, 2, 0, 1, 0x40, 4, 0, 2, 0x97, 0, 0x40, 3, 0, 3, 0x10]);
-        let said = heard(&bytes).unwrap().1;
-        assert_eq!(said[0], "Told(Some([120]))");
-        assert_eq!(said[1], "Acknowledged { slot: 0, refused: None }");
+        let messages = decode(&bytes).unwrap().1;
+        assert_eq!(messages[0], "Notification(Some([120]))");
+        assert_eq!(messages[1], "Acknowledged { slot: 0, refused: None }");
         assert!(
-            said[2].contains("0x97") && said[3].contains("no store"),
-            "{said:?}"
+            messages[2].contains("0x97") && messages[3].contains("no store"),
+            "{messages:?}"
         );
     }
 
     #[test]
-    fn what_no_broker_sends_is_an_error_and_never_a_panic() {
+    fn malformed_packets_are_errors_and_never_panic() {
         for bytes in [
             &[0x30, 0xff, 0xff, 0xff, 0xff][..],
             &[0x00, 0],
@@ -611,17 +620,19 @@ mod tests {
             &answer(TOPIC, &[0x7f, 0], b""),
             &answer(TOPIC, &[0x26, 0, 9], b""),
         ] {
-            assert!(heard(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode(bytes).is_err(), "{bytes:02x?}");
         }
-        assert!(matches!(heard(&[0xE0, 1, 0x8E]), Err(Broken::Ended(why)) if why.contains("0x8e")));
+        assert!(
+            matches!(decode(&[0xE0, 1, 0x8E]), Err(Broken::Ended(why)) if why.contains("0x8e"))
+        );
         assert!(matches!(
-            heard(&[0x20, 3, 0, 0x87, 0]),
+            decode(&[0x20, 3, 0, 0x87, 0]),
             Err(Broken::Refused(_))
         ));
     }
 
     #[test]
-    fn values_that_the_server_does_not_take_are_refused_at_once() {
+    fn values_above_the_packet_limit_are_refused_at_once() {
         let connack = |bytes: u32| {
             let mut packet = vec![0x20, 11, 0, 0, 8, 0x21, 0, 20, 0x27];
             packet.extend_from_slice(&bytes.to_be_bytes());

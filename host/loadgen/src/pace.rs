@@ -1,19 +1,20 @@
-//! When requests are due.
+//! The times at which requests are due.
 //!
-//! In a closed loop the answer to one request is the time for the next, so a slow server is asked less: that shows its
-//! throughput. In an open loop requests are due at fixed times whatever the server does, and latency counts from there:
-//! that shows what users of a busy server wait (no "coordinated omission").
+//! In a closed loop, each answer triggers the next request, so a slow server receives fewer
+//! requests. This measures throughput. In an open loop, requests are due at fixed times that do not
+//! depend on the server, and latency counts from the due time. This measures how long users of a
+//! busy server wait, without "coordinated omission".
 
 use std::time::{Duration, Instant};
 
 /// When requests are due.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// The next one as soon as there is room.
+    /// A connection sends the next request as soon as it has a free slot.
     Closed,
-    /// So many each second over all connections, which take turns.
+    /// Requests are sent at a fixed rate over all connections, which take turns.
     Open {
-        /// Above 0.
+        /// The rate, above 0.
         per_second: f64,
     },
 }
@@ -21,16 +22,16 @@ pub enum Pace {
 /// The times of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// The first request.
+    /// The time of the first request.
     pub(super) begin: Instant,
-    /// From here on it is measured.
+    /// The begin of the measured window.
     pub(super) from: Instant,
-    /// No request begins later.
+    /// The end of the window. No request begins later.
     pub(super) until: Instant,
 }
 
 impl Schedule {
-    /// Whether this is in the measured window.
+    /// Whether a time is in the measured window.
     pub(super) fn has(&self, time: Instant) -> bool {
         self.from <= time && time < self.until
     }
@@ -45,7 +46,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Those of the connection `number` of `of`.
+    /// The turns of connection `number` of `of`.
     pub(super) fn new(per_second: f64, number: usize, of: usize) -> Self {
         Self {
             period_ns: 1e9 / per_second,
@@ -54,18 +55,18 @@ impl Turns {
         }
     }
 
-    /// When its request `turn` is due, counted from the begin.
+    /// When request `turn` of the connection is due, as the time since the begin.
     pub(super) fn due(&self, turn: u64) -> Duration {
         let overall = turn as f64 * self.of as f64 + self.number as f64;
         Duration::from_nanos((overall * self.period_ns) as u64)
     }
 
-    /// How many are due before this.
+    /// How many requests of the connection are due before `end`.
     pub(super) fn before(&self, end: Duration) -> u64 {
         let overall =
             (end.as_nanos() as f64 / self.period_ns - self.number as f64) / self.of as f64;
         let mut count = overall.ceil().max(0.0) as u64;
-        // Rounding may be off by one either way.
+        // Rounding may be off by one in either direction.
         while count > 0 && self.due(count - 1) >= end {
             count -= 1;
         }
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_take_turns_at_even_times() {
+    fn connections_take_turns_at_even_intervals() {
         let mut due: Vec<Duration> = (0..4)
             .flat_map(|number| (0..25).map(move |turn| Turns::new(1000.0, number, 4).due(turn)))
             .collect();
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn all_turns_before_an_end_are_counted() {
+    fn before_counts_all_turns_until_the_end() {
         for (per_second, of) in [(1000.0, 3), (7.0, 50), (123_456.0, 1), (0.5, 2)] {
             for ms in [0, 1, 10, 999, 1000, 12_345] {
                 let end = Duration::from_millis(ms);

@@ -1,28 +1,30 @@
-//! What a process of this machine uses. Linux only: it reads /proc, and elsewhere it knows nothing.
+//! The resource usage of a process on this machine, and the process that listens at an address.
+//! Linux only: it reads /proc. Elsewhere every function returns `None`.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Ticks of /proc in a second (proc(5)): Linux tells all programs this many, whatever the kernel uses inside.
+/// Ticks of /proc per second (proc(5)). Linux uses this number for all programs; it does not depend
+/// on the kernel's internal rate.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What a process has used.
+/// The resource usage of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Time on processors since its start, to 10 ms.
+    /// Processor time since its start, with a resolution of 10 ms.
     pub cpu: Duration,
-    /// Bytes in memory now.
+    /// Resident memory now, in bytes.
     pub resident: u64,
 }
 
 impl Usage {
-    /// Of a process; `None` where there is none, or it is not to be seen.
+    /// Reads the usage of a process; `None` if it does not exist or cannot be read.
     #[must_use]
     pub fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in brackets, may hold anything.
+        // The name, in brackets, may contain any bytes.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let user: u64 = fields.nth(11)?.parse().ok()?;
         let system: u64 = fields.next()?.parse().ok()?;
@@ -38,7 +40,8 @@ impl Usage {
     }
 }
 
-/// The process that listens at an address of this machine, and its name, if this account may see it.
+/// The process that listens at an address of this machine, and its name, if this account may read
+/// them.
 #[must_use]
 pub fn listener(address: SocketAddr) -> Option<(u32, String)> {
     let table = match address {
@@ -46,28 +49,28 @@ pub fn listener(address: SocketAddr) -> Option<(u32, String)> {
         SocketAddr::V6(_) => "/proc/net/tcp6",
     };
     let table = fs::read_to_string(table).ok()?;
-    holder(listening(&table, address)?)
+    socket_owner(listening(&table, address)?)
 }
 
-/// The same of a socket of the file system, by the path that it was made at.
+/// The process that listens at a Unix socket, by the path at which the socket was created.
 pub fn socket_listener(path: &Path) -> Option<(u32, String)> {
     let table = fs::read_to_string("/proc/net/unix").ok()?;
-    // Number, references, protocol, flags, type, state, inode, path.
+    // The fields: number, references, protocol, flags, type, state, inode, path.
     let inode = table.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let (flags, inode) = (fields.nth(3)?, fields.nth(2)?);
         let at = &line[line.find('/')?..];
-        let listens = u32::from_str_radix(flags, 16).ok()? & ACCEPTS != 0;
+        let listens = u32::from_str_radix(flags, 16).ok()? & LISTENS != 0;
         (listens && Path::new(at) == path).then(|| inode.parse().ok())?
     });
-    holder(inode?)
+    socket_owner(inode?)
 }
 
-/// Of the flags of a socket (`__SO_ACCEPTCON` of Linux): it listens.
-const ACCEPTS: u32 = 0x1_0000;
+/// The flag of a listening socket (`__SO_ACCEPTCON` of Linux).
+const LISTENS: u32 = 0x1_0000;
 
 /// The process that has this socket open, and its name.
-fn holder(socket: u64) -> Option<(u32, String)> {
+fn socket_owner(socket: u64) -> Option<(u32, String)> {
     let socket = format!("socket:[{socket}]");
     for entry in fs::read_dir("/proc").ok()?.map_while(Result::ok) {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
@@ -87,7 +90,8 @@ fn holder(socket: u64) -> Option<(u32, String)> {
     None
 }
 
-/// The socket in a table of /proc/net that listens there, or at all addresses with this port.
+/// The socket in a table of /proc/net that listens at this address, or at all addresses with its
+/// port.
 fn listening(table: &str, address: SocketAddr) -> Option<u64> {
     let port = address.port();
     let exact = match address {
@@ -121,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_found_by_what_it_listens_on() {
+    fn tcp_listener_is_found_by_its_address() {
         for address in ["127.0.0.1:0", "127.9.8.7:0", "0.0.0.0:0"] {
             let listener = TcpListener::bind(address).unwrap();
             let mut address = listener.local_addr().unwrap();
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_found_by_the_socket_that_it_listens_at() {
+    fn unix_listener_is_found_by_its_path() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -146,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_found_where_nobody_listens() {
-        // Held, and not listened on at that address.
+    fn address_without_listener_has_no_process() {
+        // The port is in use, but not at this address.
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut address = other.local_addr().unwrap();
         address.set_ip([127, 1, 2, 3].into());
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn work_and_memory_are_seen() {
+    fn usage_shows_processor_time_and_memory() {
         let before = Usage::of(std::process::id()).unwrap();
         let end = std::time::Instant::now() + Duration::from_millis(60);
         let mut sum = 0_u64;

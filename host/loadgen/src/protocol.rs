@@ -1,88 +1,90 @@
-//! What a protocol has to do so that a load can be put through it.
+//! The interface between the load generator and the protocol of a server.
 //!
-//! The generator is the same for every server that it measures, so that a comparison compares the servers. A protocol does
-//! no I/O: it writes into a buffer and reads from one.
+//! The generator is the same for every server, so a comparison compares only the servers. A
+//! protocol must do no I/O: it encodes into a buffer and decodes from one.
 
 use super::work::{Reply, Request};
 
-/// What a connection is there for.
+/// The role of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It sends requests.
+    /// Sends requests.
     Asks,
-    /// It waits for notifications of one key.
+    /// Receives notifications of one key.
     Watches,
 }
 
-/// What came over a connection.
+/// A message from the server.
 #[derive(Debug)]
-pub enum Heard<'a> {
+pub enum Received<'a> {
     /// The server is ready for requests.
     Ready,
     /// The answer to a request.
     Answer {
-        /// As asked.
+        /// The slot of the request.
         slot: u16,
-        /// As asked: a late answer to an earlier request of this slot has another.
+        /// The number of the request. A late answer to an earlier request of the slot has another
+        /// number.
         number: u64,
-        /// What it says.
+        /// The decoded answer.
         reply: Reply<'a>,
     },
-    /// The server has taken over a request; or it has not and says why, and no answer comes.
+    /// The acknowledgement of a request.
     Acknowledged {
-        /// As asked.
+        /// The slot of the request.
         slot: u16,
-        /// Why not.
+        /// Why the server refused the request, if it did. No answer follows then.
         refused: Option<String>,
     },
     /// A notification, with the value that was set.
-    Told(Option<&'a [u8]>),
-    /// A message that is none of these.
-    Nonsense,
+    Notification(Option<&'a [u8]>),
+    /// Any other message.
+    Unknown,
 }
 
-/// Why a connection is of no more use.
+/// Why a connection cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// The server said no before the first request.
+    /// The server refused the connection before the first request.
     #[error("refused: {0}")]
     Refused(String),
     /// The server ended the connection.
     #[error("connection lost: {0}")]
     Ended(String),
-    /// These are not the bytes of a server of this protocol.
+    /// The bytes are not valid in this protocol.
     #[error("connection lost: {0}")]
     Malformed(&'static str),
 }
 
-/// One side of one connection.
+/// The client side of one connection.
 pub trait Protocol: 'static {
-    /// Whether a request is acknowledged beside its answer.
+    /// Whether the server acknowledges a request in addition to its answer.
     const ACKNOWLEDGES: bool;
 
-    /// Writes what a connection begins with. [`Heard::Ready`] is to follow.
+    /// Writes the first bytes of a connection. [`Received::Ready`] must follow.
     fn hello(&mut self, out: &mut Vec<u8>);
 
-    /// How many requests the server takes at once. Known once it is ready.
+    /// How many requests in flight the server accepts. Known once the server is ready.
     fn in_flight_max(&self) -> u16;
 
-    /// Writes a request. A slot holds one at a time.
+    /// Writes a request. A slot has at most one request at a time.
     fn ask(&mut self, slot: u16, number: u64, request: Request, out: &mut Vec<u8>);
 
-    /// Reads all that is there whole, and writes what has to be acknowledged; the bytes read.
+    /// Decodes all complete messages, passes them to `receive` and writes acknowledgements. Returns
+    /// the number of bytes that were consumed.
     ///
     /// # Errors
-    /// Where the connection cannot be used any more.
+    /// If the connection cannot be used any more.
     fn read(
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        hear: impl FnMut(Heard<'_>),
+        receive: impl FnMut(Received<'_>),
     ) -> Result<usize, Broken>;
 
-    /// Writes a sign of life.
+    /// Writes a keep-alive message.
     fn ping(&mut self, out: &mut Vec<u8>);
 
-    /// Writes what a connection ends with.
+    /// Writes the last bytes of a connection.
     fn bye(&mut self, out: &mut Vec<u8>);
 }

@@ -1,4 +1,4 @@
-//! What all connections of one run share.
+//! The state that all connections of one run share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,25 +8,26 @@ use super::pace::Schedule;
 use super::tally::Tally;
 use super::work::{Catalogue, Job, Request, Verb};
 
-/// One run.
+/// One run of a load.
 pub(super) struct Run {
     pub(super) schedule: Schedule,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) timeout: Duration,
-    /// Whether a single error ends it: of keys that are missing nothing can be measured.
+    /// Whether a single error ends the run: without all keys, a measurement is meaningless.
     strict: bool,
-    given_up: AtomicBool,
-    /// Of each watched key, how often it was set since it is watched.
-    told: Vec<AtomicU64>,
-    /// Connections that still ask.
-    asking: AtomicUsize,
-    /// For the eye: what was answered so far, and what was not.
+    aborted: AtomicBool,
+    /// For each watched key, how often it was set during the watch.
+    sets: Vec<AtomicU64>,
+    /// Connections that still send requests.
+    senders: AtomicUsize,
+    /// Correct answers so far, for the progress display.
     pub(super) answered: AtomicU64,
+    /// Errors so far, for the progress display.
     pub(super) failed: AtomicU64,
 }
 
 impl Run {
-    /// So many keys, the first ones, are watched.
+    /// Begins a run in which the first `watched` keys are watched.
     pub(super) fn new(
         schedule: Schedule,
         catalogue: Arc<Catalogue>,
@@ -39,28 +40,29 @@ impl Run {
             catalogue,
             timeout,
             strict: job == Job::Fill,
-            given_up: AtomicBool::new(false),
-            told: (0..watched).map(|_| AtomicU64::new(0)).collect(),
-            asking: AtomicUsize::new(0),
+            aborted: AtomicBool::new(false),
+            sets: (0..watched).map(|_| AtomicU64::new(0)).collect(),
+            senders: AtomicUsize::new(0),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
     }
 
-    /// A request was answered rightly.
+    /// Records a correct answer.
     pub(super) fn succeed(&self, request: Request) {
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let watched = usize::try_from(request.key)
+        let sets = usize::try_from(request.key)
             .ok()
-            .and_then(|key| self.told.get(key));
+            .and_then(|key| self.sets.get(key));
         if request.verb == Verb::Set
-            && let Some(told) = watched
+            && let Some(sets) = sets
         {
-            told.fetch_add(1, Ordering::Relaxed);
+            sets.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// An error. Of a request: since when that counts.
+    /// Records an error. `since` is the time from which the latency of a failed request counts, and
+    /// `None` if the error belongs to no request.
     pub(super) fn fail(&self, tally: &mut Tally, why: &str, since: Option<Instant>) {
         tally.errors.note(why, 1);
         if since.is_some_and(|since| self.schedule.has(since)) {
@@ -68,33 +70,33 @@ impl Run {
         }
         self.failed.fetch_add(1, Ordering::Relaxed);
         if self.strict {
-            self.given_up.store(true, Ordering::Relaxed);
+            self.aborted.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether it makes no sense to go on.
-    pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
+    /// Whether an error has ended the run early.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Relaxed)
     }
 
-    /// How many notifications of a key whoever watches it is owed so far.
-    pub(super) fn told(&self, key: u64) -> u64 {
-        let told = usize::try_from(key).ok().and_then(|key| self.told.get(key));
-        told.map_or(0, |told| told.load(Ordering::Relaxed))
+    /// How many notifications a watcher of this key must have received for the sets so far.
+    pub(super) fn expected_notifications(&self, key: u64) -> u64 {
+        let sets = usize::try_from(key).ok().and_then(|key| self.sets.get(key));
+        sets.map_or(0, |sets| sets.load(Ordering::Relaxed))
     }
 
-    /// A connection begins to ask.
-    pub(super) fn asks(&self) {
-        self.asking.fetch_add(1, Ordering::Release);
+    /// Records that a connection begins to send requests.
+    pub(super) fn connection_started(&self) {
+        self.senders.fetch_add(1, Ordering::Release);
     }
 
-    /// It has asked all.
-    pub(super) fn has_asked(&self) {
-        self.asking.fetch_sub(1, Ordering::Release);
+    /// Records that a connection sends no more requests.
+    pub(super) fn connection_ended(&self) {
+        self.senders.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether nothing more is asked, so that what is owed to watchers stays what it is.
+    /// Whether all connections have ended. The number of expected notifications is final then.
     pub(super) fn is_over(&self) -> bool {
-        self.asking.load(Ordering::Acquire) == 0
+        self.senders.load(Ordering::Acquire) == 0
     }
 }

@@ -1,6 +1,4 @@
-//! A connection to a server, encrypted or not.
-//!
-//! What enters: where the server is, and whom its certificate has to name. What leaves: bytes, both ways.
+//! A byte stream to a server, plain or encrypted with TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,9 +16,9 @@ use tokio_rustls::client::TlsStream;
 /// How a connection is encrypted.
 #[derive(Clone, Debug)]
 pub struct Encryption {
-    /// What the server's certificate is checked against, and the client's own.
+    /// The trusted CAs, and the client's own certificate.
     pub config: Arc<ClientConfig>,
-    /// Whom the server's certificate has to name.
+    /// The name that the server's certificate must have.
     pub name: ServerName<'static>,
 }
 

@@ -1,4 +1,4 @@
-//! What came of a load. Enters: one outcome after the other. Leaves: counts, latencies, errors by kind.
+//! The results of a load: counts, latencies, and errors by kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,14 +8,16 @@ use hdrhistogram::Histogram;
 use super::work::Verb;
 use crate::limits;
 
-/// Latencies, in nanoseconds, each to a thousandth of itself or to a tenth of a microsecond.
+/// Latencies in nanoseconds, with a precision of a thousandth of the value or a tenth of a
+/// microsecond.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
 
 impl Default for Latencies {
     fn default() -> Self {
         let (low, high) = (limits::LOAD_LATENCY_NS_MIN, limits::LOAD_LATENCY_NS_MAX);
-        // Refused are a low of 0, a high below twice the low and more than 5 digits: constants, and none of these.
+        // This fails for a low of 0, a high below twice the low, or more than 5 digits. None of
+        // these constants is.
         Self(Histogram::new_with_bounds(low, high, 3).expect("bounds that fit each other"))
     }
 }
@@ -26,19 +28,19 @@ impl Latencies {
         self.0.saturating_record(ns);
     }
 
-    /// Takes over those of another.
+    /// Adds all latencies of another.
     pub fn add(&mut self, other: &Self) {
-        // It fails where the other one's bounds are wider: all have the same.
+        // This fails if the bounds of the other are wider, and all have the same bounds.
         let _ = self.0.add(&other.0);
     }
 
-    /// How many there are.
+    /// The number of latencies.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// What this share of all took at most, in microseconds: 0.99 is p99. 0 where there are none.
+    /// The quantile in microseconds: 0.99 is p99. It is 0 without latencies.
     #[must_use]
     pub fn quantile_us(&self, quantile: f64) -> f64 {
         match self.0.is_empty() {
@@ -47,7 +49,7 @@ impl Latencies {
         }
     }
 
-    /// The longest, in microseconds. 0 where there are none.
+    /// The longest latency, in microseconds. It is 0 without latencies.
     #[must_use]
     pub fn max_us(&self) -> f64 {
         self.0.max() as f64 / 1000.0
@@ -59,7 +61,7 @@ impl Latencies {
 pub struct Errors(BTreeMap<String, u64>);
 
 impl Errors {
-    /// What counts as another kind once there are too many.
+    /// The kind for all further kinds when there are too many.
     const OTHERS: &str = "others";
 
     pub(super) fn note(&mut self, kind: &str, count: u64) {
@@ -74,56 +76,58 @@ impl Errors {
         *self.0.entry(kind.to_owned()).or_default() += count;
     }
 
-    /// Takes over those of another.
+    /// Adds all errors of another.
     pub fn add(&mut self, other: &Self) {
         for (kind, count) in &other.0 {
             self.note(kind, *count);
         }
     }
 
-    /// All kinds, and how often each came.
+    /// All kinds with their counts.
     pub fn kinds(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(kind, count)| (kind.as_str(), *count))
     }
 
-    /// All together.
+    /// The count of all kinds together.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 }
 
-/// Counts of one run. A request is of the window if it began there (in an open loop: was due there).
+/// The counts of one run. A request is of the window if it began in the window, or was due in it in
+/// an open loop.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Latencies of GETs of the window that were answered rightly.
+    /// Latencies of the GETs of the window with a correct answer.
     pub reads: Latencies,
-    /// Those of all other requests.
+    /// Latencies of all other requests of the window with a correct answer.
     pub writes: Latencies,
-    /// How much later than due requests of the window were sent. In an open loop only.
+    /// How much later than due the requests of the window were sent. Only in an open loop.
     pub late: Latencies,
     /// Requests of the window.
     pub requests: u64,
-    /// Of these, those that were answered rightly.
+    /// Requests of the window with a correct answer.
     pub answered: u64,
-    /// Of these, GETs of a key that is not there.
+    /// GETs of the window whose key does not exist.
     pub misses: u64,
-    /// Requests of the window that were not answered rightly.
+    /// Requests of the window without a correct answer.
     pub failed: u64,
-    /// Right answers that came within the window, whenever their requests began.
+    /// Correct answers that arrived in the window, including those to earlier requests.
     pub arrived: u64,
-    /// Errors of the whole run, before and behind the window as well, and notifications that are missing or wrong.
+    /// Errors of the whole run, also before and after the window, and missing or wrong
+    /// notifications.
     pub errors: Errors,
-    /// Requests of the whole run that were sent, those of watchers included.
+    /// Requests that were sent in the whole run, including those of watchers.
     pub sent: u64,
-    /// Of these, those that were answered, rightly or not.
+    /// Requests that were answered in the whole run, correctly or not.
     pub replied: u64,
-    /// Notifications of the whole run.
+    /// Notifications in the whole run.
     pub notifications: u64,
 }
 
 impl Tally {
-    /// Takes over all of another.
+    /// Adds all counts of another.
     pub fn add(&mut self, other: &Self) {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
@@ -164,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_right_to_a_thousandth() {
+    fn quantiles_are_precise_to_a_thousandth() {
         let mut it = Latencies::default();
         assert_eq!((it.quantile_us(0.5), it.max_us()), (0.0, 0.0));
         for us in 1..=10_000 {
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_longer_than_can_be_counted_is_counted_as_that() {
+    fn latency_above_the_maximum_counts_as_the_maximum() {
         let mut it = Latencies::default();
         it.note(Duration::MAX);
         it.note(Duration::ZERO);
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_errors_are_bounded_and_none_is_lost() {
+    fn error_kinds_are_limited_and_no_error_is_lost() {
         let mut it = Errors::default();
         for n in 0..1000 {
             it.note(&format!("refused: {n}"), 1);

@@ -1,56 +1,56 @@
-//! What is asked, and what the right answer to it is.
+//! The requests of a load and their correct answers.
 //!
-//! What enters: how many keys, how long values, a seed. What leaves: requests one after the other, and the bytes of keys
-//! and values. The value of a key is the same whoever wrote it, so that any answer can be checked by itself; it is a piece
-//! of one text, so that nothing is allocated or made up for a request.
+//! The value of a key depends only on the key, so every answer can be checked alone. A value is a
+//! slice of one text, so a request allocates and generates nothing.
 
-/// What the names of all keys begin with.
+/// The prefix of all keys.
 pub const PREFIX: &str = "bench/";
 
 /// Digits of a key's number.
 const DIGITS: usize = 10;
 
-/// How many values differ. A prime, so that no stride of keys meets the same one again soon.
+/// The number of different values. It is prime, so that keys with a common stride do not soon have
+/// the same value.
 const VALUES: usize = 1009;
 
-/// What a request does.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Reads a key.
     Get,
-    /// Writes it.
+    /// Writes a key.
     Set,
-    /// Removes it.
+    /// Removes a key.
     Del,
-    /// Asks for notifications of its changes.
+    /// Watches a key: requests notifications of its changes.
     Watch,
 }
 
-/// A request, before any protocol.
+/// A request, independent of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it does.
+    /// The command.
     pub verb: Verb,
-    /// To which key.
+    /// The number of the key.
     pub key: u64,
 }
 
-/// An answer, after any protocol.
+/// An answer, independent of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// It is done.
+    /// The request succeeded.
     Done,
-    /// This is the value.
+    /// The value of the key.
     Value(&'a [u8]),
-    /// There is no such key.
+    /// The key does not exist.
     Nothing,
-    /// The store refused, with this text.
+    /// The store refused the request, with this text.
     Refused(&'a [u8]),
-    /// Something else.
+    /// Any other answer.
     Strange,
 }
 
-/// Names and values of the keys.
+/// The names and values of the keys.
 #[derive(Debug)]
 pub struct Catalogue {
     prefix: Vec<u8>,
@@ -59,7 +59,8 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// Keys whose values have this length. Others have other names, so that what an earlier run left is still right.
+    /// Creates the catalogue for values of this length. The names of the keys contain the length,
+    /// so keys that a run with another length left are no errors.
     #[must_use]
     pub fn new(value_bytes: usize) -> Self {
         let mut dice = Dice::new(0);
@@ -71,19 +72,19 @@ impl Catalogue {
         }
     }
 
-    /// Length of every key.
+    /// The length of every key.
     #[must_use]
     pub fn key_bytes(&self) -> usize {
         self.prefix.len() + DIGITS
     }
 
-    /// Length of every value.
+    /// The length of every value.
     #[must_use]
     pub fn value_bytes(&self) -> usize {
         self.value_bytes
     }
 
-    /// Writes the name of a key.
+    /// Appends the name of a key.
     pub fn push_key(&self, key: u64, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.prefix);
         let at = out.len();
@@ -98,9 +99,10 @@ impl Catalogue {
         &self.text[at..at + self.value_bytes]
     }
 
-    /// Whether this is an answer to that. A key that nobody has set yet is no mistake of the store.
+    /// Whether an answer to a request is correct. A missing key is correct, because it may not have
+    /// been set yet.
     #[must_use]
-    pub fn is_right(&self, request: Request, reply: Reply<'_>) -> bool {
+    pub fn is_correct(&self, request: Request, reply: Reply<'_>) -> bool {
         match (request.verb, reply) {
             (Verb::Get, Reply::Value(value)) => value == self.value(request.key),
             (Verb::Get | Verb::Del, Reply::Nothing) => true,
@@ -110,7 +112,7 @@ impl Catalogue {
     }
 }
 
-/// Writes a number with leading zeros; digits that do not fit are left out.
+/// Writes a number with leading zeros; digits that do not fit are dropped.
 pub fn write_digits(out: &mut [u8], mut number: u64) {
     for digit in out.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
@@ -118,14 +120,14 @@ pub fn write_digits(out: &mut [u8], mut number: u64) {
     }
 }
 
-/// What one connection is to do.
+/// The kind of requests that a connection sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Sets every key once.
     Fill,
-    /// Reads and writes keys by chance, each as likely as the other; so many of a hundred requests read.
+    /// Reads and writes random keys with a uniform distribution.
     Mix {
-        /// Of a hundred.
+        /// The percentage of reads.
         reads: u8,
     },
     /// Removes every key once.
@@ -138,13 +140,14 @@ pub(super) struct Source {
     job: Job,
     dice: Dice,
     keys: u64,
-    /// The next key of those that are taken in turn, and how far it is to the one after it.
+    /// The next key of a job that takes the keys in order.
     next: u64,
+    /// The distance to the key after it.
     step: u64,
 }
 
 impl Source {
-    /// Those of the connection `number` of `of`.
+    /// The requests of connection `number` of `of`.
     pub(super) fn new(job: Job, keys: u64, seed: u64, number: usize, of: usize) -> Self {
         Self {
             job,
@@ -174,7 +177,7 @@ impl Source {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): small, and the same for a seed everywhere.
+/// SplitMix64 (Steele, Lea and Flood 2014): small, and the same on every machine for one seed.
 #[derive(Debug)]
 struct Dice(u64);
 
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_share_the_keys_between_them() {
+    fn connections_share_the_keys_without_overlap() {
         let every: Vec<u64> = (0..10).collect();
         assert_eq!(all(Job::Fill, 10, 3), every);
         assert_eq!(all(Job::Clean, 10, 1), every);
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_an_order_of_requests() {
+    fn seed_and_connection_determine_the_requests() {
         let run = |seed, number| {
             let mut source = Source::new(Job::Mix { reads: 50 }, 1000, seed, number, 2);
             (0..100).map(|_| source.next()).collect::<Vec<_>>()
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_reads_is_kept() {
+    fn mix_has_the_requested_percentage_of_reads() {
         for (reads, expected) in [(0, 0..=0), (90, 8_800..=9_200), (100, 10_000..=10_000)] {
             let mut source = Source::new(Job::Mix { reads }, 10, 7, 0, 1);
             let found =
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_value_of_that_key_is_right() {
+    fn only_the_value_of_the_requested_key_is_correct() {
         let it = Catalogue::new(64);
         let mut key = Vec::new();
         it.push_key(17, &mut key);
@@ -247,8 +250,8 @@ mod tests {
             verb: Verb::Get,
             key: 17,
         };
-        assert!(it.is_right(get, Reply::Value(it.value(17))));
-        assert!(it.is_right(get, Reply::Nothing));
+        assert!(it.is_correct(get, Reply::Value(it.value(17))));
+        assert!(it.is_correct(get, Reply::Nothing));
         for wrong in [
             Reply::Value(it.value(18)),
             Reply::Value(b""),
@@ -257,22 +260,22 @@ mod tests {
             Reply::Refused(b"quota"),
             Reply::Strange,
         ] {
-            assert!(!it.is_right(get, wrong), "{wrong:?}");
+            assert!(!it.is_correct(get, wrong), "{wrong:?}");
         }
         let set = Request {
             verb: Verb::Set,
             key: 17,
         };
-        assert!(it.is_right(set, Reply::Done) && !it.is_right(set, Reply::Nothing));
+        assert!(it.is_correct(set, Reply::Done) && !it.is_correct(set, Reply::Nothing));
     }
 
     #[test]
-    fn empty_values_are_values() {
+    fn empty_value_is_correct() {
         let it = Catalogue::new(0);
         let get = Request {
             verb: Verb::Get,
             key: 3,
         };
-        assert!(it.is_right(get, Reply::Value(b"")));
+        assert!(it.is_correct(get, Reply::Value(b"")));
     }
 }

@@ -1,8 +1,8 @@
-//! A whole store in one file: table, sessions, requests that may come again, and the policies that answered.
+//! Writes a whole store to one file: keys, sessions, remembered requests and policies.
 //!
-//! What enters: the newest state of a directory. What leaves: a file in the format of the journal's snapshots,
-//! of one place of the journal exactly. It differs from these in one point: it holds the modules of policies,
-//! which a data directory keeps beside its journal.
+//! A backup has the format of the journal's snapshots and holds the state at exactly one log
+//! position. Unlike a snapshot it also contains the modules of the policies, which a data directory
+//! stores in a directory of their own.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,28 +18,28 @@ use statehouse_core::log::{Image, Meta, Progress, module_block, sessions_block};
 use statehouse_core::store::{Duplicates, Mode, State};
 use statehouse_precompiled::Modules;
 
-/// What a directory or a backup holds.
+/// The contents of a data directory or a backup.
 #[derive(Clone, Debug)]
 pub struct Contents {
-    /// The place of the journal that it stands for.
+    /// The log position of the state.
     pub position: LogPosition,
-    /// The store's time there, in milliseconds.
+    /// The store's time at this position, in milliseconds.
     pub now_ms: u64,
-    /// Keys that clients see, expired ones that no sweep has removed yet included.
+    /// Keys that clients can access, including expired ones that no sweep has removed yet.
     pub keys: u64,
-    /// Keys of policies' own bookkeeping.
+    /// Hidden keys of policies.
     pub hidden_keys: u64,
-    /// What all of them count against `max_bytes`.
+    /// The bytes that all of these keys count against `max_bytes`.
     pub bytes: u64,
     /// MQTT sessions.
     pub sessions: u64,
     /// Retained messages.
     pub retained: u64,
-    /// Watches that are kept, as behind a foreign broker.
+    /// Durable watches, which a store behind a foreign broker has.
     pub watches: u64,
-    /// Requests that are answered alike where they come again.
+    /// Remembered requests: a redelivery of one gets the same answer.
     pub remembered: u64,
-    /// The policies that ever answered.
+    /// All policies in the records, active or not.
     pub policies: Vec<Module>,
 }
 
@@ -48,28 +48,29 @@ pub struct Contents {
 pub struct Module {
     /// The policy.
     pub policy: PolicyRecord,
-    /// Whether it is the one that answers.
+    /// Whether it is the active policy.
     pub active: bool,
-    /// Whether it owns the keys of a route.
+    /// Whether a route names it.
     pub routed: bool,
-    /// Whether it is held ready for anything: to be gone back to, compared or tried, or to be promoted.
+    /// Whether the assignment names it in any role: active, the one to roll back to, candidate,
+    /// canary, routed, or loaded for a promotion.
     pub held: bool,
-    /// Remembered requests that it answered.
+    /// The number of remembered requests that it answered.
     pub remembered: u64,
-    /// What became of its file.
+    /// The state of its file.
     pub state: ModuleState,
 }
 
-/// What became of the file of a policy.
+/// The state of the file of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModuleState {
-    /// It is there, byte for byte.
+    /// The file has the bytes that were written.
     Whole,
-    /// There is none, and none is needed: this program brings it along.
+    /// There is no file and none is needed, because this program contains the policy.
     BuiltIn,
-    /// There is none.
+    /// The file is missing.
     Missing,
-    /// It is not what was written.
+    /// The file does not have the bytes that were written, with the reason.
     Damaged(String),
 }
 
@@ -79,7 +80,7 @@ impl ModuleState {
         matches!(self, Self::Whole | Self::BuiltIn)
     }
 
-    /// How a module in a directory is.
+    /// Checks a module in a directory.
     pub(super) fn of(modules: &Modules, digest: &blake3::Hash) -> Self {
         match modules.load(digest) {
             Ok(_) => Self::Whole,
@@ -88,7 +89,7 @@ impl ModuleState {
         }
     }
 
-    /// How a module is that has no file.
+    /// The state of a module without a file.
     pub(super) fn absent(digest: &blake3::Hash) -> Self {
         if *digest == blake3::hash(STANDARD_POLICY) {
             Self::BuiltIn
@@ -98,15 +99,15 @@ impl ModuleState {
     }
 }
 
-/// A state that was read, as a start makes it: with a broker that has its sessions, and without the requests of
-/// those that ended.
-pub(super) struct Settled {
+/// A state as a start recovers it: with a broker for its sessions, and without the remembered
+/// requests of ended sessions.
+pub(super) struct RecoveredState {
     image: Image,
     broker: Broker,
     retained: usize,
 }
 
-impl Settled {
+impl RecoveredState {
     pub(super) fn of(mut image: Image) -> Self {
         let options = Options {
             limits: unlimited(),
@@ -126,12 +127,11 @@ impl Settled {
         }
     }
 
-    /// The tables.
     pub(super) fn state(&self) -> &State {
         &self.image.state
     }
 
-    /// What it holds; `module` says what became of a policy's file.
+    /// Counts the contents; `module` returns the state of a policy's file.
     pub(super) fn contents(
         &self,
         position: LogPosition,
@@ -140,9 +140,9 @@ impl Settled {
         let image = &self.image;
         let (state, duplicates) = (&image.state, &image.duplicates);
         let policies = image.policies.iter().enumerate().map(|(number, policy)| {
-            let by_it = |digest: &blake3::Hash| *digest == policy.digest;
-            let of_it = duplicates.range(0);
-            let remembered = of_it.filter(|it| by_it(&it.context.policy)).count();
+            let answered = |digest: &blake3::Hash| *digest == policy.digest;
+            let requests = duplicates.range(0);
+            let remembered = requests.filter(|it| answered(&it.context.policy)).count();
             Module {
                 policy: policy.clone(),
                 active: image.active.is_some_and(|it| it as usize == number),
@@ -170,7 +170,7 @@ impl Settled {
 }
 
 impl Past {
-    /// Writes the newest state to a file, which appears under its name when it is whole.
+    /// Writes the newest state to a file. The file gets its name only when it is complete.
     pub fn snapshot(&self, file: &Path, now_ms: u64) -> Result<Contents, PastError> {
         let (image, range) = self.newest()?;
         write(file, image, range.end, now_ms, &self.modules())
@@ -185,18 +185,19 @@ pub(super) fn write(
     now_ms: u64,
     modules: &Modules,
 ) -> Result<Contents, PastError> {
-    let settled = Settled::of(image);
-    let contents = settled.contents(position, |digest| ModuleState::of(modules, digest));
-    let mut pieces = Pieces::of(settled, modules.clone());
-    statehouse_wal::write_snapshot_file(file, position, now_ms, &mut pieces).map_err(|error| {
+    let recovered = RecoveredState::of(image);
+    let contents = recovered.contents(position, |digest| ModuleState::of(modules, digest));
+    let mut blocks = BackupBlocks::of(recovered, modules.clone());
+    statehouse_wal::write_snapshot_file(file, position, now_ms, &mut blocks).map_err(|error| {
         PastError::Backup(file.to_owned(), format!("cannot be written: {error}"))
     })?;
     Ok(contents)
 }
 
-/// The blocks of a state: sessions, then the store (why in this order is said in `journal/image.rs`), then modules.
-struct Pieces {
-    /// It alone can write down what it remembers.
+/// The blocks of a state: sessions, then the store, then modules. `image.rs` of `statehouse-core`
+/// explains the order.
+struct BackupBlocks {
+    /// Encodes the sessions.
     broker: Broker,
     sessions: Option<ImageCursor>,
     state: Box<State>,
@@ -204,13 +205,13 @@ struct Pieces {
     progress: Progress,
     meta: Meta,
     modules: Modules,
-    /// Policies whose modules are still to come, the next one last.
+    /// Policies whose modules are not written yet, the next one last.
     left: Vec<blake3::Hash>,
 }
 
-impl Pieces {
-    fn of(settled: Settled, modules: Modules) -> Self {
-        let Settled { image, broker, .. } = settled;
+impl BackupBlocks {
+    fn of(recovered: RecoveredState, modules: Modules) -> Self {
+        let RecoveredState { image, broker, .. } = recovered;
         let digests = image.policies.iter().map(|policy| policy.digest);
         Self {
             broker,
@@ -225,7 +226,7 @@ impl Pieces {
     }
 }
 
-/// A server may have been set to keep more than the default: a backup keeps all of it.
+/// The limits of a server may exceed the defaults, and a backup contains everything.
 fn unlimited() -> Limits {
     let max = usize::MAX / 4;
     Limits {
@@ -246,7 +247,7 @@ fn unlimited() -> Limits {
     }
 }
 
-impl Source for Pieces {
+impl Source for BackupBlocks {
     fn begin(&mut self) {}
 
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
@@ -266,7 +267,7 @@ impl Source for Pieces {
             return Ok(true);
         }
         while let Some(digest) = self.left.pop() {
-            // What is missing was counted already; the state is worth keeping without it.
+            // A missing module is already in the counts, and the state is useful without it.
             if let Ok(file) = self.modules.load(&digest) {
                 *block = module_block(&digest, &file);
                 return Ok(true);

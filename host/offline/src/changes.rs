@@ -1,11 +1,11 @@
-//! What became of one key: its changes, and its value as of a version or a time.
+//! The history of one key: its changes, and its value as of a version or a time.
 //!
-//! What enters: a key, and the directory's oldest snapshot with every record behind it. What leaves: who changed
-//! it when to what, by which policy, and how far back that is known.
+//! The history begins with the oldest snapshot of the directory and covers every record after it.
 //!
-//! A snapshot is taken while the store goes on. Of one key it holds one entry, as of some moment while it was
-//! taken, and that the key had this entry ever since the entry's version is certain whatever the moment was. That
-//! a key was absent is certain only from the snapshot's end on.
+//! A snapshot is taken while the store continues, so the entry of a key is captured at some moment
+//! while the snapshot is taken. The key certainly had this entry from the version of the entry
+//! until that moment. If the snapshot has no entry, the key was certainly absent only at the end of
+//! the snapshot.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,75 +22,75 @@ use statehouse_core::store::{self, Entry, Write};
 /// One change of a key.
 #[derive(Debug)]
 pub struct Change {
-    /// The record that says so.
+    /// The record of the change.
     pub position: LogPosition,
     /// The version of the change.
     pub version: Stamp,
-    /// When, in the store's milliseconds.
+    /// The time of the change, in milliseconds of the store's time.
     pub now_ms: u64,
-    /// What happened.
+    /// The kind of the change.
     pub what: What,
-    /// Whose request it was; none where the key's time was over.
+    /// The client whose request made the change; `None` if the key expired.
     pub client: Option<String>,
-    /// The policy that decided so.
+    /// The policy that made the change; `None` if the key expired.
     pub policy: Option<Arc<PolicyRecord>>,
 }
 
-/// What happened to a key.
+/// The kind of a change.
 #[derive(Debug)]
 pub enum What {
-    /// It was given a value.
+    /// The key was set.
     Set {
         /// The beginning of the value.
         value: Vec<u8>,
-        /// Its whole length.
+        /// The length of the whole value.
         bytes: usize,
-        /// The fencing token that protects it.
+        /// The fencing token that protects the key.
         fence: Option<statehouse_core::clock::Fence>,
-        /// When it is gone.
+        /// The time at which the key expires.
         expires_ms: Option<u64>,
     },
-    /// It was deleted.
+    /// The key was deleted.
     Deleted,
-    /// Its time was over.
+    /// The key expired.
     Expired,
 }
 
-/// What is known of a key.
+/// The recorded changes of a key.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Its last changes, the newest last.
+    /// The last changes, the newest last.
     pub changes: VecDeque<Change>,
-    /// How many there were.
+    /// The number of all recorded changes.
     pub count: u64,
-    /// From when on every change is known; none where that is since the store began.
+    /// The time from which on every change is recorded; `None` if since the store began.
     pub since_ms: Option<u64>,
-    /// What it held before the first of them, where that is known.
+    /// The entry before the first recorded change, if it is known.
     pub before: Option<Entry>,
 }
 
-/// A place in the past.
+/// A point in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// With the change of this version, and before any later one.
+    /// After the change of this version and before any later change.
     Version(Stamp),
-    /// At this time, in the store's milliseconds.
+    /// At this time, in milliseconds of the store's time.
     Time(u64),
 }
 
-/// What a key was at some moment.
+/// The state of a key at a moment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AsOf {
-    /// It held this.
+    /// The key had this entry.
     Value(Entry),
-    /// There was no such key.
+    /// The key did not exist.
     Absent,
-    /// That is not known any more.
+    /// The moment is before the recorded history.
     TooOld {
-        /// From when on it is.
+        /// The time from which on the history is recorded.
         since_ms: u64,
     },
-    /// No such version was given yet; the last one is this.
+    /// The store has not reached this version; its last version is this.
     NotYet(Stamp),
 }
 
@@ -100,7 +100,7 @@ impl Past {
         History::read(key, limit, |sink| self.read_oldest(sink))
     }
 
-    /// What a key was at a moment.
+    /// The state of a key at a moment.
     pub fn as_of(&self, key: &[u8], moment: Moment) -> Result<AsOf, PastError> {
         AsOf::read(key, moment, |sink| self.read_oldest(sink))
     }
@@ -111,29 +111,29 @@ impl Past {
 }
 
 impl History {
-    /// Listens to what `reading` reads.
+    /// Builds the history from the blocks and records that `reading` delivers.
     fn read<E>(
         key: &[u8],
         limit: usize,
         reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut history = Self::default();
-        let mut visit = |seen: Seen<'_>| match seen {
-            Seen::Nothing => history = Self::default(),
-            Seen::Base(entry) => history.before = Some(entry),
-            Seen::Whole { now_ms, .. } => history.since_ms = Some(now_ms),
-            // Records are there from the beginning of the snapshot on.
-            Seen::Passed { now_ms, .. } => {
+        let mut visit = |event: KeyEvent<'_>| match event {
+            KeyEvent::Reset => history = Self::default(),
+            KeyEvent::SnapshotEntry(entry) => history.before = Some(entry),
+            KeyEvent::SnapshotEnd { now_ms, .. } => history.since_ms = Some(now_ms),
+            // The records begin where the snapshot began, which is before its end.
+            KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            Seen::Wrote(write, origin) => history.wrote(write, origin, limit),
+            KeyEvent::Written(write, origin) => history.add(write, origin, limit),
         };
-        reading(&mut Follower::of(key, &mut visit))?;
+        reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(history)
     }
 
-    fn wrote(&mut self, write: &Write, origin: &Origin<'_>, limit: usize) {
-        // The snapshot saw this one already, so it says nothing of before.
+    fn add(&mut self, write: &Write, origin: &Origin<'_>, limit: usize) {
+        // The snapshot already contains this write, so the entry before it is unknown.
         if (self.before.as_ref()).is_some_and(|entry| entry.version() == write.version()) {
             self.before = None;
         }
@@ -148,47 +148,47 @@ impl History {
 }
 
 impl AsOf {
-    /// Listens to what `reading` reads.
+    /// Finds the state in the blocks and records that `reading` delivers.
     fn read<E>(
         key: &[u8],
         moment: Moment,
         reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut search = Search::default();
-        let mut visit = |seen: Seen<'_>| match seen {
-            Seen::Nothing => search = Search::default(),
-            Seen::Base(entry) => {
-                // A version's wall is never behind the time at which it was given.
-                if moment.holds(entry.version().wall, entry.version()) {
+        let mut visit = |event: KeyEvent<'_>| match event {
+            KeyEvent::Reset => search = Search::default(),
+            KeyEvent::SnapshotEntry(entry) => {
+                // The wall of a version is never less than the time at which the version was given.
+                if moment.includes(entry.version().wall, entry.version()) {
                     search.found = Some(Some(entry));
                 } else {
                     search.later = Some(entry);
                 }
             }
-            Seen::Whole { now_ms, clock } => {
+            KeyEvent::SnapshotEnd { now_ms, clock } => {
                 search.since = Some((now_ms, clock));
-                // A version runs ahead of the time where a client's clock does. At the end of the snapshot the key
-                // had it, whatever it says.
-                if moment.holds(now_ms, clock)
+                // If a client's clock is ahead, so are the versions of its writes. At the end of
+                // the snapshot the key certainly had the entry.
+                if moment.includes(now_ms, clock)
                     && let Some(entry) = search.later.take()
                 {
                     search.found = Some(Some(entry));
                 }
-                search.pass(moment, now_ms, clock);
+                search.advance(moment, now_ms, clock);
             }
-            Seen::Passed {
+            KeyEvent::RecordEnd {
                 now_ms,
                 clock: Some(clock),
-            } => search.pass(moment, now_ms, clock),
-            Seen::Passed { .. } => {}
-            Seen::Wrote(write, origin) => {
-                if moment.holds(origin.now_ms, write.version()) {
+            } => search.advance(moment, now_ms, clock),
+            KeyEvent::RecordEnd { .. } => {}
+            KeyEvent::Written(write, origin) => {
+                if moment.includes(origin.now_ms, write.version()) {
                     search.found = Some(write.entry().cloned());
                 }
             }
         };
-        reading(&mut Follower::of(key, &mut visit))?;
-        Ok(search.end(moment))
+        reading(&mut KeyReader::of(key, &mut visit))?;
+        Ok(search.finish(moment))
     }
 }
 
@@ -208,22 +208,22 @@ impl Change {
             store::Change::Expired(..) => What::Expired,
             store::Change::Deleted(..) => What::Deleted,
         };
-        // A key that expired went by itself, whoever was served next.
-        let by = !write.expired();
+        // The record of the next request contains the expiry, but this request did not cause it.
+        let is_of_request = !write.expired();
         Self {
             position: origin.position,
             version: write.version(),
             now_ms: origin.now_ms,
             what,
-            client: origin.client.filter(|_| by).map(str::to_owned),
-            policy: origin.policy.filter(|_| by).cloned(),
+            client: origin.client.filter(|_| is_of_request).map(str::to_owned),
+            policy: origin.policy.filter(|_| is_of_request).cloned(),
         }
     }
 }
 
 impl Moment {
-    /// Whether what happened at `now_ms` and got `version` had happened by this moment.
-    fn holds(self, now_ms: u64, version: Stamp) -> bool {
+    /// Whether a change at `now_ms` with this version is not later than this moment.
+    fn includes(self, now_ms: u64, version: Stamp) -> bool {
         match self {
             Self::Version(moment) => version <= moment,
             Self::Time(moment_ms) => now_ms <= moment_ms,
@@ -231,30 +231,30 @@ impl Moment {
     }
 }
 
-/// The search for what a key was.
+/// The search for the state of a key at a moment.
 #[derive(Default)]
 struct Search {
-    /// What it was, as far as is known: nothing, absent, or an entry.
+    /// The last known state until the moment: unknown, absent, or an entry.
     found: Option<Option<Entry>>,
-    /// What the snapshot holds, where that may be later than the moment.
+    /// The entry of the snapshot, if it may be later than the moment.
     later: Option<Entry>,
-    /// The end of the snapshot.
+    /// The time and clock at the end of the snapshot.
     since: Option<(u64, Stamp)>,
     /// The store's time at the moment.
     now_ms: u64,
-    /// The last clock seen.
+    /// The latest clock that was read.
     last: Stamp,
 }
 
 impl Search {
-    fn pass(&mut self, moment: Moment, now_ms: u64, clock: Stamp) {
+    fn advance(&mut self, moment: Moment, now_ms: u64, clock: Stamp) {
         self.last = self.last.max(clock);
-        if moment.holds(now_ms, clock) {
+        if moment.includes(now_ms, clock) {
             self.now_ms = now_ms;
         }
     }
 
-    fn end(self, moment: Moment) -> AsOf {
+    fn finish(self, moment: Moment) -> AsOf {
         let now_ms = match moment {
             Moment::Version(version) if version > self.last => return AsOf::NotYet(self.last),
             Moment::Version(_) => self.now_ms,
@@ -265,7 +265,7 @@ impl Search {
             (Some(Some(entry)), _) => AsOf::Value(entry),
             (Some(None), _) => AsOf::Absent,
             (None, Some((since_ms, clock)))
-                if self.later.is_some() || !moment.holds(since_ms, clock) =>
+                if self.later.is_some() || !moment.includes(since_ms, clock) =>
             {
                 AsOf::TooOld { since_ms }
             }
@@ -274,21 +274,21 @@ impl Search {
     }
 }
 
-/// What the journal says, as far as one key is concerned.
-enum Seen<'a> {
-    /// The reading begins anew.
-    Nothing,
+/// One finding about a key while the journal is read.
+enum KeyEvent<'a> {
+    /// Reading restarts from the beginning.
+    Reset,
     /// The entry of the key in the snapshot.
-    Base(Entry),
-    /// The end of the snapshot: the store's time and clock there.
-    Whole { now_ms: u64, clock: Stamp },
-    /// A record: the store's time at it, and its clock behind it where it moved.
-    Passed { now_ms: u64, clock: Option<Stamp> },
-    /// A change of the key. It comes before its record has passed.
-    Wrote(&'a Write, &'a Origin<'a>),
+    SnapshotEntry(Entry),
+    /// The end of the snapshot, with the store's time and clock.
+    SnapshotEnd { now_ms: u64, clock: Stamp },
+    /// The end of a record: the store's time, and the clock after the record if it changed.
+    RecordEnd { now_ms: u64, clock: Option<Stamp> },
+    /// A change of the key. It precedes the end of its record.
+    Written(&'a Write, &'a Origin<'a>),
 }
 
-/// Where a change comes from.
+/// The origin of a change.
 struct Origin<'a> {
     position: LogPosition,
     now_ms: u64,
@@ -296,16 +296,16 @@ struct Origin<'a> {
     policy: Option<&'a Arc<PolicyRecord>>,
 }
 
-/// Reads a journal for what concerns one key.
-struct Follower<'a> {
+/// Reads a journal and reports the findings about one key.
+struct KeyReader<'a> {
     key: &'a [u8],
     /// Policies by their number in records.
     policies: Vec<Arc<PolicyRecord>>,
-    visit: &'a mut dyn FnMut(Seen<'_>),
+    visit: &'a mut dyn FnMut(KeyEvent<'_>),
 }
 
-impl<'a> Follower<'a> {
-    fn of(key: &'a [u8], visit: &'a mut dyn FnMut(Seen<'_>)) -> Self {
+impl<'a> KeyReader<'a> {
+    fn of(key: &'a [u8], visit: &'a mut dyn FnMut(KeyEvent<'_>)) -> Self {
         Self {
             key,
             policies: Vec::new(),
@@ -313,7 +313,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    fn take_block(&mut self, block: &[u8]) -> Result<(), Malformed> {
+    fn handle_block(&mut self, block: &[u8]) -> Result<(), Malformed> {
         match read_block(block)? {
             Block::Entries(entries) => {
                 for write in entries {
@@ -322,13 +322,13 @@ impl<'a> Follower<'a> {
                         && !write.hidden
                         && entry.key() == self.key
                     {
-                        (self.visit)(Seen::Base(entry));
+                        (self.visit)(KeyEvent::SnapshotEntry(entry));
                     }
                 }
             }
             Block::Meta(meta) => {
                 self.policies = meta.policies.into_iter().map(Arc::new).collect();
-                (self.visit)(Seen::Whole {
+                (self.visit)(KeyEvent::SnapshotEnd {
                     now_ms: meta.now_ms,
                     clock: meta.clock,
                 });
@@ -338,7 +338,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    fn take_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
+    fn handle_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
         match record::read(record)? {
             Record::Handled(handled) => {
                 let now_ms = handled.remembered.context.now_ms;
@@ -348,8 +348,8 @@ impl<'a> Follower<'a> {
                     client: Some(handled.client),
                     policy: self.policies.get(handled.policy as usize),
                 };
-                wrote(self.key, self.visit, &handled.writes, &origin);
-                (self.visit)(Seen::Passed {
+                visit_writes(self.key, self.visit, &handled.writes, &origin);
+                (self.visit)(KeyEvent::RecordEnd {
                     now_ms,
                     clock: Some(handled.clock),
                 });
@@ -365,9 +365,9 @@ impl<'a> Follower<'a> {
                     client: None,
                     policy: None,
                 };
-                wrote(self.key, self.visit, &writes, &origin);
+                visit_writes(self.key, self.visit, &writes, &origin);
                 let clock = Some(clock);
-                (self.visit)(Seen::Passed { now_ms, clock });
+                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
             }
             Record::Policy(policy) => {
                 let known = |it: &Arc<PolicyRecord>| it.digest == policy.digest;
@@ -377,7 +377,7 @@ impl<'a> Follower<'a> {
             }
             Record::Started { now_ms, .. } | Record::Stopped { now_ms } => {
                 let clock = None;
-                (self.visit)(Seen::Passed { now_ms, clock });
+                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
             }
             Record::Assignment(_)
             | Record::Sessions(_)
@@ -388,25 +388,30 @@ impl<'a> Follower<'a> {
     }
 }
 
-fn wrote(key: &[u8], visit: &mut dyn FnMut(Seen<'_>), writes: &[Write], origin: &Origin<'_>) {
+fn visit_writes(
+    key: &[u8],
+    visit: &mut dyn FnMut(KeyEvent<'_>),
+    writes: &[Write],
+    origin: &Origin<'_>,
+) {
     let of_key = |write: &&Write| !write.hidden && write.key() == key;
     for write in writes.iter().filter(of_key) {
-        visit(Seen::Wrote(write, origin));
+        visit(KeyEvent::Written(write, origin));
     }
 }
 
-impl Sink for Follower<'_> {
+impl Sink for KeyReader<'_> {
     fn reset(&mut self) {
         self.policies.clear();
-        (self.visit)(Seen::Nothing);
+        (self.visit)(KeyEvent::Reset);
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        self.take_block(block).map_err(|error| error.to_string())
+        self.handle_block(block).map_err(|error| error.to_string())
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        self.take_record(position, record)
+        self.handle_record(position, record)
             .map_err(|error| error.to_string())
     }
 }

@@ -1,7 +1,7 @@
-//! Every file, block, record and module of a directory, looked at.
+//! Checks every file, block, record and module of a data directory.
 //!
-//! What enters: a directory, also one that a start refuses, or that a server writes to at this moment. What
-//! leaves: what is there, what is wrong, and what is lost. It mends nothing.
+//! A checkup also works on a directory that a start refuses, and while a server writes to it. It
+//! must never repair anything.
 
 use std::time::Duration;
 
@@ -10,48 +10,48 @@ use statehouse_wal::{
     read_snapshot_file,
 };
 
-use super::backup::{Contents, ModuleState, Settled};
+use super::backup::{Contents, ModuleState, RecoveredState};
 use super::{EVERYTHING, Past, PastError};
 use crate::limits;
 use statehouse_core::log::{Image, Meta, Progress};
 use statehouse_core::store::{Duplicates, Retention, State};
 
-/// What was found.
+/// The findings of a checkup.
 #[derive(Debug)]
 pub struct Checkup {
     /// Every file of the journal.
     pub files: Vec<FileReport>,
-    /// What they take of the disk.
+    /// The disk space that the files take.
     pub disk: DiskUse,
-    /// What a start would go on from, and how far history reaches; or why a start refuses.
+    /// The result of a start, or the reason why a start refuses the directory.
     pub opening: Result<Opening, String>,
     /// Blocks of snapshots that were decoded.
     pub blocks: u64,
     /// Records that were decoded.
     pub records: u64,
-    /// What is wrong, a sentence each.
+    /// Problems, one sentence each.
     pub problems: Vec<String>,
-    /// What is worth knowing and not wrong.
+    /// Findings that are no problems.
     pub notes: Vec<String>,
 }
 
-/// What a start would find.
+/// The result of a start.
 #[derive(Debug)]
 pub struct Opening {
-    /// The state.
+    /// The contents of the newest state.
     pub contents: Contents,
-    /// How far back the past is known; none where only the newest state is.
+    /// How far back the history reaches; `None` if only the newest state is readable.
     pub reach: Option<Reach>,
 }
 
-/// How far back history goes.
+/// How far back the history reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The oldest record that is kept is the one behind this.
+    /// The oldest record is the one after this position.
     pub base: LogPosition,
-    /// When the snapshot there was taken, 0 where the store itself begins there.
+    /// The time of the snapshot at this position, or 0 if the store began there.
     pub base_ms: u64,
-    /// From here on every state is known exactly.
+    /// The position from which on every state is known exactly.
     pub exact: LogPosition,
     /// The last record.
     pub end: LogPosition,
@@ -69,7 +69,7 @@ impl From<Range> for Reach {
 }
 
 impl Past {
-    /// Looks at everything.
+    /// Checks the whole directory.
     pub fn checkup(&self) -> Result<Checkup, PastError> {
         let files = self.files()?;
         let disk = DiskUse::of(self.disk(), &files)
@@ -89,13 +89,14 @@ impl Past {
             checkup.problems.push(nothing.to_owned());
             return Ok(checkup);
         }
-        checkup.judge_files();
+        checkup.check_files();
         checkup.decode_snapshots(self);
-        checkup.open(self);
+        checkup.check_opening(self);
         Ok(checkup)
     }
 
-    /// What a server writes at this moment may look damaged, but not the same twice.
+    /// Examines the files. A file that a server is writing may look damaged, but then the finding
+    /// changes. So damage counts only if it is the same twice.
     fn files(&self) -> Result<Vec<FileReport>, PastError> {
         let look = || match inspect(self.disk()) {
             Ok(report) => Ok(report.files),
@@ -122,7 +123,7 @@ impl Past {
 }
 
 impl Checkup {
-    /// Whether everything is well.
+    /// Whether there are no problems.
     pub fn is_well(&self) -> bool {
         self.problems.is_empty()
     }
@@ -138,7 +139,7 @@ impl Checkup {
         self.files.iter().all(nothing)
     }
 
-    fn judge_files(&mut self) {
+    fn check_files(&mut self) {
         for file in &self.files {
             let finding = format!("{}: {}", file.name, file.verdict);
             match (&file.verdict, file.kind) {
@@ -165,21 +166,21 @@ impl Checkup {
             self.blocks += decoder.blocks;
             match read {
                 Ok(_) => {}
-                // A server may have let it go meanwhile.
+                // A server may have removed the snapshot since the files were listed.
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => self.problems.push(in_words(&error)),
+                Err(error) => self.problems.push(text_without_advice(&error)),
             }
         }
     }
 
-    /// Does what a start does, and then the same from the oldest state on.
-    fn open(&mut self, past: &Past) {
+    /// Recovers the state as a start does, and then again from the oldest snapshot on.
+    fn check_opening(&mut self, past: &Past) {
         let mut newest = Decoder::of(Image::new(EVERYTHING));
         let range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
             Ok(range) => range,
             Err(error) => {
                 let why = match &error {
-                    PastError::Journal(_, error) => in_words(error),
+                    PastError::Journal(_, error) => text_without_advice(error),
                     other => other.to_string(),
                 };
                 self.records += newest.records;
@@ -189,19 +190,19 @@ impl Checkup {
             }
         };
         let modules = past.modules();
-        let newest = Settled::of(newest.image);
+        let newest = RecoveredState::of(newest.image);
         let contents = newest.contents(range.end, |digest| ModuleState::of(&modules, digest));
-        self.judge_modules(&contents);
+        self.check_modules(&contents);
         let state = fingerprint(newest.state());
         drop(newest);
 
-        // Keys only: of all requests since then there may be more than memory holds.
+        // Only keys, because the requests since then may not fit into memory.
         let mut oldest = Decoder::of(Image::of_keys());
         let reach = match past.read(Base::Oldest, range.end, &mut oldest) {
             Ok(range) => {
                 if fingerprint(&oldest.image.state) != state {
                     self.problems.push(format!(
-                        "the log from record {} on gives another state than the newest snapshot: one of them is not what was written",
+                        "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
                         range.base.0 + 1
                     ));
                 }
@@ -209,11 +210,11 @@ impl Checkup {
             }
             Err(error) => {
                 let why = match &error {
-                    PastError::Journal(_, error) => in_words(error),
+                    PastError::Journal(_, error) => text_without_advice(error),
                     other => other.to_string(),
                 };
                 self.problems
-                    .push(format!("the past cannot be read: {why}"));
+                    .push(format!("the history cannot be read: {why}"));
                 None
             }
         };
@@ -221,7 +222,7 @@ impl Checkup {
         self.opening = Ok(Opening { contents, reach });
     }
 
-    fn judge_modules(&mut self, contents: &Contents) {
+    fn check_modules(&mut self, contents: &Contents) {
         for module in &contents.policies {
             let policy = format!(
                 "the policy {} {}",
@@ -236,19 +237,19 @@ impl Checkup {
             };
             if module.active && !module.policy.built_in {
                 self.problems.push(format!(
-                    "{found}; it answered last, so that a start needs --policy with its file, or with another"
+                    "{found}; it is the active policy, so a start needs --policy with its file or with another policy"
                 ));
             } else if module.routed && !module.policy.built_in {
                 self.problems.push(format!(
-                    "{found}; it owns the keys of a route, so that a start needs it back, or --policy, which ends the route"
+                    "{found}; a route names it, so a start needs the module back, or --policy, which removes the route"
                 ));
             } else if module.held && !module.policy.built_in {
                 self.problems.push(format!(
-                    "{found}; it is held ready, so that the next start forgets it and what it was there for: see `statehouse policy list`"
+                    "{found}; it is held ready, so the next start removes it and its role: see `statehouse policy list`"
                 ));
             } else if module.remembered > 0 {
                 self.problems.push(format!(
-                    "{found}; {} requests that it answered may come again, and long answers cannot be given again",
+                    "{found}; {} requests that it answered may be redelivered, and their long answers cannot be computed again",
                     module.remembered
                 ));
             } else if matches!(module.state, ModuleState::Damaged(_)) {
@@ -261,8 +262,8 @@ impl Checkup {
     }
 }
 
-/// An error of the journal without the advice to call the doctor.
-pub(super) fn in_words(error: &Error) -> String {
+/// The text of a journal error without the advice to run `statehouse doctor`.
+pub(super) fn text_without_advice(error: &Error) -> String {
     let Error::Damaged(damage) = error else {
         return error.to_string();
     };
@@ -272,14 +273,14 @@ pub(super) fn in_words(error: &Error) -> String {
     );
     match (damage.lost_from, damage.lost_to) {
         (Some(from), Some(to)) if from <= to => format!(
-            "{place}. Records {from} to {to} were on disk and cannot be read; there may be more behind them"
+            "{place}. Records {from} to {to} were on disk and cannot be read; later records may be unreadable too"
         ),
         (Some(from), _) => format!("{place}. Records from {from} on cannot be read"),
         (None, _) => place,
     }
 }
 
-/// Decodes whatever comes, and keeps the state.
+/// Decodes and counts blocks and records, and rebuilds the state.
 struct Decoder {
     image: Image,
     blocks: u64,
@@ -313,7 +314,7 @@ impl Sink for Decoder {
     }
 }
 
-/// The same for two tables that hold the same.
+/// A digest of the keys and entries of a state.
 fn fingerprint(state: &State) -> blake3::Hash {
     let (mut hasher, mut progress) = (blake3::Hasher::new(), Progress::default());
     let nothing = Duplicates::new(Retention::default());
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn two_tables_have_one_fingerprint_where_they_hold_the_same() {
+    fn fingerprint_is_equal_only_for_equal_tables() {
         let one = fingerprint(&state("k", "v", false, 1));
         assert_eq!(one, fingerprint(&state("k", "v", false, 1)));
         for other in [

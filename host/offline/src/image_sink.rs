@@ -1,10 +1,10 @@
-//! Recovery: records and snapshots of a data directory become the state that they describe.
+//! Rebuilds the state from the snapshots and records of a data directory.
 
 use statehouse_core::log::Image;
 use statehouse_protocol::LogPosition;
 use statehouse_wal::Sink;
 
-/// Reads what the log delivers into an image.
+/// Applies the blocks and records that the log delivers to an image.
 pub struct ImageSink<'a>(pub &'a mut Image);
 
 impl Sink for ImageSink<'_> {

@@ -1,17 +1,16 @@
-//! A data directory seen from outside: what the store held, what it did, and whether it can still be read.
+//! Reads a data directory without its server: history, replay, backup, check and salvage.
 //!
-//! What enters: a directory, also one that a server writes to at this moment. What leaves: changes of a key,
-//! values as of a time, requests that were run again, backups, findings. It takes no lock and changes nothing
-//! in the directory; only [`restore`] makes one.
+//! A server may write to the directory at the same time. This crate takes no lock and must never
+//! change the directory; only [`restore`] creates one.
 //!
-//! * `changes`: what became of one key; its value as of a version or a time.
-//! * `replay`: recorded requests, run again by the policy that handled them or by another.
-//! * `backup`: a whole store in one file. `restore`: a data directory of it.
-//! * `checkup`: every file, block, record and module looked at.
-//! * `salvage`: what can still be read of a damaged directory.
+//! * `changes`: the changes of one key, and its value as of a version or a time.
+//! * `replay`: runs recorded requests with the policy that handled them, or with another one.
+//! * `backup`: writes a whole store to one file. `restore` creates a data directory from it.
+//! * `checkup`: checks every file, block, record and module.
+//! * `salvage`: writes a backup of the readable part of a damaged directory.
 //!
-//! Reading is streaming: beside one segment of the log only the state that is rebuilt is held, and where the log
-//! is read from its oldest place on, of that the keys.
+//! Reading is streaming: memory holds one segment of the log and the rebuilt state. A read from the
+//! oldest snapshot on rebuilds only the keys.
 
 #![forbid(unsafe_code)]
 
@@ -42,16 +41,16 @@ pub use restore::{read_backup, restore};
 pub use salvage::Salvaged;
 pub use statehouse_core::words::words;
 
-/// Why a data directory or a backup does not give what it was asked for. Its text is a sentence for the operator.
+/// Why a data directory or a backup cannot be used. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
-    /// No such directory.
+    /// The directory does not exist.
     #[error("there is no directory {0}: name the data directory of a store")]
     Missing(PathBuf),
-    /// A directory without a journal.
+    /// The directory has no journal.
     #[error("{0} holds no journal: is it the data directory of a store?")]
     NoJournal(PathBuf),
-    /// What was asked for cannot be done here, and why.
+    /// The operation is not possible here, with the reason.
     #[error("{0}")]
     Refused(String),
     /// The journal cannot be read.
@@ -60,15 +59,15 @@ pub enum PastError {
     /// A backup cannot be written or read.
     #[error("the backup {0} {1}")]
     Backup(PathBuf, String),
-    /// The system said no.
+    /// The system reported an error.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
-    /// A policy that cannot be run here.
+    /// The policy cannot run here.
     #[error("the policy cannot be used: {0}")]
     Policy(#[from] statehouse_core::policy::LoadError),
 }
 
-/// A data directory that is looked at.
+/// A data directory, open for reading.
 pub struct Past {
     path: PathBuf,
     disk: Directory,
@@ -88,24 +87,24 @@ impl Past {
         })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The policies in it.
+    /// The modules of its policies.
     pub fn modules(&self) -> Modules {
         Modules::of(&self.path)
     }
 
-    /// The newest state, with everything that a start would go on from.
+    /// The newest state, with everything that a start recovers.
     fn newest(&self) -> Result<(Image, Range), PastError> {
         let mut image = Image::new(EVERYTHING);
         let range = self.read(Base::Newest, LogPosition::END, &mut ImageSink(&mut image))?;
         Ok((image, range))
     }
 
-    /// The newest table and its time, and nothing else.
+    /// Only the keys of the newest state, and its time.
     pub fn keys(&self) -> Result<Image, PastError> {
         let mut image = Image::of_keys();
         self.read(Base::Newest, LogPosition::END, &mut ImageSink(&mut image))?;
@@ -131,8 +130,9 @@ impl Past {
     }
 }
 
-/// Whatever the server was set to remember: a reader forgets none of it. Behind a snapshot there is not so much
-/// log that this could grow without bound, and only of sessions that live.
+/// Keeps every remembered request, because the settings of the server are not known here. The log
+/// after a snapshot is limited, and only live sessions have remembered requests. So this cannot
+/// grow without bound.
 const EVERYTHING: Retention = Retention {
     window_ms: u64::MAX,
     count_max: u64::MAX,

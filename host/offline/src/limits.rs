@@ -1,16 +1,17 @@
-//! Bounds of what is read from a data directory and shown, and of transcripts.
+//! Limits of the offline commands.
 
-/// A value as `history` and `replay` show it; `get --as-of` gives the whole.
+/// The longest part of a value that `history` and `replay` show. `get --as-of` prints all of it.
 pub const VALUE_SHOWN_BYTES_MAX: usize = 4 << 10;
 
-/// Policies that a replay holds ready at once: compiling one again costs less than holding all that ever answered.
+/// Compiled policies that a replay holds at once. To compile one again costs less than to hold all
+/// that were ever active.
 pub const REPLAY_POLICIES_MAX: usize = 8;
 
-/// Blocks of a backup on their way from its file into a data directory.
+/// Blocks of a backup that are read and not yet written to the data directory.
 pub const RESTORE_BLOCKS_MAX: usize = 4;
 
-/// How often a checkup looks again at what seems damaged, since a server may just be writing it.
+/// How often a checkup reads files again that seem damaged, because a server may be writing them.
 pub const CHECKUP_ATTEMPTS_MAX: u32 = 5;
 
-/// How long it waits before that: a frame is written in far less.
+/// How long a checkup waits before it reads again. Writing a frame takes far less.
 pub const CHECKUP_RETRY_MS: u64 = 50;

@@ -1,8 +1,8 @@
-//! Recorded requests, run again: by the policy that handled them, or by another.
+//! Replays recorded requests with the policy that handled them, or with a candidate.
 //!
-//! What enters: the records of a range, and a policy. What leaves: every difference in an answer or an effect,
-//! and counts. The table is rebuilt record by record, so that what each request saw is at hand when its turn
-//! comes; what it wrote then is what is written, whatever another policy makes of it.
+//! The table is rebuilt record by record, so each request runs on its original state. The table
+//! must receive the recorded writes, never those of the replay. Otherwise one difference would
+//! cause more of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,103 +20,104 @@ use statehouse_core::policy::{Engine, Failure, Policy};
 use statehouse_core::store::{self, Recorded, StoredPayload, Transaction, Write, replay};
 use statehouse_precompiled::Modules;
 
-/// An end of the range.
+/// One end of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// A record.
     LogPosition(LogPosition),
-    /// A time, in the store's milliseconds.
+    /// A time, in milliseconds of the store's time.
     Time(u64),
 }
 
-/// A policy that requests are run by in place of those that handled them.
+/// A policy that replays all requests instead of the policies that handled them.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Its file.
+    /// The bytes of its file.
     pub file: &'a [u8],
-    /// What one request may burn, beside the part for its bytes: the `max_fuel` of the store that it is meant for.
+    /// The `max_fuel` of the store that the candidate is meant for: the fuel of one request,
+    /// without the part for its bytes.
     pub fuel_max: u64,
 }
 
-/// What is told while requests run.
+/// Receives the progress and the differences of a replay.
 pub trait Observer {
-    /// A record was reached; `done` of `total` were so far.
+    /// Reports that `done` of `total` records are read.
     fn progress(&mut self, done: u64, total: u64, tally: &Tally);
-    /// A request differs.
+    /// Reports a request with another result.
     fn different(&mut self, difference: &Difference<'_>);
 }
 
-/// A request that another run answers otherwise, or that has another effect there.
+/// A request whose replay has another answer or other writes.
 pub struct Difference<'a> {
-    /// Its record.
+    /// The record of the request.
     pub position: LogPosition,
-    /// When it ran, in the store's milliseconds.
+    /// When the request was handled, in milliseconds of the store's time.
     pub now_ms: u64,
-    /// Whose it was.
+    /// The client that sent it.
     pub client: &'a str,
-    /// The command.
+    /// The payload of the request.
     pub payload: &'a Bytes,
     /// The recorded answer.
     pub answer: &'a StoredPayload,
-    /// The version that it was about.
+    /// The version in the recorded answer.
     pub version: Option<Stamp>,
-    /// What was written.
+    /// The recorded writes.
     pub writes: &'a [Write],
-    /// The other run.
+    /// The result of the replay.
     pub other: &'a Other,
 }
 
-/// What the other run came to.
+/// The result of a replayed request.
 #[derive(Debug)]
 pub struct Other {
-    /// Its answer.
+    /// The answer.
     pub answer: Bytes,
-    /// The version that it is about.
+    /// The version in the answer.
     pub version: Option<Stamp>,
-    /// What it would have written.
+    /// The writes that the replay would make.
     pub writes: Vec<Write>,
-    /// Why there is no better answer, where the policy failed.
+    /// Why the policy failed, if it did. The answer is then the internal error.
     pub failure: Option<String>,
 }
 
-/// How requests compare.
+/// How many requests gave the same result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Answer and effect are the same.
+    /// The answer and the writes are the same.
     pub same: u64,
-    /// They are not.
+    /// The answer or the writes differ.
     pub different: u64,
-    /// Nobody can say.
+    /// The recording is not enough for a comparison.
     pub not_comparable: u64,
 }
 
-/// The sums of a replay.
+/// The totals of a replay.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// All requests.
+    /// The counts of all requests.
     pub total: Counts,
-    /// By the word that a request begins with, in capitals.
+    /// The counts by the first word of the request, in upper case.
     pub commands: BTreeMap<String, Counts>,
     /// Why requests were not comparable.
     pub reasons: BTreeMap<&'static str, u64>,
 }
 
-/// A replay that came to its end.
+/// The result of a replay.
 #[derive(Debug)]
 pub struct Replayed {
-    /// The first record that was looked at.
+    /// The first replayed record.
     pub from: LogPosition,
-    /// The last one.
+    /// The last replayed record.
     pub to: LogPosition,
-    /// The times of the two, in the store's milliseconds.
+    /// The times of the first and the last record, in milliseconds of the store's time.
     pub times_ms: (u64, u64),
-    /// Whether records that were asked for are not kept any more.
+    /// Whether the requested range begins before the recorded history.
     pub shortened: bool,
-    /// The sums.
+    /// The totals.
     pub tally: Tally,
 }
 
-/// How one request compares.
+/// The result of the comparison of one request.
 enum Comparison {
     Same,
     Different(Other),
@@ -124,8 +125,8 @@ enum Comparison {
 }
 
 impl Past {
-    /// Runs the recorded requests between two places again, each by the policy that handled it or all by a
-    /// candidate.
+    /// Replays the recorded requests of a range, each with the policy that handled it, or all with
+    /// a candidate.
     pub fn replay(
         &self,
         from: Option<Bound>,
@@ -139,14 +140,14 @@ impl Past {
             Ok::<_, PastError>((Arc::new(policy), it.fuel_max))
         };
         let other = candidate.map(load).transpose()?;
-        let mut scout = Scout::new(from, to);
-        let range = self.read(Base::Oldest, LogPosition::END, &mut scout)?;
-        // Before that the state is not exactly what it was.
+        let mut finder = RangeFinder::new(from, to);
+        let range = self.read(Base::Oldest, LogPosition::END, &mut finder)?;
+        // Before this position, the state is not known exactly.
         let known = LogPosition(range.complete.0 + 1);
-        let first = scout.from.unwrap_or(LogPosition(range.end.0 + 1));
+        let first = finder.from.unwrap_or(LogPosition(range.end.0 + 1));
         let from_position = first.max(known);
-        let to_position = scout.to.unwrap_or(LogPosition::NONE);
-        let mut rerun = Rerun {
+        let to_position = finder.to.unwrap_or(LogPosition::NONE);
+        let mut replayer = Replayer {
             image: Image::of_keys(),
             modules: self.modules(),
             engine,
@@ -160,24 +161,24 @@ impl Past {
             observer,
         };
         if from_position <= to_position {
-            self.read(Base::Before(from_position), to_position, &mut rerun)?;
+            self.read(Base::Before(from_position), to_position, &mut replayer)?;
         }
         let asked = from.is_some_and(|from| match from {
             Bound::LogPosition(position) => position.0 > 0 && position < known,
-            Bound::Time(ms) => scout.first_ms.is_some_and(|first_ms| ms < first_ms),
+            Bound::Time(ms) => finder.first_ms.is_some_and(|first_ms| ms < first_ms),
         });
         Ok(Replayed {
             from: from_position,
             to: to_position,
-            times_ms: rerun.times_ms.unwrap_or_default(),
+            times_ms: replayer.times_ms.unwrap_or_default(),
             shortened: asked && range.base != LogPosition::NONE,
-            tally: rerun.tally,
+            tally: replayer.tally,
         })
     }
 }
 
-/// Finds the places of the times that a range was given by.
-struct Scout {
+/// Finds the log positions of the two ends of a range.
+struct RangeFinder {
     bounds: (Option<Bound>, Option<Bound>),
     from: Option<LogPosition>,
     to: Option<LogPosition>,
@@ -185,7 +186,7 @@ struct Scout {
     now_ms: u64,
 }
 
-impl Scout {
+impl RangeFinder {
     fn new(from: Option<Bound>, to: Option<Bound>) -> Self {
         Self {
             bounds: (from, to),
@@ -197,7 +198,7 @@ impl Scout {
     }
 }
 
-impl Sink for Scout {
+impl Sink for RangeFinder {
     fn reset(&mut self) {
         *self = Self::new(self.bounds.0, self.bounds.1);
     }
@@ -244,26 +245,27 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
     }
 }
 
-/// The state at each place, and what becomes of the request there.
-struct Rerun<'a> {
+/// Rebuilds the state record by record, and replays the requests of the range.
+struct Replayer<'a> {
     image: Image,
     modules: Modules,
     engine: Engine<Transaction>,
-    /// Answers in place of those that are recorded, and what it may burn.
+    /// The candidate and its fuel limit.
     other: Option<(Arc<Policy<Transaction>>, u64)>,
-    /// Policies by digest; none where one cannot be had.
+    /// Policies by digest; `None` if the policy cannot be loaded.
     loaded: HashMap<blake3::Hash, Option<Arc<Policy<Transaction>>>>,
     from: LogPosition,
     to: LogPosition,
-    /// The last record that was compared: where the reading begins anew, it is not compared again.
+    /// The last record that was compared. If reading restarts, earlier records are not compared
+    /// again.
     done: u64,
     times_ms: Option<(u64, u64)>,
     tally: Tally,
     observer: &'a mut dyn Observer,
 }
 
-impl Rerun<'_> {
-    fn take(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
+impl Replayer<'_> {
+    fn handle_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
         let record = record::read(record)?;
         if position.0 > self.done {
             self.done = position.0;
@@ -322,7 +324,7 @@ impl Rerun<'_> {
                     return Comparison::NotComparable("no record names the policy that handled it");
                 };
                 match self.policy(&digest) {
-                    // Whatever the bound was that it ran under.
+                    // The fuel limit of the recorded run is not known.
                     Some(policy) => (policy, statehouse_core::limits::FUEL_PER_CALL_MAX),
                     None => {
                         return Comparison::NotComparable(
@@ -343,9 +345,9 @@ impl Rerun<'_> {
             context: &remembered.context,
             captured: remembered.captured.as_ref(),
         };
-        let (state, again) = replay(&policy, fuel_max, state, &recorded);
+        let (state, replayed) = replay(&policy, fuel_max, state, &recorded);
         self.image.state = state;
-        judge(handled, again)
+        classify(handled, replayed)
     }
 
     fn policy(&mut self, digest: &blake3::Hash) -> Option<Arc<Policy<Transaction>>> {
@@ -366,21 +368,21 @@ impl Rerun<'_> {
     }
 }
 
-fn judge(handled: &Handled<'_>, again: store::Replayed) -> Comparison {
+fn classify(handled: &Handled<'_>, replayed: store::Replayed) -> Comparison {
     let outcome = &handled.remembered.outcome;
-    if let Err(Failure::Watchdog) = again.answer {
+    if let Err(Failure::Watchdog) = replayed.answer {
         return Comparison::NotComparable("this machine was too slow for the policy");
     }
-    if again.guessed {
+    if replayed.guessed {
         return Comparison::NotComparable(
             "the policy asks what the recorded run did not ask, and nothing else tells",
         );
     }
-    let other = match again.answer {
+    let other = match replayed.answer {
         Ok(answer) => Other {
             answer: answer.payload,
             version: answer.version,
-            writes: again.writes,
+            writes: replayed.writes,
             failure: None,
         },
         Err(failure) => Other {
@@ -409,7 +411,7 @@ impl Tally {
     }
 }
 
-impl Sink for Rerun<'_> {
+impl Sink for Replayer<'_> {
     fn reset(&mut self) {
         self.image.reset();
     }
@@ -419,7 +421,7 @@ impl Sink for Rerun<'_> {
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        self.take(position, record)
+        self.handle_record(position, record)
             .map_err(|error| error.to_string())
     }
 }

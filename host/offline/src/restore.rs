@@ -1,7 +1,7 @@
-//! A data directory of a backup.
+//! Creates a data directory from a backup.
 //!
-//! What enters: a backup, of which every byte and block is looked at first. What leaves: a directory that `serve`
-//! begins with, in the state of the backup. It touches no directory that has a journal.
+//! A restore checks every byte and block of the backup before it writes. It must never change a
+//! directory that has a journal.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,29 +13,30 @@ use statehouse_wal::{
     Directory, Error, LogPosition, Options, Sink, Source, create_from_snapshot, read_snapshot_file,
 };
 
-use super::backup::{Contents, ModuleState, Settled};
+use super::backup::{Contents, ModuleState, RecoveredState};
 use super::{EVERYTHING, PastError};
 use crate::limits;
 use statehouse_core::log::{Block, Image, read_block};
 use statehouse_precompiled::Modules;
 
-/// Makes a data directory of a backup, and says what it holds.
+/// Creates a data directory from a backup and returns its contents.
 pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, PastError> {
     let mut image = Image::new(EVERYTHING);
     let mut found = HashSet::new();
-    let mut check = Check {
+    let mut decoder = Decoder {
         image: &mut image,
         module: &mut |digest, _| {
             found.insert(*digest);
             Ok(())
         },
     };
-    let position = read_snapshot_file(file, &mut check).map_err(|error| unreadable(file, error))?;
+    let position =
+        read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
     let module = |digest: &blake3::Hash| match found.contains(digest) {
         true => ModuleState::Whole,
         false => ModuleState::absent(digest),
     };
-    let contents = Settled::of(image).contents(position, module);
+    let contents = RecoveredState::of(image).contents(position, module);
 
     let failed = |error| PastError::Journal(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
@@ -43,11 +44,12 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         .map_err(|error| PastError::Io(directory.to_owned(), error))?
     {
         return Err(PastError::Refused(format!(
-            "{} holds a store already, and nothing of it was changed: restore into an empty directory, or one that is not there yet",
+            "{} holds a store already and was not changed: restore into an empty or a new directory",
             directory.display()
         )));
     }
-    // Before the journal that needs them: a restore that ends here is begun again.
+    // The modules come before the journal that needs them, so a restore that was interrupted here
+    // can be repeated.
     save_modules(file, &Modules::of(directory))?;
     let created = thread::scope(|scope| {
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
@@ -62,7 +64,7 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
 
 fn not_restored(directory: &Path, error: Error) -> PastError {
     let why = format!(
-        "was not restored: {error}. What is in it now is no store: remove it, and restore again"
+        "was not restored: {error}. The directory does not hold a store: remove it and restore again"
     );
     match error {
         Error::Io { source, .. } => {
@@ -73,14 +75,14 @@ fn not_restored(directory: &Path, error: Error) -> PastError {
     }
 }
 
-/// The table of a backup and its time, and nothing else.
+/// Reads only the keys of a backup, and its time.
 pub fn read_backup(file: &Path) -> Result<Image, PastError> {
     let mut image = Image::of_keys();
-    let mut check = Check {
+    let mut decoder = Decoder {
         image: &mut image,
         module: &mut |_, _| Ok(()),
     };
-    read_snapshot_file(file, &mut check).map_err(|error| unreadable(file, error))?;
+    read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
     Ok(image)
 }
 
@@ -102,28 +104,28 @@ fn save_modules(file: &Path, modules: &Modules) -> Result<(), PastError> {
             .save(digest, module)
             .map_err(|error| format!("{}: {error}", modules.path(digest).display()))
     };
-    let mut saving = Saving(&mut save);
+    let mut saving = ModuleSaver(&mut save);
     read_snapshot_file(file, &mut saving)
         .map(drop)
         .map_err(|error| unreadable(file, error))
 }
 
-/// What becomes of a module.
-type Take<'a> = &'a mut dyn FnMut(&blake3::Hash, &[u8]) -> Result<(), String>;
+/// A function that receives a module of a backup.
+type OnModule<'a> = &'a mut dyn FnMut(&blake3::Hash, &[u8]) -> Result<(), String>;
 
-/// The first reading: everything is decoded.
-struct Check<'a> {
+/// The first pass over a backup: decodes everything.
+struct Decoder<'a> {
     image: &'a mut Image,
-    module: Take<'a>,
+    module: OnModule<'a>,
 }
 
-impl Sink for Check<'_> {
+impl Sink for Decoder<'_> {
     fn reset(&mut self) {
         self.image.reset();
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        take_module(block, self.module)?;
+        visit_module(block, self.module)?;
         self.image.block(block).map_err(|error| error.to_string())
     }
 
@@ -132,14 +134,14 @@ impl Sink for Check<'_> {
     }
 }
 
-/// The second reading: modules become files.
-struct Saving<'a>(Take<'a>);
+/// The second pass: writes the modules to files.
+struct ModuleSaver<'a>(OnModule<'a>);
 
-impl Sink for Saving<'_> {
+impl Sink for ModuleSaver<'_> {
     fn reset(&mut self) {}
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        take_module(block, self.0)
+        visit_module(block, self.0)
     }
 
     fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
@@ -147,20 +149,20 @@ impl Sink for Saving<'_> {
     }
 }
 
-fn take_module(block: &[u8], take: Take<'_>) -> Result<(), String> {
+fn visit_module(block: &[u8], visit: OnModule<'_>) -> Result<(), String> {
     match read_block(block).map_err(|error| error.to_string())? {
-        Block::Module { digest, file } if blake3::hash(file) == digest => take(&digest, file),
-        Block::Module { .. } => Err("a module that is not what its name says".into()),
+        Block::Module { digest, file } if blake3::hash(file) == digest => visit(&digest, file),
+        Block::Module { .. } => Err("a module does not match its digest".into()),
         _ => Ok(()),
     }
 }
 
-/// A block, or the end of all, or why there is none.
-type Sent = Result<Option<Vec<u8>>, String>;
+/// The next block, `None` at the end, or the error that ended the pass.
+type NextBlock = Result<Option<Vec<u8>>, String>;
 
-/// The third reading: everything but modules goes into the journal.
-fn copy(file: &Path, blocks: &SyncSender<Sent>) {
-    struct Copy<'a>(&'a SyncSender<Sent>);
+/// The third pass: sends all blocks except modules to the journal.
+fn copy(file: &Path, blocks: &SyncSender<NextBlock>) {
+    struct Copy<'a>(&'a SyncSender<NextBlock>);
 
     impl Sink for Copy<'_> {
         fn reset(&mut self) {}
@@ -171,7 +173,7 @@ fn copy(file: &Path, blocks: &SyncSender<Sent>) {
                 _ => self
                     .0
                     .send(Ok(Some(block.to_vec())))
-                    .map_err(|_| "nobody takes it".into()),
+                    .map_err(|_| "the writer of the journal has ended".into()),
             }
         }
 
@@ -183,11 +185,11 @@ fn copy(file: &Path, blocks: &SyncSender<Sent>) {
     let end = read_snapshot_file(file, &mut Copy(blocks))
         .map(|_| None)
         .map_err(|error| error.to_string());
-    // Where nobody listens any more, the other side has failed and says so itself.
+    // If the receiver has ended, it failed and reports its own error.
     let _ = blocks.send(end);
 }
 
-struct Blocks(Receiver<Sent>);
+struct Blocks(Receiver<NextBlock>);
 
 impl Source for Blocks {
     fn begin(&mut self) {}
@@ -200,7 +202,7 @@ impl Source for Blocks {
             }
             Ok(Ok(None)) => Ok(false),
             Ok(Err(why)) => Err(why),
-            Err(_) => Err("the backup is read no further".into()),
+            Err(_) => Err("the reader of the backup has ended".into()),
         }
     }
 }
@@ -210,21 +212,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_fails_is_no_mistake_of_the_caller() {
+    fn failed_disk_is_an_io_error_not_a_refusal() {
         let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let full = Error::Io {
             operation: "write",
             file: "snapshot.tmp".into(),
             source,
         };
-        let said = not_restored(Path::new("data"), full);
-        assert!(matches!(said, PastError::Io(..)), "{said:?}");
-        let said = said.to_string();
+        let error = not_restored(Path::new("data"), full);
+        assert!(matches!(error, PastError::Io(..)), "{error:?}");
+        let text = error.to_string();
         assert!(
-            said.starts_with("data") && said.contains("restore again"),
-            "{said}"
+            text.starts_with("data") && text.contains("restore again"),
+            "{text}"
         );
-        let moved = not_restored(Path::new("data"), Error::Busy);
-        assert!(matches!(moved, PastError::Refused(_)), "{moved:?}");
+        let busy = not_restored(Path::new("data"), Error::Busy);
+        assert!(matches!(busy, PastError::Refused(_)), "{busy:?}");
     }
 }

@@ -1,8 +1,7 @@
-//! What can still be read of a damaged directory.
+//! Writes a backup of the newest readable state of a damaged directory.
 //!
-//! What enters: a directory that a start refuses. What leaves: a backup of the newest state that can be rebuilt
-//! without a gap. It changes nothing in the directory, and never leaves out a record in the middle: a state that
-//! never was is worse than an older one.
+//! A salvage changes nothing in the directory. It must never skip a record in the middle, because
+//! the result would be a state that never existed. An older state is better.
 
 use std::io;
 use std::path::Path;
@@ -13,20 +12,20 @@ use statehouse_wal::{
 };
 
 use super::backup::{self, Contents};
-use super::checkup::in_words;
+use super::checkup::text_without_advice;
 use super::{EVERYTHING, Past, PastError};
 use crate::ImageSink;
 use statehouse_core::log::Image;
 
-/// What was saved.
+/// The result of a salvage.
 #[derive(Debug)]
 pub struct Salvaged {
-    /// What the backup holds.
+    /// The contents of the backup.
     pub contents: Contents,
-    /// Nothing is lost.
+    /// Whether nothing is lost.
     pub whole: bool,
-    /// The log that completes the snapshot is lost: each key is as of some moment while it was taken, which
-    /// ended at this record.
+    /// Set if the log that completes the snapshot is lost. Each key is then as of some moment while
+    /// the snapshot was taken, which ended at this record.
     pub blurred_up_to: Option<LogPosition>,
 }
 
@@ -43,9 +42,10 @@ impl Past {
             }
         }
         ends.sort_unstable();
-        // All of the log without the markers that say how far it went.
+        // The second attempt reads the whole log without the markers of its end.
         ends.extend(ends.last().map(|last| last + 1));
-        // All of the log, then without its last segment, and so on: what is behind a gap hides what is before it.
+        // The first attempt reads the whole log. Each later one leaves out one more segment at the
+        // end, because a segment after a gap prevents that the part before the gap is read.
         let cuts = std::iter::once(u64::MAX).chain(ends.into_iter().rev());
         for end in cuts {
             let view = View {
@@ -53,11 +53,11 @@ impl Past {
                 end,
             };
             match view.newest() {
-                // Nothing of it is left to see.
+                // The part without the left-out segments is empty.
                 Ok((_, range, _)) if range.end == LogPosition::NONE => {}
                 Ok((image, range, damaged)) => {
                     let whole = first.is_none() && !damaged;
-                    return self.keep(file, image, range, whole, now_ms);
+                    return self.save(file, image, range, whole, now_ms);
                 }
                 Err(error) => first = first.or(Some(error)),
             }
@@ -77,16 +77,16 @@ impl Past {
                     complete: snapshot.last.unwrap_or(LogPosition(position)),
                     end: LogPosition(position),
                 };
-                return self.keep(file, image, range, false, now_ms);
+                return self.save(file, image, range, false, now_ms);
             }
         }
         Err(match first {
-            Some(error) => PastError::Refused(in_words(&error)),
+            Some(error) => PastError::Refused(text_without_advice(&error)),
             None => PastError::NoJournal(self.path().to_owned()),
         })
     }
 
-    fn keep(
+    fn save(
         &self,
         file: &Path,
         image: Image,
@@ -95,7 +95,7 @@ impl Past {
         now_ms: u64,
     ) -> Result<Salvaged, PastError> {
         let blurred = range.complete > range.end;
-        // What comes after has higher numbers than anything that was ever given.
+        // Later records must have higher numbers than all earlier ones.
         let position = range.end.max(range.complete);
         let contents = backup::write(file, image, position, now_ms, &self.modules())?;
         Ok(Salvaged {
@@ -106,17 +106,18 @@ impl Past {
     }
 }
 
-/// The files that say how far the log went.
+/// The files that record the end of the log.
 const MARKERS: [&str; 2] = ["closed", "newest"];
 
-/// A directory without the segments from some number on, and without the markers that mention them.
+/// A directory without the segments from `end` on and without the markers. `u64::MAX` hides
+/// nothing.
 struct View<'a> {
     disk: &'a dyn Disk,
     end: u64,
 }
 
 impl View<'_> {
-    /// The newest state, as far as it can be read, and whether that ends at damage.
+    /// The newest readable state, and whether it ends at damage.
     fn newest(&self) -> Result<(Image, Range, bool), Error> {
         let mut reader = Reader::new();
         let error = match statehouse_wal::read(self, Base::Newest, LogPosition::END, &mut reader) {
@@ -188,7 +189,7 @@ impl Disk for View<'_> {
     }
 }
 
-/// Rebuilds a state, and knows how far it came.
+/// Rebuilds a state and remembers the last applied record.
 struct Reader {
     image: Image,
     last: Option<LogPosition>,

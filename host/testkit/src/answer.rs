@@ -1,4 +1,4 @@
-//! What becomes of a request, as its client sees it and as only the store does.
+//! The outcome of a request: the answer of the client, and the effects inside the store.
 
 use std::time::Duration;
 
@@ -6,87 +6,90 @@ use statehouse_core::policy::Repeat;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Write};
 
-/// What becomes of a PUBLISH on a request topic.
+/// The outcome of a PUBLISH on a request topic.
 #[derive(Debug)]
 pub enum Came {
-    /// It is answered.
+    /// The request is answered.
     Answer(Box<Answer>),
-    /// It is refused by its acknowledgement.
+    /// The acknowledgement refuses the request.
     Refused {
         /// The reason code.
         reason: u8,
         /// The Reason String.
         text: &'static str,
     },
-    /// Its connection is ended.
+    /// The store ends the connection.
     Disconnected {
         /// The reason code.
         reason: u8,
         /// The Reason String.
         text: &'static str,
     },
-    /// It is dropped: there is nobody to tell.
+    /// The request is refused without an acknowledgement, because its QoS is 0.
     Dropped,
 }
 
-/// An answer, and everything behind it.
+/// An answer, and all effects of the request.
 #[derive(Debug, Default)]
 pub struct Answer {
     /// The payload.
     pub payload: Vec<u8>,
-    /// The user properties in the order of the wire.
+    /// The user properties in the order of the packet.
     pub user: Vec<(String, String)>,
-    /// The version it is about, as it goes over the wire.
+    /// The version in the answer, in the form of the protocol.
     pub version: Option<String>,
-    /// Whether a redelivery of the request is owed this answer. Where it is not, it runs anew.
+    /// Whether a redelivery of the request must get the same answer. Otherwise it is handled as a
+    /// new request.
     pub same_for_duplicate: bool,
-    /// Which of the policy's commands it was, by the policy's own word.
+    /// The command, as the policy names it.
     pub command: Option<String>,
-    /// What the request wrote, in order.
+    /// The writes of the request, in order.
     pub writes: Vec<Write>,
-    /// What the answer rests on.
+    /// The reads that the answer depends on.
     pub reads: Reads,
     /// Keys that the client watches since this request.
     pub watched: Vec<Key>,
-    /// Keys that it watches no more.
+    /// Keys that the client no longer watches since this request.
     pub unwatched: Vec<Key>,
-    /// What watchers are told, those of keys that had expired before the request first.
+    /// The notifications of the request. Those about keys that had
+    /// expired before it precede the others.
     pub notifications: Vec<Notification>,
-    /// Removals of keys whose time was over before the request.
+    /// Removals of keys that had expired before the request.
     pub swept: Vec<Write>,
-    /// The fuel that it burnt, telling the watchers included: the same on every machine.
+    /// The fuel of the request including its notifications. It is the same on every machine.
     pub fuel: u64,
-    /// The time that it took here, all of the store's work included.
+    /// The time of the request on this machine, including all work of the store.
     pub time: Duration,
-    /// Why the policy failed, if it did: nothing has changed then, and the payload says `-ERR internal error`.
+    /// Why the policy failed, if it did. Nothing has changed then, and the payload is
+    /// `-ERR internal error`.
     pub failure: Option<String>,
-    /// What a fresh instance made of the same request on the same state, where that is something else: the policy
-    /// keeps something between requests.
+    /// The result of a fresh instance for the same request on the same state, if it differs. The
+    /// policy then has hidden state between requests.
     pub hidden_state: Option<String>,
 }
 
-/// What an answer rests on.
+/// The reads that an answer depends on.
 #[derive(Debug, Default, PartialEq)]
 pub enum Reads {
-    /// These keys, visible or hidden, and what they held before the request.
+    /// These keys, visible or hidden, with their entries before the request.
     Keys(Vec<Read>),
-    /// A page of keys, a quota, or more than is worth keeping.
+    /// A page of keys, a quota, or a read set that is too large to capture.
     #[default]
     Anything,
 }
 
-/// What one watcher is told of one change.
+/// The notification of one watcher about one change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
     /// The client id of the watcher.
     pub client: String,
-    /// The topic, which is the watcher's own.
+    /// The topic of the notification, which is specific to the watcher.
     pub topic: String,
     /// The payload.
     pub payload: Vec<u8>,
     /// The user properties.
     pub user: Vec<(String, String)>,
-    /// How it is told.
+    /// The dialect of the notification.
     pub dialect: Dialect,
 }
 

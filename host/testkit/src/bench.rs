@@ -1,7 +1,7 @@
-//! What a request costs: policies beside one another and beside the built-in one, in the same run.
+//! Measures the cost of requests for several policies and the built-in one, in the same run.
 //!
-//! What enters: policies, and conversations whose requests are to be measured. What leaves: fuel, which is the same on
-//! every machine, and medians of times, of which only the ratios say anything elsewhere.
+//! The requests are a few basic ones and those of transcripts. Fuel is the same on every machine.
+//! Times are medians; on another machine only their ratios are meaningful.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,43 +20,44 @@ use statehouse_core::policy::{self, Call, Engine, Instance, Policy};
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Peer, Quota, State, Transaction};
 
-/// What one policy does with one kind of request.
+/// The cost of one kind of request for one policy.
 #[derive(Clone, Debug, Default)]
 pub struct Cost {
-    /// Fuel of one request; 0 where it does not count.
+    /// The fuel of one request; 0 for rows without fuel.
     pub fuel: u64,
-    /// Nanoseconds of one request.
+    /// The time of one request, in nanoseconds.
     pub ns: u64,
-    /// Why the policy failed at it, if it did.
+    /// Why the policy failed, if it did.
     pub failure: Option<String>,
 }
 
-/// One kind of request, by every policy in the order they were given; the built-in one is the last.
+/// One kind of request, with its cost for every policy. The policies have the given order, and the
+/// built-in one is the last.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What is done.
+    /// The name of the row.
     pub what: String,
-    /// What it costs.
+    /// The costs.
     pub costs: Vec<Cost>,
 }
 
-/// What was measured.
+/// The results of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// What the policies call themselves.
+    /// The names of the policies.
     pub policies: Vec<String>,
-    /// What they cost.
+    /// The measured kinds of requests.
     pub rows: Vec<Row>,
 }
 
-/// Samples of each figure; the median counts.
+/// The number of samples per figure, of which the median counts.
 const SAMPLES: usize = 101;
 
-/// A sample is as many calls as take about this long: much less than what a scheduler gives at once, so that most samples
-/// run undisturbed on a busy machine too.
+/// The approximate duration of a sample, which consists of many calls. It is much shorter than a
+/// time slice of the scheduler, so most samples run without interruption even on a busy machine.
 const SAMPLE: Duration = Duration::from_micros(200);
 
-/// Calls of one sample at most.
+/// The maximum number of calls in one sample.
 const CALLS_MAX: u32 = 2_000;
 
 /// Measures policies and the built-in one. `transcripts` are names and texts.
@@ -92,7 +93,7 @@ pub fn bench(files: &[Vec<u8>], transcripts: &[(String, String)]) -> Result<Meas
 struct Subject {
     policy: Arc<Policy<Transaction>>,
     instance: Instance<Transaction>,
-    /// Lent to each call and taken back, as the store does.
+    /// Each call borrows the state and returns it, as in the store.
     state: Option<Box<State>>,
     peer: Peer,
     properties: Properties,
@@ -114,7 +115,7 @@ impl Subject {
         })
     }
 
-    /// One call, from the request to the commit; its fuel, and why it failed.
+    /// Makes one call, from the request to the commit. Returns its fuel and its failure.
     fn call(&mut self, payload: &Bytes) -> (u64, Option<String>) {
         const TIMESTAMP: &str = "001700000000000:00000:bench";
         let request = Request {
@@ -149,12 +150,13 @@ impl Subject {
     }
 }
 
-/// One request by all subjects, taking turns, so that a machine that slows down slows all of them.
+/// Measures one request for all subjects. They take turns, so a slowdown of the machine affects all
+/// of them.
 fn row(subjects: &mut [Subject], what: &str, payload: &Bytes) -> Row {
     let mut costs = Vec::new();
     let mut calls = Vec::new();
     for subject in subjects.iter_mut() {
-        // The first calls of an instance do more than later ones.
+        // The first calls of an instance do more work than later ones.
         for _ in 0..20 {
             subject.call(payload);
         }
@@ -172,7 +174,8 @@ fn row(subjects: &mut [Subject], what: &str, payload: &Bytes) -> Row {
     let mut times = vec![Vec::with_capacity(SAMPLES); subjects.len()];
     for round in 0..SAMPLES {
         for turn in 0..subjects.len() {
-            // Who goes first changes, so that nobody always pays for what happens now and then.
+            // The order changes in each round, so that periodic interruptions do not always affect
+            // the same subject.
             let at = (turn + round) % subjects.len();
             let subject = &mut subjects[at];
             let begin = Instant::now();
@@ -191,7 +194,8 @@ fn row(subjects: &mut [Subject], what: &str, payload: &Bytes) -> Row {
     }
 }
 
-/// What a fresh instance costs: a redelivery has one of its own, and so has the request after a failure.
+/// Measures the start of a fresh instance. Each redelivery needs one, and so does the request after
+/// a failure.
 fn starts(subjects: &[Subject]) -> Result<Row, KitError> {
     let mut times = vec![Vec::with_capacity(SAMPLES); subjects.len()];
     for _ in 0..SAMPLES {
@@ -212,7 +216,7 @@ fn starts(subjects: &[Subject]) -> Result<Row, KitError> {
     })
 }
 
-/// The requests of a conversation by their first words, with all that the store does about them.
+/// Measures the requests of a transcript by their first words, including all work of the store.
 fn conversation(subjects: &[Subject], name: &str, text: &str) -> Result<Vec<Row>, String> {
     let mut rows: BTreeMap<String, Vec<Cost>> = BTreeMap::new();
     for (at, subject) in subjects.iter().enumerate() {

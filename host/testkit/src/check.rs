@@ -1,7 +1,6 @@
-//! Whether a file is a policy for this host, what it asks for, and what its commands cost.
+//! Checks whether a file is a policy for this host, lists its interfaces and measures its commands.
 //!
-//! What enters: the bytes of a file. What leaves: what could be found out of it, and where it is no policy, in words
-//! why and what to do about it.
+//! If the file is not a policy, the result has the reason and advice.
 
 use std::time::{Duration, Instant};
 
@@ -10,81 +9,81 @@ use statehouse_transcript::quote;
 use super::harness::Harness;
 use statehouse_core::policy::{self, Instance, LoadError, sections};
 
-/// Whether a file is a component or a core module, which the host wraps at load.
+/// The kind of a file. The host turns a core module into a component when it loads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A component.
     Component,
     /// A core module.
     Module,
-    /// Neither.
+    /// Neither a component nor a core module.
     Other,
 }
 
-/// What was found out of a file.
+/// The result of a check.
 #[derive(Debug)]
 pub struct Checked {
-    /// What it is.
+    /// The kind of the file.
     pub kind: Kind,
-    /// Its length.
+    /// The length of the file.
     pub bytes: u64,
-    /// What tells it from every other policy: BLAKE3 of the file.
+    /// The BLAKE3 digest of the file, which identifies a policy.
     pub digest: blake3::Hash,
-    /// The interfaces it imports, with their versions.
+    /// The interfaces that it imports, with their versions.
     pub imports: Vec<String>,
-    /// The interfaces it exports.
+    /// The interfaces that it exports.
     pub exports: Vec<String>,
-    /// What it is as a policy, or what is wrong with it.
+    /// The description of the policy, or the reason why the file is not a policy.
     pub policy: Result<Fit, Wrong>,
 }
 
-/// Why it is no policy.
+/// Why a file is not a policy.
 #[derive(Debug)]
 pub struct Wrong {
-    /// What the host says of it.
+    /// The error of the host.
     pub what: String,
-    /// What to do about it.
+    /// Advice for the author.
     pub advice: Vec<String>,
 }
 
 /// A policy that this host can run.
 #[derive(Debug)]
 pub struct Fit {
-    /// Its name for itself.
+    /// The name that the policy declares.
     pub name: String,
-    /// Its version.
+    /// The version that the policy declares.
     pub version: String,
-    /// How long it took to compile here, its trial included.
+    /// How long the policy takes to compile on this machine, including its trial.
     pub compile: Duration,
     /// How long an instance takes to start, describe and configure.
     pub start: Duration,
-    /// The linear memory that an instance holds then.
+    /// The linear memory of a started instance.
     pub memory_bytes: usize,
-    /// What a request of each of its commands costs, by a sample.
+    /// The cost of a sample request for each command.
     pub commands: Vec<Cost>,
 }
 
-/// What a sample of a command costs on an instance that has run it before.
+/// The cost of a sample request of a command, on an instance that has run it before.
 #[derive(Debug)]
 pub struct Cost {
     /// The command.
     pub command: String,
     /// The request.
     pub request: String,
-    /// Its answer, as a word of a transcript.
+    /// The answer, as a word of a transcript.
     pub answer: String,
-    /// Why the policy failed at it, if it did.
+    /// Why the policy failed, if it did.
     pub failure: Option<String>,
-    /// The fuel it burnt.
+    /// The fuel of the request.
     pub fuel: u64,
-    /// The time it took, the store's own work included.
+    /// The time of the request, including the work of the store.
     pub time: Duration,
 }
 
-/// How often things are done that are timed; the median counts.
+/// The number of repetitions for a time, of which the median counts.
 const ROUNDS: usize = 15;
 
-/// Looks at a file.
+/// Checks a file.
 pub fn check(file: &[u8]) -> Checked {
     let kind = match file {
         [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => Kind::Module,
@@ -106,7 +105,7 @@ pub fn check(file: &[u8]) -> Checked {
     }
 }
 
-/// The interfaces of a component, or of what a core module becomes.
+/// The imports and exports of a component, or of the component that a core module becomes.
 fn interfaces(file: &[u8], kind: Kind) -> Option<(Vec<String>, Vec<String>)> {
     if !sections::are_whole(file) {
         return None;
@@ -164,13 +163,14 @@ fn fit(file: &[u8]) -> Result<Fit, LoadError> {
     })
 }
 
-/// The middle one.
+/// The median, or the default of an empty slice.
 pub(super) fn median<T: Copy + Ord + Default>(all: &mut [T]) -> T {
     all.sort_unstable();
     all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
-/// A request of a command. Of those that are not published only the name is known: a key comes first in most.
+/// A sample request of a command. For a command that is not part of the published protocol, the
+/// sample has one key, because most commands begin with a key.
 fn sample(command: &str) -> Vec<&str> {
     const VALUE: &str = "0123456789012345678901234567890123456789012345678901234567890123";
     match command.to_ascii_uppercase().as_str() {
@@ -202,7 +202,7 @@ fn cost(harness: &Harness, command: &str) -> Cost {
     }
 }
 
-/// What to do about a file that is no policy.
+/// Advice for a file that is not a policy.
 fn advice(error: &LoadError, imports: &[String]) -> Vec<String> {
     let mut advice = Vec::new();
     match error {
@@ -213,20 +213,20 @@ fn advice(error: &LoadError, imports: &[String]) -> Vec<String> {
                 .filter(|name| !name.starts_with("statehouse:policy/"))
                 .collect();
             advice.push(format!(
-                "it imports what no policy may: {}",
+                "it imports interfaces that a policy cannot have: {}",
                 foreign.join(", ")
             ));
             if foreign.iter().any(|name| name.starts_with("wasi:")) {
                 advice.push("Rust: build for wasm32-unknown-unknown, not for wasm32-wasip1 or wasm32-wasip2".into());
                 advice.push("JavaScript: componentize-qjs with --sync --stub-wasi".into());
                 advice.push("Python: componentize-py componentize with --stub-wasi".into());
-                advice.push("`statehouse policy build` does so".into());
+                advice.push("`statehouse policy build` uses these settings".into());
             }
         }
         LoadError::Encode(text) => {
             if text.contains("wasi") {
                 advice.push(
-                    "the module was built for WASI: Rust builds it for wasm32-unknown-unknown"
+                    "the module was built for WASI: in Rust, build it for wasm32-unknown-unknown"
                         .into(),
                 );
             }
@@ -235,13 +235,13 @@ fn advice(error: &LoadError, imports: &[String]) -> Vec<String> {
             );
         }
         LoadError::NoHandler => {
-            advice.push("it has to export statehouse:policy/handler: in Rust by `statehouse_policy::export!`, elsewhere by building it for the world `policy` of wit/policy.wit".into());
+            advice.push("it must export statehouse:policy/handler: in Rust with `statehouse_policy::export!`, in other languages by building it for the world `policy` of wit/policy.wit".into());
             advice.push(
                 "`statehouse policy new` writes a project that does, with that file in it".into(),
             );
         }
         LoadError::NotWasm => {
-            advice.push("name the .wasm file that the build makes; `statehouse policy build` says where it is".into());
+            advice.push("name the .wasm file that the build creates; `statehouse policy build` prints its path".into());
         }
         LoadError::Cut => {
             advice.push("build or copy it once more".into());

@@ -1,30 +1,30 @@
-//! A client of a harness, and what it sends.
+//! A client of a harness, and the messages that it sends.
 
 use super::harness::Harness;
 use super::{Answer, Came};
 use statehouse_core::request::{Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
 
-/// A message to the store, every part of which can be made wrong.
+/// A message to the store. Every part of it may be invalid.
 #[derive(Clone, Debug)]
 pub struct Publish {
-    /// Where to.
+    /// The topic.
     pub topic: String,
-    /// The command.
+    /// The payload.
     pub payload: Vec<u8>,
-    /// User properties in order.
+    /// The user properties in order.
     pub user: Vec<(String, String)>,
-    /// 0, 1 or 2.
+    /// The QoS: 0, 1 or 2.
     pub qos: u8,
-    /// Response Topic.
+    /// The Response Topic.
     pub response_topic: Option<String>,
-    /// Correlation Data; where it is empty, some that no other request has.
+    /// The Correlation Data. If they are empty, the harness generates unique ones.
     pub correlation: Option<Vec<u8>>,
     /// The store's time in milliseconds at which the message expires (MQTT 5, section 3.3.2.3.3).
     pub expires_ms: Option<u64>,
 }
 
 impl Publish {
-    /// As a client of this dialect sends it; its clock reads `now_ms`.
+    /// Creates the message that a client of this dialect sends when its clock reads `now_ms`.
     pub fn new(dialect: Dialect, client: &str, payload: Vec<u8>, now_ms: u64) -> Self {
         let owned = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let timestamp = format!("{now_ms:015}:{:05}:client", 0);
@@ -70,40 +70,40 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// In another dialect than that of the SDKs.
+    /// Sets the dialect. The default is that of the SDKs.
     #[must_use]
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
         self
     }
 
-    /// With this clock reading, or none, instead of the one that fits the time.
+    /// Sets the clock reading, or omits it. The default is the current time.
     #[must_use]
     pub fn timestamp(mut self, timestamp: Option<&str>) -> Self {
         self.timestamp = Some(timestamp.map(str::to_owned));
         self
     }
 
-    /// With a fencing token.
+    /// Adds a fencing token.
     #[must_use]
     pub fn fencing_token(mut self, token: &str) -> Self {
         self.fencing_token = Some(token.into());
         self
     }
 
-    /// With one more user property.
+    /// Adds a user property.
     #[must_use]
     pub fn property(mut self, name: &str, value: &str) -> Self {
         self.properties.push((name.into(), value.into()));
         self
     }
 
-    /// Sends an array of bulk strings, as the published commands are, and gives the answer.
+    /// Sends an array of bulk strings, the form of the published commands, and returns the answer.
     pub fn send<A: AsRef<[u8]>>(self, arguments: &[A]) -> Answer {
         self.send_bytes(array(arguments))
     }
 
-    /// Sends these bytes, and gives the answer.
+    /// Sends these bytes as the payload, and returns the answer.
     pub fn send_bytes(self, payload: impl Into<Vec<u8>>) -> Answer {
         let now_ms = self.harness.now_ms();
         let mut publish = Publish::new(self.dialect, &self.id, payload.into(), now_ms);
@@ -119,7 +119,8 @@ impl<'a> Client<'a> {
         publish.user.extend(self.properties);
         match self.harness.publish(&self.id, publish) {
             Came::Answer(answer) => *answer,
-            // What the protocol refuses without an answer has no topic to answer to, and this one has.
+            // The store refuses a request without an answer only if it has no response topic, and
+            // this one has a topic.
             other => Answer {
                 failure: Some(format!("there is no answer: {other:?}")),
                 ..Answer::default()
@@ -128,7 +129,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// An array of bulk strings.
+/// Encodes an array of bulk strings.
 pub fn array<A: AsRef<[u8]>>(words: &[A]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", words.len()).into_bytes();
     for word in words.iter().map(AsRef::as_ref) {

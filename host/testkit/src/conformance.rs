@@ -1,7 +1,7 @@
-//! The transcripts of the published protocol, which the tests of the whole run over sockets: `policy test
-//! --conformance` runs them over any policy.
+//! The transcripts of the published protocol. The end-to-end tests run them over sockets, and
+//! `policy test --conformance` runs them over any policy.
 
-/// Name and text of each.
+/// The names and texts of the transcripts.
 pub const TRANSCRIPTS: &[(&str, &str)] = &[
     (
         "carriage",
@@ -127,7 +127,7 @@ mod tests {
     use crate::{Harness, transcript};
 
     #[test]
-    fn the_standard_policy_holds_them_all_without_a_socket() {
+    fn standard_policy_passes_all_transcripts() {
         let harness = Harness::standard().unwrap();
         for (name, text) in TRANSCRIPTS {
             let report = transcript::run(&harness, text).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_missing() {
+    fn list_contains_every_transcript_file() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/transcripts");
         let mut there: Vec<String> = std::fs::read_dir(directory)
             .unwrap()

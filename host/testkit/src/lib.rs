@@ -1,17 +1,19 @@
-//! What the author of a policy uses: the store itself, without a network, a disk or a clock of its own.
+//! The store for tests of policies: without a network, a disk or a real clock.
 //!
-//! What enters: a policy (a component or a core module), requests, and the time, which is a script's. What leaves:
-//! answers and everything behind them. It runs the code of `serve` from the PUBLISH to the effects, so what holds
-//! here holds there; nothing on the path of a request depends on it.
+//! A test provides a policy (a component or a core module), requests and the time. It receives the
+//! answers and all effects. The testkit must run the code of `serve` from the PUBLISH to the
+//! effects; otherwise a passed test would say nothing about the server. No code on the path of a
+//! request depends on it.
 //!
 //! * [`Harness`]: a policy over a store, for a plain `#[test]`.
 //! * [`transcript`]: conversations in files, which `statehouse policy test` compares byte for byte.
-//! * [`check`]: whether a file is a policy, and what its commands cost.
-//! * [`bench`]: what a request costs beside the built-in policy.
-//! * [`project`]: a new policy, and how one is built.
+//! * [`check`]: checks whether a file is a policy, and measures its commands.
+//! * [`bench`]: measures the cost of requests in comparison with the built-in policy.
+//! * [`project`]: creates the project of a new policy.
 //!
-//! Every request runs twice: by an instance that has answered all before it, and by a fresh one on the same state.
-//! Where the two differ the policy hides state between requests, and a redelivery would be answered otherwise.
+//! Every request runs twice: on the instance that handled all earlier requests, and on a fresh
+//! instance with the same state. If the results differ, the policy has hidden state between
+//! requests, and a redelivery would get a different answer.
 //!
 //! ```no_run
 //! use statehouse_testkit::Harness;

@@ -1,25 +1,25 @@
-//! A new policy: a small project that builds, whose tests pass.
+//! Creates the project of a new policy: a small one that builds, with tests that pass.
 //!
-//! What enters: a name and a language. What leaves: files. The SDK and the standard policy lie in a Rust project as they
-//! are in this program, so that it builds without asking anybody for them.
+//! A Rust project contains the sources of the SDK and the standard policy of this program, so it
+//! builds without downloading them.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What policies are written in here.
+/// The language of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// Rust, on top of the standard policy.
     Rust,
-    /// JavaScript, which QuickJS runs.
+    /// JavaScript, run by QuickJS.
     JavaScript,
-    /// Python, which CPython runs.
+    /// Python, run by CPython.
     Python,
 }
 
 impl Language {
-    /// The one that a directory is written in, by the file that its tool reads.
+    /// The language of a project directory, by the manifest that it contains.
     pub fn of(directory: &Path) -> Option<Self> {
         let has = |name: &str| directory.join(name).is_file();
         match () {
@@ -31,21 +31,19 @@ impl Language {
     }
 }
 
-/// Why there is no new project.
+/// Why a project cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ProjectError {
-    /// A name that is none.
+    /// The name is invalid.
     #[error(
-        "a policy's name is of lower-case letters, digits and `-`, begins with a letter and has at most {} bytes",
+        "a policy's name consists of lower-case letters, digits and `-`, begins with a letter and has at most {} bytes",
         statehouse_core::limits::POLICY_NAME_BYTES_MAX
     )]
     Name,
-    /// There is something already.
-    #[error(
-        "{0} is there already, and nothing of it was changed: name another directory with --dir"
-    )]
+    /// The directory exists and is not empty.
+    #[error("{0} is there already and was not changed: name another directory with --dir")]
     Exists(PathBuf),
-    /// It cannot be written.
+    /// A file cannot be written.
     #[error("cannot write {0}: {1}")]
     Io(PathBuf, io::Error),
 }
@@ -53,7 +51,7 @@ pub enum ProjectError {
 /// The sources of the SDK and of the standard policy.
 const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// What every project has.
+/// The files of every project.
 const COMMON: &[(&str, &str)] = &[
     ("wit/policy.wit", include_str!("../../../wit/policy.wit")),
     (
@@ -119,8 +117,9 @@ const PYTHON: &[(&str, &str)] = &[
     (".gitignore", "/.venv\n__pycache__/\n/*.wasm\n"),
 ];
 
-/// What an example says that a project of its own does not: its name, and that it has siblings.
-const OF_EXAMPLES: &[(&str, &str)] = &[
+/// Texts of the examples, with their replacements in a project: the name, and the references to
+/// other examples.
+const EXAMPLE_REPLACEMENTS: &[(&str, &str)] = &[
     ("set-point-js\"", "{{name}}\""),
     ("set-point-python\"", "{{name}}\""),
     (
@@ -133,7 +132,7 @@ const OF_EXAMPLES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Whether a policy may be called so: the name is that of a package, of a file and of a policy.
+/// Whether a name is valid for a package, a file and a policy.
 pub fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     name.len() <= statehouse_core::limits::POLICY_NAME_BYTES_MAX
@@ -141,7 +140,7 @@ pub fn is_name(name: &str) -> bool {
         && name.starts_with(|first: char| first.is_ascii_lowercase())
 }
 
-/// Writes a project. The directory must not be there yet, or be empty.
+/// Writes a project. The directory must be empty or not exist.
 pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), ProjectError> {
     if !is_name(name) {
         return Err(ProjectError::Name);
@@ -164,14 +163,14 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
     };
     for (path, text) in COMMON.iter().chain(own) {
         let mut text = (*text).to_owned();
-        for (theirs, ours) in OF_EXAMPLES {
-            text = text.replace(theirs, ours);
+        for (original, replacement) in EXAMPLE_REPLACEMENTS {
+            text = text.replace(original, replacement);
         }
         let text = text.replace("{{name}}", name);
         let text = text.replace("{{version}}", env!("CARGO_PKG_VERSION"));
         write(directory, path, &text).map_err(failed(&directory.join(path)))?;
     }
-    // These go as they are.
+    // The sources are written unchanged.
     for (path, text) in sources {
         write(directory, path, text).map_err(failed(&directory.join(path)))?;
     }
@@ -191,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_packages() {
+    fn name_must_be_valid_for_a_package() {
         for good in ["a", "set-point2"] {
             assert!(is_name(good), "{good}");
         }
@@ -200,9 +199,8 @@ mod tests {
         }
     }
 
-    /// A template says what the workspace says.
     #[test]
-    fn the_vendored_manifests_fit_their_sources() {
+    fn vendored_manifests_match_the_workspace() {
         let workspace = include_str!("../../../Cargo.toml");
         let line = |text: &str, name: &str| {
             let found = text.lines().find(|line| line.starts_with(name));
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_an_example_is_left_in_a_project() {
+    fn project_contains_no_text_about_examples() {
         for language in [Language::Rust, Language::JavaScript, Language::Python] {
             let directory = tempfile::tempdir().unwrap();
             create("my-rule", language, directory.path()).unwrap();
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten() {
+    fn create_never_overwrites_files() {
         let directory = tempfile::tempdir().unwrap();
         create("a", Language::Rust, directory.path()).unwrap();
         let again = create("b", Language::Rust, directory.path());

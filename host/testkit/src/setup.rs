@@ -1,4 +1,4 @@
-//! What a harness stands on: a compiled policy, and the table it begins with.
+//! The parts of a harness: a compiled policy and the initial state.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,24 @@ use statehouse_core::store::{State, Transaction};
 use statehouse_offline::{self as offline, Past, PastError};
 use statehouse_precompiled::read_file;
 
-/// Why a harness cannot be made.
+/// Why a harness cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum KitError {
-    /// The file cannot be read.
+    /// The file of the policy cannot be read.
     #[error("cannot read the policy {0}: {1}")]
     Unreadable(PathBuf, io::Error),
-    /// It is no policy.
+    /// The file is not a policy.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A transcript of this name cannot be read.
+    /// The transcript of this name cannot be parsed.
     #[error("{0}: {1}")]
     Transcript(String, String),
-    /// There is no such table.
+    /// The backup or data directory cannot be read.
     #[error(transparent)]
     Past(#[from] PastError),
 }
 
-/// The file of a policy, or the built-in one where the path is `builtin`.
+/// Reads the file of a policy. The path `builtin` means the built-in policy.
 pub fn read_policy(path: &Path) -> Result<Vec<u8>, KitError> {
     if path.as_os_str() == "builtin" {
         return Ok(STANDARD_POLICY.to_vec());
@@ -35,12 +35,11 @@ pub fn read_policy(path: &Path) -> Result<Vec<u8>, KitError> {
     read_file(path).map_err(|error| KitError::Unreadable(path.to_owned(), error))
 }
 
-/// An engine whose calls only fuel ends, so that a test ends the same way on every machine.
+/// An engine that limits calls only by fuel, so that a test has the same result on every machine.
 pub(super) fn engine() -> Result<Engine<Transaction>, KitError> {
     Ok(Engine::without_watchdog()?)
 }
 
-/// A policy, compiled.
 pub(super) fn compile(
     engine: &Engine<Transaction>,
     file: &[u8],
@@ -48,7 +47,7 @@ pub(super) fn compile(
     Ok(Arc::new(engine.load(file)?))
 }
 
-/// A table to begin with, and its time.
+/// The initial state of a harness, and its time.
 #[derive(Clone, Default)]
 pub(super) struct Base {
     pub(super) state: State,
@@ -56,7 +55,7 @@ pub(super) struct Base {
 }
 
 impl Base {
-    /// The table of a backup.
+    /// The state of a backup.
     pub(super) fn of_backup(file: &Path) -> Result<Self, KitError> {
         let image = offline::read_backup(file)?;
         Ok(Self {
@@ -65,7 +64,7 @@ impl Base {
         })
     }
 
-    /// The table of a data directory, also of one that a server uses at this moment.
+    /// The state of a data directory, which a server may be using.
     pub(super) fn of_data(directory: &Path) -> Result<Self, KitError> {
         let image = Past::open(directory)?.keys()?;
         Ok(Self {

@@ -1,9 +1,10 @@
-//! Transcripts over a harness: conversations in files, compared byte for byte.
+//! Runs transcripts on a harness: conversations in files, compared byte for byte.
 //!
-//! What enters: a text in the language of `statehouse_transcript`, and a harness. What leaves: every line that says
-//! something else than what came, every request that a fresh instance answers otherwise, and the text as it should
-//! be. The clock is the script's: it begins at 1700000000000 (or at the time of the snapshot), `wait` moves it, and a
-//! notification that has not come yet is waited for until the next key has expired.
+//! `statehouse_transcript` defines the format. A run reports every line that differs from the
+//! received message, every request that a fresh instance answers differently, and the corrected
+//! text. The clock is scripted: it begins at 1700000000000 (or at the time of the snapshot) and
+//! `wait` advances it. If a line expects a notification that has not arrived, the clock advances to
+//! the next expiry of a key.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,71 +20,71 @@ use super::{Came, Notification};
 use crate::limits;
 use statehouse_core::request::{Dialect, NOTIFICATION_TOPICS};
 
-/// What a transcript came to.
+/// The result of a transcript.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Requests in it.
+    /// The number of requests.
     pub requests: u64,
-    /// Lines that say something else than what came.
+    /// The lines that differ from the received messages.
     pub different: Vec<Difference>,
-    /// Requests that a fresh instance answers otherwise.
+    /// The requests that a fresh instance answers differently.
     pub hidden: Vec<Hidden>,
-    /// The text as it should be.
+    /// The corrected text.
     pub corrected: String,
 }
 
 impl Report {
-    /// Whether everything is as it should be.
+    /// Whether there are no differences and no hidden state.
     pub fn is_well(&self) -> bool {
         self.different.is_empty() && self.hidden.is_empty()
     }
 }
 
-/// A line that says something else than what came.
+/// A line that differs from the received message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Its number, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// What it says.
+    /// The text of the line.
     pub says: String,
-    /// What it should say, or why it cannot hold.
+    /// The correct line, or why the line cannot hold.
     pub came: String,
 }
 
-/// A request that a fresh instance answers otherwise.
+/// A request that a fresh instance answers differently.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hidden {
-    /// The number of its line, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// The line.
+    /// The text of the line.
     pub request: String,
-    /// What is different.
+    /// The difference.
     pub what: String,
 }
 
-/// What one request of a transcript cost.
+/// The cost of one request of a transcript.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Its first word, in upper case.
+    /// The first word of the request, in upper case.
     pub verb: String,
-    /// Fuel.
+    /// The fuel of the request.
     pub fuel: u64,
-    /// Time, with all that the store does about it.
+    /// The time of the request, including all work of the store.
     pub time: Duration,
 }
 
-/// Runs a transcript over the policy of a harness, from the table that the harness began with. The error is about
-/// the transcript itself: a line that cannot be read, or a setting that means nothing here.
+/// Runs a transcript with the policy of a harness, on the initial state of the harness. The error
+/// is about the transcript itself: a malformed line, or a setting that has no meaning here.
 pub fn run(harness: &Harness, text: &str) -> Result<Report, String> {
-    converse(harness.anew(), text).map(|run| run.finish())
+    run_script(harness.anew(), text).map(|run| run.finish())
 }
 
-/// What each request of a transcript cost.
+/// Measures the cost of each request of a transcript.
 pub(super) fn costs(harness: &Harness, text: &str) -> Result<Vec<Cost>, String> {
-    converse(harness.anew().once(), text).map(|run| run.costs)
+    run_script(harness.anew().once(), text).map(|run| run.costs)
 }
 
-fn converse(mut harness: Harness, text: &str) -> Result<Run, String> {
+fn run_script(mut harness: Harness, text: &str) -> Result<Run, String> {
     let script = language::parse(text)?;
     configure(&mut harness, &script)?;
     let mut run = Run {
@@ -103,7 +104,7 @@ fn converse(mut harness: Harness, text: &str) -> Result<Run, String> {
     Ok(run)
 }
 
-/// Lines of the configuration that mean something to a store without a network.
+/// Applies the lines of the configuration. Only settings of a store without a network are allowed.
 fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
     let table: toml::Table = script
         .config
@@ -132,7 +133,7 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
             }),
             _ => {
                 return Err(format!(
-                    "config {name} means nothing without a server: here are max_keys, max_bytes, max_client_keys, max_client_bytes, max_key_bytes, max_value_bytes, dialect and node"
+                    "config {name} means nothing without a server; the settings of a transcript are max_keys, max_bytes, max_client_keys, max_client_bytes, max_key_bytes, max_value_bytes, dialect and node"
                 ));
             }
         }
@@ -145,12 +146,14 @@ fn configure(harness: &mut Harness, script: &Script) -> Result<(), String> {
 #[derive(Default)]
 struct Actor {
     id: String,
-    /// What came and no line has said yet, with the line of what it came from.
+    /// Outcomes that no line has matched yet, each with the line of its request.
     answers: VecDeque<(usize, Came, language::Dialect)>,
-    told: VecDeque<(usize, Notification)>,
-    /// The last lines that said something of either.
+    /// Notifications that no line has matched yet, each with the line that caused it.
+    notifications: VecDeque<(usize, Notification)>,
+    /// The last line about an answer.
     answer_at: usize,
-    told_at: usize,
+    /// The last line about a notification.
+    notification_at: usize,
 }
 
 struct Run {
@@ -160,7 +163,7 @@ struct Run {
     variables: Variables,
     dialect: language::Dialect,
     report: Report,
-    /// Lines as they should be, and what should stand behind them.
+    /// Corrected lines, and the lines to insert after them.
     changed: BTreeMap<usize, (Option<String>, Vec<String>)>,
     costs: Vec<Cost>,
 }
@@ -173,7 +176,7 @@ impl Run {
                 Ok(())
             }
             Step::Client { name, id, .. } => {
-                // Who connects under an id that is connected ends the connection before.
+                // A connection with the same client id ends the earlier connection.
                 let others = self.actors.iter();
                 let others = others.filter(|(other, actor)| **other == name || actor.id == id);
                 for other in others.map(|(other, _)| other.clone()).collect::<Vec<_>>() {
@@ -182,7 +185,7 @@ impl Run {
                 let actor = Actor {
                     id,
                     answer_at: at,
-                    told_at: at,
+                    notification_at: at,
                     ..Actor::default()
                 };
                 self.actors.insert(name, actor);
@@ -210,7 +213,7 @@ impl Run {
                 Ok(())
             }
             Step::Wait(ms) => {
-                self.pass(at, self.harness.now_ms().saturating_add(ms));
+                self.advance(at, self.harness.now_ms().saturating_add(ms));
                 Ok(())
             }
             Step::At(now_ms) if now_ms < self.harness.now_ms() => Err(format!(
@@ -218,7 +221,7 @@ impl Run {
                 self.harness.now_ms()
             )),
             Step::At(now_ms) => {
-                self.pass(at, now_ms);
+                self.advance(at, now_ms);
                 Ok(())
             }
             Step::Compare { left, sign, right } => self.variables.compare(&left, &sign, &right),
@@ -236,8 +239,8 @@ impl Run {
         });
     }
 
-    /// A line that should be another.
-    fn should_be(&mut self, at: usize, line: String, why: &str) {
+    /// Reports a line that differs, and corrects it.
+    fn correct(&mut self, at: usize, line: String, why: &str) {
         self.differs(at, format!("{line}{why}"));
         self.changed.entry(at).or_default().0 = Some(line);
     }
@@ -260,25 +263,25 @@ impl Run {
         Ok(())
     }
 
-    /// A connection is over: what it was sent before counts, what it would be sent after does not.
+    /// Ends a connection. Messages that it received before count; later ones are not sent.
     fn end(&mut self, name: &str) {
-        self.unsaid(vec![name.to_owned()]);
+        self.report_unmatched(vec![name.to_owned()]);
         if let Some(actor) = self.actors.remove(name) {
             self.harness.disconnect(&actor.id);
         }
     }
 
-    /// Lets time pass; what is told on the way is noted as of line `at`.
-    fn pass(&mut self, at: usize, until_ms: u64) {
-        for told in self.harness.at(until_ms) {
-            self.note(at, told);
+    /// Advances the clock. Notifications on the way belong to line `at`.
+    fn advance(&mut self, at: usize, until_ms: u64) {
+        for notification in self.harness.at(until_ms) {
+            self.queue_notification(at, notification);
         }
     }
 
-    fn note(&mut self, at: usize, told: Notification) {
+    fn queue_notification(&mut self, at: usize, notification: Notification) {
         let mut actors = self.actors.values_mut();
-        if let Some(actor) = actors.find(|actor| actor.id == told.client) {
-            actor.told.push_back((at, told));
+        if let Some(actor) = actors.find(|actor| actor.id == notification.client) {
+            actor.notifications.push_back((at, notification));
         }
     }
 
@@ -341,8 +344,8 @@ impl Run {
                     what,
                 });
             }
-            for told in std::mem::take(&mut answer.notifications) {
-                self.note(at, told);
+            for notification in std::mem::take(&mut answer.notifications) {
+                self.queue_notification(at, notification);
             }
         }
         let actor = self.actor(client)?;
@@ -350,7 +353,7 @@ impl Run {
         Ok(())
     }
 
-    /// A line about what became of a request.
+    /// Compares a line about the outcome of a request.
     fn answer(&mut self, at: usize, step: &Step) -> Result<(), String> {
         let (client, words) = match step {
             Step::Answer {
@@ -364,7 +367,7 @@ impl Run {
         let actor = self.actor(client)?;
         actor.answer_at = at;
         let next = actor.answers.pop_front();
-        let (_, came, dialect) = next.ok_or("no request is open that this could be about")?;
+        let (_, came, dialect) = next.ok_or("the client has no open request")?;
         let contains = |text: &str, what: &str| text.to_lowercase().contains(&what.to_lowercase());
         let same = match (step, &came) {
             (Step::Dropped(_), Came::Dropped) => true,
@@ -390,8 +393,8 @@ impl Run {
                 Step::Answer { payload, .. } => Some(&payload[..]),
                 _ => None,
             };
-            if let Some((line, why)) = self.line(client, &came, dialect, payload, words)? {
-                self.should_be(at, line, &why);
+            if let Some((line, why)) = self.answer_line(client, &came, dialect, payload, words)? {
+                self.correct(at, line, &why);
             }
         }
         if matches!(came, Came::Disconnected { .. }) {
@@ -400,8 +403,9 @@ impl Run {
         Ok(())
     }
 
-    /// The line that says what came, and why it came so; none where the line says just that.
-    fn line(
+    /// The correct line for an outcome, with the failure of the policy as a note. `None` if the
+    /// given payload and words are correct.
+    fn answer_line(
         &mut self,
         client: &str,
         came: &Came,
@@ -421,7 +425,7 @@ impl Run {
             Came::Answer(answer) => answer,
         };
         let mut implied = dialect.implied();
-        // Where something implied is missing, the line has to say so.
+        // If an implied property is missing, the line must say so.
         let missing = implied.iter().any(|pair| !answer.user.contains(pair));
         let bare =
             has_sign(words, "@bare") || (payload.is_none_or(|it| it != answer.payload) && missing);
@@ -433,7 +437,7 @@ impl Run {
             user: &answer.user,
             implied: &implied,
         };
-        // No line at all says nothing that could be the same.
+        // Without a line, the outcome must differ: no payload is equal to this text.
         let differs = self
             .variables
             .differs(said, payload.unwrap_or(b"\0no line\0"), words)?;
@@ -456,48 +460,50 @@ impl Run {
         payload: &[u8],
         words: &[Word],
     ) -> Result<(), String> {
-        self.actor(client)?.told_at = at;
-        let told = loop {
-            if let Some((_, told)) = self.actor(client)?.told.pop_front() {
-                break told;
+        self.actor(client)?.notification_at = at;
+        let notification = loop {
+            if let Some((_, notification)) = self.actor(client)?.notifications.pop_front() {
+                break notification;
             }
-            // Over sockets this is waited for; here time comes when it is asked for.
+            // A test over sockets would wait here. This one advances the clock.
             let now_ms = self.harness.now_ms();
             let soon_ms = now_ms.saturating_add(limits::TRANSCRIPT_WAIT_MS_MAX);
             match self.harness.next_expiry_ms() {
-                Some(due_ms) if due_ms <= soon_ms => self.pass(at, due_ms),
-                _ => return Err(format!("{client} is told nothing")),
+                Some(due_ms) if due_ms <= soon_ms => self.advance(at, due_ms),
+                _ => return Err(format!("{client} receives no notification")),
             }
         };
-        if let Some(line) = self.told(client, &told, Some((key, payload, words)))? {
-            self.should_be(at, line, "");
+        let expected = Some((key, payload, words));
+        if let Some(line) = self.notification_line(client, &notification, expected)? {
+            self.correct(at, line, "");
         }
         Ok(())
     }
 
-    /// The line that says what a watcher was told; none where `said` says just that.
-    fn told(
+    /// The correct line for a notification. `None` if the expected key, payload and words are
+    /// correct.
+    fn notification_line(
         &mut self,
         client: &str,
-        told: &Notification,
-        said: Option<(&[u8], &[u8], &[Word])>,
+        notification: &Notification,
+        expected: Option<(&[u8], &[u8], &[Word])>,
     ) -> Result<Option<String>, String> {
-        let (key, payload, words) = said.unwrap_or((b"", b"\0no line\0", &[]));
+        let (key, payload, words) = expected.unwrap_or((b"", b"\0no line\0", &[]));
         let given = words
             .iter()
             .find_map(|word| word.bare()?.strip_prefix("@topic="));
-        let usual = topic(&told.client, key);
-        let right_topic = told.topic == given.unwrap_or(&usual);
+        let usual = topic(&notification.client, key);
+        let right_topic = notification.topic == given.unwrap_or(&usual);
         let about = Said {
-            payload: &told.payload,
-            user: &told.user,
+            payload: &notification.payload,
+            user: &notification.user,
             implied: &[],
         };
         let differs = self.variables.differs(about, payload, words)?;
         if right_topic && differs.is_none() {
             return Ok(None);
         }
-        // The properties as they were said, where only the topic differs.
+        // If only the topic differs, this returns the properties for the line.
         let rest = match differs {
             Some(rest) => rest,
             None => self
@@ -505,9 +511,9 @@ impl Run {
                 .differs(about, b"\0no line\0", words)?
                 .unwrap_or_default(),
         };
-        let (key, topic) = match key_of(&told.topic, &told.client) {
+        let (key, topic) = match key_of(&notification.topic, &notification.client) {
             Some(key) => (key, String::new()),
-            None => (key.to_vec(), format!(" @topic={}", told.topic)),
+            None => (key.to_vec(), format!(" @topic={}", notification.topic)),
         };
         let sign = if has_sign(words, "@qos=0") {
             " @qos=0"
@@ -518,39 +524,40 @@ impl Run {
             "{}! {} {}{topic}{sign}{rest}",
             shown(client),
             quote(&key),
-            quote(&told.payload)
+            quote(&notification.payload)
         )))
     }
 
     fn quiet(&mut self) {
-        self.unsaid(self.actors.keys().cloned().collect());
+        self.report_unmatched(self.actors.keys().cloned().collect());
     }
 
-    /// Whatever these were sent and no line has said: it should stand behind what it came from.
-    fn unsaid(&mut self, names: Vec<String>) {
-        let mut unsaid = Vec::new();
+    /// Reports all messages to these clients that no line has matched. Their lines belong after the
+    /// lines that caused them.
+    fn report_unmatched(&mut self, names: Vec<String>) {
+        let mut unmatched = Vec::new();
         for name in names {
             let Some(actor) = self.actors.get_mut(&name) else {
                 continue;
             };
-            let (answer_at, told_at) = (actor.answer_at, actor.told_at);
+            let (answer_at, notification_at) = (actor.answer_at, actor.notification_at);
             let answers: Vec<_> = actor.answers.drain(..).collect();
-            let told: Vec<_> = actor.told.drain(..).collect();
+            let notifications: Vec<_> = actor.notifications.drain(..).collect();
             for (from, came, dialect) in answers {
-                let line = self.line(&name, &came, dialect, None, &[]);
+                let line = self.answer_line(&name, &came, dialect, None, &[]);
                 if let Ok(Some((line, why))) = line {
-                    unsaid.push((from.max(answer_at), 0, line, why));
+                    unmatched.push((from.max(answer_at), 0, line, why));
                 }
             }
-            for (from, told) in told {
-                if let Ok(Some(line)) = self.told(&name, &told, None) {
-                    unsaid.push((from.max(told_at), 1, line, String::new()));
+            for (from, notification) in notifications {
+                if let Ok(Some(line)) = self.notification_line(&name, &notification, None) {
+                    unmatched.push((from.max(notification_at), 1, line, String::new()));
                 }
             }
         }
-        // An answer stands before what it leads to.
-        unsaid.sort_by_key(|(at, kind, ..)| (*at, *kind));
-        for (at, _, line, why) in unsaid {
+        // An answer comes before the notifications of its request.
+        unmatched.sort_by_key(|(at, kind, ..)| (*at, *kind));
+        for (at, _, line, why) in unmatched {
             self.differs(at, format!("and then {line}{why}, which no line says"));
             self.changed.entry(at).or_default().1.push(line);
         }
@@ -573,14 +580,14 @@ impl Run {
     }
 }
 
-/// What a request is called.
+/// The first word of a request, in upper case.
 fn verb(words: &[Word], raw: bool) -> String {
     let word = words.first().filter(|_| !raw);
     let word = word.and_then(|word| word.text().ok());
     word.map_or("(bytes)".into(), str::to_uppercase)
 }
 
-/// The topic on which a client hears of a key (the protocol, section 8).
+/// The topic of a client's notifications about a key (the protocol, section 8).
 fn topic(client: &str, key: &[u8]) -> String {
     let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02X}")).collect() };
     format!(
@@ -590,7 +597,7 @@ fn topic(client: &str, key: &[u8]) -> String {
     )
 }
 
-/// The key of such a topic, where it is one.
+/// The key in a notification topic of the client; `None` for any other topic.
 fn key_of(name: &str, client: &str) -> Option<Vec<u8>> {
     let hex = name.strip_prefix(&topic(client, b""))?;
     let digits = hex.as_bytes().chunks(2);

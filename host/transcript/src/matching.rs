@@ -1,4 +1,4 @@
-//! Whether a line says what came, and what it should say where it does not.
+//! Compares a line of a transcript with a received message, and corrects the line if they differ.
 
 use std::collections::HashMap;
 
@@ -9,23 +9,24 @@ use crate::script::DEFAULT_CLIENT;
 /// User properties in order.
 pub type Properties = Vec<(String, String)>;
 
-/// What a line says of a message, or what a message says.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Said<'a> {
-    /// The payload that came.
+    /// The payload.
     pub payload: &'a [u8],
-    /// The user properties that came.
+    /// The user properties.
     pub user: &'a [(String, String)],
-    /// The properties that need not be written, but have to be there.
+    /// Properties that the message must have although the line does not contain them.
     pub implied: &'a [(String, String)],
 }
 
-/// What has been given a name so far.
+/// The values of the variables so far.
 #[derive(Clone, Debug, Default)]
 pub struct Variables(HashMap<String, String>);
 
 impl Variables {
-    /// What a word means: itself, `$now` or a variable, both with `+ms` or `-ms`.
+    /// The value of a word: the word itself, or that of `$now` or a variable, both optionally with
+    /// `+ms` or `-ms`.
     pub fn value(&self, word: &str, now: impl Fn(i64) -> String) -> Result<String, String> {
         let Some(name) = word.strip_prefix('$') else {
             return Ok(word.into());
@@ -33,7 +34,8 @@ impl Variables {
         let (name, offset_ms) = match name.find(['+', '-']) {
             Some(at) => {
                 let offset = name[at..].parse();
-                let offset: i64 = offset.map_err(|_| format!("{word:?} is moved by no number"))?;
+                let offset: i64 =
+                    offset.map_err(|_| format!("{word:?} has an offset that is not a number"))?;
                 (&name[..at], offset)
             }
             None => (name, 0),
@@ -52,7 +54,8 @@ impl Variables {
         }
     }
 
-    /// Whether `$left sign $right` holds, of two versions. The error says what does not hold, or cannot be read.
+    /// Compares two versions: `$left sign $right`. The error is that the comparison does not hold,
+    /// or that a version cannot be read.
     pub fn compare(&self, left: &str, sign: &str, right: &str) -> Result<(), String> {
         let reading = |word: &str| {
             let value = self.value(word, |_| String::new())?;
@@ -72,9 +75,9 @@ impl Variables {
         }
     }
 
-    /// Compares payload and user properties (in any order); binds variables. Where they differ: the user
-    /// properties as they should stand on the line, without the implied ones. The error is about the line itself,
-    /// or about an implied property that did not come.
+    /// Compares payload and user properties (in any order) and binds variables. If they differ,
+    /// returns the correct user properties of the line, without the implied ones. The error is
+    /// about the line itself, or about a missing implied property.
     pub fn differs(
         &mut self,
         said: Said<'_>,
@@ -90,7 +93,7 @@ impl Variables {
             }
             let (name, value) = text
                 .split_once('=')
-                .ok_or_else(|| format!("a property is name=value, and not {text:?}"))?;
+                .ok_or_else(|| format!("a property has the form name=value, not {text:?}"))?;
             let bound = match value.strip_prefix('$') {
                 Some(variable) if !word.quoted => {
                     names.insert(name, value);
@@ -124,7 +127,7 @@ impl Variables {
         let explicit = |pair: &&(String, String)| !said.implied.contains(pair);
         let mut rest = String::new();
         for (name, value) in said.user.iter().filter(explicit) {
-            // A variable stays where its value fits; a version that is no variable yet becomes one.
+            // A variable remains if its value fits. A version that has no variable yet becomes one.
             let shown = match names.get(name.as_str()) {
                 Some(variable) if self.0.get(&variable[1..]) == Some(value) => {
                     (*variable).to_owned()
@@ -139,7 +142,7 @@ impl Variables {
 
     fn name_for(&mut self, value: &str) -> String {
         let mut known: Vec<_> = self.0.iter().filter(|(_, had)| *had == value).collect();
-        // Several may have it; the same one each time.
+        // Several variables may have the value. Sorting makes the choice deterministic.
         known.sort();
         if let Some((name, _)) = known.first() {
             return format!("${name}");
@@ -154,12 +157,12 @@ impl Variables {
     }
 }
 
-/// Whether a sign such as `@bare` stands among the words.
+/// Whether the words contain a sign such as `@bare`.
 pub fn has_sign(words: &[Word], sign: &str) -> bool {
     words.iter().any(|word| word.bare() == Some(sign))
 }
 
-/// A client's name as it stands before a sign.
+/// A client's name in front of a sign; empty for the default client.
 pub fn shown(client: &str) -> &str {
     if client == DEFAULT_CLIENT { "" } else { client }
 }
@@ -177,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_takes_its_first_value_and_keeps_it() {
+    fn variable_keeps_its_first_value() {
         let mut variables = Variables::default();
-        let came = user(&[("__stat", "200"), ("__ts", VERSION)]);
+        let received = user(&[("__stat", "200"), ("__ts", VERSION)]);
         let implied = user(&[("__stat", "200")]);
         let said = Said {
             payload: b"+OK\r\n",
-            user: &came,
+            user: &received,
             implied: &implied,
         };
         let mut differs = |line: &str| {
@@ -207,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_implied_has_to_come_and_new_versions_get_names() {
+    fn implied_properties_are_required_and_new_versions_named() {
         let mut variables = Variables::default();
-        let came = user(&[("__ts", VERSION)]);
+        let received = user(&[("__ts", VERSION)]);
         let implied = user(&[("__stat", "200")]);
         let payload = b"x";
         let said = |implied| Said {
             payload,
-            user: &came,
+            user: &received,
             implied,
         };
         assert!(variables.differs(said(&implied), b"x", &[]).is_err());

@@ -1,4 +1,4 @@
-//! What stands after `--` on the line of a request: how its PUBLISH differs from the usual one.
+//! The options after `--` on the line of a request, which change its PUBLISH.
 
 use crate::matching::{Properties, Variables};
 use crate::quote::Word;
@@ -27,7 +27,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the words after `--`. `now` gives the clock, moved by milliseconds.
+    /// Parses the words after `--`. `now` returns a reading of the clock with an offset in
+    /// milliseconds.
     pub fn read(
         words: &[Word],
         variables: &Variables,
@@ -41,7 +42,7 @@ impl Options {
                     Some("@response") => options.without_response = true,
                     Some("@correlation") => options.without_correlation = true,
                     Some(name) => options.without.push(name.into()),
-                    None => return Err(format!("what is the option {text:?}?")),
+                    None => return Err(format!("unknown option {text:?}")),
                 }
                 continue;
             };
@@ -63,7 +64,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Changes the user properties that a client of the dialect sends.
+    /// Applies the options to the user properties that a client of the dialect sends.
     pub fn shape(&self, user: &mut Properties) {
         let given = |name: &String| self.set.iter().any(|(set, _)| set == name);
         user.retain(|(name, _)| !given(name) && !self.without.contains(name));
@@ -77,13 +78,13 @@ mod tests {
     use crate::quote::words;
 
     #[test]
-    fn options_change_what_a_client_sends() {
+    fn options_change_the_user_properties_of_a_request() {
         let read = |line: &str| {
             let variables = Variables::default();
             Options::read(&words(line).unwrap(), &variables, |ms| format!("now{ms:+}"))
         };
-        let options = read("__ts=$now-5 -__srcId x=1 x=$2 @qos=2 -@response").unwrap_err();
-        assert!(options.contains("$2"), "{options}");
+        let error = read("__ts=$now-5 -__srcId x=1 x=$2 @qos=2 -@response").unwrap_err();
+        assert!(error.contains("$2"), "{error}");
         let options = read("__ts=$now-5 -__srcId x=1 \"x=$2\" @qos=2 -@response").unwrap();
         assert!(options.without_response && options.qos == Some(2));
         let mut user = ["__ts", "__protVer", "__srcId"]

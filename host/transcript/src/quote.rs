@@ -1,11 +1,11 @@
-//! Shell-like words with escapes: any bytes as readable text, and back.
+//! Converts bytes to readable text and back: words with quotes and escapes, similar to a shell.
 
 /// One word of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// What it means.
+    /// The bytes without quotes and escapes.
     pub bytes: Vec<u8>,
-    /// Whether any part of it stood in quotes.
+    /// Whether any part of it was in quotes.
     pub quoted: bool,
 }
 
@@ -19,9 +19,9 @@ impl Word {
         }
     }
 
-    /// As text, in quotes or not.
+    /// The text of a word, in quotes or not.
     pub fn text(&self) -> Result<&str, String> {
-        std::str::from_utf8(&self.bytes).map_err(|_| "a word that has to be UTF-8 is not".into())
+        std::str::from_utf8(&self.bytes).map_err(|_| "a word is not valid UTF-8".into())
     }
 }
 
@@ -31,8 +31,8 @@ impl AsRef<[u8]> for Word {
     }
 }
 
-/// Splits a line into words. Escapes are `\r \n \t \0 \\ \" \xHH` and a backslash before a space, inside double
-/// quotes and outside.
+/// Splits a line into words. Escapes are `\r \n \t \0 \\ \" \xHH` and a backslash before a space,
+/// inside double quotes and outside.
 pub fn words(line: &str) -> Result<Vec<Word>, String> {
     let mut out = Vec::new();
     let mut bytes = line.bytes().peekable();
@@ -64,7 +64,7 @@ pub fn words(line: &str) -> Result<Vec<Word>, String> {
                     };
                     match (digit(), digit()) {
                         (Some(high), Some(low)) => high << 4 | low,
-                        _ => return Err("\\x needs two digits of base 16".into()),
+                        _ => return Err("\\x needs two hexadecimal digits".into()),
                     }
                 }
                 Some(plain @ (b'\\' | b'"' | b' ')) => plain,
@@ -74,17 +74,17 @@ pub fn words(line: &str) -> Result<Vec<Word>, String> {
         }
     }
     if inside {
-        return Err("a quote that does not end".into());
+        return Err("a closing quote is missing".into());
     }
     out.extend(word);
     Ok(out)
 }
 
-/// Writes bytes as one word that [`words`] reads back.
+/// Writes bytes as one word, from which [`words`] returns the same bytes.
 pub fn quote(bytes: &[u8]) -> String {
     let mut out = String::new();
     let mut quotes = bytes.is_empty() || bytes == b"--" || matches!(bytes[0], b'@' | b'#')
-        // A variable; a RESP string begins with `$` and a number.
+        // Only a variable needs quotes. A RESP string begins with `$` and a number.
         || bytes[0] == b'$' && bytes.get(1).is_some_and(u8::is_ascii_alphabetic);
     for &byte in bytes {
         match byte {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_survives() {
+    fn every_byte_survives_quoting() {
         let all: Vec<u8> = (0..=255).collect();
         for bytes in [&all[..], b"", b"a b", b"$-1\r\n", b"\"", b"@x", b"--"] {
             let line = format!("< {} x", quote(bytes));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_refused() {
+    fn malformed_lines_are_refused() {
         for bad in ["\"open", "\\q", "\\x1", "\\"] {
             assert!(words(bad).is_err(), "{bad}");
         }

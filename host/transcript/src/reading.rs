@@ -1,4 +1,4 @@
-//! A clock reading `wall:counter:node`, as the protocol, section 5, writes it.
+//! A clock reading `wall:counter:node` (the protocol, section 5).
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub struct Reading {
     pub wall_ms: u64,
     /// Events within one millisecond.
     pub counter: u32,
-    /// Who read the clock.
+    /// The name of the clock.
     pub node: String,
 }
 
@@ -23,7 +23,7 @@ impl Reading {
         }
     }
 
-    /// The same with another wall.
+    /// The same reading with an offset on its wall.
     #[must_use]
     pub fn moved(&self, offset_ms: i64) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Reading {
         }
     }
 
-    /// Reads exactly what a store writes: 15 digits, 5 digits, a node.
+    /// Parses exactly the form that a store writes: 15 digits, 5 digits, a node.
     pub fn parse(text: &str) -> Option<Self> {
         let digits =
             |part: &str, n| part.len() == n && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_padded_readings_are_readings() {
+    fn parse_accepts_only_padded_readings() {
         let reading = Reading::parse("001696374425000:00001:StateStore").unwrap();
         assert_eq!(reading.to_string(), "001696374425000:00001:StateStore");
         assert!(reading.moved(-1) < reading && reading.moved(1) > reading);

@@ -1,23 +1,23 @@
-//! Reads a transcript: text in, steps out.
+//! Parses the text of a transcript into steps.
 
 use crate::quote::{Word, words};
 
-/// The client that acts where a line names none.
+/// The client of lines that name none.
 pub const DEFAULT_CLIENT: &str = "me";
 
-/// How requests are written.
+/// The dialect of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// As the official client libraries do.
+    /// The dialect of the official client libraries.
     Sdk,
-    /// As the published article prints.
+    /// The dialect of the published article.
     Documents,
-    /// As in the preview of 2023.
+    /// The dialect of the preview of 2023.
     Preview,
 }
 
 impl Dialect {
-    /// The one of this name.
+    /// The dialect of this name.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "sdk" => Some(Self::Sdk),
@@ -27,7 +27,7 @@ impl Dialect {
         }
     }
 
-    /// What every answer carries besides its version, and no line has to say.
+    /// The user properties of every answer except its version, which lines need not contain.
     pub fn implied(self) -> Vec<(String, String)> {
         let mut implied = vec![("__stat".into(), "200".into())];
         if self == Self::Sdk {
@@ -37,100 +37,100 @@ impl Dialect {
     }
 }
 
-/// One line that does something.
+/// The step of one line.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// `dialect NAME`: how requests are written from here on.
+    /// `dialect NAME`: the dialect of later requests.
     Dialect(Dialect),
     /// `client NAME [id] [filter qos]`.
     Client {
         /// Its name in the transcript.
         name: String,
-        /// Its client id, the name where not given.
+        /// Its client id; by default the name.
         id: String,
-        /// A further subscription.
+        /// An additional subscription.
         subscription: Option<(String, u8)>,
     },
     /// `close NAME`: DISCONNECT and close.
     Close(String),
     /// `NAME> …` and `NAME>> …`.
     Request {
-        /// Who asks.
+        /// The client that sends the request.
         client: String,
-        /// RESP arguments, or one word that is the payload itself.
+        /// The RESP arguments, or one word that is the payload.
         words: Vec<Word>,
-        /// Whether it is the payload itself.
+        /// Whether the word is the payload.
         raw: bool,
-        /// What stands after `--`.
+        /// The words after `--`.
         options: Vec<Word>,
     },
     /// `NAME< …`.
     Answer {
-        /// Who hears it.
+        /// The client that receives it.
         client: String,
-        /// The bytes.
+        /// The payload.
         payload: Vec<u8>,
         /// User properties and `@` signs.
         properties: Vec<Word>,
     },
-    /// `NAME<puback REASON [text]`: the request fails by its acknowledgement.
+    /// `NAME<puback REASON [text]`: the acknowledgement refuses the request.
     Refused {
-        /// Who hears it.
+        /// The client that receives it.
         client: String,
-        /// Of the PUBACK or PUBREC.
+        /// The reason code of the PUBACK or PUBREC.
         reason: u8,
-        /// What the Reason String has to contain.
+        /// The text that the Reason String must contain.
         text: String,
     },
     /// `NAME<disconnect REASON [text]`.
     Disconnected {
-        /// Who hears it.
+        /// The client that receives it.
         client: String,
-        /// Of the DISCONNECT.
+        /// The reason code of the DISCONNECT.
         reason: u8,
-        /// What the Reason String has to contain.
+        /// The text that the Reason String must contain.
         text: String,
     },
     /// `NAME<nothing`: the request was dropped.
     Dropped(String),
     /// `NAME! KEY payload …`.
     Notification {
-        /// Who hears it.
+        /// The client that receives it.
         client: String,
         /// The key that changed.
         key: Vec<u8>,
-        /// The bytes.
+        /// The payload.
         payload: Vec<u8>,
         /// User properties and `@` signs.
         properties: Vec<Word>,
     },
-    /// `quiet`: nothing else has come to anybody.
+    /// `quiet`: no client has received any other message.
     Quiet,
     /// `wait 50ms`.
     Wait(u64),
-    /// `at 1700000000000`: sets the clock, where it is scripted.
+    /// `at 1700000000000`: sets the clock, if it is scripted.
     At(u64),
     /// `? $a > $b`.
     Compare {
-        /// A variable.
+        /// The variable before the sign.
         left: String,
-        /// `<`, `=`, `>`.
+        /// `<`, `=` or `>`.
         sign: String,
-        /// A variable.
+        /// The variable after the sign.
         right: String,
     },
 }
 
-/// A transcript: lines of the server's configuration, and steps with their line numbers from 0.
+/// A parsed transcript.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// TOML.
+    /// The lines of the server's configuration, as TOML.
     pub config: String,
-    /// Line number and step.
+    /// The steps with their line numbers, from 0.
     pub steps: Vec<(usize, Step)>,
 }
 
-/// Reads a whole transcript; the error names the line.
+/// Parses a whole transcript; the error names the line.
 pub fn parse(text: &str) -> Result<Script, String> {
     let mut script = Script {
         config: String::new(),
@@ -198,11 +198,11 @@ fn step(line: &str) -> Result<Step, String> {
     }
 }
 
-/// A line that begins with a client and a sign.
+/// Parses a line that begins with a client and a sign.
 fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
     let at = head
         .find(['<', '>', '!'])
-        .ok_or_else(|| format!("what is {head:?}?"))?;
+        .ok_or_else(|| format!("unknown step {head:?}"))?;
     let (client, sign) = head.split_at(at);
     let client = if client.is_empty() {
         DEFAULT_CLIENT
@@ -272,7 +272,7 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
                 properties: words,
             })
         }
-        other => Err(format!("what is {other:?}?")),
+        other => Err(format!("unknown sign {other:?}")),
     }
 }
 
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_transcript_reads() {
+    fn every_transcript_of_the_tests_parses() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/transcripts");
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn malformed_line_is_named_in_the_error() {
         for bad in [
             "a<puback",
             "a< ",

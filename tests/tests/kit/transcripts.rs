@@ -53,7 +53,7 @@ fn differing_line_is_shown_with_the_actual_answer() {
             "{path}:6\n  the transcript says  < +OK\\r\\n __ts=$v1\n  the policy says      < \"-ERR syntax error\\r\\n\"\n"
         ),
         &format!("{path}:7\n"),
-        "display is told nothing",
+        "display receives no notification",
         &format!(
             "{path}:12\n  the transcript says  < $1\\r\\n\n  the policy says      < $-1\\r\\n\n"
         ),

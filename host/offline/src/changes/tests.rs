@@ -1,4 +1,4 @@
-//! Journals in memory, told to the listener as a reader would.
+//! Tests of the history with journals in memory.
 
 use bytes::Bytes;
 
@@ -22,14 +22,14 @@ fn write(key: &'static str, value: Option<&'static str>, wall: u64, expires: Opt
     })
 }
 
-/// A journal in memory: a snapshot of `base`, ended at `meta_ms`, and records of one write each, at the
-/// time that is the wall of their version.
-struct Told {
+/// A journal in memory: a snapshot of `base`, which ended at `meta_ms`, and records of one write
+/// each. The time of a record is the wall of the write's version.
+struct TestJournal {
     blocks: Vec<Vec<u8>>,
     records: Vec<Vec<u8>>,
 }
 
-impl Told {
+impl TestJournal {
     fn new(base: &[Write], meta_ms: Option<u64>, writes: &[Write]) -> Self {
         let mut state = State::default();
         base.iter().for_each(|write| state.write(write));
@@ -47,8 +47,8 @@ impl Told {
                 blocks.push(block);
             }
         }
-        let kept = Arc::new(Records::default());
-        let mut recorder = Recorder::new(kept.clone(), Vec::new(), None);
+        let log = Arc::new(Records::default());
+        let mut recorder = Recorder::new(log.clone(), Vec::new(), None);
         for write in writes {
             let swept = Swept {
                 now_ms: write.version().wall,
@@ -61,12 +61,13 @@ impl Told {
             };
             recorder.step(None, &effects, false);
         }
-        let records = kept.all();
+        let records = log.all();
         Self { blocks, records }
     }
 
     fn read(&self, sink: &mut dyn Sink) -> Result<(), String> {
-        // As where a file is recycled under the reader: what came before is to be forgotten.
+        // If a file is recycled while it is read, reading restarts. Earlier findings must not
+        // count.
         for _ in 0..2 {
             sink.reset();
             self.blocks.iter().try_for_each(|block| sink.block(block))?;
@@ -90,34 +91,40 @@ impl Told {
     }
 }
 
-/// The snapshot was begun at 100 and ended at 200; meanwhile the key was written at 150, before its entry
-/// was captured.
+/// The snapshot began at 100 and ended at 200. The key was written at 150, before its entry was
+/// captured.
 #[test]
-fn a_snapshot_that_saw_a_write_says_nothing_of_before() {
+fn write_in_the_snapshot_hides_the_entry_before_it() {
     let during = write("k", Some("during"), 150, None);
-    let told = Told::new(
+    let journal = TestJournal::new(
         std::slice::from_ref(&during),
         Some(200),
         &[during.clone(), write("k", Some("after"), 300, None)],
     );
-    let history = told.history("k");
+    let history = journal.history("k");
     assert_eq!((history.count, history.since_ms), (2, Some(150)));
     assert!(history.before.is_none());
     for moment in [Moment::Version(stamp(149)), Moment::Time(149)] {
-        assert_eq!(told.as_of("k", moment), Err(AsOf::TooOld { since_ms: 200 }));
+        assert_eq!(
+            journal.as_of("k", moment),
+            Err(AsOf::TooOld { since_ms: 200 })
+        );
     }
     for at in [150, 250] {
         for moment in [Moment::Version(stamp(at)), Moment::Time(at)] {
-            assert_eq!(told.as_of("k", moment), Ok(Some("during".into())));
+            assert_eq!(journal.as_of("k", moment), Ok(Some("during".into())));
         }
     }
-    assert_eq!(told.as_of("k", Moment::Time(300)), Ok(Some("after".into())));
+    assert_eq!(
+        journal.as_of("k", Moment::Time(300)),
+        Ok(Some("after".into()))
+    );
 }
 
-/// The entry was captured before that write: then the key had it all the time.
+/// The entry was captured before that write.
 #[test]
-fn an_entry_of_a_snapshot_is_certain_from_its_version_on() {
-    let told = Told::new(
+fn snapshot_entry_is_certain_from_its_version_on() {
+    let journal = TestJournal::new(
         &[write("k", Some("before"), 50, None)],
         Some(200),
         &[
@@ -125,7 +132,7 @@ fn an_entry_of_a_snapshot_is_certain_from_its_version_on() {
             write("k", None, 300, None),
         ],
     );
-    let history = told.history("k");
+    let history = journal.history("k");
     assert_eq!(history.count, 2);
     assert_eq!(history.before.map(|entry| entry.version()), Some(stamp(50)));
     for (at, value) in [
@@ -136,53 +143,55 @@ fn an_entry_of_a_snapshot_is_certain_from_its_version_on() {
     ] {
         for moment in [Moment::Version(stamp(at)), Moment::Time(at)] {
             assert_eq!(
-                told.as_of("k", moment),
+                journal.as_of("k", moment),
                 Ok(value.map(str::to_owned)),
                 "{at}"
             );
         }
     }
-    let old = told.as_of("k", Moment::Time(49));
+    let old = journal.as_of("k", Moment::Time(49));
     assert_eq!(old, Err(AsOf::TooOld { since_ms: 200 }));
 }
 
-/// That there was none is certain only from the end of the snapshot on.
 #[test]
-fn an_absent_key_of_a_snapshot() {
-    let told = Told::new(&[], Some(200), &[write("k", Some("v"), 300, None)]);
-    assert!(told.history("k").before.is_none());
+fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
+    let journal = TestJournal::new(&[], Some(200), &[write("k", Some("v"), 300, None)]);
+    assert!(journal.history("k").before.is_none());
     assert_eq!(
-        told.as_of("k", Moment::Time(199)),
+        journal.as_of("k", Moment::Time(199)),
         Err(AsOf::TooOld { since_ms: 200 })
     );
-    assert_eq!(told.as_of("k", Moment::Time(200)), Ok(None));
-    assert_eq!(told.as_of("k", Moment::Version(stamp(299))), Ok(None));
-    assert_eq!(told.as_of("other", Moment::Version(stamp(300))), Ok(None));
+    assert_eq!(journal.as_of("k", Moment::Time(200)), Ok(None));
+    assert_eq!(journal.as_of("k", Moment::Version(stamp(299))), Ok(None));
     assert_eq!(
-        told.as_of("other", Moment::Version(stamp(301))),
+        journal.as_of("other", Moment::Version(stamp(300))),
+        Ok(None)
+    );
+    assert_eq!(
+        journal.as_of("other", Moment::Version(stamp(301))),
         Err(AsOf::NotYet(stamp(300)))
     );
-    // Without a snapshot the store began empty.
-    let told = Told::new(&[], None, &[write("k", Some("v"), 300, None)]);
-    assert_eq!(told.history("k").since_ms, None);
-    assert_eq!(told.as_of("k", Moment::Time(1)), Ok(None));
-    assert_eq!(told.as_of("k", Moment::Version(stamp(1))), Ok(None));
+    // Without a snapshot, the log begins with an empty store.
+    let journal = TestJournal::new(&[], None, &[write("k", Some("v"), 300, None)]);
+    assert_eq!(journal.history("k").since_ms, None);
+    assert_eq!(journal.as_of("k", Moment::Time(1)), Ok(None));
+    assert_eq!(journal.as_of("k", Moment::Version(stamp(1))), Ok(None));
 }
 
-/// A client's clock may be ahead, and so is the version of what it wrote: at the end of the snapshot the key had it.
+/// If a client's clock is ahead, so are the versions of its writes. At the end of the snapshot the
+/// key had the entry.
 #[test]
-fn a_version_that_is_ahead_of_its_time() {
-    let told = Told::new(&[write("k", Some("v"), 260, None)], Some(210), &[]);
-    assert_eq!(told.as_of("k", Moment::Time(210)), Ok(Some("v".into())));
-    assert_eq!(told.as_of("k", Moment::Time(259)), Ok(Some("v".into())));
-    let too_old = told.as_of("k", Moment::Time(209));
+fn version_ahead_of_the_snapshot_counts_from_its_end_on() {
+    let journal = TestJournal::new(&[write("k", Some("v"), 260, None)], Some(210), &[]);
+    assert_eq!(journal.as_of("k", Moment::Time(210)), Ok(Some("v".into())));
+    assert_eq!(journal.as_of("k", Moment::Time(259)), Ok(Some("v".into())));
+    let too_old = journal.as_of("k", Moment::Time(209));
     assert_eq!(too_old, Err(AsOf::TooOld { since_ms: 210 }));
 }
 
-/// A key whose time is over is gone, also before a sweep has come.
 #[test]
-fn an_expired_key() {
-    let told = Told::new(
+fn expired_key_is_absent_before_a_sweep_removes_it() {
+    let journal = TestJournal::new(
         &[],
         None,
         &[
@@ -191,18 +200,18 @@ fn an_expired_key() {
             write("k", None, 260, None),
         ],
     );
-    assert_eq!(told.as_of("k", Moment::Time(199)), Ok(Some("v".into())));
-    assert_eq!(told.as_of("k", Moment::Time(200)), Ok(None));
+    assert_eq!(journal.as_of("k", Moment::Time(199)), Ok(Some("v".into())));
+    assert_eq!(journal.as_of("k", Moment::Time(200)), Ok(None));
     assert_eq!(
-        told.as_of("k", Moment::Version(stamp(249))),
+        journal.as_of("k", Moment::Version(stamp(249))),
         Ok(Some("v".into()))
     );
-    assert_eq!(told.as_of("k", Moment::Version(stamp(250))), Ok(None));
+    assert_eq!(journal.as_of("k", Moment::Version(stamp(250))), Ok(None));
 }
 
-/// A write onto a key whose time was over ends it first: that is nobody's doing.
+/// A request for an expired key removes the key first.
 #[test]
-fn an_end_in_anothers_request_is_not_his() {
+fn expiry_in_a_request_has_neither_client_nor_policy() {
     let policy = Arc::new(PolicyRecord {
         digest: blake3::hash(b""),
         name: "standard".into(),

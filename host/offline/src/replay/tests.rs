@@ -1,4 +1,4 @@
-//! What counts as the same.
+//! Tests of the comparison between a recorded request and its replay.
 
 use super::*;
 use statehouse_core::clock::Fence;
@@ -65,7 +65,7 @@ fn handled(captured: Option<CapturedReads>) -> Handled<'static> {
     }
 }
 
-fn again(answer: &'static [u8], version: Option<Stamp>, writes: Vec<Write>) -> store::Replayed {
+fn replayed(answer: &'static [u8], version: Option<Stamp>, writes: Vec<Write>) -> store::Replayed {
     store::Replayed {
         answer: Ok(Answer {
             payload: Bytes::from_static(answer),
@@ -79,8 +79,8 @@ fn again(answer: &'static [u8], version: Option<Stamp>, writes: Vec<Write>) -> s
     }
 }
 
-fn verdict(again: store::Replayed) -> &'static str {
-    name(judge(&handled(Some(CapturedReads::default())), again))
+fn verdict(replayed: store::Replayed) -> &'static str {
+    name(classify(&handled(Some(CapturedReads::default())), replayed))
 }
 
 fn name(comparison: Comparison) -> &'static str {
@@ -92,9 +92,9 @@ fn name(comparison: Comparison) -> &'static str {
 }
 
 #[test]
-fn every_part_of_an_answer_and_of_an_effect_counts() {
-    let ok = |writes: Vec<Write>| again(b"+OK\r\n", Some(VERSION), writes);
-    // Where in the request a key stands is recorded, and no difference.
+fn comparison_covers_every_part_of_answer_and_writes() {
+    let ok = |writes: Vec<Write>| replayed(b"+OK\r\n", Some(VERSION), writes);
+    // The offset of a key in the request is recorded, but does not count.
     let placed = Write {
         key_at: Some(3),
         value_at: Some(9),
@@ -125,19 +125,22 @@ fn every_part_of_an_answer_and_of_an_effect_counts() {
         assert_eq!(verdict(ok(writes.clone())), "different", "{writes:?}");
     }
     assert_eq!(
-        verdict(again(b"+OK\r\n", Some(later), vec![write()])),
+        verdict(replayed(b"+OK\r\n", Some(later), vec![write()])),
         "different"
     );
-    assert_eq!(verdict(again(b"+OK\r\n", None, vec![write()])), "different");
     assert_eq!(
-        verdict(again(b":1\r\n", Some(VERSION), vec![write()])),
+        verdict(replayed(b"+OK\r\n", None, vec![write()])),
+        "different"
+    );
+    assert_eq!(
+        verdict(replayed(b":1\r\n", Some(VERSION), vec![write()])),
         "different"
     );
 }
 
 #[test]
-fn what_nobody_can_say_is_no_difference() {
-    let ok = || again(b"+OK\r\n", Some(VERSION), vec![write()]);
+fn insufficient_recording_is_not_comparable() {
+    let ok = || replayed(b"+OK\r\n", Some(VERSION), vec![write()]);
     let guessed = store::Replayed {
         guessed: true,
         ..ok()
@@ -150,15 +153,15 @@ fn what_nobody_can_say_is_no_difference() {
     };
     assert_eq!(verdict(failed(Failure::Watchdog)), "not comparable");
     assert_eq!(verdict(failed(Failure::Fuel)), "different");
-    // Where not everything was recorded that it saw, only the same can be trusted.
-    assert_eq!(name(judge(&handled(None), ok())), "same");
-    let other = again(b":1\r\n", Some(VERSION), vec![write()]);
-    assert_eq!(name(judge(&handled(None), other)), "not comparable");
+    // Without the captured reads, only an equal result is reliable.
+    assert_eq!(name(classify(&handled(None), ok())), "same");
+    let other = replayed(b":1\r\n", Some(VERSION), vec![write()]);
+    assert_eq!(name(classify(&handled(None), other)), "not comparable");
 }
 
-/// Clients choose the words that requests begin with.
+/// Clients choose the first words of requests, so their number must be limited.
 #[test]
-fn commands_are_counted_by_name_within_bounds() {
+fn commands_are_counted_by_name_up_to_a_limit() {
     let mut tally = Tally::default();
     tally.counts(b"*1\r\n$3\r\nset\r\n").same += 1;
     tally.counts(b"*1\r\n$3\r\nSET\r\n").same += 1;
