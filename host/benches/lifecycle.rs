@@ -17,10 +17,11 @@ use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Peer, Quota, Store, Transaction};
 
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::rights::ClientRights;
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -63,11 +64,16 @@ impl Bench {
         grants: Option<&Arc<Grants>>,
         arguments: &[&[u8]],
     ) -> f64 {
-        let mut store = self.store(assignment.clone());
+        let mut core = Core::in_memory(self.store(assignment.clone()), Settings::default());
+        let now = Now {
+            ms: NOW_MS,
+            instant: Instant::now(),
+        };
         let properties = PropertiesBuilder::new()
             .response_topic("clients/bench/response")
             .correlation_data(&[7; 16])
             .user("__ts", TIMESTAMP)
+            .user("__protVer", "1.0")
             .finish()
             .and_then(Properties::parse)
             .expect("short properties");
@@ -79,22 +85,22 @@ impl Bench {
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
         let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
         let mut ask = |packet_id: usize| {
-            let request = Request {
-                dialect: Dialect::Sdk,
+            let incoming = Incoming {
+                topic: REQUEST_TOPIC,
                 payload: &payload,
-                timestamp: Some(TIMESTAMP),
-                fencing_token: None,
                 peer: &peer,
                 properties: &properties,
+                qos: QoS::AtLeastOnce,
                 delivery: Delivery {
                     session: 1,
                     connection: 1,
                     packet_id: (packet_id % 60_000 + 1) as u16,
                     dup: false,
                 },
-                grants: grants.as_ref(),
+                expires: None,
+                grants: grants.clone(),
             };
-            let effects = store.step(Event::Request(&request), NOW_MS);
+            let effects = core.handle(Input::Publish(&incoming), now).effects;
             assert_eq!(effects.failures, 0);
             black_box(effects);
         };

@@ -12,13 +12,15 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::policy::{Engine, Policy, Registry};
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Peer, Quota, Store, Transaction};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
@@ -32,7 +34,8 @@ const MEASURED_NS: f64 = 5e8;
 
 /// A store and its clients.
 struct Bench {
-    store: Store,
+    core: Core,
+    now: Now,
     properties: Properties,
     peers: Vec<Peer>,
     asked: u64,
@@ -45,6 +48,7 @@ impl Bench {
             .response_topic("clients/bench/response")
             .correlation_data(&[7; 16])
             .user("__ts", TIMESTAMP)
+            .user("__protVer", "1.0")
             .finish()
             .and_then(Properties::parse)
             .expect("short properties");
@@ -58,7 +62,11 @@ impl Bench {
         let mut store = Store::new(Registry::new(policy.clone(), None), quota);
         store.supervision().purity_every = 0;
         Self {
-            store,
+            core: Core::in_memory(store, Settings::default()),
+            now: Now {
+                ms: NOW_MS,
+                instant: Instant::now(),
+            },
             properties,
             peers: (1..=CLIENTS).map(peer).collect(),
             asked: 0,
@@ -70,24 +78,31 @@ impl Bench {
         let turn = self.asked;
         self.asked += 1;
         let peer = by.unwrap_or(&self.peers[(turn % CLIENTS) as usize]);
-        let request = Request {
-            dialect: Dialect::Sdk,
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
             payload,
-            timestamp: Some(TIMESTAMP),
-            fencing_token: None,
             peer,
             properties: &self.properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
                 packet_id: (turn % 60_000 + 1) as u16,
                 dup: false,
             },
+            expires: None,
             grants: None,
         };
-        let effects = self.store.step(Event::Request(&request), NOW_MS);
+        let effects = self
+            .core
+            .handle(Input::Publish(&incoming), self.now)
+            .effects;
         assert_eq!(effects.failures, 0);
-        let notified = effects.notifications.iter().map(|notice| notice.to.len()).sum();
+        let notified = effects
+            .notifications
+            .iter()
+            .map(|notice| notice.to.len())
+            .sum();
         black_box(effects);
         notified
     }
@@ -189,7 +204,7 @@ fn watches(policy: &Arc<Policy<Transaction>>) {
             let watcher = peer(1_000 + watch / 100);
             bench.ask(Some(&watcher), &command(&[b"KEYNOTIFY", key.as_bytes()]));
         }
-        assert_eq!(bench.store.state().watches.len() as u64, watches);
+        assert_eq!(bench.core.store().state().watches.len() as u64, watches);
         let (get, set) = bench.reads_and_writes(1_000, &[b'v'; VALUE_BYTES]);
         println!("| {watches} | {get:.0} | {set:.0} |");
     }

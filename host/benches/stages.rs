@@ -25,7 +25,8 @@ use statehouse_core::policy::{self, Assignment, Engine, Instance, Policy, Regist
 use statehouse_core::request::{
     Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
 };
-use statehouse_core::store::{Event, Peer, Quota, Store, Transaction};
+use statehouse_core::store::{Event, Mode, Peer, Quota, Store, Transaction};
+use statehouse_core::{Core, Settings};
 use statehouse_loadgen::Request as Asked;
 use statehouse_loadgen::{Catalogue, Mqtt, Protocol, Received, Role, Verb};
 use statehouse_mqtt::simulation::Wire;

@@ -26,9 +26,8 @@ use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Peer};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
 
-use self::gate::ResponseGate;
-use self::locked::Locked;
 pub use self::gate::ResponseGate;
+use self::locked::Locked;
 pub use self::policies::AssignError;
 pub use self::stats::Stats;
 pub use self::usage::{Owned, Usage};
@@ -186,7 +185,14 @@ impl Server {
     /// All watchers. After a restart behind a foreign broker, some may be disconnected.
     pub fn watching(&self) -> Vec<Peer> {
         let locked = self.lock();
-        locked.core.store().state().watches.peers().cloned().collect()
+        locked
+            .core
+            .store()
+            .state()
+            .watches
+            .peers()
+            .cloned()
+            .collect()
     }
 
     /// Ends the watches of keys that their clients may not read any more. `grants` returns the

@@ -126,7 +126,9 @@ impl Subject for Host {
     }
 
     fn disconnect(&mut self, client: &str) {
-        let effects = self.store.step(Event::Disconnected(&peer(client)), self.now_ms);
+        let effects = self
+            .store
+            .step(Event::Disconnected(&peer(client)), self.now_ms);
         self.record(&effects);
     }
 

@@ -1,9 +1,10 @@
 //! Tests of the harness that policy authors use in a plain `#[test]`.
 
+use statehouse_access::rules::{Principal, Rules};
 use statehouse_core::policy::LoadError;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::Quota;
-use statehouse_testkit::{Harness, NOW_MS, Publish, Reads, transcript};
+use statehouse_testkit::{Came, Harness, NOW_MS, Publish, Reads, array, transcript};
 
 #[test]
 fn harness_has_a_clock_a_table_and_clients() {
@@ -116,4 +117,60 @@ fn quota_is_enforced_and_anew_clears_the_table() {
     let report = transcript::run(&it, "> SET k v\n").expect("a transcript");
     assert_eq!(report.corrected, "> SET k v\n< +OK\\r\\n __ts=$v1\n");
     assert_eq!(report.requests, 1);
+}
+
+/// The server refuses these too: both call the same core.
+#[test]
+fn harness_checks_rights_to_keys_and_response_topics() {
+    let rules = r#"
+[[rules]]
+principals.clientIds = ["reader"]
+stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["*"] }]
+"#;
+    let principal = Principal {
+        client: "reader",
+        user: None,
+        attributes: &[],
+    };
+    let grants = Rules::parse(rules).unwrap().grants(principal);
+    let mut it = Harness::standard().expect("the built-in policy");
+    it.set_rights("reader", grants);
+    assert_eq!(it.client("reader").send(&["GET", "k"]).payload, b"$-1\r\n");
+    let answer = it.client("reader").send(&["SET", "k", "v"]);
+    assert!(answer.payload.starts_with(b"-ERR"), "{answer:?}");
+    assert!(it.get("k").is_none());
+
+    let get = || Publish::new(Dialect::Sdk, "reader", array(&["GET", "k"]), NOW_MS);
+    let elsewhere = Publish {
+        response_topic: Some("somewhere/else".into()),
+        ..get()
+    };
+    match it.publish("reader", elsewhere) {
+        Came::Refused { reason, text } => {
+            assert_eq!(reason, 0x87);
+            assert!(text.contains("response topic"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(it.publish("reader", get()), Came::Answer(_)));
+}
+
+#[test]
+fn harness_does_not_execute_an_expired_request() {
+    let mut it = Harness::standard().expect("the built-in policy");
+    let set = |expires_ms| Publish {
+        expires_ms: Some(expires_ms),
+        ..Publish::new(Dialect::Sdk, "a", array(&["SET", "k", "v"]), NOW_MS)
+    };
+    it.at(NOW_MS + 1_000);
+    assert!(matches!(
+        it.publish("a", set(NOW_MS + 1_000)),
+        Came::Dropped
+    ));
+    assert!(it.get("k").is_none());
+    assert!(matches!(
+        it.publish("a", set(NOW_MS + 1_001)),
+        Came::Answer(_)
+    ));
+    assert!(it.get("k").is_some());
 }

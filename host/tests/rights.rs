@@ -143,7 +143,10 @@ fn each_command_needs_its_right() {
             assert_eq!(effects.denied.is_none(), may);
             if !may {
                 let wrote = effects.handled.is_some_and(|it| !it.writes.is_empty());
-                assert!(!wrote && effects.notifications.is_empty(), "{client} {command:?}");
+                assert!(
+                    !wrote && effects.notifications.is_empty(),
+                    "{client} {command:?}"
+                );
                 assert!(world.store.state().table.get(b"shared/a").is_some());
             }
         }
@@ -294,7 +297,7 @@ fn writer_without_read_right_notifies_watchers() {
     );
     assert_eq!(answer, "+OK\r\n");
     let notified: Vec<_> = effects
-        .notices
+        .notifications
         .iter()
         .flat_map(|it| &it.to)
         .map(|(peer, _)| &*peer.client)

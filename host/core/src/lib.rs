@@ -29,7 +29,5 @@ pub mod request;
 pub mod store;
 pub mod words;
 
-pub use machine::{
-    Assigned, Core, Decision, Input, Now, Outcome, Output, Settings, Swapped,
-};
+pub use machine::{Assigned, Core, Decision, Input, Now, Outcome, Output, Settings, Swapped};
 pub use statehouse_precompiled::STANDARD_POLICY;

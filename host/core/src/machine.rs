@@ -16,10 +16,12 @@ use statehouse_mqtt::{Message, QoS, ReasonCode};
 
 use crate::clock::Stamp;
 use crate::log::record::PolicyRecord;
-use crate::log::{Journal, LogPosition, Meta, Progress, Recorder};
+use crate::log::{Journal, LogPosition, Memory, Meta, Progress, Recorder};
 use crate::policy::{Absent, Assignment, Digest, Instance, Part, Policy};
 use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
-use crate::store::{Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip};
+use crate::store::{
+    Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
+};
 
 /// An input of the state machine.
 #[derive(Clone, Copy)]
@@ -146,6 +148,12 @@ impl Core {
             settings,
             run,
         }
+    }
+
+    /// Continues with `store`, without a log.
+    pub fn in_memory(store: Store, settings: Settings) -> Self {
+        let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+        Self::new(store, recorder, 1, settings)
     }
 
     /// The store.

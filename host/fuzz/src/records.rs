@@ -42,7 +42,11 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
     let recorder = Recorder::new(kept.clone(), Vec::new(), None);
     let mut core = Core::new(store, recorder, 1, Settings::default());
     let start_ms = 1_700_000_000_000;
-    core.begin(Mode::Embedded, vec![record::PolicyRecord::of(&policy, true)], start_ms);
+    core.begin(
+        Mode::Embedded,
+        vec![record::PolicyRecord::of(&policy, true)],
+        start_ms,
+    );
     let commands: [&[&[u8]]; 5] = [
         &[b"SET", b"kept", b"value"],
         &[b"SET", b"key", b"value"],

@@ -6,7 +6,8 @@ use statehouse_core::clock::{Clock, ManualSource};
 use statehouse_core::log::record::{self, Record};
 use statehouse_core::log::{Image, Recorder, Records};
 use statehouse_core::policy::Registry;
-use statehouse_core::store::{Quota, Retention, Store};
+use statehouse_core::store::{Mode, Quota, Retention, Store};
+use statehouse_core::{Core, Settings};
 
 /// The name of the store.
 pub(crate) const STORE: &str = "here";
@@ -44,7 +45,12 @@ pub(crate) fn rig() -> Rig {
     let registry = Registry::new(standard, None);
     let records = Arc::new(Records::default());
     let recorder = Recorder::new(records.clone(), Vec::new(), None);
-    let core = Core::new(Store::new(registry, QUOTA), recorder, 1, Settings::default());
+    let core = Core::new(
+        Store::new(registry, QUOTA),
+        recorder,
+        1,
+        Settings::default(),
+    );
     let clock = Clock::new(Arc::new(ManualSource::at(1_700_000_000_000)));
     let server = Server::new(core, clock, Mode::Embedded);
     let data = tempfile::tempdir().unwrap();

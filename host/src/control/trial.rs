@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
@@ -29,12 +28,11 @@ const NOW_MS: u64 = 1_700_000_000_123;
 pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let registry = Registry::new(policy.clone(), None);
     let store = Store::new(registry, Quota::default());
-    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
     let settings = Settings {
         dialect: Some(Dialect::Sdk),
         ..Settings::default()
     };
-    let mut core = Core::new(store, recorder, 1, settings);
+    let mut core = Core::in_memory(store, settings);
     let peer = Peer {
         client: "self-test".into(),
         connection: 1,

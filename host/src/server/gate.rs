@@ -321,7 +321,10 @@ mod tests {
         gate.push(LogPosition(2), 8, [notify(1, &payload)]);
         assert!(gate.has_room(8, all));
         assert!(!gate.has_room(8, 1 << 20), "beyond the limit of all");
-        assert!(gate.has_room(9, 1 << 20), "a connection that caused nothing continues");
+        assert!(
+            gate.has_room(9, 1 << 20),
+            "a connection that caused nothing continues"
+        );
         // The recording accepts only kicks.
         gate.lock().released = LogPosition(2);
         let mut out = Vec::new();

@@ -6,7 +6,7 @@ use crate::limits;
 use statehouse_core::clock::{Clock, Reading};
 use statehouse_core::log::{Journal, LogPosition};
 use statehouse_core::policy::{Absent, Assignment, Instance, Swaps};
-use statehouse_core::store::{Rerun, Renotified, Transaction};
+use statehouse_core::store::{Renotified, Rerun, Transaction};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Swapped};
 
 use super::Stats;

@@ -1,14 +1,16 @@
 mod clock;
 
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use bytes::Bytes;
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 use super::*;
 use crate::STANDARD_POLICY;
+use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
-use statehouse_core::log::{Journal, LogPosition, Memory};
+use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{Duplicates, Mode, Quota, Retention, State, Transaction};
+use statehouse_core::request::{Delivery, Dialect, REQUEST_TOPIC};
+use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transaction};
 
 const START_MS: u64 = 1_700_000_000_000;
 

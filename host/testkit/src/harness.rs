@@ -12,16 +12,13 @@ use super::answer::{Answer, Came, Notification, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
 use statehouse_core::clock::Hlc;
-use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
     Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Store, Transaction,
     Write,
 };
-use statehouse_core::{
-    Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings,
-};
+use statehouse_core::{Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings};
 use statehouse_protocol::rights::ClientRights;
 
 /// The time at which a harness begins where nobody says another.
@@ -83,8 +80,7 @@ impl Harness {
                 node: "StateStore".into(),
                 ..Settings::default()
             };
-            let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
-            Core::new(store, recorder, 1, settings)
+            Core::in_memory(store, settings)
         };
         let now_ms = base.now_ms.max(NOW_MS);
         Self {
@@ -412,7 +408,11 @@ impl Harness {
         };
         *fresh.store_mut().registry() = Registry::new(self.policy.clone(), None);
         let other = fresh.handle(input, now);
-        let differs = difference(&decision.effects, &other.effects, &self.used.settings().node);
+        let differs = difference(
+            &decision.effects,
+            &other.effects,
+            &self.used.settings().node,
+        );
         if differs.is_some() {
             *fresh.store_mut().state_mut() = self.used.store().state().clone();
         }

@@ -131,7 +131,11 @@ fn change_of_another_policys_key_is_notified_by_its_owner() {
     ask(&mut store, "c", &["KEYNOTIFY", "own"]);
     let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
-    let payloads: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
+    let payloads: Vec<_> = effects
+        .notifications
+        .iter()
+        .map(|it| &it.payload[..])
+        .collect();
     let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
     assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
 }
@@ -154,7 +158,11 @@ fn built_in_policy_notifies_if_the_owner_fails() {
         let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
-        let payloads: Vec<_> = effects.notifications.iter().map(|it| &it.payload[..]).collect();
+        let payloads: Vec<_> = effects
+            .notifications
+            .iter()
+            .map(|it| &it.payload[..])
+            .collect();
         let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
         assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
     }

@@ -9,10 +9,10 @@ use statehouse::server::Server;
 use statehouse::shadow::ShadowReport;
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
-use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Failure, Role, Selector, Shadow};
 use statehouse_core::request::{Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{Key, Reexecution};
+use statehouse_core::store::{Key, Mode, Reexecution};
+use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 
 use super::*;
@@ -48,13 +48,12 @@ fn rig(assignment: Assignment, purity_every: u32) -> Rig {
 
 fn rig_over(mut store: Store, purity_every: u32) -> Rig {
     store.supervision().purity_every = purity_every;
-    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
     let settings = Settings {
         node: "StateStore".into(),
         dialect: Some(Dialect::Sdk),
         policy_property: true,
     };
-    let core = Core::new(store, recorder, 1, settings);
+    let core = Core::in_memory(store, settings);
     let clock = Clock::new(Arc::new(ManualSource::at(NOW_MS)));
     let server = Server::new(core, clock, Mode::Embedded);
     let sent = Arc::new(Collector::default());
@@ -139,7 +138,7 @@ fn policy_that_fails_to_renotify_is_soon_skipped() {
     let ends = keys
         .iter()
         .map(|key| (Key::copy_from_slice(key.as_bytes()), Stamp::default()));
-    rig.server.tell_of_ends(&ends.collect::<Vec<_>>());
+    rig.server.renotify_expired(&ends.collect::<Vec<_>>());
     assert_eq!(rig.sent.0.lock().unwrap().len(), keys.len());
     assert_eq!(rig.server.stats().policy_failures, 2);
 }

@@ -122,8 +122,11 @@ impl Kept {
             peer: &peer,
             grants: None,
         };
-        let Decision { position, effects, .. } =
-            self.core.handle(Input::Publish(&incoming), now(self.now_ms));
+        let Decision {
+            position, effects, ..
+        } = self
+            .core
+            .handle(Input::Publish(&incoming), now(self.now_ms));
         (effects, position)
     }
 
@@ -241,7 +244,11 @@ fn starting_in_a_mode_forgets_what_only_the_other_can_use() {
     let kept = kept.restart(Mode::Foreign);
     assert_eq!(kept.core.store().duplicates().len(), 0);
     assert_eq!(kept.watchers("k"), 0);
-    assert_eq!(kept.core.store().state().table.keys(), 1, "keys are of no mode");
+    assert_eq!(
+        kept.core.store().state().table.keys(),
+        1,
+        "keys are of no mode"
+    );
 }
 
 /// More watches than a piece holds, of clients with many and of many clients.

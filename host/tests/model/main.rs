@@ -21,17 +21,15 @@ use proptest::sample::Index;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::PolicyRecord;
-use statehouse_core::log::{
-    Image, Journal, Meta, Progress, Recorder, Records, record, sessions_block,
-};
+use statehouse_core::log::{Image, Journal, Progress, Recorder, Records, record, sessions_block};
 use statehouse_core::policy::{Engine, Instance, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::{
-    Effects, Event, Mode, Notification, Peer, Quota, Renotified, Rerun, Retention, Store,
-    Transaction, Watches,
+    Effects, Mode, Notification, Peer, Quota, Renotified, Rerun, Retention, Store, Transaction,
+    Watches,
 };
-use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 use ops::{How, Op};
@@ -477,7 +475,9 @@ impl Model {
             peer,
             grants: None,
         };
-        let decision = self.core.handle(Input::Publish(&incoming), now(self.now_ms));
+        let decision = self
+            .core
+            .handle(Input::Publish(&incoming), now(self.now_ms));
         decision.effects
     }
 
@@ -492,7 +492,11 @@ impl Model {
     fn hear(&mut self, effects: &Effects, mut due: Vec<Told>) {
         let mut heard = Vec::new();
         let mut last = self.last;
-        let notices: Vec<&Notification> = effects.expired.iter().chain(&effects.notifications).collect();
+        let notices: Vec<&Notification> = effects
+            .expired
+            .iter()
+            .chain(&effects.notifications)
+            .collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
         for notice in notices {
             for told in self.heard(notice) {
@@ -597,7 +601,10 @@ impl Model {
         for (entry, (expected, held)) in table.into_iter().zip(map) {
             assert_eq!(entry.key(), expected);
             let owner = format!("client-{}", held.owner);
-            assert_eq!(self.core.store().state().owner(expected, false), Some(&*owner));
+            assert_eq!(
+                self.core.store().state().owner(expected, false),
+                Some(&*owner)
+            );
             assert_eq!(
                 (entry.value(), entry.version()),
                 (&held.value[..], held.version)

@@ -1,8 +1,9 @@
 //! What happens in a run, at random.
 
-use statehouse_core::log::{Meta, Progress, sessions_block};
+use statehouse_core::Input;
+use statehouse_core::log::{Progress, sessions_block};
 use statehouse_core::policy::{Canary, CanaryRule, Instance};
-use statehouse_core::store::{Event, Key, Mode, Peer};
+use statehouse_core::store::{Key, Mode, Peer};
 use statehouse_mqtt::simulation::session_began;
 
 use crate::policies;

@@ -9,8 +9,8 @@ use statehouse_core::log::{Progress, Recorder, record};
 use statehouse_core::policy::{Assignment, CanaryRule, Digest, Repeat};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{
-    Effects, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention,
-    Store, WatchChange,
+    Effects, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention, Store,
+    WatchChange,
 };
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
@@ -340,8 +340,14 @@ impl World {
             grants: None,
         };
         let clock = self.core.store().state().hlc.last();
-        let decision = self.core.handle(Input::Publish(&incoming), at(now_ms));
-        let Decision { position, outcome: Outcome::Handled(request, reply_to), mut effects, .. } = decision else {
+        let decision = self.core.handle(Input::Publish(&incoming), now(now_ms));
+        let Decision {
+            position,
+            outcome: Outcome::Handled(request, reply_to),
+            mut effects,
+            ..
+        } = decision
+        else {
             panic!("{} is no request", asked.words);
         };
         let urgent = reply_to.is_urgent();
@@ -488,7 +494,10 @@ impl World {
     /// A duplicate tells nobody anything, but where an earlier run may not have.
     fn check_told_again(&mut self, id: u64, effects: &Effects) {
         match effects.renotified {
-            None => assert!(effects.notifications.is_empty(), "request {id} was told of twice"),
+            None => assert!(
+                effects.notifications.is_empty(),
+                "request {id} was told of twice"
+            ),
             Some(_) if self.ran_in.get(&id) == Some(&self.run) => {
                 panic!("request {id} is of this run");
             }
@@ -555,7 +564,9 @@ impl World {
     pub(crate) fn step(&mut self, input: Input<'_>) {
         let now_ms = self.now();
         let clock = self.core.store().state().hlc.last();
-        let Decision { position, effects, .. } = self.core.handle(input, at(now_ms));
+        let Decision {
+            position, effects, ..
+        } = self.core.handle(input, now(now_ms));
         if effects.swept.is_some() {
             self.recorded.2 = now_ms;
         }
@@ -821,7 +832,7 @@ impl World {
 }
 
 /// No request in a simulation expires, so the instant does not matter.
-fn at(ms: u64) -> Now {
+fn now(ms: u64) -> Now {
     Now {
         ms,
         instant: Instant::now(),

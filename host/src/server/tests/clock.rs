@@ -76,11 +76,14 @@ fn a_recovered_lock_keeps_the_time_it_had_after_a_step() {
     }
     image.finish();
     let entry = image.state.table.get(b"lock").unwrap();
-    let core = store.server.lock();
-    assert_eq!(Some(entry), core.store.state().table.get(b"lock"));
+    let locked = store.server.lock();
+    assert_eq!(Some(entry), locked.core.store().state().table.get(b"lock"));
     assert_eq!(entry.expires_ms(), Some(START_MS + STEP_MS + 600_000));
     assert_eq!(image.state.owner(b"lock", false), Some("client"));
-    assert_eq!(core.store.state().owner(b"lock", false), Some("client"));
+    assert_eq!(
+        locked.core.store().state().owner(b"lock", false),
+        Some("client")
+    );
 }
 
 #[test]
