@@ -4,6 +4,7 @@
 //! never be replaced silently: if it cannot be loaded, the start fails.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;

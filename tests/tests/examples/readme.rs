@@ -158,7 +158,11 @@ impl Shell {
         self.ran += 1;
         self.read = self.output.all().len();
         let mark = format!("<exit of command {}: ", self.ran);
-        writeln!(self.input, "{command}\ncode=$?; echo; echo \"{mark}$code>\"").unwrap();
+        writeln!(
+            self.input,
+            "{command}\ncode=$?; echo; echo \"{mark}$code>\""
+        )
+        .unwrap();
         let ended = self.output.wait(PATIENCE, |line| line.starts_with(&mark));
         let ended = ended.unwrap_or_else(|| panic!("{command} did not end"));
         let code = ended[mark.len()..].trim_end_matches('>').parse();
