@@ -6,80 +6,64 @@
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
-use serde::Deserialize;
 pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 
 use super::ConfigError;
+use super::layer::settings;
 
-/// The access settings of `serve`.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Access")]
-pub struct AccessFlags {
-    /// A file of users and password hashes, as `statehouse user` writes it. These users may connect
-    /// with name and password
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
-    pub users: Option<PathBuf>,
+settings! {
+    /// The access settings of `serve`.
+    #[command(next_help_heading = "Access")]
+    pub struct AccessFlags {
+        /// A file of users and password hashes, as `statehouse user` writes it. These users may connect
+        /// with name and password
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
+        pub users: Option<PathBuf>,
 
-    /// Accept clients without credentials although an authentication method is configured
-    #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
-    pub allow_anonymous: bool,
+        /// Accept clients without credentials although an authentication method is configured
+        #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
+        pub allow_anonymous: bool,
 
-    /// How to map client certificates to users: `cn` takes the Common Name as the user, a file
-    /// (TOML) maps subjects to users and attributes
-    #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
-    pub certificate_users: Option<PathBuf>,
+        /// How to map client certificates to users: `cn` takes the Common Name as the user, a file
+        /// (TOML) maps subjects to users and attributes
+        #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
+        pub certificate_users: Option<PathBuf>,
 
-    /// Authorization rules (TOML): with them everything is denied that no rule allows. `statehouse
-    /// authz` explains the rules
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
-    pub rules: Option<PathBuf>,
+        /// Authorization rules (TOML): with them everything is denied that no rule allows. `statehouse
+        /// authz` explains the rules
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
+        pub rules: Option<PathBuf>,
 
-    /// Public keys (a JWKS file) that verify service account tokens; clients send these with the
-    /// authentication method K8S-SAT
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
-    pub token_keys: Option<PathBuf>,
+        /// Public keys (a JWKS file) that verify service account tokens; clients send these with the
+        /// authentication method K8S-SAT
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
+        pub token_keys: Option<PathBuf>,
 
-    /// An accepted audience (`aud`) of tokens; may be given more than once
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "STATEHOUSE_TOKEN_AUDIENCE",
-        value_delimiter = ','
-    )]
-    pub token_audience: Vec<String>,
+        /// An accepted audience (`aud`) of tokens; may be given more than once
+        #[arg(
+            long,
+            value_name = "NAME",
+            env = "STATEHOUSE_TOKEN_AUDIENCE",
+            value_delimiter = ','
+        )]
+        pub token_audience: Vec<String>,
 
-    /// An accepted issuer (`iss`) of tokens; may be given more than once [default: any issuer]
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_TOKEN_ISSUER",
-        value_delimiter = ','
-    )]
-    pub token_issuer: Vec<String>,
-}
-
-/// The same settings as keys of the file.
-#[derive(Deserialize, Debug, Default)]
-pub(super) struct AccessKeys {
-    pub(super) users: Option<PathBuf>,
-    pub(super) allow_anonymous: Option<bool>,
-    pub(super) certificate_users: Option<PathBuf>,
-    pub(super) rules: Option<PathBuf>,
-    pub(super) token_keys: Option<PathBuf>,
-    pub(super) token_audience: Option<Vec<String>>,
-    pub(super) token_issuer: Option<Vec<String>>,
+        /// An accepted issuer (`iss`) of tokens; may be given more than once [default: any issuer]
+        #[arg(
+            long,
+            value_name = "URL",
+            env = "STATEHOUSE_TOKEN_ISSUER",
+            value_delimiter = ','
+        )]
+        pub token_issuer: Vec<String>,
+    }
 }
 
 impl AccessFlags {
-    /// Puts flags over keys of the file.
-    pub(super) fn over(self, keys: AccessKeys) -> Result<AccessConfig, ConfigError> {
-        let list = |flags: Vec<String>, keys: Option<Vec<String>>| match flags.is_empty() {
-            true => keys.unwrap_or_default(),
-            false => flags,
-        };
-        let audiences = list(self.token_audience, keys.token_audience);
-        let issuers = list(self.token_issuer, keys.token_issuer);
-        let tokens = match self.token_keys.or(keys.token_keys) {
+    /// Checks that the settings are consistent.
+    pub(super) fn load(self) -> Result<AccessConfig, ConfigError> {
+        let (audiences, issuers) = (self.token_audience, self.token_issuer);
+        let tokens = match self.token_keys {
             Some(_) if audiences.is_empty() => return Err(ConfigError::TokenAudience),
             Some(keys) => Some(TokenConfig {
                 keys,
@@ -89,11 +73,11 @@ impl AccessFlags {
             None if audiences.is_empty() && issuers.is_empty() => None,
             None => return Err(ConfigError::TokenKeys),
         };
-        let certificate_users = self.certificate_users.or(keys.certificate_users);
+        let certificate_users = self.certificate_users;
         Ok(AccessConfig {
-            users: self.users.or(keys.users),
-            rules: self.rules.or(keys.rules),
-            allow_anonymous: self.allow_anonymous || keys.allow_anonymous.unwrap_or(false),
+            users: self.users,
+            rules: self.rules,
+            allow_anonymous: self.allow_anonymous,
             certificate_users: certificate_users.map(|name| match name.as_os_str() == "cn" {
                 true => CertificateUsers::CommonName,
                 false => CertificateUsers::File(name),
@@ -106,6 +90,7 @@ impl AccessFlags {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layer::Layer;
     use super::*;
 
     fn flags() -> AccessFlags {
@@ -118,7 +103,7 @@ mod tests {
 
     #[test]
     fn tokens_need_keys_and_an_audience() {
-        let load = |flags: AccessFlags| flags.over(AccessKeys::default());
+        let load = AccessFlags::load;
         let tokens = load(flags()).unwrap().tokens.unwrap();
         assert_eq!(tokens.audiences, ["store"]);
         let for_anybody = AccessFlags {
@@ -142,11 +127,11 @@ mod tests {
                 certificate_users: flag.map(Into::into),
                 ..AccessFlags::default()
             };
-            let keys = AccessKeys {
+            let keys = AccessFlags {
                 certificate_users: Some(key.into()),
-                ..AccessKeys::default()
+                ..AccessFlags::default()
             };
-            flags.over(keys).unwrap().certificate_users.unwrap()
+            flags.over(keys).load().unwrap().certificate_users.unwrap()
         };
         assert_eq!(owners(None, "cn"), CertificateUsers::CommonName);
         assert_eq!(owners(Some("cn"), "table"), CertificateUsers::CommonName);

@@ -5,96 +5,98 @@
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 
+use super::layer::settings;
 use super::memory::Memory;
 use super::{ConfigError, Fuel, KeyBytes, PacketBytes};
 use crate::limits;
 use statehouse_core::store::{Quota, Supervision};
 
-/// The limit settings of `serve`.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Limits")]
-pub struct LimitFlags {
-    /// Maximum number of keys in the store
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
-    pub max_keys: Option<NonZeroU64>,
+settings! {
+    /// The limit settings of `serve`.
+    #[command(next_help_heading = "Limits")]
+    pub struct LimitFlags {
+        /// Maximum number of keys in the store
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
+        pub max_keys: Option<NonZeroU64>,
 
-    /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three eighths
-    /// of the memory, at most 512 MiB]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
-    pub max_bytes: Option<NonZeroU64>,
+        /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three eighths
+        /// of the memory, at most 512 MiB]
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
+        pub max_bytes: Option<NonZeroU64>,
 
-    /// Maximum number of keys of one client; a key belongs to the client that wrote it last
-    /// [default: three quarters of the store's limit]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_KEYS")]
-    pub max_client_keys: Option<NonZeroU64>,
+        /// Maximum number of keys of one client; a key belongs to the client that wrote it last
+        /// [default: three quarters of the store's limit]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_KEYS")]
+        pub max_client_keys: Option<NonZeroU64>,
 
-    /// Maximum bytes of one client's keys and values, counted like the store's [default: three
-    /// quarters of the store's limit, at least the longest key and value]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_CLIENT_BYTES")]
-    pub max_client_bytes: Option<NonZeroU64>,
+        /// Maximum bytes of one client's keys and values, counted like the store's [default: three
+        /// quarters of the store's limit, at least the longest key and value]
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_CLIENT_BYTES")]
+        pub max_client_bytes: Option<NonZeroU64>,
 
-    /// Maximum length of a key
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
-    pub max_key_bytes: Option<KeyBytes>,
+        /// Maximum length of a key
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
+        pub max_key_bytes: Option<KeyBytes>,
 
-    /// Maximum length of a value
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
-    pub max_value_bytes: Option<NonZeroU64>,
+        /// Maximum length of a value
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
+        pub max_value_bytes: Option<NonZeroU64>,
 
-    /// Maximum number of watches; a key counts once for each of its watchers [default: 1000000]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_WATCHES")]
-    pub max_watches: Option<NonZeroU64>,
+        /// Maximum number of watches; a key counts once for each of its watchers [default: 1000000]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_WATCHES")]
+        pub max_watches: Option<NonZeroU64>,
 
-    /// Maximum number of keys that one client watches [default: 10000]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
-    pub max_client_watches: Option<NonZeroU64>,
+        /// Maximum number of keys that one client watches [default: 10000]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
+        pub max_client_watches: Option<NonZeroU64>,
 
-    /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600 [default:
-    /// 4000000; range 50000 to 40000000]
-    #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
-    pub max_fuel: Option<Fuel>,
+        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600 [default:
+        /// 4000000; range 50000 to 40000000]
+        #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
+        pub max_fuel: Option<Fuel>,
 
-    /// Maximum length of an MQTT packet
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
-    pub max_packet_bytes: Option<PacketBytes>,
+        /// Maximum length of an MQTT packet
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
+        pub max_packet_bytes: Option<PacketBytes>,
 
-    /// Maximum bytes queued for one client before it is disconnected [default: an eighth of
-    /// --max-total-queue-bytes, at most 16 MiB, at least one packet]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
-    pub max_queue_bytes: Option<NonZeroU64>,
+        /// Maximum bytes queued for one client before it is disconnected [default: an eighth of
+        /// --max-total-queue-bytes, at most 16 MiB, at least one packet]
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
+        pub max_queue_bytes: Option<NonZeroU64>,
 
-    /// Maximum bytes queued for all clients together; sessions of disconnected clients may use half
-    /// of it [default: an eighth of the memory, at most 512 MiB]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
-    pub max_total_queue_bytes: Option<NonZeroU64>,
+        /// Maximum bytes queued for all clients together; sessions of disconnected clients may use half
+        /// of it [default: an eighth of the memory, at most 512 MiB]
+        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
+        pub max_total_queue_bytes: Option<NonZeroU64>,
 
-    /// Maximum number of connections
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
-    pub max_connections: Option<NonZeroU64>,
+        /// Maximum number of connections
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
+        pub max_connections: Option<NonZeroU64>,
 
-    /// Maximum number of sessions, including those of disconnected clients [default: one for each
-    /// 128 KiB of memory, at most 20000]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
-    pub max_sessions: Option<NonZeroU64>,
+        /// Maximum number of sessions, including those of disconnected clients [default: one for each
+        /// 128 KiB of memory, at most 20000]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
+        pub max_sessions: Option<NonZeroU64>,
 
-    /// Maximum number of subscriptions of one client [default: 1024]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
-    pub max_client_subscriptions: Option<NonZeroU64>,
+        /// Maximum number of subscriptions of one client [default: 1024]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
+        pub max_client_subscriptions: Option<NonZeroU64>,
 
-    /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including requests:
-    /// its Receive Maximum. An existing connection keeps the value that it was sent [default: 1024]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
-    pub max_client_in_flight: Option<NonZeroU16>,
+        /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including requests:
+        /// its Receive Maximum. An existing connection keeps the value that it was sent [default: 1024]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
+        pub max_client_in_flight: Option<NonZeroU16>,
 
-    /// Maximum number of messages that one client may publish per second, including requests;
-    /// further ones are refused with 0x97, quota exceeded [default: unlimited]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
-    pub max_client_rate: Option<NonZeroU32>,
+        /// Maximum number of messages that one client may publish per second, including requests;
+        /// further ones are refused with 0x97, quota exceeded [default: unlimited]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
+        pub max_client_rate: Option<NonZeroU32>,
 
-    /// Maximum number of messages that all clients together may publish per second; further ones
-    /// are refused with 0x97 [default: unlimited]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
-    pub max_rate: Option<NonZeroU32>,
+        /// Maximum number of messages that all clients together may publish per second; further ones
+        /// are refused with 0x97 [default: unlimited]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
+        pub max_rate: Option<NonZeroU32>,
+    }
 }
 
 /// Limits that are consistent with each other.
@@ -109,31 +111,6 @@ pub struct Bounds {
 }
 
 impl LimitFlags {
-    /// Puts flags over the file.
-    pub(super) fn over(self, file: Self) -> Self {
-        Self {
-            max_keys: self.max_keys.or(file.max_keys),
-            max_bytes: self.max_bytes.or(file.max_bytes),
-            max_client_keys: self.max_client_keys.or(file.max_client_keys),
-            max_client_bytes: self.max_client_bytes.or(file.max_client_bytes),
-            max_key_bytes: self.max_key_bytes.or(file.max_key_bytes),
-            max_value_bytes: self.max_value_bytes.or(file.max_value_bytes),
-            max_watches: self.max_watches.or(file.max_watches),
-            max_client_watches: self.max_client_watches.or(file.max_client_watches),
-            max_fuel: self.max_fuel.or(file.max_fuel),
-            max_packet_bytes: self.max_packet_bytes.or(file.max_packet_bytes),
-            max_queue_bytes: self.max_queue_bytes.or(file.max_queue_bytes),
-            max_total_queue_bytes: self.max_total_queue_bytes.or(file.max_total_queue_bytes),
-            max_connections: self.max_connections.or(file.max_connections),
-            max_sessions: self.max_sessions.or(file.max_sessions),
-            max_client_subscriptions: (self.max_client_subscriptions)
-                .or(file.max_client_subscriptions),
-            max_client_in_flight: self.max_client_in_flight.or(file.max_client_in_flight),
-            max_client_rate: self.max_client_rate.or(file.max_client_rate),
-            max_rate: self.max_rate.or(file.max_rate),
-        }
-    }
-
     /// The resulting limits. `attached`: the store is behind a foreign broker, which limits its own
     /// queues.
     pub(super) fn load(

@@ -6,232 +6,239 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 
+use super::layer::settings;
 use super::{
     AccessFlags, AdminAddress, DialectSetting, DropAction, Durability, ForeignFlags, LimitFlags,
     ListenFlags, LogFormat, Node, Span, Threads,
 };
 
-/// Settings of `statehouse serve`: flags, environment variables and, under the same names with
-/// underscores, keys of the file.
-#[derive(clap::Args, Clone, Debug, Default)]
-pub struct Flags {
-    /// The active policy: a .wasm component or core module, or `builtin` for the standard policy
-    /// [default: the policy that the data directory last used]. A policy that the host rolled back
-    /// is only loaded; it becomes active again by `statehouse policy promote`
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
-    pub policy: Option<PathBuf>,
+settings! {
+    /// Settings of `statehouse serve`: flags, environment variables and, under the same names with
+    /// underscores, keys of the file.
+    pub struct Flags {
+        /// The active policy: a .wasm component or core module, or `builtin` for the standard policy
+        /// [default: the policy that the data directory last used]. A policy that the host rolled back
+        /// is only loaded; it becomes active again by `statehouse policy promote`
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
+        pub policy: Option<PathBuf>,
 
-    /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
-    /// chooses a free port. The file `admin` in the data directory holds the address and a token
-    /// that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for metrics
-    /// scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no token; only
-    /// the store's own account and root can connect to it [default: 127.0.0.1:0]
-    #[arg(
-        long,
-        value_name = "ADDR:PORT|unix:PATH",
-        env = "STATEHOUSE_ADMIN",
-        help_heading = "Policies"
-    )]
-    pub admin: Option<AdminAddress>,
+        /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
+        /// chooses a free port. The file `admin` in the data directory holds the address and a token
+        /// that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for metrics
+        /// scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no token; only
+        /// the store's own account and root can connect to it [default: 127.0.0.1:0]
+        #[arg(
+            long,
+            value_name = "ADDR:PORT|unix:PATH",
+            env = "STATEHOUSE_ADMIN",
+            help_heading = "Policies"
+        )]
+        pub admin: Option<AdminAddress>,
 
-    /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
-    /// than once. Without such keys the store accepts every policy from the admin API and the
-    /// watched directory, and no orders over MQTT
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "STATEHOUSE_TRUSTED_KEYS",
-        value_delimiter = ',',
-        help_heading = "Policies"
-    )]
-    pub trusted_keys: Vec<String>,
+        /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
+        /// than once. Without such keys the store accepts every policy from the admin API and the
+        /// watched directory, and no orders over MQTT
+        #[arg(
+            long,
+            value_name = "KEY",
+            env = "STATEHOUSE_TRUSTED_KEYS",
+            value_delimiter = ',',
+            help_heading = "Policies"
+        )]
+        pub trusted_keys: Vec<String>,
 
-    /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
-    /// signature
-    #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
-    pub allow_unsigned: bool,
+        /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
+        /// signature
+        #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
+        pub allow_unsigned: bool,
 
-    /// A directory to watch: policies (*.wasm) that appear there are loaded
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "STATEHOUSE_POLICY_DROP",
-        help_heading = "Policies"
-    )]
-    pub policy_drop: Option<PathBuf>,
+        /// A directory to watch: policies (*.wasm) that appear there are loaded
+        #[arg(
+            long,
+            value_name = "DIR",
+            env = "STATEHOUSE_POLICY_DROP",
+            help_heading = "Policies"
+        )]
+        pub policy_drop: Option<PathBuf>,
 
-    /// What to do with policies from the watched directory [default: load]
-    #[arg(
-        long,
-        value_name = "ACTION",
-        env = "STATEHOUSE_POLICY_DROP_ACTION",
-        help_heading = "Policies"
-    )]
-    pub policy_drop_action: Option<DropAction>,
+        /// What to do with policies from the watched directory [default: load]
+        #[arg(
+            long,
+            value_name = "ACTION",
+            env = "STATEHOUSE_POLICY_DROP_ACTION",
+            help_heading = "Policies"
+        )]
+        pub policy_drop_action: Option<DropAction>,
 
-    /// Roll a policy back after this many failed requests among its last 1000; 0 means never
-    /// [default: 10]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "STATEHOUSE_GUARD_FAILURES",
-        help_heading = "Policies"
-    )]
-    pub guard_failures: Option<u32>,
+        /// Roll a policy back after this many failed requests among its last 1000; 0 means never
+        /// [default: 10]
+        #[arg(
+            long,
+            value_name = "N",
+            env = "STATEHOUSE_GUARD_FAILURES",
+            help_heading = "Policies"
+        )]
+        pub guard_failures: Option<u32>,
 
-    /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means never
-    /// [default: 0]
-    #[arg(
-        long,
-        value_name = "FUEL",
-        env = "STATEHOUSE_GUARD_FUEL",
-        help_heading = "Policies"
-    )]
-    pub guard_fuel: Option<u64>,
+        /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means never
+        /// [default: 0]
+        #[arg(
+            long,
+            value_name = "FUEL",
+            env = "STATEHOUSE_GUARD_FUEL",
+            help_heading = "Policies"
+        )]
+        pub guard_fuel: Option<u64>,
 
-    /// Re-execute one of every N requests on a fresh instance to detect hidden state (above 50000
-    /// requests per second, no more than at 50000); 0 means none [default: 1024]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "STATEHOUSE_PURITY_SAMPLE",
-        help_heading = "Policies"
-    )]
-    pub purity_sample: Option<u32>,
+        /// Re-execute one of every N requests on a fresh instance to detect hidden state (above 50000
+        /// requests per second, no more than at 50000); 0 means none [default: 1024]
+        #[arg(
+            long,
+            value_name = "N",
+            env = "STATEHOUSE_PURITY_SAMPLE",
+            help_heading = "Policies"
+        )]
+        pub purity_sample: Option<u32>,
 
-    /// Add the user property policy=NAME@DIGEST to each response
-    #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
-    pub policy_property: bool,
+        /// Add the user property policy=NAME@DIGEST to each response
+        #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
+        pub policy_property: bool,
 
-    /// The data directory; only one process at a time can use it [default: statehouse-data]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "STATEHOUSE_DATA",
-        help_heading = "Durability"
-    )]
-    pub data: Option<PathBuf>,
+        /// The data directory; only one process at a time can use it [default: statehouse-data]
+        #[arg(
+            long,
+            value_name = "DIR",
+            env = "STATEHOUSE_DATA",
+            help_heading = "Durability"
+        )]
+        pub data: Option<PathBuf>,
 
-    /// When a write becomes durable [default: always]
-    #[arg(
-        long,
-        value_name = "WHEN",
-        env = "STATEHOUSE_DURABILITY",
-        help_heading = "Durability"
-    )]
-    pub durability: Option<Durability>,
+        /// When a write becomes durable [default: always]
+        #[arg(
+            long,
+            value_name = "WHEN",
+            env = "STATEHOUSE_DURABILITY",
+            help_heading = "Durability"
+        )]
+        pub durability: Option<Durability>,
 
-    /// The longest period of writes that a power cut may lose with --durability interval [default:
-    /// 1s]
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "STATEHOUSE_SYNC_INTERVAL",
-        help_heading = "Durability"
-    )]
-    pub sync_interval: Option<Span>,
+        /// The longest period of writes that a power cut may lose with --durability interval [default:
+        /// 1s]
+        #[arg(
+            long,
+            value_name = "TIME",
+            env = "STATEHOUSE_SYNC_INTERVAL",
+            help_heading = "Durability"
+        )]
+        pub sync_interval: Option<Span>,
 
-    /// Wait this long for more writes to share a flush; spares flash memory, adds latency [default:
-    /// 0ms]
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "STATEHOUSE_COMMIT_DELAY",
-        help_heading = "Durability"
-    )]
-    pub commit_delay: Option<Span>,
+        /// Wait this long for more writes to share a flush; spares flash memory, adds latency [default:
+        /// 0ms]
+        #[arg(
+            long,
+            value_name = "TIME",
+            env = "STATEHOUSE_COMMIT_DELAY",
+            help_heading = "Durability"
+        )]
+        pub commit_delay: Option<Span>,
 
-    /// How far back `history`, `--as-of` and `replay` reach at most [default: 1d]
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "STATEHOUSE_HISTORY_RETENTION",
-        help_heading = "Durability"
-    )]
-    pub history_retention: Option<Span>,
+        /// How far back `history`, `--as-of` and `replay` reach at most [default: 1d]
+        #[arg(
+            long,
+            value_name = "TIME",
+            env = "STATEHOUSE_HISTORY_RETENTION",
+            help_heading = "Durability"
+        )]
+        pub history_retention: Option<Span>,
 
-    /// Maximum bytes on disk that are kept only for history [default: 268435456]
-    #[arg(
-        long,
-        value_name = "BYTES",
-        env = "STATEHOUSE_HISTORY_BYTES",
-        help_heading = "Durability"
-    )]
-    pub history_bytes: Option<u64>,
+        /// Maximum bytes on disk that are kept only for history [default: 268435456]
+        #[arg(
+            long,
+            value_name = "BYTES",
+            env = "STATEHOUSE_HISTORY_BYTES",
+            help_heading = "Durability"
+        )]
+        pub history_bytes: Option<u64>,
 
-    /// How long an answered request is remembered at most, so that a redelivery gets the same
-    /// response [default: 10m]
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "STATEHOUSE_DUPLICATE_WINDOW",
-        help_heading = "Durability"
-    )]
-    pub duplicate_window: Option<Span>,
+        /// How long an answered request is remembered at most, so that a redelivery gets the same
+        /// response [default: 10m]
+        #[arg(
+            long,
+            value_name = "TIME",
+            env = "STATEHOUSE_DUPLICATE_WINDOW",
+            help_heading = "Durability"
+        )]
+        pub duplicate_window: Option<Span>,
 
-    /// Maximum number of remembered requests, beyond the latest ones of live sessions [default:
-    /// 100000]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "STATEHOUSE_MAX_DUPLICATES",
-        help_heading = "Durability"
-    )]
-    pub max_duplicates: Option<NonZeroU64>,
+        /// Maximum number of remembered requests, beyond the latest ones of live sessions [default:
+        /// 100000]
+        #[arg(
+            long,
+            value_name = "N",
+            env = "STATEHOUSE_MAX_DUPLICATES",
+            help_heading = "Durability"
+        )]
+        pub max_duplicates: Option<NonZeroU64>,
 
-    /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64
-    /// MiB]
-    #[arg(
-        long,
-        value_name = "BYTES",
-        env = "STATEHOUSE_MAX_DUPLICATE_BYTES",
-        help_heading = "Durability"
-    )]
-    pub max_duplicate_bytes: Option<NonZeroU64>,
+        /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64
+        /// MiB]
+        #[arg(
+            long,
+            value_name = "BYTES",
+            env = "STATEHOUSE_MAX_DUPLICATE_BYTES",
+            help_heading = "Durability"
+        )]
+        pub max_duplicate_bytes: Option<NonZeroU64>,
 
-    /// Start although the system clock is more than a minute behind the last recorded time
-    #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
-    pub accept_clock: bool,
+        /// Start although the system clock is more than a minute behind the last recorded time
+        #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
+        pub accept_clock: bool,
 
-    /// A TOML file with any of these settings. The file is reloaded within two seconds of a change,
-    /// and its limits then apply to the running store
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
-    pub config: Option<PathBuf>,
+        /// A TOML file with any of these settings. The file is reloaded within two seconds of a change,
+        /// and its limits then apply to the running store
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
+        #[serde(skip)]
+        pub config: Option<PathBuf>,
 
-    /// Format of log lines on standard error
-    #[arg(long, value_name = "FORMAT", env = "STATEHOUSE_LOG")]
-    pub log: Option<LogFormat>,
+        /// Format of log lines on standard error
+        #[arg(long, value_name = "FORMAT", env = "STATEHOUSE_LOG")]
+        pub log: Option<LogFormat>,
 
-    /// The log filter: a level, or directives such as `warn,statehouse=debug`
-    #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
-    pub log_filter: Option<String>,
+        /// The log filter: a level, or directives such as `warn,statehouse=debug`
+        #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
+        pub log_filter: Option<String>,
 
-    /// The protocol dialect on the current topic; `auto` chooses by the properties of each request
-    #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
-    pub dialect: Option<DialectSetting>,
+        /// The protocol dialect on the current topic; `auto` chooses by the properties of each request
+        #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
+        pub dialect: Option<DialectSetting>,
 
-    /// The node name of this store in versions
-    #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
-    pub node: Option<Node>,
+        /// The node name of this store in versions
+        #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
+        pub node: Option<Node>,
 
-    /// Threads that serve clients. More threads share the work of sockets and packets, but decide
-    /// requests one at a time [default: half of the cores, at most 4]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
-    pub threads: Option<Threads>,
+        /// Threads that serve clients. More threads share the work of sockets and packets, but decide
+        /// requests one at a time [default: half of the cores, at most 4]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
+        pub threads: Option<Threads>,
 
-    /// Limits of clients.
-    #[command(flatten)]
-    pub limits: LimitFlags,
+        /// Limits of clients.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub limits: LimitFlags,
 
-    /// Listeners.
-    #[command(flatten)]
-    pub listeners: ListenFlags,
+        /// Listeners.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub listeners: ListenFlags,
 
-    /// Authentication and authorization.
-    #[command(flatten)]
-    pub access: AccessFlags,
+        /// Authentication and authorization.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub access: AccessFlags,
 
-    /// The foreign broker, instead of listeners.
-    #[command(flatten)]
-    pub foreign: ForeignFlags,
+        /// The foreign broker, instead of listeners.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub foreign: ForeignFlags,
+    }
 }

@@ -10,33 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::bounds::Bounds;
-use super::{Config, ConfigError, Flags, PacketBytes, TransportChoice, file};
+use super::layer::Layer;
+use super::{Config, ConfigError, Flags, LimitFlags, PacketBytes, TransportChoice, file};
 use statehouse_files::watch::{Files, Watched};
 
-/// Keys of the file that take effect as soon as they change.
-const LIVE: [&str; 21] = [
-    "max_keys",
-    "max_bytes",
-    "max_client_keys",
-    "max_client_bytes",
-    "max_key_bytes",
-    "max_value_bytes",
-    "max_watches",
-    "max_client_watches",
-    "max_fuel",
-    "max_packet_bytes",
-    "max_queue_bytes",
-    "max_total_queue_bytes",
-    "max_connections",
-    "max_sessions",
-    "max_client_subscriptions",
-    "max_client_in_flight",
-    "max_client_rate",
-    "max_rate",
-    "guard_failures",
-    "guard_fuel",
-    "purity_sample",
-];
+/// Keys of the file that take effect as soon as they change, besides all limits.
+const LIVE: [&str; 3] = ["guard_failures", "guard_fuel", "purity_sample"];
 
 /// The limits of a settings file that is watched; none without a file, or if it is not regular.
 pub type Followed = Option<Arc<Watched<Bounds>>>;
@@ -55,7 +34,7 @@ pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     let files = Files::look(vec![path.clone()]);
     // Both parse the same text, since a second read may return other content.
     let text = file::text_again(&path)?;
-    let config = Config::of(flags.clone(), file::parse(&path, &text)?)?.with_secrets()?;
+    let config = Config::of(flags.clone().over(file::settings(&path, &text)?))?.with_secrets()?;
     let rereader = Rereader::new(path.clone(), flags, file::parse(&path, &text)?, &config);
     let bounds = config.bounds.clone();
     let followed = Watched::following("settings", files, bounds, move || rereader.read());
@@ -92,7 +71,7 @@ impl Rereader {
     fn read(&self) -> Result<Bounds, ConfigError> {
         let text = file::text_again(&self.path)?;
         let keys = file::parse(&self.path, &text)?;
-        let file = file::parse(&self.path, &text)?;
+        let file = file::settings(&self.path, &text)?;
         let pending = pending(&self.started, &keys, self.attached);
         if !pending.is_empty() {
             tracing::warn!(
@@ -101,14 +80,17 @@ impl Rereader {
                 pending.join(", ")
             );
         }
-        Ok(Config::of(self.flags.clone(), file)?.bounds)
+        Ok(Config::of(self.flags.clone().over(file))?.bounds)
     }
 }
 
 /// Keys that changed and take effect at the next start. The packet limit of a link to a foreign
 /// broker stays as announced.
 fn pending<'a>(started: &'a toml::Table, now: &'a toml::Table, attached: bool) -> Vec<&'a str> {
-    let live = |key: &&str| LIVE.contains(key) && !(attached && *key == "max_packet_bytes");
+    let live = |key: &&str| {
+        let changes = LIVE.contains(key) || LimitFlags::NAMES.contains(key);
+        changes && !(attached && *key == "max_packet_bytes")
+    };
     let removed = started.keys().filter(|key| !now.contains_key(*key));
     let others = now
         .iter()
@@ -220,9 +202,9 @@ mod tests {
 
     #[test]
     fn every_live_key_is_a_key_of_the_file() {
-        for key in LIVE {
+        for key in LIVE.iter().chain(LimitFlags::NAMES) {
             let text = format!("{key} = 60000\n");
-            let read = file::parse::<file::File>("statehouse.toml".as_ref(), &text);
+            let read = file::settings("statehouse.toml".as_ref(), &text);
             assert!(read.is_ok(), "{key}: {read:?}");
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 
+use super::layer::settings;
 use super::url::{BrokerUrl, Secret, read_password};
 use super::{ConfigError, Durability, Span, time};
 use crate::limits;
@@ -17,62 +18,63 @@ use crate::limits;
 /// Environment variable with the password, as an alternative to a file.
 const PASSWORD: &str = "STATEHOUSE_BROKER_PASSWORD";
 
-/// The settings of `serve` for a foreign broker.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Foreign broker")]
-pub struct ForeignFlags {
-    /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT],
-    /// mqtts://, or ws:// and wss:// with a path
-    #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
-    pub broker: Option<BrokerUrl>,
+settings! {
+    /// The settings of `serve` for a foreign broker.
+    #[command(next_help_heading = "Foreign broker")]
+    pub struct ForeignFlags {
+        /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT],
+        /// mqtts://, or ws:// and wss:// with a path
+        #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
+        pub broker: Option<BrokerUrl>,
 
-    /// User name at the broker
-    #[arg(long, value_name = "NAME", env = "STATEHOUSE_BROKER_USER")]
-    pub broker_user: Option<String>,
+        /// User name at the broker
+        #[arg(long, value_name = "NAME", env = "STATEHOUSE_BROKER_USER")]
+        pub broker_user: Option<String>,
 
-    /// A file with the password [default: STATEHOUSE_BROKER_PASSWORD, or the password in the URL]
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_PASSWORD_FILE")]
-    pub broker_password_file: Option<PathBuf>,
+        /// A file with the password [default: STATEHOUSE_BROKER_PASSWORD, or the password in the URL]
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_PASSWORD_FILE")]
+        pub broker_password_file: Option<PathBuf>,
 
-    /// CA certificates (PEM) that the broker's certificate is verified against [default: the
-    /// system's]
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CA")]
-    pub broker_ca: Option<PathBuf>,
+        /// CA certificates (PEM) that the broker's certificate is verified against [default: the
+        /// system's]
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CA")]
+        pub broker_ca: Option<PathBuf>,
 
-    /// The client certificate (PEM) of the store, with --broker-key
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CERT")]
-    pub broker_cert: Option<PathBuf>,
+        /// The client certificate (PEM) of the store, with --broker-key
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_CERT")]
+        pub broker_cert: Option<PathBuf>,
 
-    /// The private key of --broker-cert (PEM)
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_KEY")]
-    pub broker_key: Option<PathBuf>,
+        /// The private key of --broker-cert (PEM)
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_KEY")]
+        pub broker_key: Option<PathBuf>,
 
-    /// MQTT client id of the store [default: generated once and kept in the data directory]
-    #[arg(long, value_name = "ID", env = "STATEHOUSE_BROKER_CLIENT_ID")]
-    pub broker_client_id: Option<ClientId>,
+        /// MQTT client id of the store [default: generated once and kept in the data directory]
+        #[arg(long, value_name = "ID", env = "STATEHOUSE_BROKER_CLIENT_ID")]
+        pub broker_client_id: Option<ClientId>,
 
-    /// Maximum number of unacknowledged requests from the broker; they use at most this many times
-    /// max_packet_bytes of memory [default: 64]
-    #[arg(long, value_name = "N", env = "STATEHOUSE_BROKER_WINDOW")]
-    pub broker_window: Option<Window>,
+        /// Maximum number of unacknowledged requests from the broker; they use at most this many times
+        /// max_packet_bytes of memory [default: 64]
+        #[arg(long, value_name = "N", env = "STATEHOUSE_BROKER_WINDOW")]
+        pub broker_window: Option<Window>,
 
-    /// Ping the broker after this time without a packet from it [default: 15s]
-    #[arg(long, value_name = "TIME", env = "STATEHOUSE_BROKER_KEEP_ALIVE")]
-    pub broker_keep_alive: Option<Span>,
+        /// Ping the broker after this time without a packet from it [default: 15s]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_BROKER_KEEP_ALIVE")]
+        pub broker_keep_alive: Option<Span>,
 
-    /// How the store detects that a client has disconnected, so that its watches end [default:
-    /// auto]
-    #[arg(long, value_name = "KIND", env = "STATEHOUSE_PRESENCE")]
-    pub presence: Option<PresenceKind>,
+        /// How the store detects that a client has disconnected, so that its watches end [default:
+        /// auto]
+        #[arg(long, value_name = "KIND", env = "STATEHOUSE_PRESENCE")]
+        pub presence: Option<PresenceKind>,
 
-    /// End the watches of a client that for this long sent no request and received no notification
-    /// [default: never]
-    #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
-    pub watch_ttl: Option<Span>,
+        /// End the watches of a client that for this long sent no request and received no notification
+        /// [default: never]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
+        pub watch_ttl: Option<Span>,
 
-    /// Wait while another process uses the data directory, and take over when it ends
-    #[arg(long, env = "STATEHOUSE_STANDBY", value_parser = BoolishValueParser::new())]
-    pub standby: bool,
+        /// Wait while another process uses the data directory, and take over when it ends
+        #[arg(long, env = "STATEHOUSE_STANDBY", value_parser = BoolishValueParser::new())]
+        pub standby: bool,
+    }
 }
 
 /// The settings of a store behind a foreign broker.
@@ -172,24 +174,6 @@ pub enum PresenceKind {
 }
 
 impl ForeignFlags {
-    /// These settings; a setting that is absent is taken from the file.
-    pub(super) fn over(self, file: Self) -> Self {
-        Self {
-            broker: self.broker.or(file.broker),
-            broker_user: self.broker_user.or(file.broker_user),
-            broker_password_file: self.broker_password_file.or(file.broker_password_file),
-            broker_ca: self.broker_ca.or(file.broker_ca),
-            broker_cert: self.broker_cert.or(file.broker_cert),
-            broker_key: self.broker_key.or(file.broker_key),
-            broker_client_id: self.broker_client_id.or(file.broker_client_id),
-            broker_window: self.broker_window.or(file.broker_window),
-            broker_keep_alive: self.broker_keep_alive.or(file.broker_keep_alive),
-            presence: self.presence.or(file.presence),
-            watch_ttl: self.watch_ttl.or(file.watch_ttl),
-            standby: self.standby || file.standby,
-        }
-    }
-
     /// The first setting that requires a broker.
     fn stray(&self) -> Option<&'static str> {
         let given = [

@@ -11,65 +11,67 @@ use std::str::FromStr;
 use clap::builder::BoolishValueParser;
 
 use super::access::AccessConfig;
+use super::layer::settings;
 use super::url::Scheme;
 use super::values::socket_address;
 use crate::limits;
 
-/// The listener settings of `serve`.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Listeners")]
-pub struct ListenFlags {
-    /// Where to listen: ADDR:PORT, optionally with mqtt://, mqtts:// (TLS), ws:// (WebSocket) or
-    /// wss:// in front; may be given more than once. Port 0 chooses a free port. Not with --broker
-    /// [default: mqtt://127.0.0.1:1883]
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_LISTEN",
-        value_delimiter = ','
-    )]
-    pub listen: Vec<Listen>,
+settings! {
+    /// The listener settings of `serve`.
+    #[command(next_help_heading = "Listeners")]
+    pub struct ListenFlags {
+        /// Where to listen: ADDR:PORT, optionally with mqtt://, mqtts:// (TLS), ws:// (WebSocket) or
+        /// wss:// in front; may be given more than once. Port 0 chooses a free port. Not with --broker
+        /// [default: mqtt://127.0.0.1:1883]
+        #[arg(
+            long,
+            value_name = "URL",
+            env = "STATEHOUSE_LISTEN",
+            value_delimiter = ','
+        )]
+        pub listen: Vec<Listen>,
 
-    /// Listen beyond loopback without TLS or without authentication
-    #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
-    pub insecure: bool,
+        /// Listen beyond loopback without TLS or without authentication
+        #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
+        pub insecure: bool,
 
-    /// The certificate (PEM) for mqtts:// and wss://, followed by its intermediate certificates
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CERT")]
-    pub tls_cert: Option<PathBuf>,
+        /// The certificate (PEM) for mqtts:// and wss://, followed by its intermediate certificates
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CERT")]
+        pub tls_cert: Option<PathBuf>,
 
-    /// The private key of --tls-cert (PEM)
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_KEY")]
-    pub tls_key: Option<PathBuf>,
+        /// The private key of --tls-cert (PEM)
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_KEY")]
+        pub tls_key: Option<PathBuf>,
 
-    /// CA certificates (PEM) that client certificates are verified against; the server then
-    /// requests a certificate from each client
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CLIENT_CA")]
-    pub tls_client_ca: Option<PathBuf>,
+        /// CA certificates (PEM) that client certificates are verified against; the server then
+        /// requests a certificate from each client
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CLIENT_CA")]
+        pub tls_client_ca: Option<PathBuf>,
 
-    /// Revoked client certificates (CRL, PEM); may be given more than once. Each CA in
-    /// --tls-client-ca then needs its list
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "STATEHOUSE_TLS_CLIENT_CRL",
-        value_delimiter = ','
-    )]
-    pub tls_client_crl: Vec<PathBuf>,
+        /// Revoked client certificates (CRL, PEM); may be given more than once. Each CA in
+        /// --tls-client-ca then needs its list
+        #[arg(
+            long,
+            value_name = "FILE",
+            env = "STATEHOUSE_TLS_CLIENT_CRL",
+            value_delimiter = ','
+        )]
+        pub tls_client_crl: Vec<PathBuf>,
 
-    /// Refuse TLS clients that have no certificate
-    #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
-    pub tls_client_required: bool,
+        /// Refuse TLS clients that have no certificate
+        #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
+        pub tls_client_required: bool,
 
-    /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may be
-    /// given more than once [default: pages of the same host]
-    #[arg(
-        long,
-        value_name = "ORIGIN",
-        env = "STATEHOUSE_WS_ORIGIN",
-        value_delimiter = ','
-    )]
-    pub ws_origin: Vec<Origin>,
+        /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may be
+        /// given more than once [default: pages of the same host]
+        #[arg(
+            long,
+            value_name = "ORIGIN",
+            env = "STATEHOUSE_WS_ORIGIN",
+            value_delimiter = ','
+        )]
+        pub ws_origin: Vec<Origin>,
+    }
 }
 
 /// Why the listeners cannot be set up. The text is a sentence for the operator.
@@ -220,29 +222,6 @@ impl FromStr for Origin {
 }
 
 impl ListenFlags {
-    /// These settings; a setting that is absent is taken from the file.
-    pub(super) fn over(self, file: Self) -> Self {
-        let many = |flag: Vec<_>, file| if flag.is_empty() { file } else { flag };
-        Self {
-            listen: if self.listen.is_empty() {
-                file.listen
-            } else {
-                self.listen
-            },
-            insecure: self.insecure || file.insecure,
-            tls_cert: self.tls_cert.or(file.tls_cert),
-            tls_key: self.tls_key.or(file.tls_key),
-            tls_client_ca: self.tls_client_ca.or(file.tls_client_ca),
-            tls_client_crl: many(self.tls_client_crl, file.tls_client_crl),
-            tls_client_required: self.tls_client_required || file.tls_client_required,
-            ws_origin: if self.ws_origin.is_empty() {
-                file.ws_origin
-            } else {
-                self.ws_origin
-            },
-        }
-    }
-
     /// Checks the settings against the configured authentication.
     pub(super) fn load(self, access: &AccessConfig) -> Result<ListenConfig, ListenError> {
         let mut listeners = self.listen;

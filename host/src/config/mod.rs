@@ -20,6 +20,7 @@ mod file;
 mod flags;
 mod follow;
 mod foreign;
+mod layer;
 mod listeners;
 mod memory;
 mod url;
@@ -41,7 +42,7 @@ pub use values::{
     Threads,
 };
 
-use file::File;
+use layer::Layer;
 use memory::Memory;
 
 /// The environment variable that sets the admin API's token. There is no flag for it, since other
@@ -147,10 +148,10 @@ impl Config {
     /// Combines all sources.
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let file = match &flags.config {
-            Some(path) => file::parse(path, &file::text(path)?)?,
-            None => File::default(),
+            Some(path) => file::settings(path, &file::text(path)?)?,
+            None => Flags::default(),
         };
-        Self::of(flags, file)?.with_secrets()
+        Self::of(flags.over(file))?.with_secrets()
     }
 
     /// Reads the secrets that the settings need from the start.
@@ -162,25 +163,25 @@ impl Config {
     }
 
     /// Reads no other file, so that limits can be reloaded if other files are missing.
-    fn of(flags: Flags, mut file: File) -> Result<Self, ConfigError> {
-        let durability = (flags.durability.or(file.durability)).unwrap_or(Durability::Always);
-        let foreign = flags.foreign.clone().over(file.foreign());
+    fn of(settings: Flags) -> Result<Self, ConfigError> {
+        let durability = settings.durability.unwrap_or(Durability::Always);
+        let foreign = settings.foreign.clone();
         let foreign = foreign.load(durability)?;
-        let mut access = flags.access.clone().over(file.access())?;
+        let mut access = settings.access.clone().load()?;
         if foreign.is_some() && access.is_about_connecting() {
             return Err(ConfigError::AccessBehindBroker);
         }
-        let listeners = flags.listeners.clone().over(file.listeners());
+        let listeners = settings.listeners.clone();
         if foreign.is_some() && !listeners.listen.is_empty() {
             return Err(ConfigError::BrokerAndListen);
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
         let listeners = listeners.load(&access)?;
 
-        let limits = flags.limits.clone().over(file.limits());
+        let limits = settings.limits.clone();
         let memory = Memory::here();
-        let bounds = limits.load(foreign.is_some(), supervision(&flags, &file), memory)?;
-        let retention = retention(&flags, &file, memory)?;
+        let bounds = limits.load(foreign.is_some(), supervision(&settings), memory)?;
+        let retention = retention(&settings, memory)?;
         let per_session = match foreign {
             // A foreign broker does not reveal when a client can no longer resend a request.
             Some(_) => 0,
@@ -196,45 +197,40 @@ impl Config {
                 ..retention
             },
             sessions: bounds.broker.clone(),
-            ..Storage::of(&flags, &file, durability)?
+            ..Storage::of(&settings, durability)?
         };
-        let policy_drop = flags.policy_drop.or(file.policy_drop);
-        let drop_action = flags.policy_drop_action.or(file.policy_drop_action);
+        let policy_drop = settings.policy_drop;
+        let drop_action = settings.policy_drop_action;
         Ok(Self {
             transport: match foreign {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
                 None => TransportChoice::Embedded(listeners),
             },
             access,
-            policy_property: flags.policy_property || file.policy_property.unwrap_or(false),
-            policy: match flags.policy.or(file.policy) {
+            policy_property: settings.policy_property,
+            policy: match settings.policy {
                 None => PolicyChoice::Last,
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
                 Some(path) => PolicyChoice::File(path),
             },
-            admin: admin(flags.admin.or(file.admin))?,
-            trusted_keys: match flags.trusted_keys.is_empty() {
-                true => file.trusted_keys.unwrap_or_default(),
-                false => flags.trusted_keys,
-            },
-            allow_unsigned: flags.allow_unsigned || file.allow_unsigned.unwrap_or(false),
+            admin: admin(settings.admin)?,
+            trusted_keys: settings.trusted_keys,
+            allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop
                 .map(|directory| (directory, drop_action.unwrap_or(DropAction::Load))),
             storage,
-            log: flags.log.or(file.log).unwrap_or(LogFormat::Text),
-            log_filter: (flags.log_filter.or(file.log_filter)).unwrap_or_else(|| "info".into()),
-            dialect: match flags
-                .dialect
-                .or(file.dialect)
-                .unwrap_or(DialectSetting::Auto)
-            {
+            log: settings.log.unwrap_or(LogFormat::Text),
+            log_filter: settings.log_filter.unwrap_or_else(|| "info".into()),
+            dialect: match settings.dialect.unwrap_or(DialectSetting::Auto) {
                 DialectSetting::Auto => None,
                 DialectSetting::Sdk => Some(Dialect::Sdk),
                 DialectSetting::Documents => Some(Dialect::Documents),
             },
-            node: (flags.node.or(file.node)).map_or_else(|| "StateStore".into(), |Node(name)| name),
+            node: settings
+                .node
+                .map_or_else(|| "StateStore".into(), |Node(name)| name),
             bounds,
-            threads: flags.threads.or(file.threads).unwrap_or_default().0,
+            threads: settings.threads.unwrap_or_default().0,
         })
     }
 }
@@ -252,67 +248,60 @@ fn admin(address: Option<AdminAddress>) -> Result<Option<AdminPlace>, ConfigErro
     }
 }
 
-fn supervision(flags: &Flags, file: &File) -> Supervision {
+fn supervision(settings: &Flags) -> Supervision {
     let default = Supervision::default();
     Supervision {
         guard: GuardSettings {
-            failures_max: (flags.guard_failures.or(file.guard_failures))
+            failures_max: settings
+                .guard_failures
                 .unwrap_or(default.guard.failures_max),
-            fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
-                .unwrap_or(default.guard.fuel_mean_max),
+            fuel_mean_max: settings.guard_fuel.unwrap_or(default.guard.fuel_mean_max),
         },
-        purity_every: (flags.purity_sample.or(file.purity_sample)).unwrap_or(default.purity_every),
+        purity_every: settings.purity_sample.unwrap_or(default.purity_every),
     }
 }
 
-fn retention(flags: &Flags, file: &File, memory: Memory) -> Result<Retention, ConfigError> {
-    let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
-        flag.or(file).map_or(default, NonZeroU64::get)
-    };
+fn retention(settings: &Flags, memory: Memory) -> Result<Retention, ConfigError> {
+    let or = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
+    let bytes_max = memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT);
     Ok(Retention {
         window_ms: time(
-            flags.duplicate_window.or(file.duplicate_window),
+            settings.duplicate_window,
             limits::DUPLICATE_WINDOW_MS_DEFAULT,
             ("duplicate_window", 60_000, "1m", 7 * 86_400_000, "7d"),
         )?,
-        count_max: pick(
-            flags.max_duplicates,
-            file.max_duplicates,
-            limits::DUPLICATES_MAX_DEFAULT,
-        ),
-        bytes_max: pick(
-            flags.max_duplicate_bytes,
-            file.max_duplicate_bytes,
-            memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT),
-        ),
+        count_max: or(settings.max_duplicates, limits::DUPLICATES_MAX_DEFAULT),
+        bytes_max: or(settings.max_duplicate_bytes, bytes_max),
         ..Retention::default()
     })
 }
 
 impl Storage {
     /// The settings that depend on no other part, and defaults for the others.
-    fn of(flags: &Flags, file: &File, durability: Durability) -> Result<Self, ConfigError> {
-        let directory = flags.data.clone().or(file.data.clone());
+    fn of(settings: &Flags, durability: Durability) -> Result<Self, ConfigError> {
+        let directory = settings.data.clone();
         Ok(Self {
             directory: directory.unwrap_or_else(|| PathBuf::from("statehouse-data")),
             durability,
             sync_interval_ms: time(
-                flags.sync_interval.or(file.sync_interval),
+                settings.sync_interval,
                 1_000,
                 ("sync_interval", 1, "1ms", 3_600_000, "1h"),
             )?,
             commit_delay_ms: time(
-                flags.commit_delay.or(file.commit_delay),
+                settings.commit_delay,
                 0,
                 ("commit_delay", 0, "0ms", 5, "5ms"),
             )?,
-            history_ms: (flags.history_retention.or(file.history_retention))
+            history_ms: settings
+                .history_retention
                 .map_or(limits::HISTORY_MS_DEFAULT, Span::ms),
-            history_bytes: (flags.history_bytes.or(file.history_bytes))
+            history_bytes: settings
+                .history_bytes
                 .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
             sessions: statehouse_mqtt::Limits::default(),
             duplicates: Retention::default(),
-            accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
+            accept_clock: settings.accept_clock,
         })
     }
 }
