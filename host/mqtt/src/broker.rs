@@ -1,12 +1,13 @@
 //! The embedder's handle to the broker. It starts connections, guards the core with one lock, and
 //! shuts everything down.
 
+mod batch;
+mod guard;
+mod options;
+
 use std::{
-    borrow::Cow,
-    fmt,
     future::poll_fn,
     io,
-    ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -15,6 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use batch::Batch;
+pub(crate) use guard::Guard;
+pub use options::Options;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -22,11 +26,11 @@ use tokio::{
 };
 
 use crate::{
-    Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Origin, Persistence, ReasonCode,
-    Recovery, Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
+    Access, Attempt, Door, ImageCursor, Limits, Origin, Persistence, ReasonCode, Recovery, Refusal,
+    RefusalCount, Refused, Service, Standing, Stats, Verdict,
     clock::Clock,
     connection,
-    core::{Core, Source},
+    core::Core,
     gate::Gate,
     incomplete::IncompletePackets,
     ledger,
@@ -35,54 +39,9 @@ use crate::{
     persist::{Brake, Recorder},
     rate_limit::SharedRateLimit,
     refusal::Refusals,
-    round::{self, Rounds},
+    round::Rounds,
     writer::SharedWriter,
 };
-
-/// The options of a [`Broker`].
-#[derive(Clone)]
-pub struct Options {
-    /// The limits at the start.
-    pub limits: Limits,
-    /// Receives changes of durable state. None: all state is lost at a restart.
-    pub persistence: Option<Arc<dyn Persistence>>,
-    /// The number of this run of the process, counted by the owner of the log. Numbers of
-    /// connections and sessions begin at `(run << 32) + 1`, so that they never repeat over
-    /// restarts.
-    pub run: u32,
-    /// Decides who may connect, publish and subscribe. The default is [`Anyone`].
-    pub access: Arc<dyn Access>,
-    /// Ends the process after a panic has left the broker's state half changed. Nothing that was
-    /// changed since the lock was taken is appended or sent. The default exits with code 70
-    /// (EX_SOFTWARE of sysexits.h).
-    pub state_lost: fn() -> !,
-}
-
-fn exit_state_lost() -> ! {
-    std::process::exit(70)
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            persistence: None,
-            run: 0,
-            access: Arc::new(Anyone),
-            state_lost: exit_state_lost,
-        }
-    }
-}
-
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("limits", &self.limits)
-            .field("persistence", &self.persistence.is_some())
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
-}
 
 /// An MQTT 5 broker; clones are handles to the same one.
 #[derive(Clone)]
@@ -538,11 +497,7 @@ impl Broker {
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {
-        Guard {
-            broker: self,
-            core: Some(self.0.lock()),
-            panicking: std::thread::panicking(),
-        }
+        Guard::new(self)
     }
 }
 
@@ -556,138 +511,5 @@ impl Shared {
     fn state_is_lost(&self) -> ! {
         tracing::error!("the broker panicked; stopping, since its state is lost");
         (self.state_lost)()
-    }
-}
-
-/// The core's lock. Releasing it appends the changes made under it, then writes or gathers the
-/// output, and reports ended sessions to the service.
-pub(crate) struct Guard<'a> {
-    broker: &'a Broker,
-    core: Option<MutexGuard<'a, Core>>,
-    /// Whether the thread was already panicking when it took the lock. The state was consistent
-    /// then.
-    panicking: bool,
-}
-
-impl Guard<'_> {
-    /// Releases the lock, calls the function, and takes the lock again.
-    pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        self.release();
-        let result = f();
-        self.core = Some(self.broker.0.lock());
-        result
-    }
-
-    fn release(&mut self) {
-        let Some(mut core) = self.core.take() else {
-            return;
-        };
-        let wakes = core.finish(&self.broker.0.rounds);
-        drop(core);
-        round::write(&wakes.writers);
-        if wakes.timers {
-            self.broker.0.earlier.notify_waiters();
-        }
-        // Calls of the service end no sessions, so this cannot recurse.
-        if !wakes.ended.is_empty() {
-            self.broker.service().ended(self.broker, &wakes.ended);
-        }
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        if self.core.is_some() && !self.panicking && std::thread::panicking() {
-            self.broker.0.state_is_lost();
-        }
-        self.release();
-    }
-}
-
-impl Deref for Guard<'_> {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        // Only `unlocked` takes it out, and puts it back before it returns.
-        self.core.as_deref().expect("the lock is held")
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.core.as_deref_mut().expect("the lock is held")
-    }
-}
-
-/// Operations under one lock of the broker.
-pub struct Batch<'a> {
-    core: &'a mut Core,
-    now: Instant,
-}
-
-impl Batch<'_> {
-    /// Publishes a message of the broker itself (No Local does not apply).
-    ///
-    /// Returns the number of sessions with a matching subscription plus the number of matching
-    /// shared subscriptions (section 4.8.2). Returns 0 if a retained message had no room.
-    pub fn publish(&mut self, message: Message) -> usize {
-        let source = Source::default();
-        let sessions = self.core.publish(Cow::Owned(message), source, self.now);
-        self.published(sessions)
-    }
-
-    /// Publishes the answer to the request of this token. Works like [`publish`](Self::publish),
-    /// but records less.
-    ///
-    /// The answer precedes the request's acknowledgement in the same output, so a client that did
-    /// not receive it sends the request again. If the answer cannot be sent at once, or the request
-    /// came at QoS 2, it is recorded, and the acknowledgement waits for that record. Must be called
-    /// before [`settle`](Self::settle).
-    pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
-        let sessions = self.core.answer(token, message, self.now);
-        self.published(sessions)
-    }
-
-    fn published(&mut self, sessions: Result<usize, ReasonCode>) -> usize {
-        self.core.checkpoint();
-        sessions.unwrap_or_else(|_| {
-            self.core.count_dropped();
-            0
-        })
-    }
-
-    /// Sends a message exactly once, only to this connection of this client, whether it subscribed
-    /// or not.
-    ///
-    /// A matching subscription determines the QoS (never above the message's) and the Subscription
-    /// Identifiers. When the connection ends, unsent messages are dropped. Unacknowledged messages
-    /// are recorded by then at the latest and sent again to a resumed session. Returns false if the
-    /// connection has ended.
-    pub fn deliver(&mut self, client: &str, connection: u64, message: Message) -> bool {
-        let is_open = self.core.deliver(client, connection, message, self.now);
-        self.core.checkpoint();
-        is_open
-    }
-
-    /// Sends the PUBACK or PUBREC of a request.
-    ///
-    /// It leaves after everything published before, except messages that wait for the client's own
-    /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
-    /// order of the requests. A used token has no effect.
-    pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.core.acknowledge(token, reason, text);
-        self.core.checkpoint();
-    }
-
-    /// Sends a DISCONNECT to this connection of this client and closes it. Does nothing if it has
-    /// ended.
-    pub fn disconnect(
-        &mut self,
-        client: &str,
-        connection: u64,
-        reason: ReasonCode,
-        text: Option<&str>,
-    ) {
-        self.core.disconnect(client, connection, reason, text);
     }
 }
