@@ -40,7 +40,7 @@ use crate::{
     rate_limit::SharedRateLimit,
     refusal::Refusals,
     round::Rounds,
-    writer::SharedWriter,
+    shared_writer::SharedWriter,
 };
 
 /// An MQTT 5 broker; clones are handles to the same one.

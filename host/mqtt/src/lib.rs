@@ -75,13 +75,13 @@ mod router;
 mod service;
 mod session;
 mod session_queue;
+mod shared_writer;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod stats;
 #[cfg(test)]
 mod testing;
 mod topic;
-mod writer;
 
 pub use access::{
     Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,
