@@ -91,50 +91,12 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             at_ms: read_number(rest)?,
         },
         tag::END => Part::End,
-        tag::SUBSCRIBE => {
-            let flags = read_byte(rest)?;
-            if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID) != 0 {
-                return Err("a subscription has unknown options");
-            }
-            let filter = read_topic(rest)?;
-            let id = if flags & HAS_ID != 0 {
-                Some(read_subscription_id(rest)?)
-            } else {
-                None
-            };
-            Part::Subscribe {
-                filter,
-                subscription: Subscription {
-                    qos: read_qos(flags)?,
-                    no_local: flags & NO_LOCAL != 0,
-                    retain_as_published: flags & AS_PUBLISHED != 0,
-                    id,
-                },
-            }
-        }
+        tag::SUBSCRIBE => read_subscribe(rest)?,
         tag::UNSUBSCRIBE => Part::Unsubscribe {
             filter: read_topic(rest)?,
         },
-        tag::MESSAGE | tag::SHARED_MESSAGE => {
-            let number = read_number(rest)?;
-            let content = read_content(rest)?;
-            let count = read_number(rest)?;
-            let mut subscription_ids = Vec::new();
-            // Each identifier takes at least one byte, so the loop ends at the end of the bytes.
-            for _ in 0..count {
-                subscription_ids.push(read_subscription_id(rest)?);
-            }
-            Part::Message {
-                number,
-                content,
-                subscription_ids: subscription_ids.into(),
-                shared: if tag == tag::SHARED_MESSAGE {
-                    Some(read_sharing(rest)?)
-                } else {
-                    None
-                },
-            }
-        }
+        tag::MESSAGE => read_message(rest, false)?,
+        tag::SHARED_MESSAGE => read_message(rest, true)?,
         tag::SENT => Part::Sent {
             number: read_number(rest)?,
             packet_id: read_packet_id(rest)?,
@@ -154,6 +116,49 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             packet_id: read_packet_id(rest)?,
         },
         _ => return Err("a change of an unknown kind"),
+    })
+}
+
+fn read_subscribe<'a>(rest: &mut &'a [u8]) -> Read<Part<'a>> {
+    let flags = read_byte(rest)?;
+    if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID) != 0 {
+        return Err("a subscription has unknown options");
+    }
+    let filter = read_topic(rest)?;
+    let id = if flags & HAS_ID != 0 {
+        Some(read_subscription_id(rest)?)
+    } else {
+        None
+    };
+    Ok(Part::Subscribe {
+        filter,
+        subscription: Subscription {
+            qos: read_qos(flags)?,
+            no_local: flags & NO_LOCAL != 0,
+            retain_as_published: flags & AS_PUBLISHED != 0,
+            id,
+        },
+    })
+}
+
+fn read_message<'a>(rest: &mut &'a [u8], is_shared: bool) -> Read<Part<'a>> {
+    let number = read_number(rest)?;
+    let content = read_content(rest)?;
+    let count = read_number(rest)?;
+    let mut subscription_ids = Vec::new();
+    // Each identifier takes at least one byte, so the loop ends at the end of the bytes.
+    for _ in 0..count {
+        subscription_ids.push(read_subscription_id(rest)?);
+    }
+    Ok(Part::Message {
+        number,
+        content,
+        subscription_ids: subscription_ids.into(),
+        shared: if is_shared {
+            Some(read_sharing(rest)?)
+        } else {
+            None
+        },
     })
 }
 

@@ -114,6 +114,31 @@ pub(crate) enum Part<'a> {
     },
 }
 
+impl Part<'_> {
+    /// The first byte of its encoding.
+    #[inline]
+    fn tag(&self) -> u8 {
+        match self {
+            Self::Begin { .. } => tag::BEGIN,
+            Self::Attach { .. } => tag::ATTACH,
+            Self::Owner { .. } => tag::OWNER,
+            Self::Expiry(_) => tag::EXPIRY,
+            Self::NoWill => tag::NO_WILL,
+            Self::Detach { .. } => tag::DETACH,
+            Self::End => tag::END,
+            Self::Subscribe { .. } => tag::SUBSCRIBE,
+            Self::Unsubscribe { .. } => tag::UNSUBSCRIBE,
+            Self::Message { shared: None, .. } => tag::MESSAGE,
+            Self::Message { .. } => tag::SHARED_MESSAGE,
+            Self::Sent { .. } => tag::SENT,
+            Self::Released { .. } => tag::RELEASED,
+            Self::Gone { .. } => tag::GONE,
+            Self::Received { .. } => tag::RECEIVED,
+            Self::Completed { .. } => tag::COMPLETED,
+        }
+    }
+}
+
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Content<'a> {
