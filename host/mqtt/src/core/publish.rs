@@ -171,30 +171,16 @@ impl Core {
         source: Source,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
-        let Source {
-            from,
-            reply_session,
-            requester,
-            ..
-        } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
         if message.retain && !self.retain(&message, source, now) {
             return Err(ReasonCode::QUOTA_EXCEEDED);
         }
-        let mut matches = mem::take(&mut self.matches);
-        matches.clear();
-        self.router.matches(&message.topic, &mut matches);
-        self.work += work::PUBLISH + work::NODE * matches.visited as u64;
+        let matches = self.receivers(&message.topic, source);
         let Matches {
             sessions, groups, ..
-        } = &mut matches;
-        sessions.retain(|(key, subscription)| {
-            !(subscription.no_local && from == Some(*key))
-                && requester.may_reach(*key, &message.topic, &self.sessions, &*self.access)
-        });
-        sessions.sort_by_key(|(key, _)| *key);
+        } = &matches;
         let mut count = groups.len();
         let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
         while let Some(own) = sessions.next() {
@@ -218,7 +204,7 @@ impl Core {
                     .collect::<Box<[u32]>>(),
                 expiry_s: remaining_s(&message, now),
             };
-            let scope = if reply_session == Some(*key) {
+            let scope = if source.reply_session == Some(*key) {
                 Scope::Answer
             } else {
                 Scope::Session
@@ -230,10 +216,26 @@ impl Core {
         let mut groups = groups.iter().peekable();
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            self.share(group, &mut message, last, requester, now);
+            self.share(group, &mut message, last, source.requester, now);
         }
         self.matches = matches;
         Ok(count)
+    }
+
+    /// The subscriptions, in the order of their sessions, and the groups that get a message. The
+    /// caller returns the result to `self.matches`, so that its memory is reused.
+    #[inline]
+    fn receivers(&mut self, topic: &[u8], source: Source) -> Matches {
+        let mut matches = mem::take(&mut self.matches);
+        matches.clear();
+        self.router.matches(topic, &mut matches);
+        self.work += work::PUBLISH + work::NODE * matches.visited as u64;
+        matches.sessions.retain(|(key, subscription)| {
+            !(subscription.no_local && source.from == Some(*key))
+                && (source.requester).may_reach(*key, topic, &self.sessions, &*self.access)
+        });
+        matches.sessions.sort_by_key(|(key, _)| *key);
+        matches
     }
 
     /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
