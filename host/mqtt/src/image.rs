@@ -126,7 +126,7 @@ fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
         let at_ms = clock.wall_ms(since);
         put(Part::Detach { at_ms });
     }
-    for (filter, subscription) in session.subscriptions() {
+    for (filter, subscription) in session.subscriptions().iter() {
         put(Part::Subscribe {
             filter,
             subscription,

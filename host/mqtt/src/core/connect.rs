@@ -292,7 +292,7 @@ impl Core {
     /// Accounts for a connection that was linked to its session.
     fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
         if let Some(session) = session_at(&mut self.sessions, key) {
-            for group in session.shared_filters() {
+            for group in session.subscriptions().shared_filters() {
                 self.router.set_connected(group, key, true);
             }
         }
@@ -433,7 +433,7 @@ impl Core {
             return;
         };
         let dropped = session.detach(now, shutting_down, &mut self.recorder);
-        for group in session.shared_filters() {
+        for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);
         }
         let (ended, will) = (session.expiry_s() == 0, session.is_will_due(now));
@@ -490,8 +490,8 @@ impl Core {
             return;
         };
         let Some(session) = slot else { return };
-        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
-        for filter in session.filters() {
+        self.work += work::SUBSCRIPTION * session.subscriptions().len() as u64;
+        for filter in session.subscriptions().filters() {
             self.router.unsubscribe(filter, key);
         }
         if let Some(deadline) = session.deadline.take() {

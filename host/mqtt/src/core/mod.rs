@@ -208,7 +208,7 @@ impl Core {
         let session = self.sessions.get(key as usize)?.as_deref()?;
         Some(Standing {
             origin: session.origin().filter(|_| session.is_present()),
-            filters: session.filters().cloned().collect(),
+            filters: session.subscriptions().filters().cloned().collect(),
         })
     }
 

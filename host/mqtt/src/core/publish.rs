@@ -351,14 +351,15 @@ impl Core {
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
         if let Some(session) = self.session(key) {
-            if session.has_wildcards() {
+            if session.subscriptions().has_wildcards() {
                 self.router.matches(&message.topic, &mut matches);
                 self.work += work::NODE * matches.visited as u64;
                 matches.sessions.retain(|(other, _)| *other == key);
             } else {
                 matches.sessions.extend(
                     session
-                        .subscription(&message.topic)
+                        .subscriptions()
+                        .get(&message.topic)
                         .map(|subscription| (key, subscription)),
                 );
             }

@@ -217,10 +217,11 @@ impl Core {
             && topic::levels(topic::of_topics(filter))
                 .nth(self.limits.topic_levels_max)
                 .is_none()
-            && session.subscription_count() < self.limits.subscriptions_per_session_max
+            && session.subscriptions().len() < self.limits.subscriptions_per_session_max
             && !(topic::is_shared(filter)
-                && session.shared_count() >= self.limits.shared_subscriptions_per_session_max)
-            && session.subscription_bytes() + cost
+                && session.subscriptions().shared_len()
+                    >= self.limits.shared_subscriptions_per_session_max)
+            && session.subscriptions().bytes() + cost
                 <= self.limits.subscription_bytes_per_session_max
             && session.has_room_to_subscribe(
                 filter,

@@ -85,10 +85,10 @@ impl Core {
         );
         let session = session_at(&mut self.sessions, key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
         let cost = cost_bytes(&filter.filter);
-        if session.subscription(&filter.filter).is_none()
-            && (session.subscription_count() >= subscriptions_max
-                || shared && session.shared_count() >= shared_max
-                || session.subscription_bytes() + cost > bytes_max
+        if session.subscriptions().get(&filter.filter).is_none()
+            && (session.subscriptions().len() >= subscriptions_max
+                || shared && session.subscriptions().shared_len() >= shared_max
+                || session.subscriptions().bytes() + cost > bytes_max
                 || session.is_durable() && !self.recorder.has_room()
                 || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
         {
@@ -211,9 +211,9 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
-        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
+        self.work += work::SUBSCRIPTION * session.subscriptions().len() as u64;
         let access = &*self.access;
-        let filters = session.filters().cloned();
+        let filters = session.subscriptions().filters().cloned();
         let forbidden: Vec<_> = filters
             .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
             .collect();
