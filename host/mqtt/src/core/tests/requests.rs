@@ -98,15 +98,8 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
         (refused.pkid, refused.reason),
         (14, PubAckReason::NotAuthorized)
     );
-    assert_eq!(
-        refused
-            .properties
-            .as_ref()
-            .unwrap()
-            .reason_string
-            .as_deref(),
-        Some("not there")
-    );
+    let properties = refused.properties.as_ref().unwrap();
+    assert_eq!(properties.reason_string.as_deref(), Some("not there"));
 }
 
 #[test]
