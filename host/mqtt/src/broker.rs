@@ -31,7 +31,7 @@ use crate::{
     clock::Clock,
     connection,
     core::Core,
-    gate::Gate,
+    durability_gate::DurabilityGate,
     incomplete::IncompletePackets,
     ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
@@ -68,7 +68,7 @@ struct Shared {
     core: Mutex<Core>,
     persistence: Option<Arc<dyn Persistence>>,
     rounds: Rounds,
-    gate: Arc<Gate>,
+    durability_gate: Arc<DurabilityGate>,
     /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
     /// ended.
     sockets: Arc<Semaphore>,
@@ -116,9 +116,9 @@ impl Broker {
         clock: Clock,
     ) -> Self {
         let limits = Arc::new(options.limits);
-        let gate = Arc::new(Gate::default());
+        let durability_gate = Arc::new(DurabilityGate::default());
         let persistence = options.persistence;
-        let recorder = Recorder::new(persistence.clone(), gate.clone(), clock);
+        let recorder = Recorder::new(persistence.clone(), durability_gate.clone(), clock);
         let access = options.access;
         let refusals = Arc::new(Refusals::new(access.clone()));
         let mut core = Core::new(
@@ -137,7 +137,7 @@ impl Broker {
             core: Mutex::new(core),
             persistence,
             rounds: Rounds::default(),
-            gate,
+            durability_gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
@@ -274,7 +274,7 @@ impl Broker {
     /// Reports that everything up to this log position is durable. Output that waited for it is
     /// written. May be called from any thread; takes no lock that is held for long.
     pub fn released(&self, position: u64) {
-        self.0.gate.release_to(position);
+        self.0.durability_gate.release_to(position);
         self.0.rounds.write_gathered();
     }
 

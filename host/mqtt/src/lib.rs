@@ -22,7 +22,7 @@
 //! * `ledger`: accounts the memory of clients, by owner and in total;
 //! * `output`: the bytes that wait for one socket; `round`: writes the output of several sockets
 //!   together;
-//! * `persist`, `change`: records of durable changes; `gate`: output that waits for them;
+//! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for them;
 //!   `recovery`, `image`: state from records.
 //!
 //! ```
@@ -52,8 +52,8 @@ mod codec;
 mod connection;
 mod core;
 mod dispatch;
+mod durability_gate;
 mod exchanges;
-mod gate;
 mod group;
 mod image;
 mod incomplete;

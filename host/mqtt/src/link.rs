@@ -8,8 +8,8 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     Identity, ReasonCode,
     codec::{self, Violation, packet_type as kind},
+    durability_gate::BatchNumber,
     exchanges::Exchanges,
-    gate::BatchNumber,
     limits::SPARE_ENTRIES_MAX,
     output::Output,
     persist::SessionLog,

@@ -23,7 +23,7 @@ use bytes::{Buf, BytesMut};
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    gate::BatchNumber,
+    durability_gate::BatchNumber,
     limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_LOOK},
 };
 

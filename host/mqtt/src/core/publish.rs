@@ -6,7 +6,7 @@ use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
-    gate::BatchNumber,
+    durability_gate::BatchNumber,
     limits::work,
     retained::Publisher,
     router::{Matches, SessionKey},
