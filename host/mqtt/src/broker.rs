@@ -39,8 +39,8 @@ use crate::{
     persist::{Brake, Recorder},
     rate_limit::SharedRateLimit,
     refusal::Refusals,
-    round::Rounds,
     shared_writer::SharedWriter,
+    write_batch::WriteBatching,
 };
 
 /// An MQTT 5 broker; clones are handles to the same one.
@@ -67,7 +67,7 @@ struct Shared {
     state_lost: fn() -> !,
     core: Mutex<Core>,
     persistence: Option<Arc<dyn Persistence>>,
-    rounds: Rounds,
+    write_batching: WriteBatching,
     durability_gate: Arc<DurabilityGate>,
     /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
     /// ended.
@@ -136,7 +136,7 @@ impl Broker {
             state_lost: options.state_lost,
             core: Mutex::new(core),
             persistence,
-            rounds: Rounds::default(),
+            write_batching: WriteBatching::default(),
             durability_gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
@@ -275,7 +275,7 @@ impl Broker {
     /// written. May be called from any thread; takes no lock that is held for long.
     pub fn released(&self, position: u64) {
         self.0.durability_gate.release_to(position);
-        self.0.rounds.write_gathered();
+        self.0.write_batching.write_gathered();
     }
 
     /// Applies changed rules of the [access control](Access), or revoked credentials, to connected
@@ -492,8 +492,14 @@ impl Broker {
         Brake::new(self.0.persistence.clone())
     }
 
-    pub(crate) fn rounds(&self) -> &Rounds {
-        &self.0.rounds
+    pub(crate) fn write_batching(&self) -> &WriteBatching {
+        &self.0.write_batching
+    }
+
+    /// The earlier name of [`write_batching`](Self::write_batching), which `simulation` still uses.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn rounds(&self) -> &WriteBatching {
+        self.write_batching()
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {

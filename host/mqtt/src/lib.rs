@@ -20,7 +20,7 @@
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time is an argument,
 //!   one mutex;
 //! * `ledger`: accounts the memory of clients, by owner and in total;
-//! * `output`: the bytes that wait for one socket; `round`: writes the output of several sockets
+//! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several sockets
 //!   together;
 //! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for them;
 //!   `recovery`, `image`: state from records.
@@ -70,7 +70,6 @@ mod reason;
 mod recovery;
 mod refusal;
 mod retained;
-mod round;
 mod router;
 mod service;
 mod session;
@@ -82,6 +81,7 @@ mod stats;
 #[cfg(test)]
 mod testing;
 mod topic;
+mod write_batch;
 
 pub use access::{
     Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,

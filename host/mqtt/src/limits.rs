@@ -365,9 +365,9 @@ pub(crate) const DIRECT_WRITES_MAX: usize = 64;
 /// How long a connection with answers lets other connections have their turns before all answers
 /// are written. Longer than handling the requests of some ten sockets, and far shorter than a
 /// network round trip.
-pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
+pub(crate) const WRITE_BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 
-/// After this many rounds without another ready connection, only one in this many waits again. A
-/// single client gains nothing from the wait, which costs some microseconds. Small enough that a
-/// rising load is noticed within a millisecond.
-pub(crate) const SINGLE_OUTPUT_ROUNDS: u32 = 16;
+/// After this many write batches without another ready connection, only one in this many waits
+/// again. A single client gains nothing from the wait, which costs some microseconds. Small enough
+/// to detect a rising load within a millisecond.
+pub(crate) const SINGLE_OUTPUT_BATCHES: u32 = 16;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::Broker;
-use crate::{core::Core, round};
+use crate::{core::Core, write_batch};
 
 /// The core's lock. Releasing it appends the changes made under it, then writes or gathers the
 /// output, and reports ended sessions to the service.
@@ -40,9 +40,9 @@ impl<'a> Guard<'a> {
         let Some(mut core) = self.core.take() else {
             return;
         };
-        let wakes = core.finish(&self.broker.0.rounds);
+        let wakes = core.finish(&self.broker.0.write_batching);
         drop(core);
-        round::write(&wakes.writers);
+        write_batch::write(&wakes.writers);
         if wakes.timers {
             self.broker.0.earlier.notify_waiters();
         }

@@ -141,7 +141,7 @@ async fn turns(
             false => None,
         };
         let (before, now) = (buffer.len(), Instant::now());
-        let round = broker.rounds().open(now.into_std());
+        let batch = broker.write_batching().open(now.into_std());
         brake.begin();
         let turn = dispatch.turn(buffer, now.into_std());
         brake.end();
@@ -149,10 +149,10 @@ async fn turns(
         if buffer.len() != before {
             *last_packet = now;
         }
-        if let Some(round) = round
-            && round.waits()
+        if let Some(batch) = batch
+            && batch.waits()
         {
-            // Until all ready connections have had their turns and the round ends.
+            // Until all ready connections have had their turns and the batch ends.
             tokio::task::yield_now().await;
         }
         match turn {

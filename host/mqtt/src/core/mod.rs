@@ -42,9 +42,9 @@ use crate::{
     persist::Recorder,
     refusal::Refusals,
     retained::Retained,
-    round::Rounds,
     router::{Matches, Router, SessionKey},
     session::{Sending, Session},
+    write_batch::WriteBatching,
 };
 
 pub(crate) struct Core {
@@ -155,11 +155,11 @@ impl Core {
     }
 
     /// Appends the changes made under the lock and returns the remaining actions; must be called
-    /// before the lock is released. An open round takes over the outputs to write.
-    pub(crate) fn finish(&mut self, rounds: &Rounds) -> Wakes {
+    /// before the lock is released. An open write batch takes over the outputs to write.
+    pub(crate) fn finish(&mut self, write_batching: &WriteBatching) -> Wakes {
         self.recorder.append();
         if !self.wakes.is_empty() {
-            rounds.gather(&mut self.wakes);
+            write_batching.gather(&mut self.wakes);
         }
         Wakes {
             writers: self.wakes.drain(..).collect(),
