@@ -26,8 +26,8 @@ use tokio::{
 };
 
 use crate::{
-    Access, Attempt, Door, ImageCursor, Limits, Origin, Persistence, ReasonCode, Recovery, Refusal,
-    RefusalCount, Refused, Service, Standing, Stats, Verdict,
+    Access, Attempt, ClientStatus, Door, ImageCursor, Limits, Origin, Persistence, ReasonCode,
+    Recovery, Refusal, RefusalCount, Refused, Service, Stats, Verdict,
     clock::Clock,
     connection,
     core::Core,
@@ -330,8 +330,8 @@ impl Broker {
     /// The approximate size of an image in bytes. Only differences between two calls are
     /// meaningful. Takes the lock for a moment.
     #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
-        self.lock().kept_bytes() as u64
+    pub fn image_bytes(&self) -> u64 {
+        self.lock().image_bytes() as u64
     }
 
     /// The numbers of all sessions, connected or not.
@@ -342,16 +342,16 @@ impl Broker {
 
     /// The connection and subscriptions of the client with this id; `None` if it has no session.
     #[must_use]
-    pub fn standing(&self, client: &str) -> Option<Standing> {
-        self.lock().standing(client)
+    pub fn client_status(&self, client: &str) -> Option<ClientStatus> {
+        self.lock().client_status(client)
     }
 
     /// The session quota of one owner (a user, or the network address of anonymous clients) if one
     /// more session begins now.
     #[must_use]
-    pub fn session_share(&self) -> usize {
+    pub fn session_quota(&self) -> usize {
         let max = self.limits().sessions_max;
-        ledger::share(self.stats().sessions + 1, max, SESSIONS_FLOOR)
+        ledger::quota(self.stats().sessions + 1, max, SESSIONS_FLOOR)
     }
 
     /// Gauges and counters.

@@ -294,7 +294,9 @@ impl Drop for Attached {
         self.broker
             .lock()
             .detach(self.session, self.origin.connection, Instant::now());
-        self.broker.service().gone(&self.broker, &self.origin);
+        self.broker
+            .service()
+            .disconnected(&self.broker, &self.origin);
         self.broker.lock().disconnect_reported(self.origin.session);
         self.output.end();
     }

@@ -465,7 +465,7 @@ impl Drop for Dispatch {
             let text = "the connection ended before the service took the request";
             self.broker.batch(|batch| {
                 for token in refused {
-                    batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
+                    batch.acknowledge(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
                 }
             });
         }

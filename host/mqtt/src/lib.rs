@@ -97,4 +97,4 @@ pub use reason::ReasonCode;
 pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
-pub use stats::{Standing, Stats};
+pub use stats::{ClientStatus, Stats};

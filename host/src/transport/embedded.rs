@@ -111,7 +111,7 @@ impl Service for StoreService {
         requests.drain(..taken);
     }
 
-    fn gone(&self, _broker: &Broker, who: &Origin) {
+    fn disconnected(&self, _broker: &Broker, who: &Origin) {
         self.intake
             .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
         if let Some(rules) = &self.rules {
@@ -119,7 +119,7 @@ impl Service for StoreService {
         }
     }
 
-    fn ended(&self, _broker: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _broker: &Broker, sessions: &[u64]) {
         self.intake
             .take(&mut std::iter::once(Inbound::Ended(sessions)));
     }
@@ -177,7 +177,7 @@ impl Transport for Embedded {
                             let token = token(ticket);
                             let _ = batch.answer(token.as_ref(), message);
                             if let Some(token) = token {
-                                batch.settle(token, ReasonCode::SUCCESS, None);
+                                batch.acknowledge(token, ReasonCode::SUCCESS, None);
                             }
                         }
                         Outbound::Notify(to, message, _) => {
@@ -185,7 +185,7 @@ impl Transport for Embedded {
                         }
                         Outbound::Settle(ticket, reason, text) => {
                             if let Some(token) = token(ticket) {
-                                batch.settle(token, reason, text);
+                                batch.acknowledge(token, reason, text);
                             }
                         }
                         Outbound::Kick(peer, reason, text) => {

@@ -30,7 +30,7 @@ impl Batch<'_> {
     /// The answer precedes the request's acknowledgement in the same output, so a client that did
     /// not receive it sends the request again. If the answer cannot be sent at once, or the request
     /// came at QoS 2, it is recorded, and the acknowledgement waits for that record. Must be called
-    /// before [`settle`](Self::settle).
+    /// before [`acknowledge`](Self::acknowledge).
     pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
         let sessions = self.core.answer(token, message, self.now);
         self.published(sessions)
@@ -62,7 +62,7 @@ impl Batch<'_> {
     /// It leaves after everything published before, except messages that wait for the client's own
     /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
     /// order of the requests. A used token has no effect.
-    pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+    pub fn acknowledge(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
         self.core.acknowledge(token, reason, text);
         self.core.checkpoint();
     }

@@ -48,7 +48,9 @@ impl<'a> Guard<'a> {
         }
         // Calls of the service end no sessions, so this cannot recurse.
         if !wakes.ended.is_empty() {
-            self.broker.service().ended(self.broker, &wakes.ended);
+            self.broker
+                .service()
+                .sessions_ended(self.broker, &wakes.ended);
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) use publish::{Begun, Source};
 use session_ends::SessionEnds;
 
 use crate::{
-    Access, Limits, Origin, ReasonCode, Refusal, Refused, Standing, Stats,
+    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -195,7 +195,7 @@ impl Core {
     }
 
     /// Approximate upper bound of the size of a snapshot.
-    pub(crate) fn kept_bytes(&self) -> usize {
+    pub(crate) fn image_bytes(&self) -> usize {
         self.by_client.len() * SESSION_OVERHEAD_BYTES
             + self.ledger.total(Kind::Subscriptions)
             + self.retained.bytes()
@@ -203,10 +203,10 @@ impl Core {
             + self.ledger.total(Kind::State)
     }
 
-    pub(crate) fn standing(&self, client: &str) -> Option<Standing> {
+    pub(crate) fn client_status(&self, client: &str) -> Option<ClientStatus> {
         let key = *self.by_client.get(client)?;
         let session = self.sessions.get(key as usize)?.as_deref()?;
-        Some(Standing {
+        Some(ClientStatus {
             origin: session.origin().filter(|_| session.is_present()),
             filters: session.subscriptions().filters().cloned().collect(),
         })

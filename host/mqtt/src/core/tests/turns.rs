@@ -195,7 +195,7 @@ impl Service for OneByOne {
         self.0.lock().unwrap().push(requests.remove(0).packet_id);
     }
 
-    fn gone(&self, _: &crate::Broker, _: &Origin) {}
+    fn disconnected(&self, _: &crate::Broker, _: &Origin) {}
 }
 
 impl OneByOne {
