@@ -69,7 +69,7 @@ pub(crate) async fn accept(
     };
     let (client, user) = (attempt.client.clone(), attempt.user.clone());
     let refuse = |reason, text| {
-        broker.refusal_log().tell(&Refusal {
+        broker.refusal_log().report(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),

@@ -209,7 +209,7 @@ impl Broker {
             .filter(|_| taken <= self.limits().connections_max)
         else {
             self.0.turned_away.fetch_add(1, Ordering::Relaxed);
-            self.0.refusals.tell(&Refusal {
+            self.0.refusals.report(&Refusal {
                 what: Refused::Connect,
                 reason: ReasonCode::SERVER_BUSY,
                 text: Some("the broker has reached its limit of connections"),

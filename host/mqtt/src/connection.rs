@@ -95,7 +95,7 @@ async fn receive_connect<R: AsyncRead + Unpin>(
     let first = read_connect(reader, buffer, limits, memory);
     let first = timeout_at(deadline, first).await;
     let report = |reason, text| {
-        broker.refusal_log().tell(&Refusal {
+        broker.refusal_log().report(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),

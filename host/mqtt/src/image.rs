@@ -8,7 +8,7 @@
 use bytes::Bytes;
 
 use crate::{
-    change::{Change, Content, Encoder, Part, Testament},
+    change::{Change, Content, Encoder, Part, RecordedWill},
     clock::Clock,
     retained::Retained,
     session::Session,
@@ -117,7 +117,7 @@ fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
     put(Part::Begin {
         client: &session.client,
         expiry_s: session.expiry_s(),
-        will: will.map(|will| Testament::new(will, clock)),
+        will: will.map(|will| RecordedWill::new(will, clock)),
     });
     if let Some(user) = session.owner() {
         put(Part::Owner { user });

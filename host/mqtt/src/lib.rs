@@ -20,10 +20,10 @@
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time is an argument,
 //!   one mutex;
 //! * `ledger`: accounts the memory of clients, by owner and in total;
-//! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several sockets
-//!   together;
-//! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for them;
-//!   `recovery`, `image`: state from records.
+//! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several
+//!   sockets together;
+//! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for
+//!   them; `recovery`, `image`: state from records.
 //!
 //! ```
 //! # async fn example() -> std::io::Result<()> {

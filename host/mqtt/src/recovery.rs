@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     Limits, Message, ReasonCode,
-    change::{Change, Content, CorruptChanges, Decoder, Part, Sharing, Testament},
+    change::{Change, Content, CorruptChanges, Decoder, Part, Sharing, RecordedWill},
     codec::Will,
     router::Subscription,
     session_queue::Shared,
@@ -168,7 +168,7 @@ impl Recovery {
                     };
                     self.retained.insert(topic, retained);
                 }
-                Change::Forgotten { topic } => _ = self.retained.remove(topic),
+                Change::RetainedRemoved { topic } => _ = self.retained.remove(topic),
             }
         }
         Ok(ended)
@@ -315,7 +315,7 @@ impl SavedSession {
                 };
                 removed = self.messages.insert(number, saved);
             }
-            Part::Gone { number } => removed = self.messages.remove(&number),
+            Part::Removed { number } => removed = self.messages.remove(&number),
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
             Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
             // [`Recovery::apply`] handles these, since they change the table of sessions.
@@ -342,7 +342,7 @@ impl SavedMessage {
     }
 }
 
-fn saved_will(will: Option<Testament<'_>>) -> Result<Option<Will>, CorruptChanges> {
+fn saved_will(will: Option<RecordedWill<'_>>) -> Result<Option<Will>, CorruptChanges> {
     let Some(will) = will else { return Ok(None) };
     let (message, _) = saved(&will.content, &mut None)?;
     Ok(Some(Will {

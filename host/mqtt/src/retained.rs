@@ -95,7 +95,7 @@ impl Retained {
     ) -> bool {
         if message.payload.is_empty() {
             if self.remove(&message.topic) {
-                recorder.write(&Change::Forgotten {
+                recorder.write(&Change::RetainedRemoved {
                     topic: &message.topic,
                 });
             }
@@ -245,7 +245,7 @@ impl Retained {
             if !keep {
                 *bytes -= entry.cost_bytes();
                 entry.uncharge();
-                recorder.write(&Change::Forgotten { topic });
+                recorder.write(&Change::RetainedRemoved { topic });
             }
             keep
         });

@@ -16,7 +16,7 @@ use subscriptions::Subscriptions;
 
 use crate::{
     Limits, Origin, ReasonCode,
-    change::{Part, Testament},
+    change::{Part, RecordedWill},
     codec::{Violation, Will},
     durability_gate::BatchNumber,
     exchanges::{Exchanges, Known},
@@ -168,7 +168,7 @@ impl Session {
         let clock = *recorder.clock();
         self.will_recorded = self.durable && recorder.has_room();
         let will = self.recorded_will();
-        let will = will.map(|will| Testament::new(will, &clock));
+        let will = will.map(|will| RecordedWill::new(will, &clock));
         self.log(recorder).write(if begins {
             Part::Begin {
                 client: &self.client,

@@ -1,12 +1,12 @@
 //! Writes the results of several connections' turns together.
 //!
-//! Without write batches, a thread that finds many sockets readable answers each before it reads the
-//! next. Every client is then woken for one answer, and a wake-up costs more than the answer.
+//! Without write batches, a thread that finds many sockets readable answers each before it reads
+//! the next. Every client is then woken for one answer, and a wake-up costs more than the answer.
 //!
 //! A connection opens a batch at its turn, lets the other ready connections have their turns, and
-//! then writes to all of them. After some batches in which no other connection was ready, it usually
-//! writes at once. A batch delays a write by at most [`WRITE_BATCH_TIME_MAX`] and one turn, and must
-//! hold no bytes.
+//! then writes to all of them. After some batches in which no other connection was ready, it
+//! usually writes at once. A batch delays a write by at most [`WRITE_BATCH_TIME_MAX`] and one turn,
+//! and must hold no bytes.
 
 use std::{
     fmt, mem,

@@ -2,7 +2,7 @@
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
-    Part, RETAIN, SAME_BYTES, Sharing, Testament, tag,
+    Part, RETAIN, SAME_BYTES, Sharing, RecordedWill, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 
@@ -60,7 +60,7 @@ fn read_change<'a>(rest: &mut &'a [u8]) -> Read<Change<'a>> {
             let from = (!from.is_empty()).then_some(from);
             Ok(Change::Retained { message, from })
         }
-        tag::FORGOTTEN => Ok(Change::Forgotten {
+        tag::RETAINED_REMOVED => Ok(Change::RetainedRemoved {
             topic: read_topic(rest)?,
         }),
         tag => {
@@ -105,7 +105,7 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             number: read_number(rest)?,
             packet_id: read_packet_id(rest)?,
         },
-        tag::GONE => Part::Gone {
+        tag::REMOVED => Part::Removed {
             number: read_number(rest)?,
         },
         tag::RECEIVED => Part::Received {
@@ -162,7 +162,7 @@ fn read_message<'a>(rest: &mut &'a [u8], is_shared: bool) -> Read<Part<'a>> {
     })
 }
 
-fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<Testament<'a>>> {
+fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<RecordedWill<'a>>> {
     let presence = read_byte(rest)?;
     if presence > 2 {
         return Err("a will of an unknown form");
@@ -180,7 +180,7 @@ fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<Testament<'a>>> {
     } else {
         None
     };
-    Ok(Some(Testament {
+    Ok(Some(RecordedWill {
         content,
         delay_s,
         expiry_s,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::{
     AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
-    Sharing, Testament, tag,
+    Sharing, RecordedWill, tag,
 };
 use crate::{
     Message, clock::Clock, limits::BATCH_BYTES, router::Subscription, session_queue::Queued,
@@ -83,8 +83,8 @@ impl Encoder {
                 // Empty if there is none, since no client identifier is empty.
                 write_bytes(out, from.unwrap_or_default().as_bytes());
             }
-            Change::Forgotten { topic } => {
-                out.push(tag::FORGOTTEN);
+            Change::RetainedRemoved { topic } => {
+                out.push(tag::RETAINED_REMOVED);
                 write_bytes(out, topic);
             }
         }
@@ -146,7 +146,7 @@ fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
             write_number(out, *number);
             write_number(out, (*packet_id).into());
         }
-        Part::Gone { number } => write_number(out, *number),
+        Part::Removed { number } => write_number(out, *number),
         Part::Received { packet_id, reason } => {
             write_number(out, (*packet_id).into());
             out.push(reason.0);
@@ -169,7 +169,7 @@ fn write_subscription(out: &mut Vec<u8>, filter: &[u8], subscription: &Subscript
     }
 }
 
-fn write_will(out: &mut Vec<u8>, will: Option<&Testament<'_>>) {
+fn write_will(out: &mut Vec<u8>, will: Option<&RecordedWill<'_>>) {
     // The first byte says whether there is a will and whether it expires.
     out.push(will.map_or(0, |will| 1 + u8::from(will.expiry_s.is_some())));
     if let Some(will) = will {

@@ -16,7 +16,7 @@ use crate::{
     admission::{self, Credentials},
     dispatch::{Dispatch, Turn},
     incomplete::counted_bytes,
-    limits::{PAUSE_LOOK, READ_BYTES_MIN},
+    limits::{PAUSE_CHECK_INTERVAL, READ_BYTES_MIN},
     persist::Brake,
 };
 
@@ -82,7 +82,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
                 Ok(0) | Err(_) => return Ended::ByPeer,
                 Ok(count) => ask = next_read_bytes(ask, count, attached.read_bytes_max),
             },
-            () = async { _ = timeout(PAUSE_LOOK, output.progress()).await }, if paused => {}
+            () = async { _ = timeout(PAUSE_CHECK_INTERVAL, output.progress()).await }, if paused => {}
             () = silence.too_long(), if reads => return Ended::KeepAliveTimeout,
         }
     }

@@ -16,7 +16,7 @@ use tokio::{
 use super::Attached;
 use crate::{
     Broker,
-    limits::{WRITE_STALL_LOOK, WRITE_STALL_OVER_TOTAL},
+    limits::{WRITE_STALL_CHECK_INTERVAL, WRITE_STALL_OVER_TOTAL},
     output::{Output, Work},
     router::SessionKey,
 };
@@ -111,13 +111,13 @@ async fn write_some<W: AsyncWrite + Unpin>(
     output: &Output,
     stall_max: Duration,
 ) -> io::Result<usize> {
-    let look = stall_max.min(WRITE_STALL_LOOK);
+    let interval = stall_max.min(WRITE_STALL_CHECK_INTERVAL);
     let mut stalled = Duration::ZERO;
     loop {
-        if let Ok(written) = timeout(look, writer.write(bytes)).await {
+        if let Ok(written) = timeout(interval, writer.write(bytes)).await {
             return written;
         }
-        stalled += look;
+        stalled += interval;
         if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {
             return Err(io::ErrorKind::TimedOut.into());
         }

@@ -310,7 +310,7 @@ impl Core {
         reason: ReasonCode,
         text: &'static str,
     ) -> ConnectRefusal {
-        self.refusals.tell(&Refusal {
+        self.refusals.report(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),

@@ -36,7 +36,7 @@ use crate::{
     image::{self, ImageCursor},
     ledger::{Account, Kind, Ledger},
     limits::{
-        EVICTION_LOOKS, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work,
+        EVICTION_CANDIDATES_MAX, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work,
     },
     output::Output,
     persist::Recorder,
@@ -251,7 +251,7 @@ impl Core {
         let refusals = self.refusals.clone();
         if let Some(session) = self.session(key) {
             let identity = session.link.as_ref().map(|link| &link.identity);
-            refusals.tell(&Refusal {
+            refusals.report(&Refusal {
                 what,
                 reason,
                 text,
@@ -455,9 +455,9 @@ impl Core {
     }
 
     /// Evicts the oldest disconnected, empty session, preferring one of this owner if it is among
-    /// the first [`EVICTION_LOOKS`]. Returns false if there is none.
+    /// the first [`EVICTION_CANDIDATES_MAX`]. Returns false if there is none.
     fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        let mut oldest = self.evictable.iter().take(EVICTION_LOOKS);
+        let mut oldest = self.evictable.iter().take(EVICTION_CANDIDATES_MAX);
         let own = oldest.find(|(_, key)| {
             let session = self.sessions.get(*key as usize);
             session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_owned_by(account)))

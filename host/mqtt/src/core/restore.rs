@@ -192,7 +192,7 @@ impl Core {
                 match restored.exactly_once() {
                     Some(packet_id) => log.write(Part::Released { number, packet_id }),
                     None => {
-                        log.write(Part::Gone { number });
+                        log.write(Part::Removed { number });
                         continue;
                     }
                 }
@@ -250,7 +250,7 @@ impl Core {
             .map(|(client, account)| Publisher { client, account });
         if expired || !self.retained.restore(message, publisher, &self.limits) {
             dropped.retained += usize::from(!expired);
-            self.recorder.write(&Change::Forgotten { topic });
+            self.recorder.write(&Change::RetainedRemoved { topic });
         }
     }
 
