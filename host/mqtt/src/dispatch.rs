@@ -315,11 +315,13 @@ impl Dispatch {
                     return self.wait(took, now, core).map(Some);
                 }
             }
-            if !core.replay(key, connection, work_end, now) || core.work() >= work_end {
+            if !core.continue_retained_searches(key, connection, work_end, now)
+                || core.work() >= work_end
+            {
                 return Ok(Some(Turn::Cut));
             }
             let Some((packet, claim)) = self.packets.pop_front() else {
-                return Ok(core.waits_to_replay(key).then_some(Turn::Paused));
+                return Ok(core.has_retained_search(key).then_some(Turn::Paused));
             };
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
@@ -405,7 +407,7 @@ impl Dispatch {
                     }
                     match claim == FORBIDDEN {
                         true => core.count_refused(Refused::Publish, reason),
-                        false => core.refused(key, Refused::Publish, reason, Some(text)),
+                        false => core.report_refusal(key, Refused::Publish, reason, Some(text)),
                     }
                     core.refuse(key, connection, &publish, reason, text)?
                 }

@@ -197,7 +197,7 @@ pub(crate) mod work {
     pub(crate) const SUBSCRIPTION: u64 = 20;
 
     /// A retained topic that a search examines.
-    pub(crate) const RETAINED_LOOK: u64 = 4;
+    pub(crate) const RETAINED_EXAMINED: u64 = 4;
 
     /// A message that is added to the output or the queue of a session; long payloads are copied.
     pub(crate) fn delivery(payload_bytes: usize) -> u64 {

@@ -37,6 +37,13 @@ pub(crate) struct Link {
     acks_from: u64,
 }
 
+/// The place of an acknowledgement among those of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AckPosition {
+    pub(crate) connection: u64,
+    pub(crate) sequence: u64,
+}
+
 #[derive(Debug)]
 struct PendingAck {
     packet_id: u16,
@@ -180,7 +187,7 @@ impl Link {
                     self.packet_bytes_max,
                 );
             });
-            if ack.exactly_once && received.leaves(packet_id) {
+            if ack.exactly_once && received.pubrec_sent(packet_id) {
                 self.unreleased += 1;
             }
             self.acks.pop_front();

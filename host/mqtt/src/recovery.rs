@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     Limits, Message, ReasonCode,
-    change::{Change, Content, CorruptChanges, Decoder, Part, Sharing, RecordedWill},
+    change::{Change, Content, CorruptChanges, Decoder, Part, RecordedWill, Sharing},
     codec::Will,
     router::Subscription,
     session_queue::Shared,

@@ -22,7 +22,7 @@ use crate::{
     exchanges::{Exchanges, Known},
     ledger::{Account, Holding, Kind},
     limits::STATE_BYTES_FLOOR,
-    link::Link,
+    link::{AckPosition, Link},
     persist::{Recorder, SessionLog},
     router::Subscription,
     session_queue::SessionQueue,
@@ -45,7 +45,7 @@ pub(crate) struct Session {
     pub(crate) queue: SessionQueue,
     /// Pending searches for retained messages, in the order of their SUBSCRIBEs. The connection
     /// handles no other packet until they end.
-    pub(crate) replays: VecDeque<Replay>,
+    pub(crate) retained_searches: VecDeque<RetainedSearch>,
     exchanges: Exchanges,
     will: Option<Will>,
     /// Whether the log holds the will. It does not if it had no room when the client connected.
@@ -71,7 +71,7 @@ pub(crate) struct Session {
 
 /// A search for the retained messages of a new subscription.
 #[derive(Debug)]
-pub(crate) struct Replay {
+pub(crate) struct RetainedSearch {
     pub(crate) filter: Bytes,
     pub(crate) subscription: Subscription,
     /// The last topic that the search examined.
@@ -120,7 +120,7 @@ impl Session {
             durable: false,
             subscriptions: Subscriptions::new(account),
             queue: SessionQueue::new(Holding::new(account, Kind::Queues)),
-            replays: VecDeque::new(),
+            retained_searches: VecDeque::new(),
             exchanges: Exchanges::default(),
             will: None,
             will_recorded: false,
@@ -451,7 +451,12 @@ impl Session {
                 if more > 0 && !self.state.fits(more, max, STATE_BYTES_FLOOR) {
                     return Ok(Arrival::Refused(sequence));
                 }
-                self.exchanges.begin(packet_id, (link.connection, sequence));
+                let connection = link.connection;
+                let position = AckPosition {
+                    connection,
+                    sequence,
+                };
+                self.exchanges.begin(packet_id, position);
                 self.count_state();
                 Ok(Arrival::New(sequence))
             }
@@ -462,8 +467,11 @@ impl Session {
             }
             Known::Pending(entry) => {
                 // One pending PUBREC answers both messages of this connection.
-                if entry.owed.0 != link.connection {
-                    entry.owed = (link.connection, link.expect_ack(packet_id, true)?);
+                if entry.pubrec.connection != link.connection {
+                    entry.pubrec = AckPosition {
+                        connection: link.connection,
+                        sequence: link.expect_ack(packet_id, true)?,
+                    };
                 }
                 Ok(Arrival::Repeated)
             }
@@ -475,14 +483,14 @@ impl Session {
     pub(crate) fn acknowledge_received(
         &mut self,
         packet_id: u16,
-        asked: (u64, u64),
+        publish: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
         barrier: BatchNumber,
         recorder: &mut Recorder,
     ) {
         let mut log = self.log(recorder);
-        let Some(owed) = self.exchanges.answer(packet_id, asked, reason) else {
+        let Some(pubrec) = self.exchanges.answer(packet_id, publish, reason) else {
             return;
         };
         let mut barrier = barrier;
@@ -491,21 +499,22 @@ impl Session {
             barrier = barrier.max(log.current());
         }
         self.count_state();
-        self.answer(owed, reason, text, barrier);
+        self.answer(pubrec, reason, text, barrier);
     }
 
-    /// Answers a pending acknowledgement of the current connection. Does nothing if `owed` is of an
-    /// earlier connection.
+    /// Answers a pending acknowledgement of the current connection. Does nothing if `position` is
+    /// of an earlier connection.
     pub(crate) fn answer(
         &mut self,
-        owed: (u64, u64),
+        position: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
         barrier: BatchNumber,
     ) {
         let queued_before = self.queue.progress().0;
-        if let Some(link) = self.link.as_mut().filter(|link| link.connection == owed.0) {
-            link.answer(owed.1, reason, text, queued_before, barrier);
+        let link = self.link.as_mut();
+        if let Some(link) = link.filter(|link| link.connection == position.connection) {
+            link.answer(position.sequence, reason, text, queued_before, barrier);
         }
     }
 

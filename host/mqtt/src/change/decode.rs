@@ -2,7 +2,7 @@
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
-    Part, RETAIN, SAME_BYTES, Sharing, RecordedWill, tag,
+    Part, RETAIN, RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 

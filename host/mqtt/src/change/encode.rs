@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::{
-    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
-    Sharing, RecordedWill, tag,
+    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, RecordedWill,
+    SAME_BYTES, Sharing, tag,
 };
 use crate::{
     Message, clock::Clock, limits::BATCH_BYTES, router::Subscription, session_queue::Queued,

@@ -36,7 +36,8 @@ use crate::{
     image::{self, ImageCursor},
     ledger::{Account, Kind, Ledger},
     limits::{
-        EVICTION_CANDIDATES_MAX, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work,
+        EVICTION_CANDIDATES_MAX, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX,
+        work,
     },
     output::Output,
     persist::Recorder,
@@ -241,7 +242,7 @@ impl Core {
     }
 
     /// Reports a refusal to a connected client that the access control did not decide itself.
-    pub(crate) fn refused(
+    pub(crate) fn report_refusal(
         &mut self,
         key: SessionKey,
         what: Refused,
@@ -386,7 +387,7 @@ impl Core {
     /// access control.
     fn close(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) {
         if self.send_disconnect(key, reason, text) {
-            self.refused(key, Refused::Connection, reason, text);
+            self.report_refusal(key, Refused::Connection, reason, text);
         }
     }
 

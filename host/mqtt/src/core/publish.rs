@@ -8,6 +8,7 @@ use crate::{
     codec::{self, Delivery, Publish, Violation},
     durability_gate::BatchNumber,
     limits::work,
+    link::AckPosition,
     retained::Publisher,
     router::{Matches, SessionKey},
     session::Arrival,
@@ -70,8 +71,12 @@ impl Core {
                     Arrival::New(sequence) => sequence,
                     Arrival::Refused(sequence) => {
                         let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_FOR_EXCHANGE);
-                        session.answer((connection, sequence), reason, Some(text), 0);
-                        self.refused(key, Refused::Publish, reason, Some(text));
+                        let position = AckPosition {
+                            connection,
+                            sequence,
+                        };
+                        session.answer(position, reason, Some(text), 0);
+                        self.report_refusal(key, Refused::Publish, reason, Some(text));
                         self.flush_acks(key);
                         return Ok(Begun::Repeated);
                     }
@@ -142,7 +147,7 @@ impl Core {
         if !self.recorder.has_room() && self.would_be_recorded(message, key) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
             let text = "the log has no room on the disk for this message";
-            self.refused(key, Refused::Publish, reason, Some(text));
+            self.report_refusal(key, Refused::Publish, reason, Some(text));
             return self.refuse(key, connection, publish, reason, text);
         }
         self.handle(key, connection, publish, None, |core| {
@@ -154,7 +159,7 @@ impl Core {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => {
-                    core.refused(key, Refused::Publish, reason, None);
+                    core.report_refusal(key, Refused::Publish, reason, None);
                     reason
                 }
             }
@@ -432,7 +437,7 @@ impl Core {
             match reason {
                 // The access control reports its own refusals, with more detail.
                 ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
-                _ => self.refused(token.session, Refused::Publish, reason, text),
+                _ => self.report_refusal(token.session, Refused::Publish, reason, text),
             }
         }
         self.acknowledge_after(token, reason, text, 0);
@@ -457,12 +462,22 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;
         };
-        let asked = (token.connection, token.sequence);
+        let position = AckPosition {
+            connection: token.connection,
+            sequence: token.sequence,
+        };
         if token.exactly_once {
             let recorder = &mut self.recorder;
-            session.acknowledge_received(token.packet_id, asked, reason, text, barrier, recorder);
+            session.acknowledge_received(
+                token.packet_id,
+                position,
+                reason,
+                text,
+                barrier,
+                recorder,
+            );
         } else {
-            session.answer(asked, reason, text, barrier);
+            session.answer(position, reason, text, barrier);
         }
         self.flush_acks(token.session);
     }
