@@ -182,7 +182,8 @@ impl Core {
         if message.retain && !self.retain(&message, source, now) {
             return Err(ReasonCode::QUOTA_EXCEEDED);
         }
-        let matches = self.receivers(&message.topic, source);
+        let mut matches = mem::take(&mut self.matches);
+        self.find_receivers(&message.topic, source, &mut matches);
         let Matches {
             sessions, groups, ..
         } = &matches;
@@ -227,20 +228,17 @@ impl Core {
         Ok(count)
     }
 
-    /// The subscriptions, in the order of their sessions, and the groups that get a message. The
-    /// caller returns the result to `self.matches`, so that its memory is reused.
+    /// Finds the subscriptions, in the order of their sessions, and the groups that get a message.
     #[inline]
-    fn receivers(&mut self, topic: &[u8], source: Source) -> Matches {
-        let mut matches = mem::take(&mut self.matches);
+    fn find_receivers(&mut self, topic: &[u8], source: Source, matches: &mut Matches) {
         matches.clear();
-        self.router.matches(topic, &mut matches);
+        self.router.matches(topic, matches);
         self.work += work::PUBLISH + work::NODE * matches.visited as u64;
         matches.sessions.retain(|(key, subscription)| {
             !(subscription.no_local && source.from == Some(*key))
                 && (source.requester).may_reach(*key, topic, &self.sessions, &*self.access)
         });
         matches.sessions.sort_by_key(|(key, _)| *key);
-        matches
     }
 
     /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
