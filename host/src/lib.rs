@@ -11,6 +11,7 @@
 //!
 //! This crate is the program: it connects the parts, which are crates of their own.
 //!
+//! * [`app`]: the composition root. It recovers the state, connects the parts, listens, and drains.
 //! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads no
 //!   MQTT.
 //! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign broker.
@@ -24,11 +25,12 @@
 //! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and reason.
 //! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.
 //!
-//! Dependencies point one way: cli → control, admin, ship → server → transport. The architecture
+//! Dependencies point one way: cli → app → control, admin, ship → server → transport. The architecture
 //! document in `host/docs` describes all crates.
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod app;
 pub mod cli;
 pub mod config;
 pub mod control;

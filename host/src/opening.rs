@@ -4,6 +4,7 @@
 //! never be replaced silently: if it cannot be loaded, the start fails.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -80,35 +81,9 @@ impl Opening<'_> {
             PolicyChoice::Last => {}
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
-                let file = read_file(path)
-                    .with_context(|| format!("cannot read the policy {}", path.display()))?;
-                self.trust
-                    .check(&file)
-                    .with_context(|| format!("{} cannot be used", path.display()))?;
-                let policy = self
-                    .engine
-                    .load(&file)
-                    .with_context(|| format!("{} cannot be used", path.display()))?;
-                let digest = Digest::from(policy.digest);
-                if digest != assignment.built_in {
-                    let policy = Arc::new(policy);
-                    trial::run(&policy)
-                        .with_context(|| format!("{} cannot be used", path.display()))?;
-                    if self.keeps {
-                        self.save(&policy.digest, &file)?;
-                    }
-                    loaded.push(policy);
-                }
-                assignment = assignment.load(digest)?;
-                // A service manager restarts the program with the same setting, which is no new
-                // decision of the operator.
-                match assignment.guard.as_ref().filter(|it| it.policy == digest) {
-                    Some(guard) => {
-                        let (path, why) = (path.display(), &guard.why);
-                        tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back; `statehouse policy promote` makes it active again");
-                    }
-                    None => assignment = assignment.promote(digest)?,
-                }
+                let (digest, policy) = self.read(path)?;
+                loaded.extend(policy);
+                assignment = promote_configured(assignment.load(digest)?, digest, path)?;
             }
         }
         let named = *choice != PolicyChoice::Last;
@@ -134,20 +109,31 @@ impl Opening<'_> {
         if self.keeps {
             self.tidy(&assignment, remembered);
         }
-        // Policies with a role get a warm instance, so that no request waits for its start. Each
-        // has already passed its trial.
-        let ready =
-            loaded
-                .into_iter()
-                .map(|policy| match assignment.roles(&policy.digest.into())[..] {
-                    [] => Instance::new(policy),
-                    _ => Instance::warm(policy.clone()).unwrap_or_else(|_| Instance::new(policy)),
-                });
-        let ready = ready.collect();
+        let ready = instances(loaded, &assignment);
         registry
             .assign(assignment, ready)
             .map_err(|absent| anyhow::anyhow!("the policy {} is not loaded", absent.0))?;
         Ok((registry, records))
+    }
+
+    /// Loads the policy of the setting `policy` and tries it out. Returns no policy if it is the
+    /// built-in one.
+    fn read(&self, path: &Path) -> anyhow::Result<(Digest, Option<Arc<Policy<Transaction>>>)> {
+        let file = read_file(path)
+            .with_context(|| format!("cannot read the policy {}", path.display()))?;
+        let unusable = || format!("{} cannot be used", path.display());
+        self.trust.check(&file).with_context(unusable)?;
+        let policy = self.engine.load(&file).with_context(unusable)?;
+        let digest = Digest::from(policy.digest);
+        if policy.digest == self.standard.digest {
+            return Ok((digest, None));
+        }
+        let policy = Arc::new(policy);
+        trial::run(&policy).with_context(unusable)?;
+        if self.keeps {
+            self.save(&policy.digest, &file)?;
+        }
+        Ok((digest, Some(policy)))
     }
 
     /// The assignment when the store stopped, with the built-in policy of this program.
@@ -242,6 +228,37 @@ impl Opening<'_> {
         }
         retired
     }
+}
+
+/// Promotes the policy of the setting `policy`, unless the guard rolled it back: a service manager
+/// restarts the program with the same setting, which is no new decision of the operator.
+fn promote_configured(
+    assignment: Assignment,
+    digest: Digest,
+    path: &Path,
+) -> anyhow::Result<Assignment> {
+    match assignment.guard.as_ref().filter(|it| it.policy == digest) {
+        Some(guard) => {
+            let (path, why) = (path.display(), &guard.why);
+            tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back; `statehouse policy promote` makes it active again");
+            Ok(assignment)
+        }
+        None => Ok(assignment.promote(digest)?),
+    }
+}
+
+/// Policies with a role get a warm instance, so that no request waits for its start. Each has
+/// already passed its trial.
+fn instances(
+    loaded: Vec<Arc<Policy<Transaction>>>,
+    assignment: &Assignment,
+) -> Vec<Instance<Transaction>> {
+    let instance =
+        |policy: Arc<Policy<Transaction>>| match assignment.roles(&policy.digest.into())[..] {
+            [] => Instance::new(policy),
+            _ => Instance::warm(policy.clone()).unwrap_or_else(|_| Instance::new(policy)),
+        };
+    loaded.into_iter().map(instance).collect()
 }
 
 #[cfg(test)]

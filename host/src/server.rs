@@ -270,11 +270,13 @@ impl Server {
             Inbound::Publish(incoming, ticket) => {
                 self.handle(locked, Input::Publish(&incoming), ticket, now)
             }
-            Inbound::Gone(peer) => self.handle(locked, Input::Disconnected(peer), None, now),
-            Inbound::Unheard(peer, key) => {
+            Inbound::Disconnected(peer) => {
+                self.handle(locked, Input::Disconnected(peer), None, now)
+            }
+            Inbound::Undeliverable(peer, key) => {
                 self.handle(locked, Input::Undeliverable(peer, key), None, now)
             }
-            Inbound::Ended(sessions) => {
+            Inbound::SessionsEnded(sessions) => {
                 self.handle(locked, Input::SessionsEnded(sessions), None, now)
             }
         }
@@ -368,7 +370,7 @@ impl Server {
             locked.stats.refused += 1;
             let reason = ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR;
             let connection = incoming.peer.connection;
-            let outbound = (connection, Outbound::Settle(ticket, reason, None));
+            let outbound = (connection, Outbound::Acknowledge(ticket, reason, None));
             self.gate.push(LogPosition::NONE, connection, [outbound]);
         }
     }
@@ -487,19 +489,22 @@ fn outbound<'a>(
         loop {
             let output = match (outputs.next()?, ticket) {
                 (Output::Notification(peer, message), _) => {
-                    return Some((peer.connection, Outbound::Notify(peer, message, ticket)));
+                    return Some((
+                        peer.connection,
+                        Outbound::Notification(peer, message, ticket),
+                    ));
                 }
                 (Output::Response(message), Some(ticket))
                     if (outputs.next_if(|it| matches!(it, Output::Acknowledge(..)))).is_some() =>
                 {
-                    Outbound::Reply(message, ticket)
+                    Outbound::AcknowledgedResponse(message, ticket)
                 }
-                (Output::Response(message), _) => Outbound::Answer(message, ticket),
+                (Output::Response(message), _) => Outbound::Response(message, ticket),
                 (Output::Acknowledge(reason, text), Some(ticket)) => {
-                    Outbound::Settle(ticket, reason, text)
+                    Outbound::Acknowledge(ticket, reason, text)
                 }
                 (Output::Disconnect(reason, text), _) => match publisher {
-                    Some(peer) => Outbound::Kick(peer.clone(), reason, text),
+                    Some(peer) => Outbound::Disconnect(peer.clone(), reason, text),
                     None => continue,
                 },
                 (Output::Acknowledge(..), None) => continue,

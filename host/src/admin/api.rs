@@ -32,7 +32,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -158,27 +158,65 @@ impl Api {
         let segments = segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method().clone();
-        let done = || Ok(json(StatusCode::OK, &json!({})));
-        match (&method, &segments[..]) {
-            (&Method::GET, ["v1", "policies"]) => {
-                self.blocking(|api| Ok(api.control().list())).await
+        match &segments[..] {
+            ["v1", "policies" | "rollback", ..] => {
+                self.policies(&method, &segments[1..], request).await
             }
-            (&Method::POST, ["v1", "policies"]) => self.load(request).await,
-            (&Method::DELETE, ["v1", "policies", which]) => {
+            ["v1", "shadow" | "canary" | "routes", ..] => {
+                self.assignment(&method, &segments[1..], request).await
+            }
+            ["v1", "authz" | "usage", ..] => self.questions(&method, &segments[1..], request).await,
+            ["metrics"] if method == Method::GET => {
+                let listing = self.control().list();
+                let shadow = self.control().diff();
+                let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
+                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                Ok(with(StatusCode::OK, kind, text.into_bytes()))
+            }
+            ["metrics"] => Err(not_allowed(&method, &uri)),
+            _ => {
+                let error = format!("there is no resource at {}", uri.path());
+                Err(Refusal::new(StatusCode::NOT_FOUND, error))
+            }
+        }
+    }
+
+    /// Loaded policies, and which one is active.
+    async fn policies(
+        self: Arc<Self>,
+        method: &Method,
+        path: &[&str],
+        request: Request<Incoming>,
+    ) -> Result<Answer, Refusal> {
+        match (method, path) {
+            (&Method::GET, ["policies"]) => self.blocking(|api| Ok(api.control().list())).await,
+            (&Method::POST, ["policies"]) => self.load(request).await,
+            (&Method::DELETE, ["policies", which]) => {
                 let which = selector(which)?;
-                self.blocking(move |api| Ok(api.control().unload(&which)?))
-                    .await?;
-                done()
+                self.change(move |api| Ok(api.control().unload(&which)?))
+                    .await
             }
-            (&Method::POST, ["v1", "policies", which, "promote"]) => {
+            (&Method::POST, ["policies", which, "promote"]) => {
                 let which = selector(which)?;
                 self.blocking(move |api| Ok(api.control().promote(&which)?))
                     .await
             }
-            (&Method::POST, ["v1", "rollback"]) => {
+            (&Method::POST, ["rollback"]) => {
                 self.blocking(|api| Ok(api.control().rollback()?)).await
             }
-            (&Method::GET, ["v1", "shadow"]) => {
+            _ => Err(not_allowed(method, request.uri())),
+        }
+    }
+
+    /// Shadow, canary and routes.
+    async fn assignment(
+        self: Arc<Self>,
+        method: &Method,
+        path: &[&str],
+        request: Request<Incoming>,
+    ) -> Result<Answer, Refusal> {
+        match (method, path) {
+            (&Method::GET, ["shadow"]) => {
                 self.blocking(|api| {
                     api.control().diff().ok_or_else(|| {
                         let error =
@@ -188,78 +226,62 @@ impl Api {
                 })
                 .await
             }
-            (&Method::PUT, ["v1", "shadow"]) => {
+            (&Method::PUT, ["shadow"]) => {
                 let ShadowBody { policy, per_mille } =
                     read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.blocking(move |api| Ok(api.control().shadow(Some((&which, per_mille)))?))
-                    .await?;
-                done()
+                self.change(move |api| Ok(api.control().shadow(Some((&which, per_mille)))?))
+                    .await
             }
-            (&Method::DELETE, ["v1", "shadow"]) => {
-                self.blocking(|api| Ok(api.control().shadow(None)?)).await?;
-                done()
+            (&Method::DELETE, ["shadow"]) => {
+                self.change(|api| Ok(api.control().shadow(None)?)).await
             }
-            (&Method::PUT, ["v1", "canary"]) => {
+            (&Method::PUT, ["canary"]) => {
                 let CanaryBody { policy, rule } =
                     read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.blocking(move |api| Ok(api.control().canary(Some((&which, rule)))?))
-                    .await?;
-                done()
+                self.change(move |api| Ok(api.control().canary(Some((&which, rule)))?))
+                    .await
             }
-            (&Method::DELETE, ["v1", "canary"]) => {
-                self.blocking(|api| Ok(api.control().canary(None)?)).await?;
-                done()
+            (&Method::DELETE, ["canary"]) => {
+                self.change(|api| Ok(api.control().canary(None)?)).await
             }
-            (&Method::PUT, ["v1", "routes"]) => {
-                let prefix = prefix(&uri)?;
+            (&Method::PUT, ["routes"]) => {
+                let prefix = prefix(request.uri())?;
                 let RouteBody { policy } = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.blocking(move |api| Ok(api.control().route(&prefix, Some(&which))?))
-                    .await?;
-                done()
+                self.change(move |api| Ok(api.control().route(&prefix, Some(&which))?))
+                    .await
             }
-            (&Method::DELETE, ["v1", "routes"]) => {
-                let prefix = prefix(&uri)?;
-                self.blocking(move |api| Ok(api.control().route(&prefix, None)?))
-                    .await?;
-                done()
+            (&Method::DELETE, ["routes"]) => {
+                let prefix = prefix(request.uri())?;
+                self.change(move |api| Ok(api.control().route(&prefix, None)?))
+                    .await
             }
-            (&Method::POST, ["v1", "authz"]) => {
+            _ => Err(not_allowed(method, request.uri())),
+        }
+    }
+
+    /// Questions about rights and usage.
+    async fn questions(
+        self: Arc<Self>,
+        method: &Method,
+        path: &[&str],
+        request: Request<Incoming>,
+    ) -> Result<Answer, Refusal> {
+        match (method, path) {
+            (&Method::POST, ["authz"]) => {
                 let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
                 let on = path::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }
-            (&Method::GET, ["v1", "usage"]) => {
-                let clients = clients(&uri)?;
+            (&Method::GET, ["usage"]) => {
+                let clients = clients(request.uri())?;
                 self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
                     .await
             }
-            (&Method::GET, ["metrics"]) => {
-                let listing = self.control().list();
-                let shadow = self.control().diff();
-                let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
-                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                Ok(with(StatusCode::OK, kind, text.into_bytes()))
-            }
-            (
-                _,
-                ["metrics"]
-                | [
-                    "v1",
-                    "policies" | "rollback" | "shadow" | "canary" | "routes" | "authz" | "usage",
-                    ..,
-                ],
-            ) => {
-                let error = format!("the method {method} is not allowed for {}", uri.path());
-                Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error))
-            }
-            _ => {
-                let error = format!("there is no resource at {}", uri.path());
-                Err(Refusal::new(StatusCode::NOT_FOUND, error))
-            }
+            _ => Err(not_allowed(method, request.uri())),
         }
     }
 
@@ -289,9 +311,22 @@ impl Api {
         Ok(json(StatusCode::OK, &given))
     }
 
+    /// Like [`blocking`](Self::blocking), and answers with an empty object.
+    async fn change<F>(self: &Arc<Self>, f: F) -> Result<Answer, Refusal>
+    where
+        F: FnOnce(&Self) -> Result<(), Refusal> + Send + 'static,
+    {
+        self.blocking(move |api| f(api).map(|()| json!({}))).await
+    }
+
     fn control(&self) -> &Control {
         self.gate.control()
     }
+}
+
+fn not_allowed(method: &Method, uri: &Uri) -> Refusal {
+    let error = format!("the method {method} is not allowed for {}", uri.path());
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
 }
 
 /// Closes the connection after this answer.
@@ -314,13 +349,13 @@ fn selector(which: &str) -> Result<Selector, Refusal> {
     which.parse().map_err(|error| bad(format!("{error}")))
 }
 
-fn prefix(uri: &hyper::Uri) -> Result<Vec<u8>, Refusal> {
+fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
     path::value(uri.query(), "prefix")
         .ok_or_else(|| bad("name the prefix, percent-encoded: /v1/routes?prefix=PREFIX"))
 }
 
 /// The requested number of clients.
-fn clients(uri: &hyper::Uri) -> Result<usize, Refusal> {
+fn clients(uri: &Uri) -> Result<usize, Refusal> {
     let value = path::value(uri.query(), "clients").map(String::from_utf8);
     let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count

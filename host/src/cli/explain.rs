@@ -162,111 +162,33 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 const WATCHER: &str = "watcher";
 
 fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String {
-    let node = harness.node();
-    let mut text = String::new();
-    let mut row = |name: &str, value: &str| text.push_str(&format!("{name:<14} {value}\n"));
+    let client = printable(args.client.as_bytes());
+    let mut rows = Rows::default();
     let shown: Vec<String> = words.iter().map(|word| excerpt(word)).collect();
-    row("request", &shown.join(" "));
-    row(
-        "",
-        &format!(
-            "by client {} at {}, in the dialect {}",
-            printable(args.client.as_bytes()),
-            utc(harness.now_ms()),
-            match args.dialect {
-                Dialect::Sdk => "sdk",
-                Dialect::Documents => "documents",
-                Dialect::Preview => "preview",
-            }
-        ),
+    let dialect = match args.dialect {
+        Dialect::Sdk => "sdk",
+        Dialect::Documents => "documents",
+        Dialect::Preview => "preview",
+    };
+    let time = utc(harness.now_ms());
+    rows.group(
+        "request",
+        [
+            shown.join(" "),
+            format!("by client {client} at {time}, in the dialect {dialect}"),
+        ],
     );
     let policy = harness.policy();
-    row("policy", &printable(policy.to_string().as_bytes()));
-    row("decision", &excerpt(&it.payload));
-    if let Some(why) = &it.failure {
-        row(
-            "",
-            &format!("the policy failed: {}", printable(why.as_bytes())),
-        );
-    }
-    row(
-        "version",
-        &it.version
-            .as_ref()
-            .map_or("none".into(), |it| printable(it.as_bytes())),
-    );
-    row(
-        "a duplicate",
-        match it.same_for_duplicate {
-            true => "is owed this very answer, regardless of later changes",
-            false => "is executed again on the current state",
-        },
-    );
-    for (at, write) in it.swept.iter().enumerate() {
-        row(
-            if at == 0 { "before it" } else { "" },
-            &write_text(write, node),
-        );
-    }
-    let mut effects: Vec<String> = it
-        .writes
-        .iter()
-        .map(|write| write_text(write, node))
-        .collect();
-    let client = printable(args.client.as_bytes());
-    effects.extend(
-        it.watched
-            .iter()
-            .map(|key| format!("{client} watches {}", excerpt(key))),
-    );
-    effects.extend(
-        it.unwatched
-            .iter()
-            .map(|key| format!("{client} stops watching {}", excerpt(key))),
-    );
-    if effects.is_empty() {
-        effects.push("none".into());
-    }
-    for (at, effect) in effects.iter().enumerate() {
-        row(if at == 0 { "effects" } else { "" }, effect);
-    }
-    // The payload that spans refer to.
-    let payload = array(words);
-    match &it.reads {
-        Reads::Anything => row(
-            "rests on",
-            "the whole table: a page of keys, a quota, or more keys than are recorded",
-        ),
-        Reads::Keys(reads) if reads.is_empty() => row("rests on", "nothing but the request"),
-        Reads::Keys(reads) => {
-            for (at, read) in reads.iter().enumerate() {
-                row(
-                    if at == 0 { "rests on" } else { "" },
-                    &read_text(read, &payload, node),
-                );
-            }
-        }
-    }
-    if it.notifications.is_empty() {
-        row("notifications", "none");
-    }
-    for (at, notification) in it.notifications.iter().enumerate() {
-        let name = if at == 0 { "notifications" } else { "" };
-        row(
-            name,
-            &format!(
-                "{} hears {}",
-                printable(notification.client.as_bytes()),
-                excerpt(&notification.payload)
-            ),
-        );
-        row(
-            "",
-            &format!("on {}", excerpt(notification.topic.as_bytes())),
-        );
-    }
-    row("fuel", &it.fuel.to_string());
-    row(
+    rows.row("policy", &printable(policy.to_string().as_bytes()));
+    decision(&mut rows, it);
+    let node = harness.node();
+    let swept = it.swept.iter().map(|write| write_text(write, node));
+    rows.group("before it", swept);
+    rows.group_or("effects", effects(it, node, &client), "none");
+    reads(&mut rows, it, words, node);
+    rows.group_or("notifications", notifications(it), "none");
+    rows.row("fuel", &it.fuel.to_string());
+    rows.row(
         "time",
         &format!(
             "{:.1?}, in the store, of an instance's first request",
@@ -274,12 +196,89 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
         ),
     );
     if let Some(hidden) = &it.hidden_state {
-        row(
+        rows.row(
             "hidden state",
             &format!("the policy keeps state between requests: {hidden}"),
         );
     }
-    text
+    rows.0
+}
+
+/// Lines with a name each. In a group, only the first line has one.
+#[derive(Default)]
+struct Rows(String);
+
+impl Rows {
+    fn row(&mut self, name: &str, value: &str) {
+        self.0.push_str(&format!("{name:<14} {value}\n"));
+    }
+
+    fn group(&mut self, name: &str, values: impl IntoIterator<Item = String>) {
+        for (at, value) in values.into_iter().enumerate() {
+            self.row(if at == 0 { name } else { "" }, &value);
+        }
+    }
+
+    fn group_or(&mut self, name: &str, values: Vec<String>, otherwise: &str) {
+        if values.is_empty() {
+            self.row(name, otherwise);
+        }
+        self.group(name, values);
+    }
+}
+
+fn decision(rows: &mut Rows, it: &Answer) {
+    let failure = it.failure.as_ref();
+    let failure = failure.map(|why| format!("the policy failed: {}", printable(why.as_bytes())));
+    rows.group(
+        "decision",
+        [excerpt(&it.payload)].into_iter().chain(failure),
+    );
+    let version = it.version.as_ref();
+    let version = version.map_or("none".into(), |it| printable(it.as_bytes()));
+    rows.row("version", &version);
+    rows.row(
+        "a duplicate",
+        match it.same_for_duplicate {
+            true => "gets this very answer, regardless of later changes",
+            false => "is executed again on the current state",
+        },
+    );
+}
+
+fn effects(it: &Answer, node: &str, client: &str) -> Vec<String> {
+    let writes = it.writes.iter().map(|write| write_text(write, node));
+    let watched = it.watched.iter();
+    let watched = watched.map(|key| format!("{client} watches {}", excerpt(key)));
+    let unwatched = it.unwatched.iter();
+    let unwatched = unwatched.map(|key| format!("{client} stops watching {}", excerpt(key)));
+    writes.chain(watched).chain(unwatched).collect()
+}
+
+fn reads(rows: &mut Rows, it: &Answer, words: &[&[u8]], node: &str) {
+    // Keys may be ranges of the payload.
+    let payload = array(words);
+    match &it.reads {
+        Reads::Anything => rows.row(
+            "rests on",
+            "the whole table: a page of keys, a quota, or more keys than are recorded",
+        ),
+        Reads::Keys(reads) => {
+            let reads = reads.iter().map(|read| read_text(read, &payload, node));
+            rows.group_or("rests on", reads.collect(), "nothing but the request");
+        }
+    }
+}
+
+fn notifications(it: &Answer) -> Vec<String> {
+    let lines = it.notifications.iter().flat_map(|notification| {
+        let client = printable(notification.client.as_bytes());
+        [
+            format!("{client} receives {}", excerpt(&notification.payload)),
+            format!("on {}", excerpt(notification.topic.as_bytes())),
+        ]
+    });
+    lines.collect()
 }
 
 fn read_text(read: &Read, payload: &[u8], node: &str) -> String {

@@ -4,10 +4,8 @@
 //! server exits with 74 if its disk failed, and with 70 if it lost its state because of a bug
 //! (sysexits.h).
 
-mod administration;
 mod authz;
 mod bench;
-mod clients;
 mod completions;
 mod data;
 mod del;
@@ -25,9 +23,7 @@ mod replay;
 mod restore;
 mod scan;
 mod serve;
-mod service_manager;
 mod set;
-mod signals;
 mod snapshot;
 mod store;
 mod table;

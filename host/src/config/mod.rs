@@ -163,108 +163,43 @@ impl Config {
 
     /// Reads no other file, so that limits can be reloaded if other files are missing.
     fn of(flags: Flags, mut file: File) -> Result<Self, ConfigError> {
-        let durability = flags
-            .durability
-            .or(file.durability)
-            .unwrap_or(Durability::Always);
-        let foreign = flags.foreign.over(file.foreign()).load(durability)?;
-        let mut access = flags.access.over(file.access())?;
+        let durability = (flags.durability.or(file.durability)).unwrap_or(Durability::Always);
+        let foreign = flags.foreign.clone().over(file.foreign());
+        let foreign = foreign.load(durability)?;
+        let mut access = flags.access.clone().over(file.access())?;
         if foreign.is_some() && access.is_about_connecting() {
             return Err(ConfigError::AccessBehindBroker);
         }
-        let listeners = flags.listeners.over(file.listeners());
+        let listeners = flags.listeners.clone().over(file.listeners());
         if foreign.is_some() && !listeners.listen.is_empty() {
             return Err(ConfigError::BrokerAndListen);
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
         let listeners = listeners.load(&access)?;
 
-        let limits = flags.limits.over(file.limits());
-        let admin = flags.admin.or(file.admin);
-        let AdminAddress(admin) = admin.unwrap_or_default();
-        if let Some(AdminPlace::Tcp(open)) = admin
-            && !open.ip().is_loopback()
-            && std::env::var_os(ADMIN_TOKEN).is_none()
-        {
-            return Err(ConfigError::Admin(open));
-        }
-        let trusted_keys = match flags.trusted_keys.is_empty() {
-            true => file.trusted_keys.unwrap_or_default(),
-            false => flags.trusted_keys,
-        };
-        let drop_action = flags.policy_drop_action.or(file.policy_drop_action);
-
-        let default = Supervision::default();
-        let supervision = Supervision {
-            guard: GuardSettings {
-                failures_max: (flags.guard_failures.or(file.guard_failures))
-                    .unwrap_or(default.guard.failures_max),
-                fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
-                    .unwrap_or(default.guard.fuel_mean_max),
-            },
-            purity_every: (flags.purity_sample.or(file.purity_sample))
-                .unwrap_or(default.purity_every),
-        };
+        let limits = flags.limits.clone().over(file.limits());
         let memory = Memory::here();
-        let bounds = limits.load(foreign.is_some(), supervision, memory)?;
-        let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
-            flag.or(file).map_or(default, NonZeroU64::get)
+        let bounds = limits.load(foreign.is_some(), supervision(&flags, &file), memory)?;
+        let retention = retention(&flags, &file, memory)?;
+        let per_session = match foreign {
+            // A foreign broker does not reveal when a client can no longer resend a request.
+            Some(_) => 0,
+            // An earlier run may have announced a larger Receive Maximum; the log records it.
+            None => {
+                let least = limits::RECEIVE_MAX_REMEMBERED_MIN;
+                bounds.broker.receive_max.max(least).into()
+            }
         };
         let storage = Storage {
-            directory: flags
-                .data
-                .or(file.data)
-                .unwrap_or_else(|| PathBuf::from("statehouse-data")),
-            durability,
-            sync_interval_ms: time(
-                flags.sync_interval.or(file.sync_interval),
-                1_000,
-                ("sync_interval", 1, "1ms", 3_600_000, "1h"),
-            )?,
-            commit_delay_ms: time(
-                flags.commit_delay.or(file.commit_delay),
-                0,
-                ("commit_delay", 0, "0ms", 5, "5ms"),
-            )?,
-            history_ms: flags
-                .history_retention
-                .or(file.history_retention)
-                .map_or(limits::HISTORY_MS_DEFAULT, Span::ms),
-            history_bytes: flags
-                .history_bytes
-                .or(file.history_bytes)
-                .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
-            sessions: bounds.broker.clone(),
             duplicates: Retention {
-                window_ms: time(
-                    flags.duplicate_window.or(file.duplicate_window),
-                    limits::DUPLICATE_WINDOW_MS_DEFAULT,
-                    ("duplicate_window", 60_000, "1m", 7 * 86_400_000, "7d"),
-                )?,
-                count_max: pick(
-                    flags.max_duplicates,
-                    file.max_duplicates,
-                    limits::DUPLICATES_MAX_DEFAULT,
-                ),
-                bytes_max: pick(
-                    flags.max_duplicate_bytes,
-                    file.max_duplicate_bytes,
-                    memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT),
-                ),
-                per_session: match foreign {
-                    // A foreign broker does not reveal when a client can no longer resend a
-                    // request.
-                    Some(_) => 0,
-                    // An earlier run may have announced a larger Receive Maximum; the journal
-                    // records it.
-                    None => {
-                        let least = limits::RECEIVE_MAX_REMEMBERED_MIN;
-                        bounds.broker.receive_max.max(least).into()
-                    }
-                },
+                per_session,
+                ..retention
             },
-            accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
+            sessions: bounds.broker.clone(),
+            ..Storage::of(&flags, &file, durability)?
         };
+        let policy_drop = flags.policy_drop.or(file.policy_drop);
+        let drop_action = flags.policy_drop_action.or(file.policy_drop_action);
         Ok(Self {
             transport: match foreign {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
@@ -277,19 +212,17 @@ impl Config {
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
                 Some(path) => PolicyChoice::File(path),
             },
-            admin,
-            trusted_keys,
+            admin: admin(flags.admin.or(file.admin))?,
+            trusted_keys: match flags.trusted_keys.is_empty() {
+                true => file.trusted_keys.unwrap_or_default(),
+                false => flags.trusted_keys,
+            },
             allow_unsigned: flags.allow_unsigned || file.allow_unsigned.unwrap_or(false),
-            policy_drop: flags
-                .policy_drop
-                .or(file.policy_drop)
+            policy_drop: policy_drop
                 .map(|directory| (directory, drop_action.unwrap_or(DropAction::Load))),
             storage,
             log: flags.log.or(file.log).unwrap_or(LogFormat::Text),
-            log_filter: flags
-                .log_filter
-                .or(file.log_filter)
-                .unwrap_or_else(|| "info".into()),
+            log_filter: (flags.log_filter.or(file.log_filter)).unwrap_or_else(|| "info".into()),
             dialect: match flags
                 .dialect
                 .or(file.dialect)
@@ -299,12 +232,87 @@ impl Config {
                 DialectSetting::Sdk => Some(Dialect::Sdk),
                 DialectSetting::Documents => Some(Dialect::Documents),
             },
-            node: flags
-                .node
-                .or(file.node)
-                .map_or_else(|| "StateStore".into(), |Node(name)| name),
+            node: (flags.node.or(file.node)).map_or_else(|| "StateStore".into(), |Node(name)| name),
             bounds,
             threads: flags.threads.or(file.threads).unwrap_or_default().0,
+        })
+    }
+}
+
+/// An admin API that other machines can reach needs a token.
+fn admin(address: Option<AdminAddress>) -> Result<Option<AdminPlace>, ConfigError> {
+    let AdminAddress(admin) = address.unwrap_or_default();
+    match admin {
+        Some(AdminPlace::Tcp(open))
+            if !open.ip().is_loopback() && std::env::var_os(ADMIN_TOKEN).is_none() =>
+        {
+            Err(ConfigError::Admin(open))
+        }
+        admin => Ok(admin),
+    }
+}
+
+fn supervision(flags: &Flags, file: &File) -> Supervision {
+    let default = Supervision::default();
+    Supervision {
+        guard: GuardSettings {
+            failures_max: (flags.guard_failures.or(file.guard_failures))
+                .unwrap_or(default.guard.failures_max),
+            fuel_mean_max: (flags.guard_fuel.or(file.guard_fuel))
+                .unwrap_or(default.guard.fuel_mean_max),
+        },
+        purity_every: (flags.purity_sample.or(file.purity_sample)).unwrap_or(default.purity_every),
+    }
+}
+
+fn retention(flags: &Flags, file: &File, memory: Memory) -> Result<Retention, ConfigError> {
+    let pick = |flag: Option<NonZeroU64>, file: Option<NonZeroU64>, default: u64| {
+        flag.or(file).map_or(default, NonZeroU64::get)
+    };
+    Ok(Retention {
+        window_ms: time(
+            flags.duplicate_window.or(file.duplicate_window),
+            limits::DUPLICATE_WINDOW_MS_DEFAULT,
+            ("duplicate_window", 60_000, "1m", 7 * 86_400_000, "7d"),
+        )?,
+        count_max: pick(
+            flags.max_duplicates,
+            file.max_duplicates,
+            limits::DUPLICATES_MAX_DEFAULT,
+        ),
+        bytes_max: pick(
+            flags.max_duplicate_bytes,
+            file.max_duplicate_bytes,
+            memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT),
+        ),
+        ..Retention::default()
+    })
+}
+
+impl Storage {
+    /// The settings that depend on no other part, and defaults for the others.
+    fn of(flags: &Flags, file: &File, durability: Durability) -> Result<Self, ConfigError> {
+        let directory = flags.data.clone().or(file.data.clone());
+        Ok(Self {
+            directory: directory.unwrap_or_else(|| PathBuf::from("statehouse-data")),
+            durability,
+            sync_interval_ms: time(
+                flags.sync_interval.or(file.sync_interval),
+                1_000,
+                ("sync_interval", 1, "1ms", 3_600_000, "1h"),
+            )?,
+            commit_delay_ms: time(
+                flags.commit_delay.or(file.commit_delay),
+                0,
+                ("commit_delay", 0, "0ms", 5, "5ms"),
+            )?,
+            history_ms: (flags.history_retention.or(file.history_retention))
+                .map_or(limits::HISTORY_MS_DEFAULT, Span::ms),
+            history_bytes: (flags.history_bytes.or(file.history_bytes))
+                .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
+            sessions: statehouse_mqtt::Limits::default(),
+            duplicates: Retention::default(),
+            accept_clock: flags.accept_clock || file.accept_clock.unwrap_or(false),
         })
     }
 }

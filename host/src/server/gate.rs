@@ -210,7 +210,7 @@ mod tests {
                 }
                 let mut notes = self.0.lock().unwrap();
                 notes.extend(out.drain(..).map(|out| match out {
-                    Outbound::Kick(peer, ..) => peer.connection,
+                    Outbound::Disconnect(peer, ..) => peer.connection,
                     _ => panic!("this test queues nothing else"),
                 }));
             }
@@ -223,7 +223,7 @@ mod tests {
             connection,
             session: 1,
         };
-        let kick = Outbound::Kick(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
+        let kick = Outbound::Disconnect(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
         (connection, kick)
     }
 
@@ -302,10 +302,10 @@ mod tests {
         let notify = |connection, payload: &Bytes| {
             let message = Message::new(topic.clone(), payload.clone(), QoS::AtLeastOnce);
             let (_, kick) = kick(connection);
-            let Outbound::Kick(peer, ..) = kick else {
+            let Outbound::Disconnect(peer, ..) = kick else {
                 panic!("a kick")
             };
-            (connection, Outbound::Notify(peer, message, None))
+            (connection, Outbound::Notification(peer, message, None))
         };
         let payload = Bytes::from(vec![b'p'; 1 << 20]);
         let all = u64::MAX;

@@ -24,7 +24,9 @@ impl Transport for Notebook {
         ready(&mut out);
         let mut notes = self.0.lock().unwrap();
         notes.extend(out.into_iter().map(|out| match out {
-            Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => message.payload,
+            Outbound::Response(message, _) | Outbound::Notification(_, message, _) => {
+                message.payload
+            }
             _ => panic!("nothing here is settled or kicked"),
         }));
     }
@@ -242,7 +244,7 @@ fn a_batch_that_takes_longer_than_it_may_is_left() {
         session: number,
     };
     let peers: Vec<_> = (0..100).map(peer).collect();
-    let mut batch = peers.iter().map(Inbound::Gone);
+    let mut batch = peers.iter().map(Inbound::Disconnected);
     server.take_within(Duration::ZERO, &mut batch);
     let left = batch.len();
     assert!((90..100).contains(&left), "{left}");

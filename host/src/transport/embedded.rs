@@ -1,5 +1,7 @@
-//! The embedded broker as a transport: requests come straight from a client's connection, so the
-//! client id is proven, the end of a connection is seen, and a PUBACK has a reason.
+//! The embedded broker as a transport.
+//!
+//! Requests arrive on the client's own connection. So the client id is proven, the end of a
+//! connection is known, and a PUBACK carries a reason.
 
 use std::sync::Arc;
 
@@ -12,16 +14,17 @@ use statehouse_core::request::{
 };
 use statehouse_core::store::Peer;
 
-/// Takes what is published for the administration. It is no request to the store, and passes it by.
+/// Takes orders to the admin API, which are published over MQTT and are not requests to the store.
 pub trait Orders: Send + Sync {
-    /// Whose PUBLISH is this? None where it is nothing of the administration's. Called for every PUBLISH.
+    /// What to do with a PUBLISH on this topic; `None` if it is not an order. Called for every
+    /// PUBLISH.
     fn claim(&self, topic: &[u8]) -> Option<Claim>;
 
-    /// One that was claimed. It settles it.
+    /// Handles an order that was claimed, and acknowledges it.
     fn take(&self, broker: &Broker, from: &Origin, request: Request);
 }
 
-/// What the broker calls: hands requests to the store.
+/// The service that the broker calls. It passes requests to the store.
 pub struct StoreService {
     intake: Arc<dyn Intake>,
     orders: Option<Box<dyn Orders>>,
@@ -29,7 +32,7 @@ pub struct StoreService {
 }
 
 impl StoreService {
-    /// A service that gives everything to `intake`.
+    /// A service that passes all requests to `intake`.
     pub fn new(intake: Arc<dyn Intake>) -> Self {
         Self {
             intake,
@@ -38,7 +41,7 @@ impl StoreService {
         }
     }
 
-    /// The same, with somebody who takes what is published for the administration.
+    /// The same, with a handler of orders.
     pub fn with_orders(self, orders: impl Orders + 'static) -> Self {
         Self {
             orders: Some(Box::new(orders)),
@@ -46,7 +49,7 @@ impl StoreService {
         }
     }
 
-    /// The same under rules, where there are some.
+    /// The same with authorization rules, if there are any.
     pub fn under(self, rules: Option<Arc<Authorizer>>) -> Self {
         Self { rules, ..self }
     }
@@ -71,7 +74,7 @@ impl Service for StoreService {
 
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
         if let Some(orders) = &self.orders {
-            // The two kinds do not touch the same things, so their order among each other does not matter.
+            // Orders and requests are independent, so they may be reordered against each other.
             for order in requests.extract_if(.., |it| !is_for_the_store(&it.topic)) {
                 orders.take(broker, from, order);
             }
@@ -86,7 +89,7 @@ impl Service for StoreService {
             taken += 1;
             let ticket = request.token.take().map(Ticket::Embedded);
             let incoming = Incoming {
-                // It was claimed, so it is one of the two.
+                // Only these two topics were claimed.
                 topic: match request.topic == PREVIEW_TOPIC.as_bytes() {
                     true => PREVIEW_TOPIC,
                     false => REQUEST_TOPIC,
@@ -102,7 +105,8 @@ impl Service for StoreService {
                 },
                 expires: request.expires,
                 peer: &peer,
-                // Looked at when its turn comes: rules that change after that find what the request leads to.
+                // Evaluated when the turn of the request comes. Rules that change later still apply
+                // to the watches that the request begins.
                 grants: (self.rules.as_ref()).map(|it| it.cached_grants(from, &mut cached) as _),
             };
             Inbound::Publish(incoming, ticket)
@@ -113,7 +117,7 @@ impl Service for StoreService {
 
     fn disconnected(&self, _broker: &Broker, who: &Origin) {
         self.intake
-            .take(&mut std::iter::once(Inbound::Gone(&peer(who))));
+            .take(&mut std::iter::once(Inbound::Disconnected(&peer(who))));
         if let Some(rules) = &self.rules {
             rules.remove_connection(who.connection);
         }
@@ -121,7 +125,7 @@ impl Service for StoreService {
 
     fn sessions_ended(&self, _broker: &Broker, sessions: &[u64]) {
         self.intake
-            .take(&mut std::iter::once(Inbound::Ended(sessions)));
+            .take(&mut std::iter::once(Inbound::SessionsEnded(sessions)));
     }
 }
 
@@ -137,7 +141,7 @@ fn peer(origin: &Origin) -> Peer {
     }
 }
 
-/// What this transport gave out; it gets nothing else back.
+/// The token of a ticket. This transport receives only its own kind back.
 fn token(ticket: Ticket) -> Option<Token> {
     match ticket {
         Ticket::Embedded(token) => Some(token),
@@ -145,7 +149,7 @@ fn token(ticket: Ticket) -> Option<Token> {
     }
 }
 
-/// The broker as the store's way out.
+/// Sends outputs through the broker.
 pub struct Embedded {
     broker: Broker,
 }
@@ -168,27 +172,27 @@ impl Transport for Embedded {
                 }
                 for out in out.drain(..) {
                     match out {
-                        // An answer that nobody subscribed to is lost, as any PUBLISH is.
-                        Outbound::Answer(message, ticket) => {
+                        // A response without a subscriber is dropped, as any PUBLISH is.
+                        Outbound::Response(message, ticket) => {
                             let token = ticket.and_then(token);
                             let _ = batch.answer(token.as_ref(), message);
                         }
-                        Outbound::Reply(message, ticket) => {
+                        Outbound::AcknowledgedResponse(message, ticket) => {
                             let token = token(ticket);
                             let _ = batch.answer(token.as_ref(), message);
                             if let Some(token) = token {
                                 batch.acknowledge(token, ReasonCode::SUCCESS, None);
                             }
                         }
-                        Outbound::Notify(to, message, _) => {
+                        Outbound::Notification(to, message, _) => {
                             let _ = batch.deliver(&to.client, to.connection, message);
                         }
-                        Outbound::Settle(ticket, reason, text) => {
+                        Outbound::Acknowledge(ticket, reason, text) => {
                             if let Some(token) = token(ticket) {
                                 batch.acknowledge(token, reason, text);
                             }
                         }
-                        Outbound::Kick(peer, reason, text) => {
+                        Outbound::Disconnect(peer, reason, text) => {
                             batch.disconnect(&peer.client, peer.connection, reason, Some(text));
                         }
                     }

@@ -27,7 +27,7 @@ impl Transport for Collector {
         ready(&mut out);
         let mut collected = self.0.lock().unwrap();
         collected.extend(out.into_iter().map(|out| match out {
-            Outbound::Answer(message, _) | Outbound::Notify(_, message, _) => {
+            Outbound::Response(message, _) | Outbound::Notification(_, message, _) => {
                 (message.payload, message.properties)
             }
             _ => panic!("an unexpected output"),

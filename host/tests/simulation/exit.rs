@@ -120,7 +120,7 @@ impl Transport for Notebook {
                 break;
             }
             for out in out.drain(..) {
-                let Outbound::Answer(message, _) = out else {
+                let Outbound::Response(message, _) = out else {
                     panic!("nothing else is put in");
                 };
                 let number = message.payload[..].try_into().expect("a number");
@@ -177,7 +177,7 @@ impl Exit {
             self.waiting.insert(self.next, (lane, waiting));
             let number = self.next.to_be_bytes().to_vec();
             let message = Message::new("out", number, QoS::AtLeastOnce);
-            (lane, Outbound::Answer(message, None))
+            (lane, Outbound::Response(message, None))
         });
         self.gate.push(position, 0, numbered);
         count

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::log::{Progress, Recorder, record};
-use statehouse_core::policy::{Assignment, CanaryRule, Digest, Repeat};
+use statehouse_core::policy::{Assignment, CanaryRule, Digest, Registry, Repeat};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{
-    Effects, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun, Retention, Store,
-    WatchChange,
+    Duplicates, Effects, Exceeded, Key, Mode, Peer, Quota, Remembered, Renotified, Rerun,
+    Retention, State, Store, Transaction, WatchChange,
 };
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
@@ -111,8 +111,8 @@ impl World {
         image.begin(mode);
         let recorder = Recorder::new(Arc::new(OnLog(log.clone())), Vec::new(), None);
         let registry = policies::registry(&assignment, None);
-        let store = Store::restore(registry, quota(), image.state, image.duplicates);
-        let core = Core::new(store, recorder, 0, Settings::default());
+        let store = unguarded(registry, image.state, image.duplicates);
+        let core = Core::new(store, recorder, 1, Settings::default());
         let clients = 1 + dice.below(CLIENTS_MAX);
         let mut world = Self {
             clients: (0..clients as usize)
@@ -138,7 +138,7 @@ impl World {
             source,
             now_ms: START_MS,
             core,
-            run: 0,
+            run: 1,
             assignment: assignment.clone(),
             snapshot: None,
             exit: Exit::default(),
@@ -194,13 +194,13 @@ impl World {
                 assignment = assignment.without(lost);
             }
             let registry = policies::registry(&assignment, missing);
-            self.resume_sessions(&image.sessions);
             let watches = &image.state.watches;
             self.promises.resume(watches);
             self.tally
                 .add_to("watches found by a start", watches.len() as u64);
-            let store = Store::restore(registry, quota(), image.state, image.duplicates);
+            let store = unguarded(registry, image.state, image.duplicates);
             self.core = Core::new(store, recorder, self.run, Settings::default());
+            self.resume_sessions(&image.sessions);
             if self.mode == Mode::Embedded {
                 let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
                 self.core.store_mut().retain_sessions(&live);
@@ -837,6 +837,13 @@ fn now(ms: u64) -> Now {
         ms,
         instant: Instant::now(),
     }
+}
+
+/// A store without the guard: the workload assigns policies itself.
+fn unguarded(registry: Registry<Transaction>, state: Box<State>, duplicates: Duplicates) -> Store {
+    let mut store = Store::restore(registry, quota(), state, duplicates);
+    store.supervision().guard.failures_max = 0;
+    store
 }
 
 fn quota() -> Quota {

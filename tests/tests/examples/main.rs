@@ -2,5 +2,6 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod policies;
+mod readme;
 mod set_point;
 mod thermostat;

@@ -30,10 +30,10 @@ fn write_is_explained_from_request_to_notifications() {
         "policy         standard 1.0.0@",
         "decision       +OK\\r\\n",
         "version        001700000000000:00001:StateStore",
-        "is owed this very answer",
+        "gets this very answer",
         "effects        sets room to 21.5 (4 bytes), version 001700000000000:00001:StateStore, fence 001699999999999:00000:lock, expires 2023-11-14T22:13:21",
         "rests on       room, which is not there",
-        "notifications  watcher hears *4\\r\\n$6\\r\\nNOTIFY",
+        "notifications  watcher receives *4\\r\\n$6\\r\\nNOTIFY",
         "fuel           ",
     ] {
         assert!(text.contains(part), "{part}\n---\n{text}");

@@ -1,7 +1,7 @@
 //! Draws a sweep as an SVG: throughput on the x axis, latency on a logarithmic y axis. The SVG must
 //! not refer to external fonts, scripts or files.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use super::report::{Report, quantiles};
 
@@ -38,115 +38,126 @@ pub(super) fn draw(report: &Report<'_>) -> String {
 fn picture(heading: &str, spots: &[Spot]) -> String {
     // A run without responses has no place on a logarithmic axis.
     let spots: Vec<&Spot> = spots.iter().filter(|it| it.us[0] > 0.0).collect();
-    let all = || spots.iter().flat_map(|it| it.us);
-    let most = spots.iter().map(|it| it.per_second).fold(1.0, f64::max);
-    let (step, right) = ruler(most);
-    let low = all().fold(f64::INFINITY, f64::min).min(1e9).log10().floor();
-    let high = all().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
-    let low = if spots.is_empty() { high - 1.0 } else { low };
-    let x = |per_second: f64| LEFT + per_second / right * (WIDTH - LEFT - RIGHT);
-    let y = |us: f64| HEIGHT - BOTTOM - (us.log10() - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
-
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <title>Latency over throughput</title>\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-    );
-    let text = |svg: &mut String, x: f64, y: f64, more: &str, label: &str| {
-        // Writing to a String cannot fail; the same holds below.
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"#333\" {more}>{}</text>",
-            escaped(label)
-        );
-    };
-    text(
-        &mut svg,
-        LEFT,
-        26.0,
-        "font-size=\"16\" font-weight=\"bold\"",
-        "Latency over throughput",
-    );
+    let mut chart = Chart::over(&spots);
+    let title = "font-size=\"16\" font-weight=\"bold\"";
+    chart.text(LEFT, 26.0, title, "Latency over throughput");
     for (line, label) in heading.lines().filter(|line| !line.is_empty()).enumerate() {
-        text(&mut svg, LEFT, 44.0 + 15.0 * line as f64, "", label);
+        chart.text(LEFT, 44.0 + 15.0 * line as f64, "", label);
     }
-    for power in low as i32..=high as i32 {
-        let us = 10_f64.powi(power);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>",
-            WIDTH - RIGHT,
-            y = y(us)
-        );
-        text(
-            &mut svg,
-            LEFT - 8.0,
-            y(us) + 4.0,
-            "text-anchor=\"end\"",
-            &time(us),
-        );
-    }
-    let mut tick = 0.0;
-    while tick <= right * 1.001 {
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{:.1}\" stroke=\"#eee\"/>",
-            HEIGHT - BOTTOM,
-            x = x(tick)
-        );
-        text(
-            &mut svg,
-            x(tick),
-            HEIGHT - BOTTOM + 18.0,
-            "text-anchor=\"middle\"",
-            &format!("{tick:.0}"),
-        );
-        tick += step;
-    }
-    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
-    text(
-        &mut svg,
-        middle,
-        HEIGHT - 18.0,
-        "text-anchor=\"middle\"",
-        "answers per second",
-    );
+    chart.axes();
     for (at, (name, colour)) in LINES.iter().enumerate() {
-        let points: Vec<String> = spots
-            .iter()
-            .map(|it| format!("{:.1},{:.1}", x(it.per_second), y(it.us[at])))
-            .collect();
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-            points.join(" ")
-        );
-        for it in &spots {
-            let _ = writeln!(
-                svg,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{colour}\"><title>{}: {:.0}/s, {name} {:.1} us</title></circle>",
-                x(it.per_second),
-                y(it.us[at]),
-                escaped(&it.name),
-                it.per_second,
-                it.us[at]
-            );
-        }
-        let (at_x, at_y) = (WIDTH - RIGHT + 20.0, TOP + 20.0 + 22.0 * at as f64);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{at_x}\" x2=\"{:.1}\" y1=\"{at_y}\" y2=\"{at_y}\" stroke=\"{colour}\" stroke-width=\"3\"/>",
-            at_x + 22.0
-        );
-        text(&mut svg, at_x + 28.0, at_y + 4.0, "", name);
+        chart.line(&spots, at, name, colour);
     }
     for it in &spots {
         let above = it.us.iter().copied().fold(0.0, f64::max);
-        let more = "text-anchor=\"middle\" font-size=\"10\"";
-        text(&mut svg, x(it.per_second), y(above) - 9.0, more, &it.name);
+        let (x, y) = (chart.x(it.per_second), chart.y(above) - 9.0);
+        chart.text(x, y, "text-anchor=\"middle\" font-size=\"10\"", &it.name);
     }
-    svg.push_str("</svg>\n");
-    svg
+    chart.svg.push_str("</svg>\n");
+    chart.svg
+}
+
+/// A drawing with a linear axis of throughput and a logarithmic one of latency.
+struct Chart {
+    svg: String,
+    /// Requests per second at the right edge, and between two marks.
+    right: f64,
+    step: f64,
+    /// Powers of ten in microseconds at the bottom and at the top.
+    low: f64,
+    high: f64,
+}
+
+impl Chart {
+    fn over(spots: &[&Spot]) -> Self {
+        let all = || spots.iter().flat_map(|it| it.us);
+        let most = spots.iter().map(|it| it.per_second).fold(1.0, f64::max);
+        let (step, right) = ruler(most);
+        let low = all().fold(f64::INFINITY, f64::min).min(1e9).log10().floor();
+        let high = all().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
+        Self {
+            svg: format!(
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+                 <title>Latency over throughput</title>\n\
+                 <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+            ),
+            right,
+            step,
+            low: if spots.is_empty() { high - 1.0 } else { low },
+            high,
+        }
+    }
+
+    fn x(&self, per_second: f64) -> f64 {
+        LEFT + per_second / self.right * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, us: f64) -> f64 {
+        let part = (us.log10() - self.low) / (self.high - self.low);
+        HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
+    }
+
+    fn add(&mut self, element: fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.svg, "{element}");
+    }
+
+    fn text(&mut self, x: f64, y: f64, more: &str, label: &str) {
+        let label = escaped(label);
+        self.add(format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"#333\" {more}>{label}</text>"
+        ));
+    }
+
+    fn axes(&mut self) {
+        for power in self.low as i32..=self.high as i32 {
+            let us = 10_f64.powi(power);
+            let (y, end) = (self.y(us), WIDTH - RIGHT);
+            self.add(format_args!(
+                "<line x1=\"{LEFT}\" x2=\"{end:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
+            ));
+            self.text(LEFT - 8.0, y + 4.0, "text-anchor=\"end\"", &time(us));
+        }
+        let mut tick = 0.0;
+        while tick <= self.right * 1.001 {
+            let (x, end) = (self.x(tick), HEIGHT - BOTTOM);
+            self.add(format_args!(
+                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{end:.1}\" stroke=\"#eee\"/>"
+            ));
+            let label = format!("{tick:.0}");
+            self.text(x, end + 18.0, "text-anchor=\"middle\"", &label);
+            tick += self.step;
+        }
+        let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+        let label = "answers per second";
+        self.text(middle, HEIGHT - 18.0, "text-anchor=\"middle\"", label);
+    }
+
+    /// One percentile of all runs, with its name in the legend.
+    fn line(&mut self, spots: &[&Spot], at: usize, name: &str, colour: &str) {
+        let points: Vec<String> = spots
+            .iter()
+            .map(|it| format!("{:.1},{:.1}", self.x(it.per_second), self.y(it.us[at])))
+            .collect();
+        self.add(format_args!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            points.join(" ")
+        ));
+        for it in spots {
+            let (x, y, us) = (self.x(it.per_second), self.y(it.us[at]), it.us[at]);
+            self.add(format_args!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"><title>{}: {:.0}/s, {name} {us:.1} us</title></circle>",
+                escaped(&it.name),
+                it.per_second,
+            ));
+        }
+        let (x, y) = (WIDTH - RIGHT + 20.0, TOP + 20.0 + 22.0 * at as f64);
+        self.add(format_args!(
+            "<line x1=\"{x}\" x2=\"{:.1}\" y1=\"{y}\" y2=\"{y}\" stroke=\"{colour}\" stroke-width=\"3\"/>",
+            x + 22.0
+        ));
+        self.text(x + 28.0, y + 4.0, "", name);
+    }
 }
 
 /// A step of 1, 2 or 5 times a power of ten, so that about five to ten steps reach `most`; and the

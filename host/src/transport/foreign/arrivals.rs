@@ -98,8 +98,8 @@ impl Input {
                 let grants = rules.map(|it| it.grants_of(&request.peer) as _);
                 Inbound::Publish(request.incoming(grants), receipt.map(Ticket::Foreign))
             }
-            Self::Disconnected(peer) => Inbound::Gone(peer),
-            Self::Undeliverable(peer, key) => Inbound::Unheard(peer, key),
+            Self::Disconnected(peer) => Inbound::Disconnected(peer),
+            Self::Undeliverable(peer, key) => Inbound::Undeliverable(peer, key),
         }
     }
 }
@@ -361,7 +361,7 @@ mod tests {
                     topic: "answers".into(),
                     ..Message::default()
                 };
-                let mut ready = vec![Outbound::Answer(message, None)];
+                let mut ready = vec![Outbound::Response(message, None)];
                 transport.deliver(&mut |out| out.append(&mut ready));
             }
         }
@@ -404,7 +404,7 @@ mod tests {
         let mut state = foreign.state();
         while state.outlet.len() < limits::BROKER_OUTBOX_HOLD - room {
             let peer = identity::named("watcher");
-            state.take(Outbound::Notify(peer, Message::default(), None));
+            state.take(Outbound::Notification(peer, Message::default(), None));
         }
     }
 

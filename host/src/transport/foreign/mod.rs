@@ -132,7 +132,8 @@ impl Foreign {
         };
         let watching = watching();
         let silent = lock(ttl).check(watching, now);
-        self.intake.take(&mut silent.iter().map(Inbound::Gone));
+        self.intake
+            .take(&mut silent.iter().map(Inbound::Disconnected));
     }
 
     /// Starts no further request, waits at most `grace` until the broker has acknowledged all
@@ -208,7 +209,7 @@ impl Transport for Foreign {
             }
             for out in out.drain(..) {
                 match out {
-                    Outbound::Kick(peer, _, text) => broken.push((peer, text)),
+                    Outbound::Disconnect(peer, _, text) => broken.push((peer, text)),
                     out => state.take(out),
                 }
             }

@@ -77,16 +77,16 @@ impl State {
     /// Takes output of the store. Ignores a kick, which the caller handles.
     pub(super) fn take(&mut self, out: Outbound) {
         match out {
-            Outbound::Answer(message, of) => self.answer(message, of.and_then(receipt)),
-            Outbound::Notify(peer, message, of) => {
+            Outbound::Response(message, of) => self.answer(message, of.and_then(receipt)),
+            Outbound::Notification(peer, message, of) => {
                 self.notify(peer, message, of.and_then(receipt));
             }
-            Outbound::Reply(message, ticket) => {
+            Outbound::AcknowledgedResponse(message, ticket) => {
                 self.answer(message, receipt(ticket));
                 self.settle(ticket);
             }
-            Outbound::Settle(ticket, ..) => self.settle(ticket),
-            Outbound::Kick(..) => {}
+            Outbound::Acknowledge(ticket, ..) => self.settle(ticket),
+            Outbound::Disconnect(..) => {}
         }
     }
 
@@ -260,9 +260,9 @@ mod tests {
         let mut state = State::default();
         let topic = "clients/x/command/notify/6B";
         for _ in 0..2 {
-            state.take(Outbound::Notify(watcher(), message(topic, "n"), None));
+            state.take(Outbound::Notification(watcher(), message(topic, "n"), None));
         }
-        state.take(Outbound::Answer(message("answers", "a"), None));
+        state.take(Outbound::Response(message("answers", "a"), None));
         let first = oldest(&state);
         assert_eq!(
             state.acknowledged(first, &ack(PubAckReason::Success)),
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_message_that_the_broker_refuses_is_counted_and_removed() {
         let mut state = State::default();
-        state.take(Outbound::Answer(message("answers", "a"), None));
+        state.take(Outbound::Response(message("answers", "a"), None));
         let number = oldest(&state);
         let refused = ack(PubAckReason::NotAuthorized);
         assert_eq!(state.acknowledged(number, &refused), None);
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn the_response_to_a_redelivery_is_queued_once() {
         let mut state = State::default();
-        let answer = || Outbound::Answer(message("answers", "+OK\r\n"), None);
+        let answer = || Outbound::Response(message("answers", "+OK\r\n"), None);
         state.take(answer());
         state.take(answer());
         assert_eq!(state.outlet.len(), 2, "two requests, two responses");
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn a_response_that_makes_the_broker_disconnect_is_not_repeated() {
         let mut state = State::default();
-        let answer = |topic| Outbound::Answer(message(topic, "+OK\r\n"), None);
+        let answer = |topic| Outbound::Response(message(topic, "+OK\r\n"), None);
         state.take(answer("answers/evil"));
         let evil = state.outlet.remove(1).unwrap();
         state.hopeless(&evil, "the broker closed it");
@@ -334,7 +334,7 @@ mod tests {
         let mut state = State::default();
         for _ in 0..limits::BROKER_OUTBOX_HOLD {
             assert!(!state.is_full());
-            state.take(Outbound::Notify(watcher(), message("t", "n"), None));
+            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
         }
         assert!(state.is_full());
         let number = oldest(&state);
@@ -352,7 +352,7 @@ mod tests {
             state.is_drained(),
             "without a connection the shutdown does not wait"
         );
-        let settle = Outbound::Settle(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
+        let settle = Outbound::Acknowledge(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
         state.take(settle);
         assert_eq!(state.unsettled, 0);
     }

@@ -20,7 +20,7 @@ struct Disconnections(Mutex<Vec<String>>);
 impl Intake for Disconnections {
     fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         for inbound in batch {
-            if let Inbound::Gone(peer) = inbound {
+            if let Inbound::Disconnected(peer) = inbound {
                 lock(&self.0).push(peer.client.to_string());
             }
         }

@@ -8,7 +8,7 @@ use statehouse_link::{End, Options};
 use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
-use super::output::Failure;
+use super::Failure;
 use crate::config::{Config, ForeignConfig, TransportChoice};
 use crate::limits;
 use crate::listener::Listeners;
@@ -17,10 +17,6 @@ use crate::transport::foreign::{self, Foreign, Phase};
 use statehouse_access::Authorizer;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
-
-/// Exit code of a store whose MQTT session was taken over (EX_PROTOCOL of sysexits.h). A service
-/// manager should not restart it.
-const EXIT_TAKEN_OVER: u8 = 76;
 
 /// What is prepared before the data directory is opened.
 pub(super) enum PreparedTransport {
@@ -196,12 +192,9 @@ impl Open {
         };
         let client = attached.client_id.escape_debug();
         let broker = &attached.config.broker;
-        Failure::new(
-            EXIT_TAKEN_OVER,
-            format!(
-                "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"
-            ),
-        )
+        Failure::TakenOver(format!(
+            "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"
+        ))
     }
 
     /// Stops accepting clients, and waits a limited time until queued messages are sent.

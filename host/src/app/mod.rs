@@ -1,0 +1,134 @@
+//! The composition root: the only place that knows all parts of a running store.
+//!
+//! * [`start`]: recovers the state and connects the parts.
+//! * [`serve`]: listens, serves until a signal, and drains.
+//! * [`clients`]: the embedded broker with its listeners, or the connection to a foreign broker.
+//! * [`administration`]: the admin API, signed orders and the policy directory.
+//! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+
+use anyhow::Context;
+use tokio::runtime::{self, Runtime};
+use tracing_subscriber::EnvFilter;
+
+use self::clients::PreparedTransport;
+use crate::config::{self, Config, Flags, LogFormat, TransportChoice};
+use crate::{limits, logging};
+
+mod administration;
+mod clients;
+mod serve;
+mod service_manager;
+mod signals;
+mod start;
+
+/// Why a store did not start, or stopped.
+#[derive(Debug)]
+pub enum Failure {
+    /// The settings or the data directory cannot be used.
+    Usage(String),
+    /// The store cannot listen, lost its broker, or failed while it served.
+    Transport(String),
+    /// Another store uses the same MQTT client id at the foreign broker.
+    TakenOver(String),
+}
+
+impl Failure {
+    fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self::Usage(format!("{:#}", error.into()))
+    }
+
+    fn transport(error: impl Into<anyhow::Error>) -> Self {
+        Self::Transport(format!("{:#}", error.into()))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Transport(format!("cannot read or write: {error}"))
+    }
+}
+
+/// Runs a store until SIGTERM or SIGINT.
+///
+/// # Errors
+/// See [`Failure`].
+pub fn run(flags: Flags) -> Result<(), Failure> {
+    let file = flags.config.clone();
+    let (mut config, followed) = config::load(flags).map_err(Failure::usage)?;
+    start_logging(&config).map_err(Failure::usage)?;
+    log_default_limits(file.as_deref().filter(|_| followed.is_none()));
+    // Binds the listeners before recovery, so that a store that cannot listen touches no data.
+    let mut transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
+    let runtime = runtime(config.threads)
+        .context("cannot start the threads that serve connections")
+        .map_err(Failure::transport)?;
+    let started = {
+        let _within = runtime.enter();
+        start::start(&config, followed).map_err(Failure::usage)?
+    };
+    let Some(started) = started else {
+        return Ok(());
+    };
+    // A standby may take over after months, so passwords and certificates are read again.
+    if let TransportChoice::Foreign(foreign) = &mut config.transport
+        && foreign.standby
+    {
+        foreign.read_password().map_err(Failure::usage)?;
+        transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
+    }
+    let served = runtime.block_on(serve::serve(transport, started));
+    // A policy may still be compiling; nothing waits for the result any more.
+    runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
+    served
+}
+
+/// The runtime that serves clients. With one thread it is single-threaded, which saves the wake-up
+/// of another thread.
+fn runtime(threads: usize) -> io::Result<Runtime> {
+    let mut builder = match threads {
+        1 => runtime::Builder::new_current_thread(),
+        _ => runtime::Builder::new_multi_thread(),
+    };
+    builder.worker_threads(threads).enable_all().build()
+}
+
+fn start_logging(config: &Config) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&config.log_filter).with_context(|| {
+        format!(
+            "the log filter `{}` is not a level (error, warn, info, debug, trace) or a list of target=level",
+            config.log_filter
+        )
+    })?;
+    let writer = logging::start().context("cannot start the thread that writes the log")?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer);
+    match config.log {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+/// Logs the memory that default limits are fractions of, and a settings file that will not be
+/// reloaded.
+fn log_default_limits(read_once: Option<&Path>) {
+    match config::memory_bytes() {
+        Some(bytes) => tracing::info!(
+            "default limits are derived from {} MiB of memory",
+            bytes >> 20
+        ),
+        None => tracing::warn!(
+            "neither /proc/meminfo nor a control group reports the memory: the default limits are those of a large machine, so set max_bytes and max_total_queue_bytes"
+        ),
+    }
+    if let Some(file) = read_once {
+        tracing::info!(
+            "{} is not a regular file: it was read once, and changed limits take effect at the next start",
+            file.display()
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! Listens, serves until a signal or a failure, and drains.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Failure;
+use super::clients::{Open, PreparedTransport};
+use super::service_manager;
+use super::signals::Signals;
+use super::start::Started;
+use crate::admin::Sources;
+use crate::control::Listing;
+use crate::server::Server;
+use statehouse_core::policy::Digest;
+
+/// Serves until a signal or a failure.
+pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Result<(), Failure> {
+    let Started {
+        server,
+        clients,
+        control,
+        administration,
+        access,
+        audit,
+        mut reloads,
+        promise,
+        disk,
+        signals,
+    } = started;
+    // Only now: until here a signal ends the process at once, even during a long recovery.
+    let signals = match signals {
+        Some(signals) => signals,
+        None => Signals::start().map_err(Failure::transport)?,
+    };
+    let broker = clients.broker().cloned();
+    transport.reload_with(&mut reloads, broker.as_ref());
+    let open = clients.open(transport, &server, &audit)?;
+
+    // Started before the store reports that it is ready, since commands look for the file `admin`.
+    let reloads = Arc::new(reloads);
+    let administration = administration.start(Sources {
+        server: server.clone(),
+        broker,
+        access,
+        reloads: reloads.clone(),
+        audit,
+    });
+    let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
+    lines.extend(answering(&control.list()));
+    lines.push(promise);
+    print(&lines)?;
+    let sweeper = tokio::spawn({
+        let server = server.clone();
+        async move { server.sweep().await }
+    });
+    let hangup = signal(SignalKind::hangup())?;
+    let reloading = tokio::spawn(reloads.run(hangup));
+    let watching = tokio::spawn(service_manager::watch(server.clone()));
+    let serving = async {
+        match announce(&open).await {
+            Ok(()) => open.ended().await,
+            Err(error) => error.into(),
+        }
+    };
+    let served = tokio::select! {
+        signal = signals.wait() => {
+            tracing::info!("{signal}: stopping");
+            Ok(())
+        }
+        failure = serving => Err(failure),
+    };
+    service_manager::stopping();
+    administration.stop();
+    open.shutdown().await;
+    sweeper.abort();
+    reloading.abort();
+    watching.abort();
+    server.stop();
+    if let Some(disk) = disk {
+        // Acknowledged writes do not depend on this; it makes the next start faster.
+        if let Err(error) = disk.journal().close() {
+            tracing::error!(%error, "the journal could not be closed");
+        }
+    }
+    log_figures(&server);
+    served
+}
+
+fn log_figures(server: &Server) {
+    let stats = server.stats();
+    tracing::info!(
+        requests = stats.requests,
+        refused = stats.refused,
+        kicked = stats.kicked,
+        notifications = stats.notifications,
+        policy_failures = stats.policy_failures,
+        duplicates = stats.duplicates,
+        duplicates_different = stats.duplicates_different,
+        forgotten = stats.forgotten,
+        keys = stats.keys,
+        "stopped"
+    );
+    for policy in server.policies().1 {
+        let counters = policy.counters.all();
+        if !counters.is_empty() {
+            tracing::info!(%policy, ?counters, "counters of the policy");
+        }
+    }
+}
+
+/// Reports that clients can connect, once they can.
+async fn announce(open: &Open) -> io::Result<()> {
+    if let Some(lines) = open.addresses().await {
+        print(lines)?;
+        print(open.presence().await.as_slice())?;
+        print(&["ready".to_owned()])?;
+        service_manager::ready("clients can connect");
+    }
+    Ok(())
+}
+
+/// Prints lines on standard output.
+pub(super) fn print(lines: &[String]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for line in lines {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()
+}
+
+/// One line for each policy that answers requests.
+fn answering(listing: &Listing) -> Vec<String> {
+    let name = |digest: &Digest| {
+        let found = listing.policies.iter().find(|it| it.digest == *digest);
+        found.map_or_else(
+            || digest.to_string(),
+            |it| format!("{} {} blake3:{digest}", it.name, it.version),
+        )
+    };
+    let assignment = &listing.assignment;
+    let mut lines = vec![format!("policy {}", name(&assignment.active))];
+    for route in &assignment.routes {
+        let prefix = route.prefix.0.escape_ascii();
+        lines.push(format!(
+            "keys under {prefix}: policy {}",
+            name(&route.policy)
+        ));
+    }
+    if let Some(canary) = &assignment.canary {
+        lines.push(format!("canary: policy {}", name(&canary.policy)));
+    }
+    lines
+}

@@ -1,0 +1,359 @@
+//! Recovers the state and connects the parts.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use statehouse_mqtt::{Broker, Options, Persistence};
+use statehouse_precompiled::Directory;
+
+use super::administration::Administration;
+use super::clients::Clients;
+use super::serve::print;
+use super::service_manager;
+use super::signals::Signals;
+use crate::config::{self, Bounds, Config, Durability, Followed, Storage, TransportChoice};
+use crate::control::Control;
+use crate::opening::Opening;
+use crate::server::{EXIT_STATE_LOST, Server};
+use crate::ship::{Gate, PolicyOrders, Trust};
+use crate::storage::{self, Disk, JournalListener, Recovered};
+use crate::transport::embedded::{Embedded, StoreService};
+use crate::{STANDARD_POLICY, limits, logging};
+use statehouse_access::AccessControl;
+use statehouse_access::audit::Audit;
+use statehouse_core::clock::{Clock, Stamp, SystemSource};
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Image, Journal, Memory, Recorder};
+use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::store::{Key, Store, Transaction};
+use statehouse_core::{Core, Settings};
+use statehouse_files::watch::Reloads;
+use statehouse_precompiled::Modules;
+
+/// A store that is ready to listen.
+pub(super) struct Started {
+    pub(super) server: Arc<Server>,
+    pub(super) clients: Clients,
+    pub(super) control: Arc<Control>,
+    pub(super) administration: Administration,
+    pub(super) access: Arc<AccessControl>,
+    pub(super) audit: Arc<Audit>,
+    pub(super) reloads: Reloads,
+    /// The durability guarantee, as text.
+    pub(super) promise: String,
+    /// The log, to close at the end.
+    pub(super) disk: Option<Arc<Disk>>,
+    pub(super) signals: Option<Signals>,
+}
+
+/// Recovers the state and connects the parts. Must run within a runtime. Returns `None` if a
+/// standby is stopped before it takes over.
+pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>> {
+    let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
+    let audit = Arc::new(Audit::default());
+    let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
+    let mut signals = None;
+    let recovered = match (&config.transport, config.storage.durability) {
+        (_, Durability::Memory) => None,
+        (TransportChoice::Foreign(foreign), _) if foreign.standby => {
+            let signals = signals.insert(Signals::start()?);
+            match stand_by(&config.storage, signals)? {
+                Some(recovered) => Some(recovered),
+                None => return Ok(None),
+            }
+        }
+        _ => Some(storage::recover(&config.storage)?),
+    };
+    let data = Data::open(config, recovered, &trust)?;
+    let Data {
+        engine,
+        modules,
+        name,
+        disk,
+        listener,
+        ..
+    } = &data;
+    let (disk, listener) = (disk.clone(), listener.clone());
+    let promise = data.journal().promise();
+    let (engine, name) = (engine.clone(), name.clone());
+    let modules = disk.is_some().then(|| modules.clone());
+    let Serving {
+        server,
+        run,
+        sessions,
+        expired,
+    } = Serving::begin(config, data);
+    server.set_audit(audit.clone());
+    let control = Control::new(server.clone(), engine, modules, name.clone());
+    let gate = Arc::new(Gate::new(control.clone(), trust));
+    let orders = PolicyOrders::new(gate.clone(), audit.clone());
+    let administration = Administration::open(config, gate, orders.clone())?;
+
+    let mut reloads = Reloads::default();
+    let recheck_watches = recheck(&access, &server);
+    let clients = match &config.transport {
+        TransportChoice::Embedded(_) => {
+            let options = Options {
+                limits: config.bounds.broker.clone(),
+                persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
+                run,
+                access: access.clone(),
+                state_lost: || logging::exit(EXIT_STATE_LOST),
+            };
+            let service = StoreService::new(server.clone())
+                .with_orders(orders)
+                .under(access.rules().cloned());
+            let broker = Broker::restore(options, Arc::new(service), sessions);
+            server.attach(Arc::new(Embedded::new(broker.clone())));
+            server.retain_sessions(&broker.sessions());
+            access.watch(&mut reloads, {
+                let broker = broker.clone();
+                move || {
+                    broker.recheck();
+                    recheck_watches();
+                }
+            });
+            Clients::Embedded(broker)
+        }
+        TransportChoice::Foreign(foreign) => {
+            let rules = access.rules().cloned();
+            let clients = Clients::foreign(&server, foreign, name, rules);
+            // Watches survive a restart, and the rules may have changed since.
+            recheck_watches();
+            access.watch(&mut reloads, recheck_watches);
+            server.renotify_expired(&expired);
+            clients
+        }
+    };
+    listener.attach(server.clone(), clients.broker().cloned());
+    if let Some(bounds) = followed {
+        let (server, broker) = (server.clone(), clients.broker().cloned());
+        reloads.add(&bounds.clone(), move || {
+            apply(&bounds.current(), &server, broker.as_ref());
+        });
+    }
+    Ok(Some(Started {
+        server,
+        clients,
+        control,
+        administration,
+        access,
+        audit,
+        reloads,
+        promise,
+        disk,
+        signals,
+    }))
+}
+
+/// The recovered state, the policies, and the log in use.
+struct Data {
+    engine: Arc<Engine<Transaction>>,
+    modules: Modules,
+    name: String,
+    registry: Registry<Transaction>,
+    named: Vec<PolicyRecord>,
+    image: Image,
+    disk: Option<Arc<Disk>>,
+    listener: JournalListener,
+}
+
+impl Data {
+    /// Loads the policies of the recovered assignment, and starts the log.
+    fn open(
+        config: &Config,
+        mut recovered: Option<Recovered>,
+        trust: &Trust,
+    ) -> anyhow::Result<Self> {
+        let mode = config.transport.mode();
+        let data = recovered.is_some().then_some(&*config.storage.directory);
+        let engine = Arc::new(engine(data)?);
+        let standard = engine
+            .load(STANDARD_POLICY)
+            .context("the built-in policy does not load")?;
+        let standard = Arc::new(standard);
+        if let Some(recovered) = &mut recovered {
+            tracing::info!("{}", recovered.report());
+            recovered.begin(mode);
+        }
+        let name = store_name(&config.transport, recovered.as_ref())?;
+        let modules = Modules::of(&config.storage.directory);
+        let mut empty = Image::new(config.storage.duplicates);
+        empty.begin(mode);
+        let image = recovered.as_ref().map_or(&empty, |it| &it.image);
+        let opening = Opening {
+            engine: &engine,
+            standard: &standard,
+            modules: &modules,
+            trust,
+            keeps: recovered.is_some(),
+        };
+        let (registry, named) = opening.registry(&config.policy, image)?;
+        let listener = JournalListener::default();
+        let (disk, image) = match recovered {
+            Some(recovered) => {
+                let (disk, image) = recovered
+                    .start(&listener)
+                    .context("cannot start the journal's threads")?;
+                (Some(disk), image)
+            }
+            None => (None, empty),
+        };
+        Ok(Self {
+            engine,
+            modules,
+            name,
+            registry,
+            named,
+            image,
+            disk,
+            listener,
+        })
+    }
+
+    fn journal(&self) -> Arc<dyn Journal> {
+        match &self.disk {
+            Some(disk) => disk.clone(),
+            None => Arc::new(Memory),
+        }
+    }
+}
+
+/// The server, and what the transport needs of the recovered state.
+struct Serving {
+    server: Arc<Server>,
+    run: u32,
+    sessions: statehouse_mqtt::Recovery,
+    expired: Vec<(Key, Stamp)>,
+}
+
+impl Serving {
+    /// Begins a run: the next record is its start.
+    fn begin(config: &Config, data: Data) -> Self {
+        let mode = config.transport.mode();
+        let journal = data.journal();
+        let Data {
+            registry,
+            named,
+            image,
+            ..
+        } = data;
+        let mut clock = Clock::resume(Arc::new(SystemSource::default()), image.now_ms);
+        let run = image.run + 1;
+        let expired = image.ends();
+        let recorder = Recorder::new(journal, image.policies, image.active);
+        let quota = config.bounds.quota;
+        let mut store = Store::restore(registry, quota, image.state, image.duplicates);
+        *store.supervision() = config.bounds.supervision;
+        let settings = Settings {
+            node: config.node.clone(),
+            dialect: config.dialect,
+            policy_property: config.policy_property,
+        };
+        let mut core = Core::new(store, recorder, run, settings);
+        core.begin(mode, named, clock.read().now_ms);
+        Self {
+            server: Server::new(core, clock, mode),
+            run,
+            sessions: image.sessions,
+            expired,
+        }
+    }
+}
+
+/// Waits for the data directory. Returns `None` if a signal stops the process before.
+fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recovered>> {
+    let directory = storage.directory.display();
+    let waits = || {
+        let line = format!("standby: {directory} is in use by another process; waiting");
+        service_manager::ready(&line);
+        if let Err(error) = print(&[line]) {
+            tracing::warn!(%error, "cannot print that this standby waits");
+        }
+    };
+    Ok(storage::stand_by(storage, waits, || {
+        signals.received_any()
+    })?)
+}
+
+/// An engine that caches machine code below a data directory, if there is one. A store in memory
+/// caches none.
+fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
+    let mut engine = Engine::new()?;
+    if let Some(data) = data {
+        let bounds = statehouse_precompiled::Bounds {
+            files_max: limits::CODE_FILES_MAX,
+            bytes_max: limits::CODE_BYTES_MAX,
+        };
+        match Directory::open(&data.join("code"), bounds) {
+            Ok(directory) => engine.keep_in(directory),
+            Err(error) => {
+                tracing::warn!(%error, "the machine code of policies is not kept: each start compiles them");
+            }
+        }
+    }
+    Ok(engine)
+}
+
+/// The name of this store: the target of signed orders, and its MQTT client id at a foreign broker.
+fn store_name(
+    transport: &TransportChoice,
+    recovered: Option<&Recovered>,
+) -> anyhow::Result<String> {
+    let configured = match transport {
+        TransportChoice::Embedded(_) => None,
+        TransportChoice::Foreign(foreign) => foreign.client_id.clone(),
+    };
+    let name = match (configured, recovered) {
+        (Some(name), _) => name,
+        (None, Some(recovered)) => match (recovered.client_id(), transport) {
+            // Only a foreign broker needs the same name after a restart.
+            (Err(error), TransportChoice::Embedded(_)) if error.is_disk_full() => {
+                tracing::warn!(
+                    %error,
+                    "this run has a name of its own, so signed orders must name this one"
+                );
+                storage::new_client_id()?
+            }
+            (name, _) => name?,
+        },
+        (None, None) => storage::new_client_id()?,
+    };
+    tracing::info!("the name of this store is {}", name.escape_debug());
+    Ok(name)
+}
+
+/// Applies changed limits and logs them.
+fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
+    let in_force = || config::named(&server.quota(), broker.map(Broker::limits).as_deref());
+    let before = in_force();
+    server.set_bounds(bounds.quota, bounds.supervision);
+    if let Some(broker) = broker {
+        server.raise_receive_max(bounds.broker.receive_max);
+        broker.set_limits(bounds.broker.clone());
+    }
+    let after = in_force();
+    for (name, value) in after.iter().filter(|it| !before.contains(it)) {
+        tracing::info!("{name} is {value} from now on");
+    }
+    for (name, _) in before
+        .iter()
+        .filter(|(name, _)| !after.iter().any(|it| it.0 == *name))
+    {
+        tracing::info!("{name} is unlimited from now on");
+    }
+}
+
+/// Ends the watches that the current rules forbid.
+fn recheck(
+    access: &AccessControl,
+    server: &Arc<Server>,
+) -> impl Fn() + Clone + Send + Sync + 'static {
+    let (rules, server) = (access.rules().cloned(), server.clone());
+    move || {
+        if let Some(rules) = &rules {
+            server.recheck(|peer| rules.grants_of(peer));
+        }
+    }
+}
