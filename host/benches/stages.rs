@@ -153,12 +153,12 @@ impl Service for Echo {
             for request in requests.drain(..) {
                 let token = request.token.expect("a QoS 1 request has a token");
                 batch.answer(Some(&token), self.0.clone());
-                batch.settle(token, ReasonCode::SUCCESS, None);
+                batch.acknowledge(token, ReasonCode::SUCCESS, None);
             }
         });
     }
 
-    fn gone(&self, _: &Broker, _: &Origin) {}
+    fn disconnected(&self, _: &Broker, _: &Origin) {}
 }
 
 /// A journal that requests records and discards them.

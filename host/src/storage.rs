@@ -282,7 +282,7 @@ impl Source for SnapshotSource {
 
     fn bytes(&self) -> Option<u64> {
         let (server, broker) = self.listener.0.get()?;
-        let sessions = broker.as_ref().map_or(0, Broker::kept_bytes);
+        let sessions = broker.as_ref().map_or(0, Broker::image_bytes);
         Some(server.snapshot_bytes() + sessions)
     }
 

@@ -207,21 +207,21 @@ pub trait Access: Send + Sync + 'static {
     /// Called for every new connection and after a re-authentication.
     /// [`Broker::recheck`](crate::Broker::recheck) calls it for all connections without holding a
     /// lock. The session number is 0, because the session may not exist yet or may have ended.
-    fn may_connect(&self, who: &Origin) -> bool {
-        _ = who;
+    fn may_connect(&self, origin: &Origin) -> bool {
+        _ = origin;
         true
     }
 
     /// Whether this client may publish an ordinary message, or a will, to this topic. Not called
     /// for topics that the service claims.
-    fn may_publish(&self, who: &Origin, topic: &[u8]) -> bool;
+    fn may_publish(&self, origin: &Origin, topic: &[u8]) -> bool;
 
     /// Whether this client may subscribe to this well-formed filter. For a shared subscription it
     /// is the filter after `$share/NAME/`.
     ///
     /// If a session has lost the right to a filter, the broker calls this with the topic of each of
     /// its messages.
-    fn may_subscribe(&self, who: &Origin, filter: &[u8]) -> bool;
+    fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool;
 
     /// Whether this client may receive the answer to a request of another client at this topic.
     /// Only called for clients that subscribed to the topic; `asker` is none if the session of the

@@ -11,12 +11,12 @@ use tokio::{
 };
 
 use crate::{
-    Attempt, Broker, Door, Origin, ReasonCode, Refusal, Refused, Verdict,
+    Attempt, Broker, Claim, Door, Origin, ReasonCode, Refusal, Refused, Service, Verdict,
     codec::{Auth, Connect, Violation},
     core::{Accepted, ConnectRefusal},
-    dispatch::check_will,
     output::Output,
     router::SessionKey,
+    topic,
 };
 
 /// Refusals that the access control did not decide.
@@ -69,7 +69,7 @@ pub(crate) async fn accept(
     };
     let (client, user) = (attempt.client.clone(), attempt.user.clone());
     let refuse = |reason, text| {
-        broker.refusal_log().tell(&Refusal {
+        broker.refusal_log().report(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
@@ -109,6 +109,22 @@ pub(crate) async fn accept(
         expires: watch::Sender::new(expires),
     });
     Ok((accepted, credentials))
+}
+
+/// Checks a will's topic. A will cannot be a request, since it has no client left to answer.
+fn check_will(
+    service: &dyn Service,
+    name: &[u8],
+    topic_levels_max: usize,
+) -> Result<(), &'static str> {
+    if topic::level_count(name) > topic_levels_max {
+        return Err("the topic of the will has too many levels");
+    }
+    match service.claim(name) {
+        Claim::Route => Ok(()),
+        Claim::Take => Err("a will may not be a request"),
+        Claim::Refuse(_, text) => Err(text),
+    }
 }
 
 /// Re-authenticates a connected client (section 4.12.1). The identity must stay the same, since

@@ -1,12 +1,13 @@
 //! The embedder's handle to the broker. It starts connections, guards the core with one lock, and
 //! shuts everything down.
 
+mod batch;
+mod guard;
+mod options;
+
 use std::{
-    borrow::Cow,
-    fmt,
     future::poll_fn,
     io,
-    ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -15,6 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use batch::Batch;
+pub(crate) use guard::Guard;
+pub use options::Options;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
@@ -22,12 +26,12 @@ use tokio::{
 };
 
 use crate::{
-    Access, Anyone, Attempt, Door, ImageCursor, Limits, Message, Origin, Persistence, ReasonCode,
-    Recovery, Refusal, RefusalCount, Refused, Service, Standing, Stats, Token, Verdict,
+    Access, Attempt, ClientStatus, Door, ImageCursor, Limits, Origin, Persistence, ReasonCode,
+    Recovery, Refusal, RefusalCount, Refused, Service, Stats, Verdict,
     clock::Clock,
     connection,
-    core::{Core, Source},
-    gate::Gate,
+    core::Core,
+    durability_gate::DurabilityGate,
     incomplete::IncompletePackets,
     ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
@@ -35,54 +39,9 @@ use crate::{
     persist::{Brake, Recorder},
     rate_limit::SharedRateLimit,
     refusal::Refusals,
-    round::{self, Rounds},
-    writer::SharedWriter,
+    shared_writer::SharedWriter,
+    write_batch::WriteBatching,
 };
-
-/// The options of a [`Broker`].
-#[derive(Clone)]
-pub struct Options {
-    /// The limits at the start.
-    pub limits: Limits,
-    /// Receives changes of durable state. None: all state is lost at a restart.
-    pub persistence: Option<Arc<dyn Persistence>>,
-    /// The number of this run of the process, counted by the owner of the log. Numbers of
-    /// connections and sessions begin at `(run << 32) + 1`, so that they never repeat over
-    /// restarts.
-    pub run: u32,
-    /// Decides who may connect, publish and subscribe. The default is [`Anyone`].
-    pub access: Arc<dyn Access>,
-    /// Ends the process after a panic has left the broker's state half changed. Nothing that was
-    /// changed since the lock was taken is appended or sent. The default exits with code 70
-    /// (EX_SOFTWARE of sysexits.h).
-    pub state_lost: fn() -> !,
-}
-
-fn exit_state_lost() -> ! {
-    std::process::exit(70)
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            persistence: None,
-            run: 0,
-            access: Arc::new(Anyone),
-            state_lost: exit_state_lost,
-        }
-    }
-}
-
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("limits", &self.limits)
-            .field("persistence", &self.persistence.is_some())
-            .field("run", &self.run)
-            .finish_non_exhaustive()
-    }
-}
 
 /// An MQTT 5 broker; clones are handles to the same one.
 #[derive(Clone)]
@@ -108,8 +67,8 @@ struct Shared {
     state_lost: fn() -> !,
     core: Mutex<Core>,
     persistence: Option<Arc<dyn Persistence>>,
-    rounds: Rounds,
-    gate: Arc<Gate>,
+    write_batching: WriteBatching,
+    durability_gate: Arc<DurabilityGate>,
     /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
     /// ended.
     sockets: Arc<Semaphore>,
@@ -157,9 +116,9 @@ impl Broker {
         clock: Clock,
     ) -> Self {
         let limits = Arc::new(options.limits);
-        let gate = Arc::new(Gate::default());
+        let durability_gate = Arc::new(DurabilityGate::default());
         let persistence = options.persistence;
-        let recorder = Recorder::new(persistence.clone(), gate.clone(), clock);
+        let recorder = Recorder::new(persistence.clone(), durability_gate.clone(), clock);
         let access = options.access;
         let refusals = Arc::new(Refusals::new(access.clone()));
         let mut core = Core::new(
@@ -177,8 +136,8 @@ impl Broker {
             state_lost: options.state_lost,
             core: Mutex::new(core),
             persistence,
-            rounds: Rounds::default(),
-            gate,
+            write_batching: WriteBatching::default(),
+            durability_gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
@@ -250,7 +209,7 @@ impl Broker {
             .filter(|_| taken <= self.limits().connections_max)
         else {
             self.0.turned_away.fetch_add(1, Ordering::Relaxed);
-            self.0.refusals.tell(&Refusal {
+            self.0.refusals.report(&Refusal {
                 what: Refused::Connect,
                 reason: ReasonCode::SERVER_BUSY,
                 text: Some("the broker has reached its limit of connections"),
@@ -315,8 +274,8 @@ impl Broker {
     /// Reports that everything up to this log position is durable. Output that waited for it is
     /// written. May be called from any thread; takes no lock that is held for long.
     pub fn released(&self, position: u64) {
-        self.0.gate.release_to(position);
-        self.0.rounds.write_gathered();
+        self.0.durability_gate.release_to(position);
+        self.0.write_batching.write_gathered();
     }
 
     /// Applies changed rules of the [access control](Access), or revoked credentials, to connected
@@ -371,8 +330,8 @@ impl Broker {
     /// The approximate size of an image in bytes. Only differences between two calls are
     /// meaningful. Takes the lock for a moment.
     #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
-        self.lock().kept_bytes() as u64
+    pub fn image_bytes(&self) -> u64 {
+        self.lock().image_bytes() as u64
     }
 
     /// The numbers of all sessions, connected or not.
@@ -383,16 +342,16 @@ impl Broker {
 
     /// The connection and subscriptions of the client with this id; `None` if it has no session.
     #[must_use]
-    pub fn standing(&self, client: &str) -> Option<Standing> {
-        self.lock().standing(client)
+    pub fn client_status(&self, client: &str) -> Option<ClientStatus> {
+        self.lock().client_status(client)
     }
 
     /// The session quota of one owner (a user, or the network address of anonymous clients) if one
     /// more session begins now.
     #[must_use]
-    pub fn session_share(&self) -> usize {
+    pub fn session_quota(&self) -> usize {
         let max = self.limits().sessions_max;
-        ledger::share(self.stats().sessions + 1, max, SESSIONS_FLOOR)
+        ledger::quota(self.stats().sessions + 1, max, SESSIONS_FLOOR)
     }
 
     /// Gauges and counters.
@@ -533,16 +492,18 @@ impl Broker {
         Brake::new(self.0.persistence.clone())
     }
 
-    pub(crate) fn rounds(&self) -> &Rounds {
-        &self.0.rounds
+    pub(crate) fn write_batching(&self) -> &WriteBatching {
+        &self.0.write_batching
+    }
+
+    /// The earlier name of [`write_batching`](Self::write_batching), which `simulation` still uses.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn rounds(&self) -> &WriteBatching {
+        self.write_batching()
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {
-        Guard {
-            broker: self,
-            core: Some(self.0.lock()),
-            panicking: std::thread::panicking(),
-        }
+        Guard::new(self)
     }
 }
 
@@ -556,138 +517,5 @@ impl Shared {
     fn state_is_lost(&self) -> ! {
         tracing::error!("the broker panicked; stopping, since its state is lost");
         (self.state_lost)()
-    }
-}
-
-/// The core's lock. Releasing it appends the changes made under it, then writes or gathers the
-/// output, and reports ended sessions to the service.
-pub(crate) struct Guard<'a> {
-    broker: &'a Broker,
-    core: Option<MutexGuard<'a, Core>>,
-    /// Whether the thread was already panicking when it took the lock. The state was consistent
-    /// then.
-    panicking: bool,
-}
-
-impl Guard<'_> {
-    /// Releases the lock, calls the function, and takes the lock again.
-    pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        self.release();
-        let result = f();
-        self.core = Some(self.broker.0.lock());
-        result
-    }
-
-    fn release(&mut self) {
-        let Some(mut core) = self.core.take() else {
-            return;
-        };
-        let wakes = core.finish(&self.broker.0.rounds);
-        drop(core);
-        round::write(&wakes.writers);
-        if wakes.timers {
-            self.broker.0.earlier.notify_waiters();
-        }
-        // Calls of the service end no sessions, so this cannot recurse.
-        if !wakes.ended.is_empty() {
-            self.broker.service().ended(self.broker, &wakes.ended);
-        }
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        if self.core.is_some() && !self.panicking && std::thread::panicking() {
-            self.broker.0.state_is_lost();
-        }
-        self.release();
-    }
-}
-
-impl Deref for Guard<'_> {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        // Only `unlocked` takes it out, and puts it back before it returns.
-        self.core.as_deref().expect("the lock is held")
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.core.as_deref_mut().expect("the lock is held")
-    }
-}
-
-/// Operations under one lock of the broker.
-pub struct Batch<'a> {
-    core: &'a mut Core,
-    now: Instant,
-}
-
-impl Batch<'_> {
-    /// Publishes a message of the broker itself (No Local does not apply).
-    ///
-    /// Returns the number of sessions with a matching subscription plus the number of matching
-    /// shared subscriptions (section 4.8.2). Returns 0 if a retained message had no room.
-    pub fn publish(&mut self, message: Message) -> usize {
-        let source = Source::default();
-        let sessions = self.core.publish(Cow::Owned(message), source, self.now);
-        self.published(sessions)
-    }
-
-    /// Publishes the answer to the request of this token. Works like [`publish`](Self::publish),
-    /// but records less.
-    ///
-    /// The answer precedes the request's acknowledgement in the same output, so a client that did
-    /// not receive it sends the request again. If the answer cannot be sent at once, or the request
-    /// came at QoS 2, it is recorded, and the acknowledgement waits for that record. Must be called
-    /// before [`settle`](Self::settle).
-    pub fn answer(&mut self, token: Option<&Token>, message: Message) -> usize {
-        let sessions = self.core.answer(token, message, self.now);
-        self.published(sessions)
-    }
-
-    fn published(&mut self, sessions: Result<usize, ReasonCode>) -> usize {
-        self.core.checkpoint();
-        sessions.unwrap_or_else(|_| {
-            self.core.count_dropped();
-            0
-        })
-    }
-
-    /// Sends a message exactly once, only to this connection of this client, whether it subscribed
-    /// or not.
-    ///
-    /// A matching subscription determines the QoS (never above the message's) and the Subscription
-    /// Identifiers. When the connection ends, unsent messages are dropped. Unacknowledged messages
-    /// are recorded by then at the latest and sent again to a resumed session. Returns false if the
-    /// connection has ended.
-    pub fn deliver(&mut self, client: &str, connection: u64, message: Message) -> bool {
-        let is_open = self.core.deliver(client, connection, message, self.now);
-        self.core.checkpoint();
-        is_open
-    }
-
-    /// Sends the PUBACK or PUBREC of a request.
-    ///
-    /// It leaves after everything published before, except messages that wait for the client's own
-    /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
-    /// order of the requests. A used token has no effect.
-    pub fn settle(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.core.acknowledge(token, reason, text);
-        self.core.checkpoint();
-    }
-
-    /// Sends a DISCONNECT to this connection of this client and closes it. Does nothing if it has
-    /// ended.
-    pub fn disconnect(
-        &mut self,
-        client: &str,
-        connection: u64,
-        reason: ReasonCode,
-        text: Option<&str>,
-    ) {
-        self.core.disconnect(client, connection, reason, text);
     }
 }

@@ -9,25 +9,26 @@
 //! Then these packets and all behind them wait here, and only acknowledgements and pings are
 //! handled.
 
+mod held_packet;
+mod topic_aliases;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
+use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
+use topic_aliases::TopicAliases;
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, Properties, ReasonCode, Refused, Request,
-    Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Refused, Request, Service, Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
-    ledger::{Account, Holding, Kind},
-    limits::{
-        ALIAS_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES, PAUSED_BYTES_MAX, SPARE_ENTRIES_MAX,
-        STATE_BYTES_FLOOR, WORK_PER_TURN_MAX, work,
-    },
+    ledger::Account,
+    limits::{PAUSED_BYTES_MAX, SPARE_ENTRIES_MAX, WORK_PER_TURN_MAX, work},
     nagle::Nagle,
     rate_limit::RateLimit,
     router::SessionKey,
@@ -79,12 +80,7 @@ pub(crate) struct Dispatch {
     bounds: Bounds,
     packets_max: usize,
     topic_levels_max: usize,
-    topic_alias_max: u16,
-    aliases: HashMap<u16, Bytes>,
-    /// The memory of the aliases.
-    alias_bytes: Holding,
-    alias_bytes_max: usize,
-    state_bytes_total_max: usize,
+    aliases: TopicAliases,
     publishes: RateLimit,
     /// Packets that were decoded but not handled.
     packets: VecDeque<(Packet, Claim)>,
@@ -125,11 +121,7 @@ impl Dispatch {
             },
             packets_max: limits.packets_per_turn_max.max(1),
             topic_levels_max: limits.topic_levels_max,
-            topic_alias_max: limits.topic_alias_max,
-            aliases: HashMap::new(),
-            alias_bytes: Holding::new(account, Kind::State),
-            alias_bytes_max: limits.alias_bytes_max,
-            state_bytes_total_max: limits.state_bytes_total_max,
+            aliases: TopicAliases::new(account, limits),
             publishes: RateLimit::default(),
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
@@ -177,9 +169,9 @@ impl Dispatch {
     }
 
     fn count_held_bytes(&self) -> usize {
-        let packets = self.packets.iter().map(|(packet, _)| cost_bytes(packet));
+        let packets = self.packets.iter().map(|(packet, _)| packet_bytes(packet));
         let requests = self.requests.iter();
-        let requests = requests.map(|it| kept_bytes(&it.topic, &it.payload, &it.properties));
+        let requests = requests.map(|it| publish_bytes(&it.topic, &it.payload, &it.properties));
         packets.chain(requests).sum()
     }
 
@@ -241,7 +233,7 @@ impl Dispatch {
         };
         let claim = match &mut packet {
             Packet::Publish(publish) => {
-                self.resolve_alias(publish)?;
+                self.aliases.resolve(publish)?;
                 if self.publishes.allows(now) {
                     self.limit_total_rate(self.claim(&publish.topic), now)
                 } else {
@@ -274,51 +266,6 @@ impl Dispatch {
             Claim::Take | Claim::Route if self.broker.publishes().allows(now) => claim,
             Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
         }
-    }
-
-    /// Topic aliases belong to one connection (section 3.3.2.3.4).
-    fn resolve_alias(&mut self, publish: &mut Publish) -> Result<(), Violation> {
-        let Some(alias) = publish.properties.topic_alias else {
-            return Ok(());
-        };
-        if alias == 0 || alias > self.topic_alias_max {
-            let text = "the topic alias is zero or above the maximum";
-            return Err(Violation {
-                reason: ReasonCode::TOPIC_ALIAS_INVALID,
-                text,
-            });
-        }
-        if publish.topic.is_empty() {
-            let text = "the topic alias has not been set";
-            let name = self.aliases.get(&alias).ok_or(Violation {
-                reason: ReasonCode::PROTOCOL_ERROR,
-                text,
-            })?;
-            publish.topic = name.clone();
-        } else {
-            self.set_alias(alias, &publish.topic)?;
-        }
-        Ok(())
-    }
-
-    fn set_alias(&mut self, alias: u16, topic: &[u8]) -> Result<(), Violation> {
-        let old = self.aliases.get(&alias);
-        if old.is_some_and(|old| **old == *topic) {
-            return Ok(());
-        }
-        let old = old.map_or(0, |old| old.len() + ALIAS_OVERHEAD_BYTES);
-        let bytes = self.alias_bytes.amount() - old + topic.len() + ALIAS_OVERHEAD_BYTES;
-        let more = bytes.saturating_sub(self.alias_bytes.amount());
-        let fits = (self.alias_bytes).fits(more, self.state_bytes_total_max, STATE_BYTES_FLOOR);
-        if bytes > self.alias_bytes_max || more > 0 && !fits {
-            return Err(Violation {
-                reason: ReasonCode::QUOTA_EXCEEDED,
-                text: "topic aliases of this client or of all clients exceed the memory limit",
-            });
-        }
-        self.aliases.insert(alias, Bytes::copy_from_slice(topic));
-        self.alias_bytes.set(bytes);
-        Ok(())
     }
 
     /// How the turn ends; `None` if all packets were handled and `behind` decides.
@@ -368,11 +315,13 @@ impl Dispatch {
                     return self.wait(took, now, core).map(Some);
                 }
             }
-            if !core.replay(key, connection, work_end, now) || core.work() >= work_end {
+            if !core.continue_retained_searches(key, connection, work_end, now)
+                || core.work() >= work_end
+            {
                 return Ok(Some(Turn::Cut));
             }
             let Some((packet, claim)) = self.packets.pop_front() else {
-                return Ok(core.waits_to_replay(key).then_some(Turn::Paused));
+                return Ok(core.has_retained_search(key).then_some(Turn::Paused));
             };
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
@@ -458,7 +407,7 @@ impl Dispatch {
                     }
                     match claim == FORBIDDEN {
                         true => core.count_refused(Refused::Publish, reason),
-                        false => core.refused(key, Refused::Publish, reason, Some(text)),
+                        false => core.report_refusal(key, Refused::Publish, reason, Some(text)),
                     }
                     core.refuse(key, connection, &publish, reason, text)?
                 }
@@ -518,54 +467,11 @@ impl Drop for Dispatch {
             let text = "the connection ended before the service took the request";
             self.broker.batch(|batch| {
                 for token in refused {
-                    batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
+                    batch.acknowledge(token, ReasonCode::QUOTA_EXCEEDED, Some(text));
                 }
             });
         }
     }
-}
-
-/// Whether a packet frees memory, or takes none, and waits for no other packet.
-fn is_immediate(packet: &Packet) -> bool {
-    matches!(
-        packet,
-        Packet::Puback(_)
-            | Packet::Pubrec(_)
-            | Packet::Pubrel(_)
-            | Packet::Pubcomp(_)
-            | Packet::Pingreq
-    )
-}
-
-/// Copies a PUBLISH into memory of its own; other packets do not borrow the read buffer.
-fn detach(packet: &mut Packet) {
-    if let Packet::Publish(it) = packet {
-        copy(&mut it.topic, &mut it.payload, &mut it.properties);
-    }
-}
-
-fn copy(topic: &mut Bytes, payload: &mut Bytes, properties: &mut Properties) {
-    let copy = Message::copied(topic, payload, properties.raw());
-    (*topic, *payload, properties.raw) = (copy.topic, copy.payload, copy.properties);
-}
-
-/// The memory that a waiting packet takes.
-fn cost_bytes(packet: &Packet) -> usize {
-    match packet {
-        Packet::Publish(it) => kept_bytes(&it.topic, &it.payload, &it.properties),
-        Packet::Subscribe(it) => {
-            let filters = it.filters.iter().map(|it| it.filter.len());
-            filters.sum::<usize>() + MESSAGE_OVERHEAD_BYTES
-        }
-        Packet::Unsubscribe(it) => {
-            it.filters.iter().map(Bytes::len).sum::<usize>() + MESSAGE_OVERHEAD_BYTES
-        }
-        _ => MESSAGE_OVERHEAD_BYTES,
-    }
-}
-
-fn kept_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
-    topic.len() + payload.len() + properties.raw().len() + MESSAGE_OVERHEAD_BYTES
 }
 
 fn expires(publish: &Publish, now: Instant) -> Option<Instant> {
@@ -595,21 +501,5 @@ fn message(publish: &Publish, now: Instant) -> Message {
         qos: publish.qos,
         retain: publish.retain,
         expires: expires(publish, now),
-    }
-}
-
-/// Checks a will's topic. A will cannot be a request, since it has no client left to answer.
-pub(crate) fn check_will(
-    service: &dyn Service,
-    topic: &[u8],
-    topic_levels_max: usize,
-) -> Result<(), &'static str> {
-    if topic::level_count(topic) > topic_levels_max {
-        return Err("the topic of the will has too many levels");
-    }
-    match service.claim(topic) {
-        Claim::Route => Ok(()),
-        Claim::Take => Err("a will may not be a request"),
-        Claim::Refuse(_, text) => Err(text),
     }
 }

@@ -5,7 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::{ReasonCode, limits::SPARE_ENTRIES_MAX};
+use crate::{ReasonCode, limits::SPARE_ENTRIES_MAX, link::AckPosition};
 
 /// The unfinished exchanges of a session.
 #[derive(Debug, Default)]
@@ -23,11 +23,10 @@ pub(crate) struct Exchanges {
 /// A message without an answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pending {
-    /// Connection and sequence of the PUBLISH that was handed over.
-    asked: (u64, u64),
-    /// Connection and sequence of the pending PUBREC. A repeated PUBLISH over a later connection
-    /// changes it.
-    pub(crate) owed: (u64, u64),
+    /// Identifies the PUBLISH that was handed over.
+    publish: AckPosition,
+    /// The place of the pending PUBREC. A repeated PUBLISH over a later connection changes it.
+    pub(crate) pubrec: AckPosition,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,9 +92,9 @@ impl Exchanges {
     }
 
     /// Begins an exchange for a PUBLISH with a new packet id.
-    pub(crate) fn begin(&mut self, packet_id: u16, asked: (u64, u64)) {
-        self.pending
-            .insert(packet_id, Pending { asked, owed: asked });
+    pub(crate) fn begin(&mut self, packet_id: u16, publish: AckPosition) {
+        let pubrec = publish;
+        self.pending.insert(packet_id, Pending { publish, pubrec });
     }
 
     /// Sets the answer. Returns the pending PUBREC; none if no such request is pending. A failure
@@ -103,14 +102,14 @@ impl Exchanges {
     pub(crate) fn answer(
         &mut self,
         packet_id: u16,
-        asked: (u64, u64),
+        publish: AckPosition,
         reason: ReasonCode,
-    ) -> Option<(u64, u64)> {
-        let owed = self
+    ) -> Option<AckPosition> {
+        let pubrec = self
             .pending
             .get(&packet_id)
-            .filter(|it| it.asked == asked)?
-            .owed;
+            .filter(|it| it.publish == publish)?
+            .pubrec;
         self.pending.remove(&packet_id);
         trim(&mut self.pending);
         if !reason.is_error() {
@@ -118,12 +117,12 @@ impl Exchanges {
             self.answered
                 .insert(packet_id, Answered { reason, counted });
         }
-        Some(owed)
+        Some(pubrec)
     }
 
     /// Reports that the PUBREC is sent. Returns true if the connection starts to wait
     /// for its PUBREL.
-    pub(crate) fn leaves(&mut self, packet_id: u16) -> bool {
+    pub(crate) fn pubrec_sent(&mut self, packet_id: u16) -> bool {
         let entry = self.answered.get_mut(&packet_id);
         entry.is_some_and(|entry| !std::mem::replace(&mut entry.counted, true))
     }
@@ -171,17 +170,21 @@ fn trim<T>(table: &mut FxHashMap<u16, T>) {
 mod tests {
     use super::*;
 
+    fn position(sequence: u16) -> AckPosition {
+        AckPosition {
+            connection: 1,
+            sequence: sequence.into(),
+        }
+    }
+
     #[test]
     fn answered_exchange_takes_a_few_bytes() {
         let mut exchanges = Exchanges::default();
         exchanges.connect(1024);
         for id in 0..1024 {
-            exchanges.begin(id, (1, id.into()));
-            assert!(
-                exchanges
-                    .answer(id, (1, id.into()), ReasonCode::SUCCESS)
-                    .is_some()
-            );
+            exchanges.begin(id, position(id));
+            let pubrec = exchanges.answer(id, position(id), ReasonCode::SUCCESS);
+            assert!(pubrec.is_some());
         }
         let cost = exchanges.cost_bytes();
         assert!((4 * 1024..16 * 1024).contains(&cost), "{cost}");
@@ -197,9 +200,9 @@ mod tests {
         let mut exchanges = Exchanges::default();
         for id in 0..5000 {
             let predicted = exchanges.cost_bytes() + exchanges.growth_bytes();
-            exchanges.begin(id, (1, 0));
+            exchanges.begin(id, position(0));
             if id % 3 > 0 {
-                exchanges.answer(id, (1, 0), ReasonCode::SUCCESS);
+                exchanges.answer(id, position(0), ReasonCode::SUCCESS);
             }
             let cost = exchanges.cost_bytes();
             assert!(cost <= predicted, "{id}: {cost} of {predicted}");

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 
 use crate::{
-    change::{Change, Content, Encoder, Part, Testament},
+    change::{Change, Content, Encoder, Part, RecordedWill},
     clock::Clock,
     retained::Retained,
     session::Session,
@@ -84,7 +84,8 @@ pub(crate) fn next(
     (!piece.is_empty()).then(|| piece.take())
 }
 
-/// Returns true if the session was written to its end.
+/// Writes a session from its message `next` on, or from its beginning. Returns true if it was
+/// written to its end.
 fn write_session(
     session: &Session,
     clock: &Clock,
@@ -92,71 +93,63 @@ fn write_session(
     piece: &mut Encoder,
     bytes_max: usize,
 ) -> bool {
-    let number = session.number;
-    let put = |piece: &mut Encoder, part| piece.write(&Change::Session(number, part));
-    let from = next.unwrap_or_default();
-    if next.is_none() {
-        put(
-            piece,
-            Part::Begin {
-                client: &session.client,
-                expiry_s: session.expiry_s(),
-                will: session
-                    .recorded_will()
-                    .map(|will| Testament::new(will, clock)),
-            },
-        );
-        if let Some(user) = session.owner() {
-            put(piece, Part::Owner { user });
+    let from = match *next {
+        Some(from) => from,
+        None => {
+            write_beginning(session, clock, piece);
+            *next.insert(0)
         }
-        if let Some(since) = session.detached() {
-            let at_ms = clock.wall_ms(since);
-            put(piece, Part::Detach { at_ms });
-        }
-        for (filter, subscription) in session.subscriptions() {
-            put(
-                piece,
-                Part::Subscribe {
-                    filter,
-                    subscription,
-                },
-            );
-        }
-        for (packet_id, reason) in session.answered() {
-            put(piece, Part::Received { packet_id, reason });
-        }
-        *next = Some(from);
-    }
+    };
     for recorded in session.queue.recorded_from(from) {
         if piece.len() >= bytes_max {
             return false;
         }
-        let Recorded {
-            number: message,
-            packet_id,
-            queued,
-        } = recorded;
-        if let Some(queued) = queued {
-            piece.message(number, message, queued, clock);
-        }
-        match (packet_id, queued) {
-            (Some(packet_id), Some(_)) => put(
-                piece,
-                Part::Sent {
-                    number: message,
-                    packet_id,
-                },
-            ),
-            (Some(packet_id), None) => put(
-                piece,
-                Part::Released {
-                    number: message,
-                    packet_id,
-                },
-            ),
-            (None, _) => {}
-        }
-        *next = Some(message + 1);
+        *next = Some(recorded.number + 1);
+        write_message(session.number, recorded, clock, piece);
     }
     true
+}
+
+/// Writes the part of a session before its messages.
+fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
+    let mut put = |part| piece.write(&Change::Session(session.number, part));
+    let will = session.recorded_will();
+    put(Part::Begin {
+        client: &session.client,
+        expiry_s: session.expiry_s(),
+        will: will.map(|will| RecordedWill::new(will, clock)),
+    });
+    if let Some(user) = session.owner() {
+        put(Part::Owner { user });
+    }
+    if let Some(since) = session.detached() {
+        let at_ms = clock.wall_ms(since);
+        put(Part::Detach { at_ms });
+    }
+    for (filter, subscription) in session.subscriptions().iter() {
+        put(Part::Subscribe {
+            filter,
+            subscription,
+        });
+    }
+    for (packet_id, reason) in session.answered() {
+        put(Part::Received { packet_id, reason });
+    }
+}
+
+fn write_message(session: u64, recorded: Recorded<'_>, clock: &Clock, piece: &mut Encoder) {
+    let Recorded {
+        number,
+        packet_id,
+        queued,
+    } = recorded;
+    if let Some(queued) = queued {
+        piece.message(session, number, queued, clock);
+    }
+    let Some(packet_id) = packet_id else { return };
+    let part = match queued {
+        Some(_) => Part::Sent { number, packet_id },
+        None => Part::Released { number, packet_id },
+    };
+    piece.write(&Change::Session(session, part));
 }

@@ -69,7 +69,7 @@ impl Owner {
 
 /// The most that one owner may hold of a kind. `total` is held by all owners, and `max` is the
 /// limit. Every owner may hold `floor` while there is room at all.
-pub(crate) fn share(total: usize, max: usize, floor: usize) -> usize {
+pub(crate) fn quota(total: usize, max: usize, floor: usize) -> usize {
     let free = max.saturating_sub(total);
     free.saturating_mul(SHARE_OF_FREE).max(floor)
 }
@@ -84,11 +84,11 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Whether this owner may hold `more` of a kind whose total is limited to `max`; see [`share`].
+    /// Whether this owner may hold `more` of a kind whose total is limited to `max`; see [`quota`].
     pub(crate) fn fits(&self, kind: Kind, more: usize, max: usize, floor: usize) -> bool {
         let total = self.total[kind as usize].load(Relaxed).saturating_add(more);
         let own = self.sums[kind as usize].load(Relaxed).saturating_add(more);
-        total <= max && own <= share(total, max, floor)
+        total <= max && own <= quota(total, max, floor)
     }
 
     pub(crate) fn add(&self, kind: Kind, more: usize) {

@@ -20,10 +20,10 @@
 //! * `core`: sessions, router, retained messages, wills, deadlines; no I/O, time is an argument,
 //!   one mutex;
 //! * `ledger`: accounts the memory of clients, by owner and in total;
-//! * `output`: the bytes that wait for one socket; `round`: writes the output of several sockets
-//!   together;
-//! * `persist`, `change`: records of durable changes; `gate`: output that waits for them;
-//!   `recovery`, `image`: state from records.
+//! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several
+//!   sockets together;
+//! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for
+//!   them; `recovery`, `image`: state from records.
 //!
 //! ```
 //! # async fn example() -> std::io::Result<()> {
@@ -52,8 +52,8 @@ mod codec;
 mod connection;
 mod core;
 mod dispatch;
+mod durability_gate;
 mod exchanges;
-mod gate;
 mod group;
 mod image;
 mod incomplete;
@@ -70,18 +70,18 @@ mod reason;
 mod recovery;
 mod refusal;
 mod retained;
-mod round;
 mod router;
 mod service;
 mod session;
 mod session_queue;
+mod shared_writer;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 mod stats;
 #[cfg(test)]
 mod testing;
 mod topic;
-mod writer;
+mod write_batch;
 
 pub use access::{
     Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,
@@ -97,4 +97,4 @@ pub use reason::ReasonCode;
 pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
-pub use stats::{Standing, Stats};
+pub use stats::{ClientStatus, Stats};

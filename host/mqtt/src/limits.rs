@@ -197,7 +197,7 @@ pub(crate) mod work {
     pub(crate) const SUBSCRIPTION: u64 = 20;
 
     /// A retained topic that a search examines.
-    pub(crate) const RETAINED_LOOK: u64 = 4;
+    pub(crate) const RETAINED_EXAMINED: u64 = 4;
 
     /// A message that is added to the output or the queue of a session; long payloads are copied.
     pub(crate) fn delivery(payload_bytes: usize) -> u64 {
@@ -238,7 +238,7 @@ pub(crate) const OWN_TOPICS: &[u8] = b"clients/";
 pub(crate) const OWN_SUBSCRIPTION_BYTES: usize = 4 << 10;
 
 /// Eviction candidates examined to find a session of the same owner: some microseconds.
-pub(crate) const EVICTION_LOOKS: usize = 64;
+pub(crate) const EVICTION_CANDIDATES_MAX: usize = 64;
 
 /// Bytes of wills, QoS 2 packet ids and topic aliases that every owner may hold while there is room
 /// at all: one will of the maximum size of a CONNECT.
@@ -268,14 +268,14 @@ pub(crate) const IDLE_BUFFER_BYTES_MAX: usize = 32 << 10;
 pub(crate) const OUTPUT_BYTES_FREE: usize = 8 << 10;
 
 /// How often a connection checks whether the total has room for a large message again.
-pub(crate) const OUTPUT_TOTAL_LOOK: Duration = Duration::from_millis(50);
+pub(crate) const OUTPUT_TOTAL_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a write may make no progress while the total is used up and this connection holds a
 /// part of it.
 pub(crate) const WRITE_STALL_OVER_TOTAL: Duration = Duration::from_secs(2);
 
 /// How often a write without progress checks whether it has waited too long.
-pub(crate) const WRITE_STALL_LOOK: Duration = Duration::from_millis(500);
+pub(crate) const WRITE_STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A large read buffer is copied into a small one when at most one part in this many is in use. So
 /// copies add at most this fraction of the received bytes.
@@ -296,7 +296,7 @@ pub(crate) const PAUSED_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum wait of a paused connection before it checks whether it can continue: the room that it
 /// waits for may depend on other connections or the service.
-pub(crate) const PAUSE_LOOK: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The pause of a client that waits for a delayed acknowledgement: Linux delays by 40 ms to 200 ms.
 pub(crate) const DELAYED_ACK: Range<Duration> =
@@ -365,9 +365,9 @@ pub(crate) const DIRECT_WRITES_MAX: usize = 64;
 /// How long a connection with answers lets other connections have their turns before all answers
 /// are written. Longer than handling the requests of some ten sockets, and far shorter than a
 /// network round trip.
-pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
+pub(crate) const WRITE_BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 
-/// After this many rounds without another ready connection, only one in this many waits again. A
-/// single client gains nothing from the wait, which costs some microseconds. Small enough that a
-/// rising load is noticed within a millisecond.
-pub(crate) const SINGLE_OUTPUT_ROUNDS: u32 = 16;
+/// After this many write batches without another ready connection, only one in this many waits
+/// again. A single client gains nothing from the wait, which costs some microseconds. Small enough
+/// to detect a rising load within a millisecond.
+pub(crate) const SINGLE_OUTPUT_BATCHES: u32 = 16;

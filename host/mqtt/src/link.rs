@@ -8,8 +8,8 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     Identity, ReasonCode,
     codec::{self, Violation, packet_type as kind},
+    durability_gate::BatchNumber,
     exchanges::Exchanges,
-    gate::BatchNumber,
     limits::SPARE_ENTRIES_MAX,
     output::Output,
     persist::SessionLog,
@@ -35,6 +35,13 @@ pub(crate) struct Link {
     acks: VecDeque<PendingAck>,
     /// The sequence of the first of `acks`.
     acks_from: u64,
+}
+
+/// The place of an acknowledgement among those of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AckPosition {
+    pub(crate) connection: u64,
+    pub(crate) sequence: u64,
 }
 
 #[derive(Debug)]
@@ -180,7 +187,7 @@ impl Link {
                     self.packet_bytes_max,
                 );
             });
-            if ack.exactly_once && received.leaves(packet_id) {
+            if ack.exactly_once && received.pubrec_sent(packet_id) {
                 self.unreleased += 1;
             }
             self.acks.pop_front();

@@ -23,8 +23,8 @@ use bytes::{Buf, BytesMut};
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    gate::BatchNumber,
-    limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_LOOK},
+    durability_gate::BatchNumber,
+    limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_RETRY_INTERVAL},
 };
 
 /// A socket that can be written to without waiting.
@@ -424,7 +424,7 @@ impl Output {
             }
             if !refused_by_total {
                 self.work.notified().await;
-            } else if timeout(OUTPUT_TOTAL_LOOK, self.work.notified())
+            } else if timeout(OUTPUT_TOTAL_RETRY_INTERVAL, self.work.notified())
                 .await
                 .is_err()
             {

@@ -19,7 +19,7 @@ use bytes::BytesMut;
 use crate::{
     change::{Change, Encoder, Part},
     clock::Clock,
-    gate::{BatchNumber, Gate},
+    durability_gate::{BatchNumber, DurabilityGate},
     limits::{BATCH_BYTES, BRAKE_PAUSE_MAX, BRAKE_PAUSE_MIN, BRAKE_TIME_MAX},
     output::{Added, Output},
     session_queue::Queued,
@@ -67,7 +67,7 @@ pub trait Persistence: Send + Sync + 'static {
 /// Collects changes and appends them in batches.
 pub(crate) struct Recorder {
     persistence: Option<Arc<dyn Persistence>>,
-    gate: Arc<Gate>,
+    durability_gate: Arc<DurabilityGate>,
     clock: Clock,
     changes: Encoder,
     /// The number of changes ever recorded.
@@ -77,7 +77,7 @@ pub(crate) struct Recorder {
     /// The last batch that was appended.
     appended: BatchNumber,
     /// Outputs that were marked since the last append.
-    gated: Vec<(Arc<Output>, BatchNumber)>,
+    marked: Vec<(Arc<Output>, BatchNumber)>,
 }
 
 impl fmt::Debug for Recorder {
@@ -91,18 +91,18 @@ impl fmt::Debug for Recorder {
 impl Recorder {
     pub(crate) fn new(
         persistence: Option<Arc<dyn Persistence>>,
-        gate: Arc<Gate>,
+        durability_gate: Arc<DurabilityGate>,
         clock: Clock,
     ) -> Self {
         Self {
             persistence,
-            gate,
+            durability_gate,
             clock,
             changes: Encoder::default(),
             count: 0,
             batch: 1,
             appended: 0,
-            gated: Vec::new(),
+            marked: Vec::new(),
         }
     }
 
@@ -149,7 +149,7 @@ impl Recorder {
         } else {
             self.batch
         };
-        if latest > self.gate.released() {
+        if latest > self.durability_gate.released() {
             latest
         } else {
             0
@@ -182,7 +182,7 @@ impl Recorder {
 
     fn added(&mut self, output: &Arc<Output>, barrier: BatchNumber, added: Added) -> bool {
         if added.marked {
-            self.gated.push((output.clone(), barrier));
+            self.marked.push((output.clone(), barrier));
         }
         added.wake
     }
@@ -208,7 +208,7 @@ impl Recorder {
         let Some(persistence) = &self.persistence else {
             return;
         };
-        if self.changes.is_empty() && self.gated.is_empty() {
+        if self.changes.is_empty() && self.marked.is_empty() {
             return;
         }
         let mut appended = None;
@@ -218,8 +218,8 @@ impl Recorder {
             self.changes.clear();
         }
         self.batch += 1;
-        self.gate
-            .enter(appended, persistence.released(), &mut self.gated);
+        self.durability_gate
+            .register(appended, persistence.released(), &mut self.marked);
     }
 }
 

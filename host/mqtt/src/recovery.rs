@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     Limits, Message, ReasonCode,
-    change::{Change, Content, CorruptChanges, Decoder, Part, Testament},
+    change::{Change, Content, CorruptChanges, Decoder, Part, RecordedWill, Sharing},
     codec::Will,
     router::Subscription,
     session_queue::Shared,
@@ -134,15 +134,13 @@ impl Recovery {
                         will,
                     },
                 ) => {
-                    self.begin(
-                        number,
-                        SavedSession::new(client, expiry_s, saved_will(will)?),
-                    );
+                    let session = SavedSession::new(client, expiry_s, saved_will(will)?);
+                    self.begin(number, session);
                 }
                 Change::Session(
-                    number,
+                    session,
                     Part::Message {
-                        number: message,
+                        number,
                         content,
                         subscription_ids,
                         shared,
@@ -150,32 +148,16 @@ impl Recovery {
                 ) => {
                     // Must be decoded even without a session, since a later message may share its
                     // bytes.
-                    let (content, expires_ms) = saved(&content, &mut last)?;
+                    let (message, expires_ms) = saved(&content, &mut last)?;
                     let content = SavedContent {
-                        message: content,
+                        message,
                         expires_ms,
                         subscription_ids: subscription_ids.into(),
-                        shared: shared.map(|sharing| {
-                            Box::new(Shared {
-                                filter: Bytes::copy_from_slice(sharing.filter),
-                                qos: sharing.qos,
-                                retain: sharing.retain,
-                            })
-                        }),
+                        shared: shared.map(|sharing| Box::new(sharing.into())),
                     };
-                    self.add_message(number, message, content);
+                    self.add_message(session, number, content);
                 }
-                Change::Session(number, part) => {
-                    // If the session is missing, it had ended when the snapshot was taken, and the
-                    // record of its end follows.
-                    if let Some(session) = self.sessions.get_mut(&number) {
-                        let old = session.will_bytes();
-                        let removed = session.apply(part)?;
-                        self.wills.bytes = self.wills.bytes + session.will_bytes() - old;
-                        self.messages.bytes -= removed;
-                        self.drop_wills();
-                    }
-                }
+                Change::Session(number, part) => self.change_session(number, part)?,
                 Change::Retained { message, from } => {
                     let (message, expires_ms) = saved(&message, &mut None)?;
                     let topic = message.topic.clone();
@@ -186,7 +168,7 @@ impl Recovery {
                     };
                     self.retained.insert(topic, retained);
                 }
-                Change::Forgotten { topic } => _ = self.retained.remove(topic),
+                Change::RetainedRemoved { topic } => _ = self.retained.remove(topic),
             }
         }
         Ok(ended)
@@ -198,6 +180,19 @@ impl Recovery {
             self.subtract(&old);
         }
         self.drop_wills();
+    }
+
+    /// Applies a change that affects only the session itself. If the session is missing, it had
+    /// ended when the snapshot was taken, and the record of its end follows.
+    fn change_session(&mut self, number: u64, part: Part<'_>) -> Result<(), CorruptChanges> {
+        if let Some(session) = self.sessions.get_mut(&number) {
+            let old = session.will_bytes();
+            let removed = session.apply(part)?;
+            self.wills.bytes = self.wills.bytes + session.will_bytes() - old;
+            self.messages.bytes -= removed;
+            self.drop_wills();
+        }
+        Ok(())
     }
 
     /// Adds a message to a session, unless the messages of all sessions exceed their limit.
@@ -320,13 +315,23 @@ impl SavedSession {
                 };
                 removed = self.messages.insert(number, saved);
             }
-            Part::Gone { number } => removed = self.messages.remove(&number),
+            Part::Removed { number } => removed = self.messages.remove(&number),
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
             Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
             // [`Recovery::apply`] handles these, since they change the table of sessions.
             Part::Begin { .. } | Part::End | Part::Message { .. } => {}
         }
         Ok(removed.map_or(0, |removed| removed.bytes()))
+    }
+}
+
+impl From<Sharing<'_>> for Shared {
+    fn from(sharing: Sharing<'_>) -> Self {
+        Self {
+            filter: Bytes::copy_from_slice(sharing.filter),
+            qos: sharing.qos,
+            retain: sharing.retain,
+        }
     }
 }
 
@@ -337,7 +342,7 @@ impl SavedMessage {
     }
 }
 
-fn saved_will(will: Option<Testament<'_>>) -> Result<Option<Will>, CorruptChanges> {
+fn saved_will(will: Option<RecordedWill<'_>>) -> Result<Option<Will>, CorruptChanges> {
     let Some(will) = will else { return Ok(None) };
     let (message, _) = saved(&will.content, &mut None)?;
     Ok(Some(Will {

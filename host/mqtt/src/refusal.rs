@@ -90,7 +90,7 @@ impl Refusals {
     }
 
     /// Counts a refusal of the broker and reports it to the access control.
-    pub(crate) fn tell(&self, refusal: &Refusal<'_>) {
+    pub(crate) fn report(&self, refusal: &Refusal<'_>) {
         self.count(refusal.what, refusal.reason);
         self.access.refused(refusal);
     }

@@ -67,7 +67,7 @@ pub(crate) struct SearchStep<'a> {
     /// left.
     pub(crate) at: Option<(&'a Bytes, Option<&'a Entry>)>,
     /// How many topics were examined.
-    pub(crate) looks: usize,
+    pub(crate) examined: usize,
 }
 
 /// Where the next topic that may match a filter is, in byte order.
@@ -95,7 +95,7 @@ impl Retained {
     ) -> bool {
         if message.payload.is_empty() {
             if self.remove(&message.topic) {
-                recorder.write(&Change::Forgotten {
+                recorder.write(&Change::RetainedRemoved {
                     topic: &message.topic,
                 });
             }
@@ -151,12 +151,12 @@ impl Retained {
     }
 
     /// Finds the next entry after a topic that matches a valid filter, including expired ones.
-    /// Examines at most `looks_max` topics and skips ranges in which no topic can match.
+    /// Examines at most `examined_max` topics and skips ranges in which no topic can match.
     pub(crate) fn find(
         &self,
         filter: &[u8],
         after: Option<&[u8]>,
-        looks_max: usize,
+        examined_max: usize,
     ) -> SearchStep<'_> {
         let start = first_match(filter);
         let from = match after {
@@ -164,23 +164,23 @@ impl Retained {
             _ => Bound::Included(start),
         };
         let mut topics = self.messages.range::<[u8], _>((from, Bound::Unbounded));
-        let mut looks = 0;
+        let mut examined = 0;
         while let Some((topic, entry)) = topics.next() {
-            looks += 1;
+            examined += 1;
             let next = next_match(filter, topic);
             if matches!(next, Next::Here) {
                 return SearchStep {
                     at: Some((topic, Some(entry))),
-                    looks,
+                    examined,
                 };
             }
             if matches!(next, Next::Nowhere) {
                 break;
             }
-            if looks >= looks_max {
+            if examined >= examined_max {
                 return SearchStep {
                     at: Some((topic, None)),
-                    looks,
+                    examined,
                 };
             }
             if let Next::From(bound) = next {
@@ -189,7 +189,7 @@ impl Retained {
                     .range::<[u8], _>((Bound::Included(&bound[..]), Bound::Unbounded));
             }
         }
-        SearchStep { at: None, looks }
+        SearchStep { at: None, examined }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -245,7 +245,7 @@ impl Retained {
             if !keep {
                 *bytes -= entry.cost_bytes();
                 entry.uncharge();
-                recorder.write(&Change::Forgotten { topic });
+                recorder.write(&Change::RetainedRemoved { topic });
             }
             keep
         });
@@ -325,15 +325,15 @@ mod tests {
         Message::new(topic, payload, QoS::AtMostOnce)
     }
 
-    /// All topics that match, found with `looks_max` looks in each step, and the total of looks.
-    fn found(retained: &Retained, filter: &str, looks_max: usize) -> (Vec<String>, usize) {
-        let (mut topics, mut looks) = (Vec::new(), 0);
+    /// All topics that match, with `examined_max` per step, and how many topics were examined.
+    fn found(retained: &Retained, filter: &str, examined_max: usize) -> (Vec<String>, usize) {
+        let (mut topics, mut examined) = (Vec::new(), 0);
         let mut after: Option<Bytes> = None;
         loop {
-            let look = retained.find(filter.as_bytes(), after.as_deref(), looks_max);
-            looks += look.looks;
-            let Some((topic, entry)) = look.at else {
-                return (topics, looks);
+            let step = retained.find(filter.as_bytes(), after.as_deref(), examined_max);
+            examined += step.examined;
+            let Some((topic, entry)) = step.at else {
+                return (topics, examined);
             };
             if entry.is_some() {
                 topics.push(String::from_utf8_lossy(topic).into_owned());
@@ -357,7 +357,7 @@ mod tests {
             topics in prop::collection::btree_set("[a!/0-]{1,6}|\\$a(/a)?", 0..30),
             filter in prop::collection::vec("a|a!|-|\\+|\\+|", 1..5),
             hash in any::<bool>(),
-            looks_max in 1..5_usize,
+            examined_max in 1..5_usize,
         ) {
             let mut filter = filter.join("/");
             if hash { filter.push_str(if filter.is_empty() { "#" } else { "/#" }) }
@@ -367,7 +367,7 @@ mod tests {
                 .into_iter()
                 .filter(|topic| topic::matches(filter.as_bytes(), topic.as_bytes()))
                 .collect();
-            prop_assert_eq!(found(&retained, &filter, looks_max).0, expected, "{}", filter);
+            prop_assert_eq!(found(&retained, &filter, examined_max).0, expected, "{}", filter);
         }
     }
 
@@ -381,17 +381,17 @@ mod tests {
             found(&retained, "site/+/state", usize::MAX),
             (vec!["site/07/state".to_owned()], 51)
         );
-        let (topics, looks) = found(&retained, "site/+/sensors/42/#", usize::MAX);
+        let (topics, examined) = found(&retained, "site/+/sensors/42/#", usize::MAX);
         assert_eq!(topics.len(), 50);
-        assert!(looks <= 3 * 50 + 2, "{looks}");
+        assert!(examined <= 3 * 50 + 2, "{examined}");
     }
 
     #[test]
     fn search_examines_at_most_the_allowed_topics() {
         let retained = with_topics((0..1000).map(|number| format!("{number}/b/c")));
-        let look = retained.find(b"+/+/x", None, 10);
-        assert_eq!(look.looks, 10);
-        assert!(look.at.is_some_and(|(_, entry)| entry.is_none()));
+        let step = retained.find(b"+/+/x", None, 10);
+        assert_eq!(step.examined, 10);
+        assert!(step.at.is_some_and(|(_, entry)| entry.is_none()));
     }
 
     #[test]

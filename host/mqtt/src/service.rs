@@ -28,18 +28,18 @@ pub trait Service: Send + Sync + 'static {
     /// Until then it handles no packet behind them, and soon stops reading.
     ///
     /// Every request with a token must be acknowledged exactly once, now or later
-    /// ([`Batch::settle`](crate::Batch::settle)).
+    /// ([`Batch::acknowledge`](crate::Batch::acknowledge)).
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>);
 
     /// A connection has ended. Called after its last request, and before the first request of a
     /// connection that took its session over. Called exactly once for each connection that got a
     /// CONNACK with success.
-    fn gone(&self, broker: &Broker, who: &Origin);
+    fn disconnected(&self, broker: &Broker, origin: &Origin);
 
     /// These sessions have ended: they expired, or their client began a new session. Called once
-    /// for each session, after [`gone`](Self::gone) of its connections. The service can drop its
-    /// state of them.
-    fn ended(&self, broker: &Broker, sessions: &[u64]) {
+    /// for each session, after [`disconnected`](Self::disconnected) of its connections. The service
+    /// can drop its state of them.
+    fn sessions_ended(&self, broker: &Broker, sessions: &[u64]) {
         _ = (broker, sessions);
     }
 }
@@ -104,7 +104,8 @@ pub struct Request {
     pub packet_id: u16,
     /// When its Message Expiry Interval ends.
     pub expires: Option<Instant>,
-    /// Identifies the acknowledgement ([`Batch::settle`](crate::Batch::settle)); none at QoS 0.
+    /// Identifies the acknowledgement ([`Batch::acknowledge`](crate::Batch::acknowledge)); none at
+    /// QoS 0.
     pub token: Option<Token>,
 }
 
@@ -132,5 +133,5 @@ impl Service for NoService {
     fn requests(&self, _: &Broker, _: &Origin, requests: &mut Vec<Request>) {
         requests.clear();
     }
-    fn gone(&self, _: &Broker, _: &Origin) {}
+    fn disconnected(&self, _: &Broker, _: &Origin) {}
 }

@@ -3,27 +3,29 @@
 //! Every change of durable session state must be a method of this file or of `session_queue.rs`
 //! that also records the change, or recovery loses it.
 
+mod subscriptions;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use subscriptions::Subscriptions;
 
 use crate::{
     Limits, Origin, ReasonCode,
-    change::{Part, Testament},
+    change::{Part, RecordedWill},
     codec::{Violation, Will},
+    durability_gate::BatchNumber,
     exchanges::{Exchanges, Known},
-    gate::BatchNumber,
     ledger::{Account, Holding, Kind},
-    limits::{OWN_SUBSCRIPTION_BYTES, STATE_BYTES_FLOOR, SUBSCRIPTION_BYTES_FLOOR},
-    link::Link,
+    limits::STATE_BYTES_FLOOR,
+    link::{AckPosition, Link},
     persist::{Recorder, SessionLog},
-    router::{Subscription, cost_bytes},
+    router::Subscription,
     session_queue::SessionQueue,
-    topic,
 };
 
 #[derive(Debug)]
@@ -39,21 +41,11 @@ pub(crate) struct Session {
     expiry_s: u32,
     /// Whether the log holds this session.
     durable: bool,
-    subscriptions: HashMap<Bytes, Subscription>,
-    /// Memory that the subscriptions take in the router.
-    subscription_bytes: usize,
-    /// The part of `subscription_bytes` for the client's own topics.
-    own_subscription_bytes: usize,
-    /// The part of `subscription_bytes` that is charged to the owner.
-    charged_subscriptions: Holding,
-    /// Number of subscriptions with a wildcard.
-    wildcards: usize,
-    /// Number of shared subscriptions.
-    shared: usize,
+    subscriptions: Subscriptions,
     pub(crate) queue: SessionQueue,
     /// Pending searches for retained messages, in the order of their SUBSCRIBEs. The connection
     /// handles no other packet until they end.
-    pub(crate) replays: VecDeque<Replay>,
+    pub(crate) retained_searches: VecDeque<RetainedSearch>,
     exchanges: Exchanges,
     will: Option<Will>,
     /// Whether the log holds the will. It does not if it had no room when the client connected.
@@ -79,7 +71,7 @@ pub(crate) struct Session {
 
 /// A search for the retained messages of a new subscription.
 #[derive(Debug)]
-pub(crate) struct Replay {
+pub(crate) struct RetainedSearch {
     pub(crate) filter: Bytes,
     pub(crate) subscription: Subscription,
     /// The last topic that the search examined.
@@ -126,14 +118,9 @@ impl Session {
             owner: None,
             expiry_s: 0,
             durable: false,
-            subscriptions: HashMap::new(),
-            subscription_bytes: 0,
-            own_subscription_bytes: 0,
-            charged_subscriptions: Holding::new(account, Kind::Subscriptions),
-            wildcards: 0,
-            shared: 0,
+            subscriptions: Subscriptions::new(account),
             queue: SessionQueue::new(Holding::new(account, Kind::Queues)),
-            replays: VecDeque::new(),
+            retained_searches: VecDeque::new(),
             exchanges: Exchanges::default(),
             will: None,
             will_recorded: false,
@@ -181,7 +168,7 @@ impl Session {
         let clock = *recorder.clock();
         self.will_recorded = self.durable && recorder.has_room();
         let will = self.recorded_will();
-        let will = will.map(|will| Testament::new(will, &clock));
+        let will = will.map(|will| RecordedWill::new(will, &clock));
         self.log(recorder).write(if begins {
             Part::Begin {
                 client: &self.client,
@@ -197,7 +184,7 @@ impl Session {
     pub(crate) fn transfer(&mut self, account: &Arc<Account>) {
         self.place.transfer(account);
         self.state.transfer(account);
-        self.charged_subscriptions.transfer(account);
+        self.subscriptions.transfer(account);
         self.queue.transfer(account);
     }
 
@@ -367,6 +354,10 @@ impl Session {
         self.detached
     }
 
+    pub(crate) fn subscriptions(&self) -> &Subscriptions {
+        &self.subscriptions
+    }
+
     /// Adds or replaces a subscription. Returns true if it is new.
     pub(crate) fn subscribe(
         &mut self,
@@ -374,119 +365,34 @@ impl Session {
         subscription: Subscription,
         recorder: &mut Recorder,
     ) -> bool {
-        let old = self.subscriptions.insert(filter.clone(), subscription);
+        let old = (self.subscriptions).insert(filter, subscription, &self.client);
         if old != Some(subscription) {
             self.log(recorder).write(Part::Subscribe {
                 filter,
                 subscription,
             });
         }
-        let new = old.is_none();
-        if new {
-            self.count_subscription(filter);
-        }
-        new
+        old.is_none()
     }
 
     /// Restores a recovered subscription.
     pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
-        if self
-            .subscriptions
-            .insert(filter.clone(), subscription)
-            .is_none()
-        {
-            self.count_subscription(filter);
-        }
-    }
-
-    fn count_subscription(&mut self, filter: &[u8]) {
-        self.wildcards += usize::from(topic::has_wildcard(filter));
-        self.shared += usize::from(topic::is_shared(filter));
-        self.subscription_bytes += cost_bytes(filter);
-        self.own_subscription_bytes += self.own_bytes(filter);
-        self.charged_subscriptions.set(self.to_charge());
-    }
-
-    /// The cost of a subscription if it is for the client's own topics, otherwise 0.
-    fn own_bytes(&self, filter: &[u8]) -> usize {
-        match topic::is_own(filter, &self.client) {
-            true => cost_bytes(filter),
-            false => 0,
-        }
-    }
-
-    fn to_charge(&self) -> usize {
-        self.subscription_bytes - self.own_subscription_bytes.min(OWN_SUBSCRIPTION_BYTES)
+        (self.subscriptions).insert(filter, subscription, &self.client);
     }
 
     /// Whether there is room for one more subscription in the owner's share or, if not `shares`
     /// (during recovery), in the total.
     pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
-        let own = self.own_subscription_bytes + self.own_bytes(filter);
-        let bytes = self.subscription_bytes + cost_bytes(filter);
-        let charge = bytes - own.min(OWN_SUBSCRIPTION_BYTES);
-        let more = charge.saturating_sub(self.charged_subscriptions.amount());
-        let floor = if shares {
-            SUBSCRIPTION_BYTES_FLOOR
-        } else {
-            usize::MAX
-        };
-        more == 0 || self.charged_subscriptions.fits(more, max, floor)
+        (self.subscriptions).has_room(filter, &self.client, max, shares)
     }
 
     /// Removes a subscription. Returns false if there was none.
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes, recorder: &mut Recorder) -> bool {
-        let existed = self.subscriptions.remove(filter).is_some();
+        let existed = self.subscriptions.remove(filter, &self.client);
         if existed {
             self.log(recorder).write(Part::Unsubscribe { filter });
         }
-        self.wildcards -= usize::from(existed && topic::has_wildcard(filter));
-        self.shared -= usize::from(existed && topic::is_shared(filter));
-        if existed {
-            self.subscription_bytes -= cost_bytes(filter);
-            self.own_subscription_bytes -= self.own_bytes(filter);
-            self.charged_subscriptions.set(self.to_charge());
-        }
         existed
-    }
-
-    pub(crate) fn subscription(&self, filter: &[u8]) -> Option<Subscription> {
-        self.subscriptions.get(filter).copied()
-    }
-
-    pub(crate) fn filters(&self) -> impl Iterator<Item = &Bytes> {
-        self.subscriptions.keys()
-    }
-
-    pub(crate) fn shared_filters(&self) -> impl Iterator<Item = &Bytes> {
-        let shared = (self.shared > 0).then(|| self.filters());
-        shared
-            .into_iter()
-            .flatten()
-            .filter(|filter| topic::is_shared(filter))
-    }
-
-    /// Memory that all subscriptions take.
-    pub(crate) fn subscription_bytes(&self) -> usize {
-        self.subscription_bytes
-    }
-
-    pub(crate) fn subscription_count(&self) -> usize {
-        self.subscriptions.len()
-    }
-
-    pub(crate) fn shared_count(&self) -> usize {
-        self.shared
-    }
-
-    pub(crate) fn has_wildcards(&self) -> bool {
-        self.wildcards > 0
-    }
-
-    pub(crate) fn subscriptions(&self) -> impl Iterator<Item = (&Bytes, Subscription)> {
-        self.subscriptions
-            .iter()
-            .map(|(filter, own)| (filter, *own))
     }
 
     pub(crate) fn connect(&mut self, link: Link) {
@@ -545,7 +451,12 @@ impl Session {
                 if more > 0 && !self.state.fits(more, max, STATE_BYTES_FLOOR) {
                     return Ok(Arrival::Refused(sequence));
                 }
-                self.exchanges.begin(packet_id, (link.connection, sequence));
+                let connection = link.connection;
+                let position = AckPosition {
+                    connection,
+                    sequence,
+                };
+                self.exchanges.begin(packet_id, position);
                 self.count_state();
                 Ok(Arrival::New(sequence))
             }
@@ -556,8 +467,11 @@ impl Session {
             }
             Known::Pending(entry) => {
                 // One pending PUBREC answers both messages of this connection.
-                if entry.owed.0 != link.connection {
-                    entry.owed = (link.connection, link.expect_ack(packet_id, true)?);
+                if entry.pubrec.connection != link.connection {
+                    entry.pubrec = AckPosition {
+                        connection: link.connection,
+                        sequence: link.expect_ack(packet_id, true)?,
+                    };
                 }
                 Ok(Arrival::Repeated)
             }
@@ -569,14 +483,14 @@ impl Session {
     pub(crate) fn acknowledge_received(
         &mut self,
         packet_id: u16,
-        asked: (u64, u64),
+        publish: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
         barrier: BatchNumber,
         recorder: &mut Recorder,
     ) {
         let mut log = self.log(recorder);
-        let Some(owed) = self.exchanges.answer(packet_id, asked, reason) else {
+        let Some(pubrec) = self.exchanges.answer(packet_id, publish, reason) else {
             return;
         };
         let mut barrier = barrier;
@@ -585,21 +499,22 @@ impl Session {
             barrier = barrier.max(log.current());
         }
         self.count_state();
-        self.answer(owed, reason, text, barrier);
+        self.answer(pubrec, reason, text, barrier);
     }
 
-    /// Answers a pending acknowledgement of the current connection. Does nothing if `owed` is of an
-    /// earlier connection.
+    /// Answers a pending acknowledgement of the current connection. Does nothing if `position` is
+    /// of an earlier connection.
     pub(crate) fn answer(
         &mut self,
-        owed: (u64, u64),
+        position: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
         barrier: BatchNumber,
     ) {
         let queued_before = self.queue.progress().0;
-        if let Some(link) = self.link.as_mut().filter(|link| link.connection == owed.0) {
-            link.answer(owed.1, reason, text, queued_before, barrier);
+        let link = self.link.as_mut();
+        if let Some(link) = link.filter(|link| link.connection == position.connection) {
+            link.answer(position.sequence, reason, text, queued_before, barrier);
         }
     }
 

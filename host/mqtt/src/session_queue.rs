@@ -504,6 +504,6 @@ impl SessionQueue {
 
 fn record_removal(number: u64, recorded: bool, log: &mut SessionLog<'_>) {
     if recorded {
-        log.write(Part::Gone { number });
+        log.write(Part::Removed { number });
     }
 }

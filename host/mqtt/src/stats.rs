@@ -41,7 +41,7 @@ pub struct Stats {
 
 /// The current state of a client that has a session.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct ClientStatus {
     /// Its connection; none while it is disconnected.
     pub origin: Option<Origin>,
     /// The filters of its subscriptions, including the names of shared ones (section 4.8.2).

@@ -175,9 +175,9 @@ impl Service for Recorder {
         kept.extend(requests.drain(..).map(|request| (from.clone(), request)));
     }
 
-    fn gone(&self, _: &Broker, _: &Origin) {}
+    fn disconnected(&self, _: &Broker, _: &Origin) {}
 
-    fn ended(&self, _: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _: &Broker, sessions: &[u64]) {
         self.ended.lock().unwrap().extend(sessions);
     }
 }

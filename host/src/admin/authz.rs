@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use statehouse_mqtt::{Broker, Standing};
+use statehouse_mqtt::{Broker, ClientStatus};
 
 use super::Sources;
 use statehouse_access::explain::{Explanation, Question, Wanted};
@@ -68,7 +68,7 @@ impl Decision {
 
 /// Evaluates the question. `on` is the decoded key, topic or filter.
 pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
-    let standing = (sources.broker.as_ref()).and_then(|broker| broker.standing(&ask.client));
+    let standing = (sources.broker.as_ref()).and_then(|broker| broker.client_status(&ask.client));
     let origin = standing.as_ref().and_then(|it| it.origin.as_ref());
     let who = ask.who.unwrap_or_else(|| {
         origin.map_or_else(Who::default, |origin| Who {
@@ -117,7 +117,7 @@ const OWNER: &str = "its owner (its user, or the address of anonymous clients)";
 
 /// The sessions of one owner, if an owner can have used them up.
 fn share(broker: &Broker) -> Option<String> {
-    let (share, sessions) = (broker.session_share(), broker.stats().sessions);
+    let (share, sessions) = (broker.session_quota(), broker.stats().sessions);
     let max = broker.limits().sessions_max;
     (share <= sessions).then(|| {
         format!("{OWNER} may have {share} of max_sessions, which is {max}, at present: further ones are refused")
@@ -127,7 +127,7 @@ fn share(broker: &Broker) -> Option<String> {
 /// The limit of the broker that would refuse the action.
 fn at_the_broker(
     broker: &Broker,
-    standing: Option<&Standing>,
+    standing: Option<&ClientStatus>,
     command: Wanted,
     on: &[u8],
 ) -> Option<String> {
@@ -139,7 +139,7 @@ fn at_the_broker(
                 return Some(format!(
                     "there are max_sessions, which is {}: a new one must replace an empty session without a connection, and it is refused unless {OWNER} has no more than {} with it",
                     limits.sessions_max,
-                    broker.session_share()
+                    broker.session_quota()
                 ));
             }
             (stats.connections >= limits.connections_max).then(|| {

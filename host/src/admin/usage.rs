@@ -50,7 +50,8 @@ pub(super) fn usage(sources: &Sources, clients: usize) -> Usage {
     let quota = sources.server.quota();
     let taken = sources.server.usage(clients);
     let clients = taken.heaviest.into_iter().map(|it| {
-        let standing = (sources.broker.as_ref()).and_then(|broker| broker.standing(&it.client));
+        let standing =
+            (sources.broker.as_ref()).and_then(|broker| broker.client_status(&it.client));
         let origin = standing.and_then(|standing| standing.origin);
         Owner {
             client: it.client,

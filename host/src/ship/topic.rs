@@ -416,7 +416,7 @@ impl Orders for Arc<PolicyOrders> {
             Ok(()) => (ReasonCode::SUCCESS, None),
             Err((reason, error)) => (reason, Some(error)),
         };
-        broker.batch(|batch| batch.settle(token, reason, text.as_deref()));
+        broker.batch(|batch| batch.acknowledge(token, reason, text.as_deref()));
     }
 }
 

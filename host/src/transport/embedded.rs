@@ -115,7 +115,7 @@ impl Service for StoreService {
         requests.drain(..taken);
     }
 
-    fn gone(&self, _broker: &Broker, who: &Origin) {
+    fn disconnected(&self, _broker: &Broker, who: &Origin) {
         self.intake
             .take(&mut std::iter::once(Inbound::Disconnected(&peer(who))));
         if let Some(rules) = &self.rules {
@@ -123,7 +123,7 @@ impl Service for StoreService {
         }
     }
 
-    fn ended(&self, _broker: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _broker: &Broker, sessions: &[u64]) {
         self.intake
             .take(&mut std::iter::once(Inbound::SessionsEnded(sessions)));
     }
@@ -181,7 +181,7 @@ impl Transport for Embedded {
                             let token = token(ticket);
                             let _ = batch.answer(token.as_ref(), message);
                             if let Some(token) = token {
-                                batch.settle(token, ReasonCode::SUCCESS, None);
+                                batch.acknowledge(token, ReasonCode::SUCCESS, None);
                             }
                         }
                         Outbound::Notification(to, message, _) => {
@@ -189,7 +189,7 @@ impl Transport for Embedded {
                         }
                         Outbound::Acknowledge(ticket, reason, text) => {
                             if let Some(token) = token(ticket) {
-                                batch.settle(token, reason, text);
+                                batch.acknowledge(token, reason, text);
                             }
                         }
                         Outbound::Disconnect(peer, reason, text) => {

@@ -2,7 +2,7 @@
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
-    Part, RETAIN, SAME_BYTES, Sharing, Testament, tag,
+    Part, RETAIN, RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 
@@ -60,7 +60,7 @@ fn read_change<'a>(rest: &mut &'a [u8]) -> Read<Change<'a>> {
             let from = (!from.is_empty()).then_some(from);
             Ok(Change::Retained { message, from })
         }
-        tag::FORGOTTEN => Ok(Change::Forgotten {
+        tag::RETAINED_REMOVED => Ok(Change::RetainedRemoved {
             topic: read_topic(rest)?,
         }),
         tag => {
@@ -91,50 +91,12 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             at_ms: read_number(rest)?,
         },
         tag::END => Part::End,
-        tag::SUBSCRIBE => {
-            let flags = read_byte(rest)?;
-            if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID) != 0 {
-                return Err("a subscription has unknown options");
-            }
-            let filter = read_topic(rest)?;
-            let id = if flags & HAS_ID != 0 {
-                Some(read_subscription_id(rest)?)
-            } else {
-                None
-            };
-            Part::Subscribe {
-                filter,
-                subscription: Subscription {
-                    qos: read_qos(flags)?,
-                    no_local: flags & NO_LOCAL != 0,
-                    retain_as_published: flags & AS_PUBLISHED != 0,
-                    id,
-                },
-            }
-        }
+        tag::SUBSCRIBE => read_subscribe(rest)?,
         tag::UNSUBSCRIBE => Part::Unsubscribe {
             filter: read_topic(rest)?,
         },
-        tag::MESSAGE | tag::SHARED_MESSAGE => {
-            let number = read_number(rest)?;
-            let content = read_content(rest)?;
-            let count = read_number(rest)?;
-            let mut subscription_ids = Vec::new();
-            // Each identifier takes at least one byte, so the loop ends at the end of the bytes.
-            for _ in 0..count {
-                subscription_ids.push(read_subscription_id(rest)?);
-            }
-            Part::Message {
-                number,
-                content,
-                subscription_ids: subscription_ids.into(),
-                shared: if tag == tag::SHARED_MESSAGE {
-                    Some(read_sharing(rest)?)
-                } else {
-                    None
-                },
-            }
-        }
+        tag::MESSAGE => read_message(rest, false)?,
+        tag::SHARED_MESSAGE => read_message(rest, true)?,
         tag::SENT => Part::Sent {
             number: read_number(rest)?,
             packet_id: read_packet_id(rest)?,
@@ -143,7 +105,7 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             number: read_number(rest)?,
             packet_id: read_packet_id(rest)?,
         },
-        tag::GONE => Part::Gone {
+        tag::REMOVED => Part::Removed {
             number: read_number(rest)?,
         },
         tag::RECEIVED => Part::Received {
@@ -157,7 +119,50 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
     })
 }
 
-fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<Testament<'a>>> {
+fn read_subscribe<'a>(rest: &mut &'a [u8]) -> Read<Part<'a>> {
+    let flags = read_byte(rest)?;
+    if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID) != 0 {
+        return Err("a subscription has unknown options");
+    }
+    let filter = read_topic(rest)?;
+    let id = if flags & HAS_ID != 0 {
+        Some(read_subscription_id(rest)?)
+    } else {
+        None
+    };
+    Ok(Part::Subscribe {
+        filter,
+        subscription: Subscription {
+            qos: read_qos(flags)?,
+            no_local: flags & NO_LOCAL != 0,
+            retain_as_published: flags & AS_PUBLISHED != 0,
+            id,
+        },
+    })
+}
+
+fn read_message<'a>(rest: &mut &'a [u8], is_shared: bool) -> Read<Part<'a>> {
+    let number = read_number(rest)?;
+    let content = read_content(rest)?;
+    let count = read_number(rest)?;
+    let mut subscription_ids = Vec::new();
+    // Each identifier takes at least one byte, so the loop ends at the end of the bytes.
+    for _ in 0..count {
+        subscription_ids.push(read_subscription_id(rest)?);
+    }
+    Ok(Part::Message {
+        number,
+        content,
+        subscription_ids: subscription_ids.into(),
+        shared: if is_shared {
+            Some(read_sharing(rest)?)
+        } else {
+            None
+        },
+    })
+}
+
+fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<RecordedWill<'a>>> {
     let presence = read_byte(rest)?;
     if presence > 2 {
         return Err("a will of an unknown form");
@@ -175,7 +180,7 @@ fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<Testament<'a>>> {
     } else {
         None
     };
-    Ok(Some(Testament {
+    Ok(Some(RecordedWill {
         content,
         delay_s,
         expiry_s,

@@ -3,10 +3,12 @@
 use bytes::Bytes;
 
 use super::{
-    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, SAME_BYTES,
-    Sharing, Testament, tag,
+    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, RecordedWill,
+    SAME_BYTES, Sharing, tag,
 };
-use crate::{Message, clock::Clock, limits::BATCH_BYTES, session_queue::Queued};
+use crate::{
+    Message, clock::Clock, limits::BATCH_BYTES, router::Subscription, session_queue::Queued,
+};
 
 /// Collects the changes of one batch.
 #[derive(Debug, Default)]
@@ -81,8 +83,8 @@ impl Encoder {
                 // Empty if there is none, since no client identifier is empty.
                 write_bytes(out, from.unwrap_or_default().as_bytes());
             }
-            Change::Forgotten { topic } => {
-                out.push(tag::FORGOTTEN);
+            Change::RetainedRemoved { topic } => {
+                out.push(tag::RETAINED_REMOVED);
                 write_bytes(out, topic);
             }
         }
@@ -96,73 +98,39 @@ fn shares(a: &Message, b: &Message) -> bool {
 }
 
 fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
-    let mut head = |tag: u8| {
-        out.push(tag);
-        // Run and number within it separately, since both are small.
-        write_number(out, session >> 32);
-        write_number(out, session & u64::from(u32::MAX));
-    };
+    out.push(part.tag());
+    // Run and number within it separately, since both are small.
+    write_number(out, session >> 32);
+    write_number(out, session & u64::from(u32::MAX));
     match part {
         Part::Begin {
             client,
             expiry_s,
             will,
         } => {
-            head(tag::BEGIN);
             write_bytes(out, client.as_bytes());
             write_number(out, (*expiry_s).into());
             write_will(out, will.as_ref());
         }
         Part::Attach { expiry_s, will } => {
-            head(tag::ATTACH);
             write_number(out, (*expiry_s).into());
             write_will(out, will.as_ref());
         }
-        Part::Owner { user } => {
-            head(tag::OWNER);
-            write_bytes(out, user.as_bytes());
-        }
-        Part::Expiry(expiry_s) => {
-            head(tag::EXPIRY);
-            write_number(out, (*expiry_s).into());
-        }
-        Part::NoWill => head(tag::NO_WILL),
-        Part::Detach { at_ms } => {
-            head(tag::DETACH);
-            write_number(out, *at_ms);
-        }
-        Part::End => head(tag::END),
+        Part::Owner { user } => write_bytes(out, user.as_bytes()),
+        Part::Expiry(expiry_s) => write_number(out, (*expiry_s).into()),
+        Part::NoWill | Part::End => {}
+        Part::Detach { at_ms } => write_number(out, *at_ms),
         Part::Subscribe {
             filter,
             subscription,
-        } => {
-            head(tag::SUBSCRIBE);
-            let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-            out.push(
-                subscription.qos as u8
-                    | flag(subscription.no_local, NO_LOCAL)
-                    | flag(subscription.retain_as_published, AS_PUBLISHED)
-                    | flag(subscription.id.is_some(), HAS_ID),
-            );
-            write_bytes(out, filter);
-            if let Some(id) = subscription.id {
-                write_number(out, id.into());
-            }
-        }
-        Part::Unsubscribe { filter } => {
-            head(tag::UNSUBSCRIBE);
-            write_bytes(out, filter);
-        }
+        } => write_subscription(out, filter, subscription),
+        Part::Unsubscribe { filter } => write_bytes(out, filter),
         Part::Message {
             number,
             content,
             subscription_ids,
             shared,
         } => {
-            head(match shared {
-                None => tag::MESSAGE,
-                Some(_) => tag::SHARED_MESSAGE,
-            });
             write_number(out, *number);
             write_content(out, content);
             write_number(out, subscription_ids.len() as u64);
@@ -174,33 +142,34 @@ fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
                 write_bytes(out, shared.filter);
             }
         }
-        Part::Sent { number, packet_id } => {
-            head(tag::SENT);
+        Part::Sent { number, packet_id } | Part::Released { number, packet_id } => {
             write_number(out, *number);
             write_number(out, (*packet_id).into());
         }
-        Part::Released { number, packet_id } => {
-            head(tag::RELEASED);
-            write_number(out, *number);
-            write_number(out, (*packet_id).into());
-        }
-        Part::Gone { number } => {
-            head(tag::GONE);
-            write_number(out, *number);
-        }
+        Part::Removed { number } => write_number(out, *number),
         Part::Received { packet_id, reason } => {
-            head(tag::RECEIVED);
             write_number(out, (*packet_id).into());
             out.push(reason.0);
         }
-        Part::Completed { packet_id } => {
-            head(tag::COMPLETED);
-            write_number(out, (*packet_id).into());
-        }
+        Part::Completed { packet_id } => write_number(out, (*packet_id).into()),
     }
 }
 
-fn write_will(out: &mut Vec<u8>, will: Option<&Testament<'_>>) {
+fn write_subscription(out: &mut Vec<u8>, filter: &[u8], subscription: &Subscription) {
+    let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+    out.push(
+        subscription.qos as u8
+            | flag(subscription.no_local, NO_LOCAL)
+            | flag(subscription.retain_as_published, AS_PUBLISHED)
+            | flag(subscription.id.is_some(), HAS_ID),
+    );
+    write_bytes(out, filter);
+    if let Some(id) = subscription.id {
+        write_number(out, id.into());
+    }
+}
+
+fn write_will(out: &mut Vec<u8>, will: Option<&RecordedWill<'_>>) {
     // The first byte says whether there is a will and whether it expires.
     out.push(will.map_or(0, |will| 1 + u8::from(will.expiry_s.is_some())));
     if let Some(will) = will {

@@ -43,7 +43,7 @@ pub(crate) enum Change<'a> {
         from: Option<&'a str>,
     },
     /// The topic has no retained message.
-    Forgotten {
+    RetainedRemoved {
         topic: &'a [u8],
     },
 }
@@ -56,12 +56,12 @@ pub(crate) enum Part<'a> {
     Begin {
         client: &'a str,
         expiry_s: u32,
-        will: Option<Testament<'a>>,
+        will: Option<RecordedWill<'a>>,
     },
     /// The session is resumed by a connection.
     Attach {
         expiry_s: u32,
-        will: Option<Testament<'a>>,
+        will: Option<RecordedWill<'a>>,
     },
     /// The session belongs to this user.
     Owner {
@@ -100,7 +100,7 @@ pub(crate) enum Part<'a> {
         packet_id: u16,
     },
     /// The message was acknowledged, or will never be sent.
-    Gone {
+    Removed {
         number: u64,
     },
     /// The answer to a QoS 2 PUBLISH of the client.
@@ -112,6 +112,31 @@ pub(crate) enum Part<'a> {
     Completed {
         packet_id: u16,
     },
+}
+
+impl Part<'_> {
+    /// The first byte of its encoding.
+    #[inline]
+    fn tag(&self) -> u8 {
+        match self {
+            Self::Begin { .. } => tag::BEGIN,
+            Self::Attach { .. } => tag::ATTACH,
+            Self::Owner { .. } => tag::OWNER,
+            Self::Expiry(_) => tag::EXPIRY,
+            Self::NoWill => tag::NO_WILL,
+            Self::Detach { .. } => tag::DETACH,
+            Self::End => tag::END,
+            Self::Subscribe { .. } => tag::SUBSCRIBE,
+            Self::Unsubscribe { .. } => tag::UNSUBSCRIBE,
+            Self::Message { shared: None, .. } => tag::MESSAGE,
+            Self::Message { .. } => tag::SHARED_MESSAGE,
+            Self::Sent { .. } => tag::SENT,
+            Self::Released { .. } => tag::RELEASED,
+            Self::Removed { .. } => tag::REMOVED,
+            Self::Received { .. } => tag::RECEIVED,
+            Self::Completed { .. } => tag::COMPLETED,
+        }
+    }
 }
 
 /// A message.
@@ -144,7 +169,7 @@ pub(crate) struct Sharing<'a> {
 
 /// A will.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Testament<'a> {
+pub(crate) struct RecordedWill<'a> {
     pub(crate) content: Content<'a>,
     pub(crate) delay_s: u32,
     pub(crate) expiry_s: Option<u32>,
@@ -165,7 +190,7 @@ impl<'a> Content<'a> {
     }
 }
 
-impl<'a> Testament<'a> {
+impl<'a> RecordedWill<'a> {
     pub(crate) fn new(will: &'a Will, clock: &Clock) -> Self {
         Self {
             content: Content::new(&will.message, clock),
@@ -187,14 +212,14 @@ mod tag {
     pub(super) const MESSAGE: u8 = 9;
     pub(super) const SENT: u8 = 10;
     pub(super) const RELEASED: u8 = 11;
-    pub(super) const GONE: u8 = 12;
+    pub(super) const REMOVED: u8 = 12;
     pub(super) const RECEIVED: u8 = 13;
     pub(super) const COMPLETED: u8 = 14;
     /// A message followed by its `Sharing`.
     pub(super) const SHARED_MESSAGE: u8 = 15;
     pub(super) const OWNER: u8 = 16;
     pub(super) const RETAINED: u8 = 32;
-    pub(super) const FORGOTTEN: u8 = 33;
+    pub(super) const RETAINED_REMOVED: u8 = 33;
 }
 
 // Bits of the byte before a message; the two lowest are its QoS.

@@ -51,7 +51,7 @@ proptest! {
     ) {
         let bytes = ContentBytes { topic: &topic, payload: &payload, properties: b"" };
         let content = Content { qos, retain, expires_ms, bytes: Some(bytes) };
-        let will = Testament { content: content.clone(), delay_s: seconds, expiry_s };
+        let will = RecordedWill { content: content.clone(), delay_s: seconds, expiry_s };
         let subscription =
             Subscription { qos, no_local: flags.0, retain_as_published: flags.1, id: ids.first().copied() };
         let sharing = Sharing { filter: &payload, qos, retain: flags.0 };
@@ -75,14 +75,14 @@ proptest! {
             },
             Part::Sent { number, packet_id },
             Part::Released { number, packet_id },
-            Part::Gone { number },
+            Part::Removed { number },
             Part::Received { packet_id, reason: ReasonCode(reason) },
             Part::Completed { packet_id },
         ];
         let mut changes: Vec<_> = parts.into_iter().map(|part| Change::Session(session, part)).collect();
         changes.push(Change::Retained { message: content.clone(), from: Some(&client) });
         changes.push(Change::Retained { message: content, from: None });
-        changes.push(Change::Forgotten { topic: &topic });
+        changes.push(Change::RetainedRemoved { topic: &topic });
         check_round_trip(&changes);
     }
 
@@ -111,7 +111,7 @@ fn wrong_lengths_and_counts_are_errors() {
     assert_eq!(fault(&[]), "no changes");
     assert_eq!(fault(&[FORMAT + 1]), "changes of an unknown format");
     assert_eq!(fault(&[FORMAT, 99, 0, 1]), "a change of an unknown kind");
-    let mut topic = vec![FORMAT, tag::FORGOTTEN];
+    let mut topic = vec![FORMAT, tag::RETAINED_REMOVED];
     topic.extend(huge);
     assert_eq!(fault(&topic), "the changes end within a change");
     let mut ids = vec![FORMAT, tag::MESSAGE, 0, 1, 1, 1, 1, b't', 0, 0];
@@ -123,7 +123,7 @@ fn wrong_lengths_and_counts_are_errors() {
     number.push(2);
     assert_eq!(fault(&number), "a number is out of range");
     let long = [0x80, 0x80, 0x04];
-    let mut topic = vec![FORMAT, tag::FORGOTTEN];
+    let mut topic = vec![FORMAT, tag::RETAINED_REMOVED];
     topic.extend(long);
     topic.resize(topic.len() + 0x1_0000, b'a');
     assert_eq!(fault(&topic), "a topic is too long");
@@ -148,7 +148,7 @@ fn records_are_small() {
         encoder.len()
     };
     let number = 5000;
-    assert!(written(Part::Gone { number }) <= 7);
+    assert!(written(Part::Removed { number }) <= 7);
     assert!(
         written(Part::Sent {
             number,

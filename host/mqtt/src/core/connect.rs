@@ -89,44 +89,9 @@ impl Core {
             self.replace_connection(key, connect.clean_start, user, now)
         });
         // The existing session may have ended with its connection.
-        let existing = self.by_client.get(&client).copied();
-        let present = existing.is_some();
-        let key = match existing {
-            Some(key) => key,
-            None => {
-                self.last_session += 1;
-                let number = self.last_session;
-                self.insert(Session::new(client.clone(), number, &account))
-            }
-        };
-
-        let will_delay_max_s = self.limits.will_delay_max_s;
-        let window = connect.receive_max.min(self.limits.in_flight_max).max(1);
-        let Some(session) = session_at(&mut self.sessions, key) else {
-            return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
-        };
-        let will = will.map(|mut will| {
-            will.delay_s = will.delay_s.min(will_delay_max_s);
-            will
-        });
-        session.transfer(&account);
-        session.attach(!present, session_expiry_s, will, &mut self.recorder);
-        session.claim(origin.identity.user.as_deref(), &mut self.recorder);
-        let options = LinkOptions {
-            window,
-            packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
-            problem_info: connect.problem_info,
-            receive_max: self.limits.receive_max.max(1),
-            resend: session.queue.in_order(),
-        };
-        origin.session = session.number;
-        let link = Link::new(
-            origin.connection,
-            origin.identity.clone(),
-            output.clone(),
-            options,
-        );
-        session.connect(link);
+        let (key, present) = self.resumed_or_new_session(&client, &account);
+        self.attach(key, &origin, &account, !present, session_expiry_s, will);
+        origin.session = self.link(key, &connect, &origin, output)?;
         self.register_connection(key, &origin, now);
 
         connack.session_present = present;
@@ -259,10 +224,75 @@ impl Core {
         previous
     }
 
+    /// Finds the client's session or creates one. Returns true if it found one.
+    fn resumed_or_new_session(
+        &mut self,
+        client: &Arc<str>,
+        account: &Arc<Account>,
+    ) -> (SessionKey, bool) {
+        if let Some(key) = self.by_client.get(client) {
+            return (*key, true);
+        }
+        self.last_session += 1;
+        let session = Session::new(client.clone(), self.last_session, account);
+        (self.insert(session), false)
+    }
+
+    /// Makes this connection's user and account those of the session, and records that the session
+    /// begins or is resumed.
+    fn attach(
+        &mut self,
+        key: SessionKey,
+        origin: &Origin,
+        account: &Arc<Account>,
+        begins: bool,
+        session_expiry_s: u32,
+        will: Option<Will>,
+    ) {
+        let will = will.map(|will| Will {
+            delay_s: will.delay_s.min(self.limits.will_delay_max_s),
+            ..will
+        });
+        if let Some(session) = session_at(&mut self.sessions, key) {
+            session.transfer(account);
+            session.attach(begins, session_expiry_s, will, &mut self.recorder);
+            session.claim(origin.identity.user.as_deref(), &mut self.recorder);
+        }
+    }
+
+    /// Links the session to its connection. Returns the number of the session.
+    fn link(
+        &mut self,
+        key: SessionKey,
+        connect: &Connect,
+        origin: &Origin,
+        output: &Arc<Output>,
+    ) -> Result<u64, ConnectRefusal> {
+        let window = connect.receive_max.min(self.limits.in_flight_max).max(1);
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
+        };
+        let options = LinkOptions {
+            window,
+            packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
+            problem_info: connect.problem_info,
+            receive_max: self.limits.receive_max.max(1),
+            resend: session.queue.in_order(),
+        };
+        let link = Link::new(
+            origin.connection,
+            origin.identity.clone(),
+            output.clone(),
+            options,
+        );
+        session.connect(link);
+        Ok(session.number)
+    }
+
     /// Accounts for a connection that was linked to its session.
     fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
         if let Some(session) = session_at(&mut self.sessions, key) {
-            for group in session.shared_filters() {
+            for group in session.subscriptions().shared_filters() {
                 self.router.set_connected(group, key, true);
             }
         }
@@ -280,7 +310,7 @@ impl Core {
         reason: ReasonCode,
         text: &'static str,
     ) -> ConnectRefusal {
-        self.refusals.tell(&Refusal {
+        self.refusals.report(&Refusal {
             what: Refused::Connect,
             reason,
             text: Some(text),
@@ -403,7 +433,7 @@ impl Core {
             return;
         };
         let dropped = session.detach(now, shutting_down, &mut self.recorder);
-        for group in session.shared_filters() {
+        for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);
         }
         let (ended, will) = (session.expiry_s() == 0, session.is_will_due(now));
@@ -460,8 +490,8 @@ impl Core {
             return;
         };
         let Some(session) = slot else { return };
-        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
-        for filter in session.filters() {
+        self.work += work::SUBSCRIPTION * session.subscriptions().len() as u64;
+        for filter in session.subscriptions().filters() {
             self.router.unsubscribe(filter, key);
         }
         if let Some(deadline) = session.deadline.take() {

@@ -30,21 +30,22 @@ pub(crate) use publish::{Begun, Source};
 use session_ends::SessionEnds;
 
 use crate::{
-    Access, Limits, Origin, ReasonCode, Refusal, Refused, Standing, Stats,
+    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
     ledger::{Account, Kind, Ledger},
     limits::{
-        EVICTION_LOOKS, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work,
+        EVICTION_CANDIDATES_MAX, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX,
+        work,
     },
     output::Output,
     persist::Recorder,
     refusal::Refusals,
     retained::Retained,
-    round::Rounds,
     router::{Matches, Router, SessionKey},
     session::{Sending, Session},
+    write_batch::WriteBatching,
 };
 
 pub(crate) struct Core {
@@ -155,11 +156,11 @@ impl Core {
     }
 
     /// Appends the changes made under the lock and returns the remaining actions; must be called
-    /// before the lock is released. An open round takes over the outputs to write.
-    pub(crate) fn finish(&mut self, rounds: &Rounds) -> Wakes {
+    /// before the lock is released. An open write batch takes over the outputs to write.
+    pub(crate) fn finish(&mut self, write_batching: &WriteBatching) -> Wakes {
         self.recorder.append();
         if !self.wakes.is_empty() {
-            rounds.gather(&mut self.wakes);
+            write_batching.gather(&mut self.wakes);
         }
         Wakes {
             writers: self.wakes.drain(..).collect(),
@@ -195,7 +196,7 @@ impl Core {
     }
 
     /// Approximate upper bound of the size of a snapshot.
-    pub(crate) fn kept_bytes(&self) -> usize {
+    pub(crate) fn image_bytes(&self) -> usize {
         self.by_client.len() * SESSION_OVERHEAD_BYTES
             + self.ledger.total(Kind::Subscriptions)
             + self.retained.bytes()
@@ -203,12 +204,12 @@ impl Core {
             + self.ledger.total(Kind::State)
     }
 
-    pub(crate) fn standing(&self, client: &str) -> Option<Standing> {
+    pub(crate) fn client_status(&self, client: &str) -> Option<ClientStatus> {
         let key = *self.by_client.get(client)?;
         let session = self.sessions.get(key as usize)?.as_deref()?;
-        Some(Standing {
+        Some(ClientStatus {
             origin: session.origin().filter(|_| session.is_present()),
-            filters: session.filters().cloned().collect(),
+            filters: session.subscriptions().filters().cloned().collect(),
         })
     }
 
@@ -241,7 +242,7 @@ impl Core {
     }
 
     /// Reports a refusal to a connected client that the access control did not decide itself.
-    pub(crate) fn refused(
+    pub(crate) fn report_refusal(
         &mut self,
         key: SessionKey,
         what: Refused,
@@ -251,7 +252,7 @@ impl Core {
         let refusals = self.refusals.clone();
         if let Some(session) = self.session(key) {
             let identity = session.link.as_ref().map(|link| &link.identity);
-            refusals.tell(&Refusal {
+            refusals.report(&Refusal {
                 what,
                 reason,
                 text,
@@ -386,7 +387,7 @@ impl Core {
     /// access control.
     fn close(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) {
         if self.send_disconnect(key, reason, text) {
-            self.refused(key, Refused::Connection, reason, text);
+            self.report_refusal(key, Refused::Connection, reason, text);
         }
     }
 
@@ -455,9 +456,9 @@ impl Core {
     }
 
     /// Evicts the oldest disconnected, empty session, preferring one of this owner if it is among
-    /// the first [`EVICTION_LOOKS`]. Returns false if there is none.
+    /// the first [`EVICTION_CANDIDATES_MAX`]. Returns false if there is none.
     fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        let mut oldest = self.evictable.iter().take(EVICTION_LOOKS);
+        let mut oldest = self.evictable.iter().take(EVICTION_CANDIDATES_MAX);
         let own = oldest.find(|(_, key)| {
             let session = self.sessions.get(*key as usize);
             session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_owned_by(account)))

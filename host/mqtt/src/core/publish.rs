@@ -6,8 +6,9 @@ use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     codec::{self, Delivery, Publish, Violation},
-    gate::BatchNumber,
+    durability_gate::BatchNumber,
     limits::work,
+    link::AckPosition,
     retained::Publisher,
     router::{Matches, SessionKey},
     session::Arrival,
@@ -70,8 +71,12 @@ impl Core {
                     Arrival::New(sequence) => sequence,
                     Arrival::Refused(sequence) => {
                         let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_FOR_EXCHANGE);
-                        session.answer((connection, sequence), reason, Some(text), 0);
-                        self.refused(key, Refused::Publish, reason, Some(text));
+                        let position = AckPosition {
+                            connection,
+                            sequence,
+                        };
+                        session.answer(position, reason, Some(text), 0);
+                        self.report_refusal(key, Refused::Publish, reason, Some(text));
                         self.flush_acks(key);
                         return Ok(Begun::Repeated);
                     }
@@ -142,7 +147,7 @@ impl Core {
         if !self.recorder.has_room() && self.would_be_recorded(message, key) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
             let text = "the log has no room on the disk for this message";
-            self.refused(key, Refused::Publish, reason, Some(text));
+            self.report_refusal(key, Refused::Publish, reason, Some(text));
             return self.refuse(key, connection, publish, reason, text);
         }
         self.handle(key, connection, publish, None, |core| {
@@ -154,7 +159,7 @@ impl Core {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => {
-                    core.refused(key, Refused::Publish, reason, None);
+                    core.report_refusal(key, Refused::Publish, reason, None);
                     reason
                 }
             }
@@ -171,12 +176,6 @@ impl Core {
         source: Source,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
-        let Source {
-            from,
-            reply_session,
-            requester,
-            ..
-        } = source;
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
@@ -184,17 +183,10 @@ impl Core {
             return Err(ReasonCode::QUOTA_EXCEEDED);
         }
         let mut matches = mem::take(&mut self.matches);
-        matches.clear();
-        self.router.matches(&message.topic, &mut matches);
-        self.work += work::PUBLISH + work::NODE * matches.visited as u64;
+        self.find_receivers(&message.topic, source, &mut matches);
         let Matches {
             sessions, groups, ..
-        } = &mut matches;
-        sessions.retain(|(key, subscription)| {
-            !(subscription.no_local && from == Some(*key))
-                && requester.may_reach(*key, &message.topic, &self.sessions, &*self.access)
-        });
-        sessions.sort_by_key(|(key, _)| *key);
+        } = &matches;
         let mut count = groups.len();
         let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
         while let Some(own) = sessions.next() {
@@ -218,7 +210,7 @@ impl Core {
                     .collect::<Box<[u32]>>(),
                 expiry_s: remaining_s(&message, now),
             };
-            let scope = if reply_session == Some(*key) {
+            let scope = if source.reply_session == Some(*key) {
                 Scope::Answer
             } else {
                 Scope::Session
@@ -230,10 +222,23 @@ impl Core {
         let mut groups = groups.iter().peekable();
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            self.share(group, &mut message, last, requester, now);
+            self.share(group, &mut message, last, source.requester, now);
         }
         self.matches = matches;
         Ok(count)
+    }
+
+    /// Finds the subscriptions, in the order of their sessions, and the groups that get a message.
+    #[inline]
+    fn find_receivers(&mut self, topic: &[u8], source: Source, matches: &mut Matches) {
+        matches.clear();
+        self.router.matches(topic, matches);
+        self.work += work::PUBLISH + work::NODE * matches.visited as u64;
+        matches.sessions.retain(|(key, subscription)| {
+            !(subscription.no_local && source.from == Some(*key))
+                && (source.requester).may_reach(*key, topic, &self.sessions, &*self.access)
+        });
+        matches.sessions.sort_by_key(|(key, _)| *key);
     }
 
     /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
@@ -349,14 +354,15 @@ impl Core {
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
         if let Some(session) = self.session(key) {
-            if session.has_wildcards() {
+            if session.subscriptions().has_wildcards() {
                 self.router.matches(&message.topic, &mut matches);
                 self.work += work::NODE * matches.visited as u64;
                 matches.sessions.retain(|(other, _)| *other == key);
             } else {
                 matches.sessions.extend(
                     session
-                        .subscription(&message.topic)
+                        .subscriptions()
+                        .get(&message.topic)
                         .map(|subscription| (key, subscription)),
                 );
             }
@@ -429,7 +435,7 @@ impl Core {
             match reason {
                 // The access control reports its own refusals, with more detail.
                 ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
-                _ => self.refused(token.session, Refused::Publish, reason, text),
+                _ => self.report_refusal(token.session, Refused::Publish, reason, text),
             }
         }
         self.acknowledge_after(token, reason, text, 0);
@@ -454,12 +460,22 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;
         };
-        let asked = (token.connection, token.sequence);
+        let position = AckPosition {
+            connection: token.connection,
+            sequence: token.sequence,
+        };
         if token.exactly_once {
             let recorder = &mut self.recorder;
-            session.acknowledge_received(token.packet_id, asked, reason, text, barrier, recorder);
+            session.acknowledge_received(
+                token.packet_id,
+                position,
+                reason,
+                text,
+                barrier,
+                recorder,
+            );
         } else {
-            session.answer(asked, reason, text, barrier);
+            session.answer(position, reason, text, barrier);
         }
         self.flush_acks(token.session);
     }

@@ -192,7 +192,7 @@ impl Core {
                 match restored.exactly_once() {
                     Some(packet_id) => log.write(Part::Released { number, packet_id }),
                     None => {
-                        log.write(Part::Gone { number });
+                        log.write(Part::Removed { number });
                         continue;
                     }
                 }
@@ -217,10 +217,11 @@ impl Core {
             && topic::levels(topic::of_topics(filter))
                 .nth(self.limits.topic_levels_max)
                 .is_none()
-            && session.subscription_count() < self.limits.subscriptions_per_session_max
+            && session.subscriptions().len() < self.limits.subscriptions_per_session_max
             && !(topic::is_shared(filter)
-                && session.shared_count() >= self.limits.shared_subscriptions_per_session_max)
-            && session.subscription_bytes() + cost
+                && session.subscriptions().shared_len()
+                    >= self.limits.shared_subscriptions_per_session_max)
+            && session.subscriptions().bytes() + cost
                 <= self.limits.subscription_bytes_per_session_max
             && session.has_room_to_subscribe(
                 filter,
@@ -249,7 +250,7 @@ impl Core {
             .map(|(client, account)| Publisher { client, account });
         if expired || !self.retained.restore(message, publisher, &self.limits) {
             dropped.retained += usize::from(!expired);
-            self.recorder.write(&Change::Forgotten { topic });
+            self.recorder.write(&Change::RetainedRemoved { topic });
         }
     }
 

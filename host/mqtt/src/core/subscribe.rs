@@ -10,14 +10,15 @@ use crate::{
     limits::work,
     retained::Entry,
     router::{SessionKey, Subscription, cost_bytes},
-    session::Replay,
+    session::RetainedSearch,
     session_queue::Scope,
     topic,
 };
 
 impl Core {
-    /// Handles a SUBSCRIBE. The SUBACK is sent first; [`replay`](Self::replay) sends the retained
-    /// messages later.
+    /// Handles a SUBSCRIBE. The SUBACK is sent first;
+    /// [`continue_retained_searches`](Self::continue_retained_searches) sends the retained messages
+    /// later.
     pub(crate) fn subscribe(&mut self, key: SessionKey, connection: u64, subscribe: &Subscribe) {
         if !self.is_open(key, connection) {
             return;
@@ -26,14 +27,14 @@ impl Core {
             return;
         };
         let mut reasons = Vec::with_capacity(subscribe.filters.len());
-        let mut replay = Vec::new();
+        let mut searches = Vec::new();
         self.work += work::SUBSCRIPTION * subscribe.filters.len() as u64;
         for filter in &subscribe.filters {
             match self.subscribe_one(key, &origin, filter, subscribe.subscription_id) {
                 Ok((subscription, wants_retained)) => {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
-                        replay.push(Replay {
+                        searches.push(RetainedSearch {
                             filter: filter.filter.clone(),
                             subscription,
                             after: None,
@@ -45,7 +46,7 @@ impl Core {
                         ReasonCode::NOT_AUTHORIZED => {
                             self.count_refused(Refused::Subscribe, reason)
                         }
-                        _ => self.refused(key, Refused::Subscribe, reason, None),
+                        _ => self.report_refusal(key, Refused::Subscribe, reason, None),
                     }
                     reasons.push(reason);
                 }
@@ -53,7 +54,7 @@ impl Core {
         }
         self.send_when_durable(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
         if let Some(session) = self.session(key) {
-            session.replays.extend(replay);
+            session.retained_searches.extend(searches);
         }
     }
 
@@ -85,10 +86,10 @@ impl Core {
         );
         let session = session_at(&mut self.sessions, key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
         let cost = cost_bytes(&filter.filter);
-        if session.subscription(&filter.filter).is_none()
-            && (session.subscription_count() >= subscriptions_max
-                || shared && session.shared_count() >= shared_max
-                || session.subscription_bytes() + cost > bytes_max
+        if session.subscriptions().get(&filter.filter).is_none()
+            && (session.subscriptions().len() >= subscriptions_max
+                || shared && session.subscriptions().shared_len() >= shared_max
+                || session.subscriptions().bytes() + cost > bytes_max
                 || session.is_durable() && !self.recorder.has_room()
                 || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
         {
@@ -122,7 +123,7 @@ impl Core {
     /// Sends the next retained messages for new subscriptions until the total work reaches
     /// `work_end`. Returns false if messages are left. Stops early, and returns true, if the client
     /// must first read what was sent.
-    pub(crate) fn replay(
+    pub(crate) fn continue_retained_searches(
         &mut self,
         key: SessionKey,
         connection: u64,
@@ -131,7 +132,7 @@ impl Core {
     ) -> bool {
         while self.is_open(key, connection)
             && let Some(session) = self.session(key)
-            && let Some(mut replay) = session.replays.pop_front()
+            && let Some(mut search) = session.retained_searches.pop_front()
         {
             let client = session.client.clone();
             // The clones share their bytes, and queued messages count against the queue's limit.
@@ -146,22 +147,25 @@ impl Core {
                 if !self.has_room_for_answers(key) {
                     break None;
                 }
-                let looks_max = 1 + (work_end - self.work) / work::RETAINED_LOOK;
-                let look =
-                    retained.find(&replay.filter, replay.after.as_deref(), looks_max as usize);
-                self.work += work::RETAINED_LOOK * look.looks as u64;
-                let Some((topic, entry)) = look.at else {
+                let examined_max = 1 + (work_end - self.work) / work::RETAINED_EXAMINED;
+                let step = retained.find(
+                    &search.filter,
+                    search.after.as_deref(),
+                    examined_max as usize,
+                );
+                self.work += work::RETAINED_EXAMINED * step.examined as u64;
+                let Some((topic, entry)) = step.at else {
                     break Some(true);
                 };
-                replay.after = Some(topic.clone());
+                search.after = Some(topic.clone());
                 if let Some(entry) = entry {
-                    self.send_retained(key, &client, entry, &replay.subscription, now);
+                    self.send_retained(key, &client, entry, &search.subscription, now);
                 }
             };
             self.retained = retained;
             if ended != Some(true) {
                 if let Some(session) = self.session(key) {
-                    session.replays.push_front(replay);
+                    session.retained_searches.push_front(search);
                 }
                 return ended.is_none();
             }
@@ -170,9 +174,9 @@ impl Core {
     }
 
     /// Whether the remaining retained messages wait for the client to read.
-    pub(crate) fn waits_to_replay(&mut self, key: SessionKey) -> bool {
+    pub(crate) fn has_retained_search(&mut self, key: SessionKey) -> bool {
         let session = self.session(key);
-        session.is_some_and(|session| !session.replays.is_empty())
+        session.is_some_and(|session| !session.retained_searches.is_empty())
     }
 
     fn send_retained(
@@ -211,9 +215,9 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
-        self.work += work::SUBSCRIPTION * session.subscription_count() as u64;
+        self.work += work::SUBSCRIPTION * session.subscriptions().len() as u64;
         let access = &*self.access;
-        let filters = session.filters().cloned();
+        let filters = session.subscriptions().filters().cloned();
         let forbidden: Vec<_> = filters
             .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
             .collect();
@@ -230,7 +234,9 @@ impl Core {
         for filter in forbidden {
             tracing::info!(client = %origin.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.recorder);
-            session.replays.retain(|replay| replay.filter != filter);
+            session
+                .retained_searches
+                .retain(|search| search.filter != filter);
             self.router.unsubscribe(&filter, key);
         }
         self.redistribute(orphans, now);

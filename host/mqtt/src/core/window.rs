@@ -9,7 +9,7 @@ use super::{Core, Counts, session_at};
 use crate::{
     Limits, Message, QoS, ReasonCode,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
-    gate::BatchNumber,
+    durability_gate::BatchNumber,
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
     persist::{Recorder, SessionLog},

@@ -249,12 +249,12 @@ impl Service for Large {
             let answer = Message::new(topic, self.answer.clone(), QoS::AtLeastOnce);
             batch.answer(request.token.as_ref(), answer);
             if let Some(token) = request.token {
-                batch.settle(token, ReasonCode::SUCCESS, None);
+                batch.acknowledge(token, ReasonCode::SUCCESS, None);
             }
         });
     }
 
-    fn gone(&self, _: &Broker, _: &Origin) {}
+    fn disconnected(&self, _: &Broker, _: &Origin) {}
 }
 
 fn answer(properties: &Properties) -> Option<Message> {
@@ -294,20 +294,20 @@ impl Service for Echo {
                     ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR
                 };
                 if let Some(token) = request.token {
-                    batch.settle(token, reason, None);
+                    batch.acknowledge(token, reason, None);
                 }
             }
         });
     }
 
-    fn gone(&self, _: &Broker, who: &Origin) {
+    fn disconnected(&self, _: &Broker, who: &Origin) {
         self.log
             .lock()
             .unwrap()
             .push(("disconnected".to_owned(), who.clone()));
     }
 
-    fn ended(&self, _: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _: &Broker, sessions: &[u64]) {
         let disconnected = self.count("disconnected");
         let ended = sessions.iter().map(|session| (*session, disconnected));
         self.ended.lock().unwrap().extend(ended);

@@ -293,7 +293,7 @@ fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
             .finish()
             .unwrap();
         let sessions = batch.answer(Some(&token), message);
-        batch.settle(token, ReasonCode::SUCCESS, None);
+        batch.acknowledge(token, ReasonCode::SUCCESS, None);
         sessions
     })
 }
@@ -351,7 +351,7 @@ fn puback_waits_for_the_record_of_a_queued_answer() {
     held.broker
         .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
     held.broker
-        .batch(|batch| batch.settle(third, ReasonCode::SUCCESS, None));
+        .batch(|batch| batch.acknowledge(third, ReasonCode::SUCCESS, None));
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubAck(_)]));
 }
@@ -384,7 +384,7 @@ fn answer_is_recorded_for_others_and_always_at_qos_2() {
     let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 3, held.now);
     let records = held.journal.len();
     held.broker
-        .batch(|batch| batch.settle(token, ReasonCode::SUCCESS, None));
+        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
     assert_eq!(held.journal.len(), records + 1);
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
@@ -423,7 +423,7 @@ fn pubrec_for_an_earlier_connection_waits_for_its_record() {
     peer.lose(held.now);
     let mut peer = held.peer(&Hello::new("a"));
     held.broker
-        .batch(|batch| batch.settle(token, ReasonCode::SUCCESS, None));
+        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
     let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
     repeated.dup = true;
     peer.send(&[Packet::Publish(repeated)], held.now);

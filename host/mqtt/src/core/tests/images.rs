@@ -198,64 +198,20 @@ impl World {
     }
 
     fn act(&mut self, action: Action) {
-        let now = self.now;
         match action {
             Action::Connect {
                 client,
                 expiry_s,
                 clean,
                 will,
-            } => {
-                self.inboxes[client].clear();
-                let mut hello = Hello::new(CLIENTS[client])
-                    .expiry(expiry_s)
-                    .set(|hello| hello.receive_maximum = Some(2));
-                hello.connect.clean_start = clean;
-                if will {
-                    hello = hello.will("u", "will", expiry_s / 2);
-                }
-                // The task of the old connection notices the takeover later.
-                let old = self.peers[client].take();
-                self.peers[client] = Some(Peer::new(&self.broker, &hello, now));
-                if let Some(old) = old {
-                    old.lose(now);
-                }
-            }
+            } => self.connect(client, expiry_s, clean, will),
             Action::Lose(client) => self.lose(client),
-            Action::Disconnect { client, expiry_s } => {
-                let properties = wire::DisconnectProperties {
-                    session_expiry_interval: Some(expiry_s),
-                    reason_string: None,
-                    user_properties: Vec::new(),
-                    server_reference: None,
-                };
-                self.send(
-                    client,
-                    Packet::Disconnect(wire::Disconnect {
-                        reason_code: DisconnectReasonCode::DisconnectWithWillMessage,
-                        properties: Some(properties),
-                    }),
-                );
-                // Before the task has seen the end of the connection.
-                self.piece();
-                self.lose(client);
-            }
+            Action::Disconnect { client, expiry_s } => self.disconnect(client, expiry_s),
             Action::Subscribe {
                 client,
                 filter,
                 qos,
-            } => {
-                let mut filter = wire::Filter::new(FILTERS[filter], wire_qos(qos));
-                filter.nolocal = qos == 1;
-                filter.preserve_retain = qos == 2;
-                let properties = wire::SubscribeProperties {
-                    id: (qos > 0).then_some(usize::from(qos) * 200),
-                    user_properties: Vec::new(),
-                };
-                let mut subscribe = wire::Subscribe::new(filter, Some(properties));
-                subscribe.pkid = 1;
-                self.send(client, Packet::Subscribe(subscribe));
-            }
+            } => self.subscribe(client, filter, qos),
             Action::Unsubscribe { client, filter } => {
                 let mut unsubscribe = wire::Unsubscribe::new(FILTERS[filter], None);
                 unsubscribe.pkid = 1;
@@ -283,55 +239,106 @@ impl World {
                 topic,
                 qos,
                 expires_s,
-            } => {
-                let mut message = Message::new(TOPICS[topic], "from the broker", core_qos(qos));
-                message.properties = PropertiesBuilder::new().user("k", "v").finish().unwrap();
-                message.retain = expires_s.is_some_and(|seconds| seconds > 5);
-                message.expires =
-                    expires_s.map(|seconds| now + Duration::from_secs(seconds.into()));
-                let source = crate::core::Source::default();
-                _ = self.broker.lock().publish(Cow::Owned(message), source, now);
-            }
-            Action::Deliver { client, qos } => {
-                if let Some(peer) = &self.peers[client] {
-                    let message = Message::new("t/0", "delivered", core_qos(qos));
-                    _ = self.broker.lock().deliver(
-                        &peer.origin.client,
-                        peer.origin.connection,
-                        message,
-                        now,
-                    );
-                }
-            }
+            } => self.publish_from_broker(topic, qos, expires_s),
+            Action::Deliver { client, qos } => self.deliver(client, qos),
             Action::Acknowledge { client, steps } => {
-                for _ in 0..steps {
-                    self.acknowledge(client);
-                }
+                (0..steps).for_each(|_| self.acknowledge(client));
             }
-            Action::Wait(seconds) => {
-                self.now += Duration::from_secs(seconds.into());
-                while self
-                    .broker
-                    .lock()
-                    .run_deadlines(self.now)
-                    .is_some_and(|at| at <= self.now)
-                {}
-            }
+            Action::Wait(seconds) => self.wait(seconds),
             Action::Piece => self.piece(),
             Action::BeginImage => self.begin_image(),
-            Action::Crash => {
-                self.peers = Default::default();
-                self.inboxes = Default::default();
-                self.broker = restored(
-                    &self.journal,
-                    limits(),
-                    Arc::new(NoService),
-                    self.began,
-                    self.now,
-                );
-                self.begin_image();
-            }
+            Action::Crash => self.crash(),
         }
+    }
+
+    fn connect(&mut self, client: usize, expiry_s: u32, clean: bool, will: bool) {
+        self.inboxes[client].clear();
+        let mut hello = Hello::new(CLIENTS[client])
+            .expiry(expiry_s)
+            .set(|hello| hello.receive_maximum = Some(2));
+        hello.connect.clean_start = clean;
+        if will {
+            hello = hello.will("u", "will", expiry_s / 2);
+        }
+        // The task of the old connection notices the takeover later.
+        let old = self.peers[client].take();
+        self.peers[client] = Some(Peer::new(&self.broker, &hello, self.now));
+        if let Some(old) = old {
+            old.lose(self.now);
+        }
+    }
+
+    fn disconnect(&mut self, client: usize, expiry_s: u32) {
+        let properties = wire::DisconnectProperties {
+            session_expiry_interval: Some(expiry_s),
+            reason_string: None,
+            user_properties: Vec::new(),
+            server_reference: None,
+        };
+        self.send(
+            client,
+            Packet::Disconnect(wire::Disconnect {
+                reason_code: DisconnectReasonCode::DisconnectWithWillMessage,
+                properties: Some(properties),
+            }),
+        );
+        // Before the task has seen the end of the connection.
+        self.piece();
+        self.lose(client);
+    }
+
+    fn subscribe(&mut self, client: usize, filter: usize, qos: u8) {
+        let mut filter = wire::Filter::new(FILTERS[filter], wire_qos(qos));
+        filter.nolocal = qos == 1;
+        filter.preserve_retain = qos == 2;
+        let properties = wire::SubscribeProperties {
+            id: (qos > 0).then_some(usize::from(qos) * 200),
+            user_properties: Vec::new(),
+        };
+        let mut subscribe = wire::Subscribe::new(filter, Some(properties));
+        subscribe.pkid = 1;
+        self.send(client, Packet::Subscribe(subscribe));
+    }
+
+    fn publish_from_broker(&mut self, topic: usize, qos: u8, expires_s: Option<u8>) {
+        let now = self.now;
+        let mut message = Message::new(TOPICS[topic], "from the broker", core_qos(qos));
+        message.properties = PropertiesBuilder::new().user("k", "v").finish().unwrap();
+        message.retain = expires_s.is_some_and(|seconds| seconds > 5);
+        message.expires = expires_s.map(|seconds| now + Duration::from_secs(seconds.into()));
+        let source = crate::core::Source::default();
+        _ = self.broker.lock().publish(Cow::Owned(message), source, now);
+    }
+
+    fn deliver(&mut self, client: usize, qos: u8) {
+        if let Some(Peer { origin, .. }) = &self.peers[client] {
+            let message = Message::new("t/0", "delivered", core_qos(qos));
+            let mut core = self.broker.lock();
+            _ = core.deliver(&origin.client, origin.connection, message, self.now);
+        }
+    }
+
+    fn wait(&mut self, seconds: u8) {
+        self.now += Duration::from_secs(seconds.into());
+        while self
+            .broker
+            .lock()
+            .run_deadlines(self.now)
+            .is_some_and(|at| at <= self.now)
+        {}
+    }
+
+    fn crash(&mut self) {
+        self.peers = Default::default();
+        self.inboxes = Default::default();
+        self.broker = restored(
+            &self.journal,
+            limits(),
+            Arc::new(NoService),
+            self.began,
+            self.now,
+        );
+        self.begin_image();
     }
 }
 

@@ -304,9 +304,12 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
         "g499",
         "g428",
     ] {
-        assert!(broker.standing(client).is_some(), "{client}");
+        assert!(broker.client_status(client).is_some(), "{client}");
     }
-    assert!(broker.standing("g427").is_none(), "the oldest are evicted");
+    assert!(
+        broker.client_status("g427").is_none(),
+        "the oldest are evicted"
+    );
     for n in 0..50 {
         visit(
             &broker,

@@ -29,7 +29,7 @@ fn taken(recorder: &Recorder) -> Vec<(Origin, Request)> {
 }
 
 fn acknowledge(broker: &Broker, request: &Request, reason: ReasonCode) {
-    broker.batch(|batch| batch.settle(request.token.unwrap(), reason, None));
+    broker.batch(|batch| batch.acknowledge(request.token.unwrap(), reason, None));
 }
 
 fn rec(packet_id: u16) -> Packet {
@@ -75,12 +75,12 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
     assert_eq!(a.receive(), [puback(10), puback(11), puback(12)]);
     let token = requests[2].1.token.unwrap();
     broker.batch(|batch| {
-        batch.settle(
+        batch.acknowledge(
             token,
             ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR,
             Some("no response topic"),
         );
-        batch.settle(token, ReasonCode::SUCCESS, None);
+        batch.acknowledge(token, ReasonCode::SUCCESS, None);
     });
     let acks = a.receive();
     let [Packet::PubAck(failed), Packet::PubAck(refused)] = &acks[..] else {
@@ -98,15 +98,8 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
         (refused.pkid, refused.reason),
         (14, PubAckReason::NotAuthorized)
     );
-    assert_eq!(
-        refused
-            .properties
-            .as_ref()
-            .unwrap()
-            .reason_string
-            .as_deref(),
-        Some("not there")
-    );
+    let properties = refused.properties.as_ref().unwrap();
+    assert_eq!(properties.reason_string.as_deref(), Some("not there"));
 }
 
 #[test]
@@ -122,7 +115,7 @@ fn reason_strings_are_omitted_without_problem_information() {
         now,
     );
     let token = taken(&recorder)[0].1.token.unwrap();
-    broker.batch(|batch| batch.settle(token, ReasonCode::QUOTA_EXCEEDED, Some("text")));
+    broker.batch(|batch| batch.acknowledge(token, ReasonCode::QUOTA_EXCEEDED, Some("text")));
     let Some(Packet::PubAck(ack)) = a.receive().pop() else {
         panic!("no PUBACK")
     };
@@ -412,7 +405,7 @@ fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
                 origin.connection,
                 Message::new("n", "answer", QoS::AtLeastOnce)
             ));
-            batch.settle(request.token.unwrap(), ReasonCode::SUCCESS, None);
+            batch.acknowledge(request.token.unwrap(), ReasonCode::SUCCESS, None);
         });
     };
     ask(&mut a, 1);

@@ -67,11 +67,12 @@ fn a_search_for_retained_messages_is_cut_into_turns() {
     ]);
     let (turn, works) = peer.turns(&packets, now);
     assert_eq!(turn, Turn::Drained);
-    let found = work::delivery(1) + work::RETAINED_LOOK;
+    let found = work::delivery(1) + work::RETAINED_EXAMINED;
     let subscribed = work::PACKET + work::SUBSCRIPTION * filters.len() as u64;
     assert!(are_bounded(&works, found.max(subscribed)), "{works:?}");
     assert!(
-        works.len() > 21 * RETAINED * work::RETAINED_LOOK as usize / WORK_PER_TURN_MAX as usize / 2
+        works.len()
+            > 21 * RETAINED * work::RETAINED_EXAMINED as usize / WORK_PER_TURN_MAX as usize / 2
     );
     let received = peer.receive();
     assert!(matches!(
@@ -195,7 +196,7 @@ impl Service for OneByOne {
         self.0.lock().unwrap().push(requests.remove(0).packet_id);
     }
 
-    fn gone(&self, _: &crate::Broker, _: &Origin) {}
+    fn disconnected(&self, _: &crate::Broker, _: &Origin) {}
 }
 
 impl OneByOne {

@@ -20,7 +20,7 @@ pub(crate) type BatchNumber = u64;
 
 /// The outputs that wait for the log.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct DurabilityGate {
     state: Mutex<State>,
     /// A copy of `State::released` that can be read without the lock.
     released: AtomicU64,
@@ -57,7 +57,7 @@ impl Waiting {
 
 type ReadyOutputs = Vec<(Weak<Output>, BatchNumber)>;
 
-impl Gate {
+impl DurabilityGate {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code under this lock can panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,11 +71,11 @@ impl Gate {
     /// Registers the outputs that wait for the appended batch, if there is one, or for earlier
     /// ones. Must be called in the order of the batches. `released_position` is the log's current
     /// position, since the log may release a batch before this call.
-    pub(crate) fn enter(
+    pub(crate) fn register(
         &self,
         appended: Option<(u64, BatchNumber)>,
         released_position: u64,
-        gated: &mut Vec<(Arc<Output>, BatchNumber)>,
+        outputs: &mut Vec<(Arc<Output>, BatchNumber)>,
     ) {
         let mut state = self.lock();
         if let Some((position, batch)) = appended {
@@ -95,7 +95,7 @@ impl Gate {
             }
         }
         let mut ready = self.release(&mut state, released_position);
-        for (output, batch) in gated.drain(..) {
+        for (output, batch) in outputs.drain(..) {
             let at = state.waiting.partition_point(|entry| entry.batch < batch);
             match state.waiting.get_mut(at) {
                 Some(entry) => entry.push(&output),
@@ -144,20 +144,20 @@ fn notify(ready: ReadyOutputs) {
 mod tests {
     use super::*;
 
-    fn enter(gate: &Gate, output: &Arc<Output>, batch: BatchNumber) {
-        gate.enter(Some((batch, batch)), 0, &mut vec![(output.clone(), batch)]);
+    fn register(gate: &DurabilityGate, output: &Arc<Output>, batch: BatchNumber) {
+        gate.register(Some((batch, batch)), 0, &mut vec![(output.clone(), batch)]);
     }
 
     #[test]
     fn stalled_log_does_not_hold_outputs_of_ended_connections() {
-        let gate = Gate::default();
+        let gate = DurabilityGate::default();
         let stays = Arc::new(Output::alone(1000, None));
         assert!(stays.put(1, |_| {}).is_some());
-        enter(&gate, &stays, 1);
+        register(&gate, &stays, 1);
         for _ in 0..1000 {
             let ends = Arc::new(Output::alone(1000, None));
             // It has no record of its own and waits for the batch before it.
-            gate.enter(None, 0, &mut vec![(ends.clone(), 1)]);
+            gate.register(None, 0, &mut vec![(ends.clone(), 1)]);
             let held = Arc::downgrade(&ends);
             drop(ends);
             assert!(held.upgrade().is_none());

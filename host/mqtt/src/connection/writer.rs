@@ -1,0 +1,125 @@
+//! The task that writes the output of a connection to its socket.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    task::JoinHandle,
+    time::timeout,
+};
+
+use super::Attached;
+use crate::{
+    Broker,
+    limits::{WRITE_STALL_CHECK_INTERVAL, WRITE_STALL_OVER_TOTAL},
+    output::{Output, Work},
+    router::SessionKey,
+};
+
+/// The writer's task; it must not outlive the connection's task.
+pub(super) struct Writer(JoinHandle<()>);
+
+impl Writer {
+    pub(super) fn spawn<W: AsyncWrite + Unpin + Send + 'static>(
+        attached: &Attached,
+        stream: W,
+        stall_max: Duration,
+    ) -> Self {
+        Self(tokio::spawn(write(
+            attached.broker.clone(),
+            attached.session,
+            attached.origin.connection,
+            attached.output.clone(),
+            stream,
+            stall_max,
+        )))
+    }
+
+    /// Waits until the output is written, the DISCONNECT at its end above all. Output that waits
+    /// too long for its record is discarded. Returns false if the client took too long.
+    pub(super) async fn finish(&mut self, output: &Output, time_max: Duration) -> bool {
+        if timeout(time_max, &mut self.0).await.is_ok() {
+            return true;
+        }
+        output.cut() && timeout(time_max, &mut self.0).await.is_ok()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Writes the output until it is closed or the client does not take it. Takes all available bytes
+/// at a time.
+async fn write<W: AsyncWrite + Unpin>(
+    broker: Broker,
+    session: SessionKey,
+    connection: u64,
+    output: Arc<Output>,
+    mut writer: W,
+    stall_max: Duration,
+) {
+    let mut chunk = BytesMut::new();
+    loop {
+        if output.take(&mut chunk).await == Work::Close {
+            break;
+        }
+        if let Err(error) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
+            tracing::debug!(connection, %error, "cannot write to a client");
+            output.close(|_| {});
+            return;
+        }
+        if output.written(&mut chunk) {
+            let mut core = broker.lock();
+            if core.is_open(session, connection) {
+                core.pump(session, Instant::now());
+            }
+        }
+    }
+    // Fails if the client has closed its end already.
+    _ = writer.shutdown().await;
+}
+
+async fn write_chunk<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    chunk: &[u8],
+    output: &Output,
+    stall_max: Duration,
+) -> io::Result<()> {
+    let mut rest = chunk;
+    while !rest.is_empty() {
+        match write_some(writer, rest, output, stall_max).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => rest = &rest[count..],
+        }
+    }
+    // Does nothing for TCP; other streams may buffer.
+    writer.flush().await
+}
+
+/// Writes as many bytes as the client takes; an error if it takes none for too long.
+async fn write_some<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    bytes: &[u8],
+    output: &Output,
+    stall_max: Duration,
+) -> io::Result<usize> {
+    let interval = stall_max.min(WRITE_STALL_CHECK_INTERVAL);
+    let mut stalled = Duration::ZERO;
+    loop {
+        if let Ok(written) = timeout(interval, writer.write(bytes)).await {
+            return written;
+        }
+        stalled += interval;
+        if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Subscriptions, messages and QoS 2 exchanges after a restart.
+
+use wire::{Packet, PubRec, PubRel};
+
+use super::{Life, SECOND, message};
+use crate::{QoS, testing::*};
+
+#[test]
+fn subscriptions_survive_a_restart_with_their_options() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert!(!peer.connack.session_present);
+    let mut filter = wire::Filter::new("+/x", Q::ExactlyOnce);
+    filter.nolocal = true;
+    filter.preserve_retain = true;
+    peer.subscribe_with(filter, Some(7), now);
+    peer.subscribe("t", Q::AtLeastOnce, now);
+    peer.subscribe("gone", Q::AtLeastOnce, now);
+    peer.send(
+        &[Packet::Unsubscribe({
+            let mut unsubscribe = wire::Unsubscribe::new("gone", None);
+            unsubscribe.pkid = 5;
+            unsubscribe
+        })],
+        now,
+    );
+    life.kill(now + SECOND);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
+    assert!(peer.connack.session_present);
+    assert_eq!(life.broker.stats().subscriptions, 2);
+    // No Local: the client's own message is not sent back.
+    peer.send(
+        &[Packet::Publish(publish("a/x", Q::AtMostOnce, 0, "own"))],
+        now + SECOND,
+    );
+    let mut other = Peer::new(&life.broker, &Hello::new("b"), now + SECOND);
+    let mut retained = publish("a/x", Q::ExactlyOnce, 1, "other");
+    retained.retain = true;
+    other.send(&[Packet::Publish(retained)], now + SECOND);
+    other.send(
+        &[Packet::Publish(publish("gone", Q::AtMostOnce, 0, "no"))],
+        now + SECOND,
+    );
+    let messages = peer.messages();
+    let [message] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    assert_eq!((message.qos, message.retain), (Q::ExactlyOnce, true));
+    let ids = &message
+        .properties
+        .as_ref()
+        .unwrap()
+        .subscription_identifiers;
+    assert_eq!(ids, &[7]);
+}
+
+#[test]
+fn queued_and_sent_messages_survive_a_restart() {
+    let (mut life, now) = Life::new();
+    let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(3));
+    let mut peer = Peer::new(&life.broker, &narrow(), now);
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    for (payload, qos) in [
+        ("1", QoS::AtLeastOnce),
+        ("2", QoS::ExactlyOnce),
+        ("3", QoS::ExactlyOnce),
+        ("4", QoS::AtLeastOnce),
+        ("5", QoS::ExactlyOnce),
+    ] {
+        life.publish(message(payload, qos), now);
+    }
+    life.publish(message("never", QoS::AtMostOnce), now);
+    let sent = peer.messages();
+    assert_eq!(sent.len(), 3);
+    // The second message has its PUBREC. The first and the third stay unacknowledged.
+    peer.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
+    for restart in 1..4 {
+        let at = now + restart * SECOND;
+        life.kill(at);
+        let mut peer = Peer::new(&life.broker, &narrow(), at);
+        let packets = peer.receive();
+        let [
+            Packet::Publish(first),
+            Packet::PubRel(rel),
+            Packet::Publish(third),
+            Packet::Publish(fourth),
+        ] = &packets[..]
+        else {
+            panic!("{packets:?}")
+        };
+        assert_eq!((first.pkid, first.dup), (sent[0].pkid, true));
+        assert_eq!(rel.pkid, sent[1].pkid);
+        assert_eq!((third.pkid, third.dup), (sent[2].pkid, true));
+        assert_eq!(third.payload, "3");
+        // The exchange that only lacks its PUBCOMP takes no place in the window.
+        assert_eq!((fourth.pkid, fourth.dup), (sent[2].pkid + 1, restart > 1));
+        assert_eq!(fourth.payload, "4");
+    }
+    let at = now + 4 * SECOND;
+    life.kill(at);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), at);
+    let messages = peer.messages();
+    let [.., fifth] = &messages[..] else {
+        panic!("no messages")
+    };
+    assert_eq!((fifth.pkid, fifth.dup), (sent[2].pkid + 2, false));
+    assert_eq!((&fifth.payload[..], messages.len()), (&b"5"[..], 4));
+}
+
+#[test]
+fn received_packet_id_is_known_until_its_pubrel() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("t", Q::ExactlyOnce, now);
+    listener.lose(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    peer.send(
+        &[
+            Packet::Publish(publish("t", Q::ExactlyOnce, 5, "x")),
+            Packet::Publish(publish("unmatched", Q::ExactlyOnce, 6, "x")),
+            Packet::Publish(publish("req/x", Q::ExactlyOnce, 7, "x")),
+        ],
+        now,
+    );
+    assert_eq!(peer.receive().len(), 2);
+    assert_eq!(life.recorder.requests.lock().unwrap().len(), 1);
+    life.kill(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    let again = |topic, id| {
+        let mut publish = publish(topic, Q::ExactlyOnce, id, "x");
+        publish.dup = true;
+        Packet::Publish(publish)
+    };
+    peer.send(
+        &[again("t", 5), again("unmatched", 6), again("req/x", 7)],
+        now,
+    );
+    let packets = peer.receive();
+    let [Packet::PubRec(five), Packet::PubRec(six)] = &packets[..] else {
+        panic!("{packets:?}")
+    };
+    assert_eq!((five.pkid, five.reason), (5, wire::PubRecReason::Success));
+    assert_eq!(
+        (six.pkid, six.reason),
+        (6, wire::PubRecReason::NoMatchingSubscribers)
+    );
+    // The request was not acknowledged, so the service receives it again.
+    assert_eq!(life.recorder.requests.lock().unwrap().len(), 2);
+    peer.send(&[Packet::PubRel(PubRel::new(5, None))], now);
+    assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
+    life.kill(now);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    assert_eq!(listener.payloads(), ["x"], "once");
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    // The packet id is free, so this is another message.
+    peer.send(
+        &[Packet::Publish(publish("t", Q::ExactlyOnce, 5, "y"))],
+        now,
+    );
+    assert_eq!(listener.payloads(), ["y"]);
+}
+
+#[test]
+fn retained_messages_survive_a_restart_with_their_publishers() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    for (topic, payload, qos, expiry_s) in [
+        ("r/1", "one", Q::AtMostOnce, None),
+        ("r/2", "two", Q::AtLeastOnce, Some(10)),
+        ("r/3", "three", Q::AtMostOnce, Some(2)),
+        ("r/4", "four", Q::AtMostOnce, None),
+        ("r/4", "", Q::AtMostOnce, None),
+    ] {
+        let mut publish = publish(topic, qos, u16::from(qos != Q::AtMostOnce), payload);
+        publish.retain = true;
+        publish.properties = Some(wire::PublishProperties {
+            message_expiry_interval: expiry_s,
+            user_properties: vec![("k".to_owned(), "v".to_owned())],
+            ..Default::default()
+        });
+        peer.send(&[Packet::Publish(publish)], now);
+    }
+    let later = now + 3 * SECOND;
+    life.kill(later);
+    assert_eq!(life.broker.stats().retained, 2);
+    let mut own = Peer::new(&life.broker, &Hello::new("a"), later);
+    let mut filter = wire::Filter::new("r/#", Q::AtLeastOnce);
+    filter.nolocal = true;
+    own.subscribe_with(filter, None, later);
+    assert_eq!(own.payloads(), Vec::<String>::new());
+    let mut other = Peer::new(&life.broker, &Hello::new("b"), later);
+    other.subscribe("r/#", Q::AtLeastOnce, later);
+    let messages = other.messages();
+    let seen: Vec<_> = messages
+        .iter()
+        .map(|message| {
+            let properties = message.properties.as_ref().unwrap();
+            assert_eq!(properties.user_properties.len(), 1);
+            assert!(message.retain);
+            (&message.payload[..], properties.message_expiry_interval)
+        })
+        .collect();
+    assert_eq!(seen, [(&b"one"[..], None), (b"two", Some(7))]);
+}

@@ -1,0 +1,109 @@
+//! Wills after a restart.
+
+use std::time::Instant;
+
+use wire::{DisconnectReasonCode, Packet};
+
+use super::{Life, SECOND};
+use crate::{limits::WILL_GRACE, testing::*};
+
+#[test]
+fn will_waits_for_its_client_after_a_restart() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    // Five wills: connected at the crash and without delay; lost long ago; disconnected normally;
+    // with a delay above the grace period; and one whose client returns in time.
+    let at_once = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
+    Peer::new(&life.broker, &Hello::new("b").will("will", "b", 5), now).lose(now);
+    Peer::new(&life.broker, &Hello::new("c").will("will", "c", 0), now)
+        .disconnect(DisconnectReasonCode::NormalDisconnection, now);
+    let late = Peer::new(&life.broker, &Hello::new("d").will("will", "d", 60), now);
+    let back = Peer::new(&life.broker, &Hello::new("e").will("will", "e", 0), now);
+    drop((listener, at_once, late, back));
+    let restart = now + 6 * SECOND;
+    life.kill(restart);
+    let received = |life: &Life, at: Instant| {
+        life.broker.lock().run_deadlines(at);
+        let mut listener = Peer::new(&life.broker, &Hello::new("l"), at);
+        let messages = listener.messages();
+        for message in &messages {
+            assert_eq!(
+                message.properties.as_ref().unwrap().user_properties.len(),
+                1
+            );
+            listener.send(&[puback(message.pkid)], at);
+        }
+        messages
+            .into_iter()
+            .map(|message| String::from_utf8(message.payload.to_vec()).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let nothing: [String; 0] = [];
+    assert_eq!(received(&life, restart), nothing);
+    let before = restart + WILL_GRACE - SECOND;
+    assert_eq!(received(&life, before), nothing);
+    Peer::new(&life.broker, &Hello::new("e"), before);
+    let mut both = received(&life, restart + WILL_GRACE);
+    both.sort();
+    assert_eq!(both, ["a", "b"]);
+    life.kill(restart + WILL_GRACE);
+    assert_eq!(
+        received(&life, restart + 59 * SECOND),
+        nothing,
+        "each will once"
+    );
+    assert_eq!(received(&life, restart + 61 * SECOND), ["d"]);
+}
+
+#[test]
+fn session_expired_during_downtime_publishes_its_will() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let hello = Hello::new("a").expiry(5).will("will", "a", 1000);
+    Peer::new(&life.broker, &hello, now).lose(now);
+    let restart = now + 6 * SECOND;
+    life.kill(restart);
+    life.broker.lock().run_deadlines(restart);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), restart);
+    assert_eq!(listener.payloads(), ["a"]);
+    life.kill(restart);
+    assert_eq!(life.broker.sessions().len(), 1);
+}
+
+#[test]
+fn will_survives_a_crash_after_a_disconnect_with_will() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 50), now);
+    let mut disconnect = wire::Disconnect::new(DisconnectReasonCode::DisconnectWithWillMessage);
+    disconnect.properties = Some(wire::DisconnectProperties {
+        session_expiry_interval: Some(0),
+        reason_string: None,
+        user_properties: Vec::new(),
+        server_reference: None,
+    });
+    peer.send(&[Packet::Disconnect(disconnect)], now);
+    // The crash comes before the connection's task has seen the end.
+    life.kill(now);
+    life.broker.lock().run_deadlines(now);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    assert_eq!(listener.payloads(), ["a"]);
+}
+
+#[test]
+fn wills_of_a_shutdown_are_sent_after_the_next_start() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
+    life.broker.lock().shut_down();
+    listener.lose(now);
+    peer.lose(now);
+    life.kill(now);
+    life.broker.lock().run_deadlines(now + WILL_GRACE);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now + WILL_GRACE);
+    assert_eq!(listener.payloads(), ["a"]);
+}
