@@ -496,12 +496,6 @@ impl Broker {
         &self.0.write_batching
     }
 
-    /// The earlier name of [`write_batching`](Self::write_batching), which `simulation` still uses.
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn rounds(&self) -> &WriteBatching {
-        self.write_batching()
-    }
-
     pub(crate) fn lock(&self) -> Guard<'_> {
         Guard::new(self)
     }

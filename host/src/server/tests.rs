@@ -1,3 +1,5 @@
+//! The server without sockets: order of outputs, expired requests, batches and readiness.
+
 mod clock;
 
 use bytes::Bytes;
@@ -14,25 +16,25 @@ use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transac
 
 const START_MS: u64 = 1_700_000_000_000;
 
-/// Keeps the payloads it was asked to carry out, in order.
+/// Records the payloads of delivered messages, in order.
 #[derive(Default)]
-struct Notebook(Mutex<Vec<Bytes>>);
+struct RecordingTransport(Mutex<Vec<Bytes>>);
 
-impl Transport for Notebook {
+impl Transport for RecordingTransport {
     fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
         let mut out = Vec::new();
         ready(&mut out);
-        let mut notes = self.0.lock().unwrap();
-        notes.extend(out.into_iter().map(|out| match out {
+        let mut payloads = self.0.lock().unwrap();
+        payloads.extend(out.into_iter().map(|out| match out {
             Outbound::Response(message, _) | Outbound::Notification(_, message, _) => {
                 message.payload
             }
-            _ => panic!("nothing here is settled or kicked"),
+            _ => panic!("these tests cause no acknowledgement and no disconnection"),
         }));
     }
 }
 
-/// A server over the standard policy and this journal, at 1700000000000 ms.
+/// A server with the standard policy and this journal, at 1700000000000 ms.
 fn server_on(journal: Arc<dyn Journal>) -> Arc<Server> {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let recorder = Recorder::new(journal, Vec::new(), None);
@@ -58,7 +60,7 @@ fn settings() -> Settings {
     }
 }
 
-/// How a request of the first connection arrives.
+/// The delivery of a request on the first connection.
 const FIRST: Delivery = Delivery {
     session: 1,
     connection: 1,
@@ -97,53 +99,58 @@ fn publish(
     server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
 }
 
-/// Over sockets the sweeper is nearly always faster than a request, so this order shows only here.
+/// Over sockets the sweeper is nearly always faster than a request, so only this test covers the
+/// order.
 #[test]
 fn expired_keys_notify_and_expired_requests_do_not_run() {
     let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let source = Arc::new(ManualSource::at(START_MS));
     let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
     let server = server(Registry::new(policy, None), source.clone(), recorder);
-    let notebook = Arc::new(Notebook::default());
-    server.attach(notebook.clone());
-    let ask_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
+    let transport = Arc::new(RecordingTransport::default());
+    server.attach(transport.clone());
+    let request_until = |expires: Option<Instant>, arguments: &[&[u8]]| {
         publish(&server, START_MS, arguments, FIRST, expires);
-        std::mem::take(&mut *notebook.0.lock().unwrap())
+        std::mem::take(&mut *transport.0.lock().unwrap())
     };
-    let ask = |arguments: &[&[u8]]| ask_until(None, arguments);
-    assert_eq!(ask(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
-    assert_eq!(ask(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
+    let request = |arguments: &[&[u8]]| request_until(None, arguments);
+    assert_eq!(request(&[b"SET", b"k", b"v", b"PX", b"1000"]), ["+OK\r\n"]);
+    assert_eq!(request(&[b"KEYNOTIFY", b"k"]), ["+OK\r\n"]);
     source.advance(1000);
-    let told = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
-    assert_eq!(ask(&[b"KEYNOTIFY", b"k", b"STOP"]), [told, "+OK\r\n"]);
-    assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+    let notification = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    assert_eq!(
+        request(&[b"KEYNOTIFY", b"k", b"STOP"]),
+        [notification, "+OK\r\n"]
+    );
+    assert_eq!(request(&[b"GET", b"k"]), ["$-1\r\n"]);
 
-    // One that waited for longer than its client wanted to does not run any more.
-    let over = Instant::now().checked_sub(Duration::from_secs(1));
+    // A request that waited beyond its expiry is not executed.
+    let expired = Instant::now().checked_sub(Duration::from_secs(1));
     let later = Instant::now().checked_add(Duration::from_secs(1_000));
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
-    assert!(ask_until(over, set).is_empty());
-    assert_eq!(ask(&[b"GET", b"k"]), ["$-1\r\n"]);
+    assert!(request_until(expired, set).is_empty());
+    assert_eq!(request(&[b"GET", b"k"]), ["$-1\r\n"]);
     assert_eq!(server.stats().refused, 1);
-    assert_eq!(ask_until(later, set), ["+OK\r\n"]);
+    assert_eq!(request_until(later, set), ["+OK\r\n"]);
 
-    // What an earlier run removed is told of in steps, and to its end.
+    // The expirations of an earlier run are renotified in steps until all are sent.
     let keys =
         (0..2 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX + 1).map(|number| format!("k{number}"));
-    let ends: Vec<_> = keys
+    let expirations: Vec<_> = keys
         .map(|key| (Key::from(key.into_bytes()), Stamp::default()))
         .collect();
-    for (key, _) in ends.iter().skip(1) {
-        assert_eq!(ask(&[b"KEYNOTIFY", key]), ["+OK\r\n"]);
+    for (key, _) in expirations.iter().skip(1) {
+        assert_eq!(request(&[b"KEYNOTIFY", key]), ["+OK\r\n"]);
     }
-    server.renotify_expired(&ends);
-    let all = std::mem::take(&mut *notebook.0.lock().unwrap());
-    assert_eq!(all, vec![told; ends.len() - 1]);
+    server.renotify_expired(&expirations);
+    let all = std::mem::take(&mut *transport.0.lock().unwrap());
+    assert_eq!(all, vec![notification; expirations.len() - 1]);
 }
 
-/// Its client has given up, but its effect is there, and the run that brought it about may have told nobody.
+/// The request has expired for its client, but an earlier run executed it and may have ended before
+/// it notified the watchers.
 #[test]
-fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
+fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     let retention = Retention {
         per_session: 0,
         ..Retention::default()
@@ -156,9 +163,9 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
         let core = Core::new(store, recorder, 1, settings());
         let clock = Clock::new(Arc::new(ManualSource::at(START_MS)));
         let server = Server::new(core, clock, Mode::Foreign);
-        let notebook = Arc::new(Notebook::default());
-        server.attach(notebook.clone());
-        (server, notebook)
+        let transport = Arc::new(RecordingTransport::default());
+        server.attach(transport.clone());
+        (server, transport)
     };
     let session = Mode::foreign_session(1);
     let redelivered = Delivery {
@@ -167,18 +174,18 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
         dup: true,
         ..FIRST
     };
-    let ask = |server: &Server, arguments: &[&[u8]], expires| {
+    let request = |server: &Server, arguments: &[&[u8]], expires| {
         publish(server, START_MS, arguments, redelivered, expires);
     };
-    let over = Instant::now().checked_sub(Duration::from_secs(1));
+    let expired = Instant::now().checked_sub(Duration::from_secs(1));
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
     let mut state = Box::<State>::default();
     state.watches.set_durable(true);
     let (first, _) = serve(state, Duplicates::new(retention));
-    ask(&first, &[b"KEYNOTIFY", b"k"], None);
-    ask(&first, set, None);
-    // In the run that handled it, it was told of.
-    ask(&first, set, over);
+    request(&first, &[b"KEYNOTIFY", b"k"], None);
+    request(&first, set, None);
+    // The run that executed the request has already notified the watchers.
+    request(&first, set, expired);
     assert_eq!(first.stats().refused, 1);
 
     let mut locked = first.lock();
@@ -188,13 +195,13 @@ fn what_an_earlier_run_handled_is_told_of_although_it_has_expired() {
         duplicates.insert(&remembered);
     }
     let state = Box::new(std::mem::take(store.state_mut()));
-    let (second, notebook) = serve(state, duplicates);
-    ask(&second, set, over);
-    let notes = notebook.0.lock().unwrap();
-    let told = notes
+    let (second, transport) = serve(state, duplicates);
+    request(&second, set, expired);
+    let payloads = transport.0.lock().unwrap();
+    let notifications = payloads
         .iter()
-        .filter(|note| note.starts_with(b"*4\r\n$6\r\nNOTIFY"));
-    assert_eq!(told.count(), 1, "{notes:?}");
+        .filter(|payload| payload.starts_with(b"*4\r\n$6\r\nNOTIFY"));
+    assert_eq!(notifications.count(), 1, "{payloads:?}");
     assert_eq!(second.stats().told_again, 1);
 }
 
@@ -228,7 +235,7 @@ impl Journal for Full {
 }
 
 #[test]
-fn a_store_says_what_keeps_it_from_answering() {
+fn stopping_server_reports_an_impediment() {
     let server = server_on(Arc::new(Memory));
     assert_eq!(server.impediment(), None);
     server.stop();
@@ -236,7 +243,7 @@ fn a_store_says_what_keeps_it_from_answering() {
 }
 
 #[test]
-fn a_batch_that_takes_longer_than_it_may_is_left() {
+fn batch_beyond_its_time_limit_is_interrupted() {
     let server = server_on(Arc::new(Memory));
     let peer = |number| Peer {
         client: "client".into(),
@@ -254,10 +261,10 @@ fn a_batch_that_takes_longer_than_it_may_is_left() {
     assert_eq!(batch.len(), 0);
 }
 
-/// Also if no request has arrived since the disk filled up, and while another thread has the
-/// store's lock.
+/// This must also hold if no request has arrived since the disk filled up, and while another thread
+/// holds the lock of the store.
 #[test]
-fn readiness_asks_the_disk_and_takes_no_lock() {
+fn readiness_checks_the_disk_without_the_lock() {
     let server = server_on(Arc::new(Full));
     let _held = server.lock();
     assert!(server.impediment().unwrap().contains("disk is full"));

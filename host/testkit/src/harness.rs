@@ -1,4 +1,7 @@
-//! A policy in the state machine of `serve`, in memory, with a scripted clock.
+//! Runs a policy in the state machine of `serve`, in memory and with a scripted clock.
+//!
+//! Every request runs on a used and on a fresh instance of the policy. Both must give the same
+//! result, because redeliveries are re-executed on fresh instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,16 +24,16 @@ use statehouse_core::store::{
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings};
 use statehouse_protocol::rights::ClientRights;
 
-/// The time at which a harness begins where nobody says another.
+/// The time at which a harness begins, unless its table is from a later time.
 pub const NOW_MS: u64 = 1_700_000_000_000;
 
-/// A policy over a store of its own.
+/// A policy with its own store.
 pub struct Harness {
     policy: Arc<Policy<Transaction>>,
     base: Arc<Base>,
-    /// Handles everything with one instance of the policy.
+    /// Handles every input with one instance of the policy.
     used: Core,
-    /// Handles everything with a fresh instance of the policy.
+    /// Handles every input with a fresh instance of the policy.
     fresh: Option<Core>,
     quota: Quota,
     now_ms: u64,
@@ -62,7 +65,7 @@ impl Harness {
         Ok(Self::with(setup::compile(&engine, file)?))
     }
 
-    /// A policy that is compiled already, over an empty table.
+    /// A compiled policy, over an empty table.
     pub(super) fn with(policy: Arc<Policy<Transaction>>) -> Self {
         Self::begin(policy, Arc::default())
     }
@@ -105,41 +108,42 @@ impl Harness {
         Self::begin(self.policy.clone(), self.base.clone())
     }
 
-    /// The same policy over the table of a backup, as `statehouse snapshot` writes it. Time goes on where it was.
+    /// The same policy over the table of a backup that `statehouse snapshot` wrote. Time continues
+    /// from the time of the backup.
     pub fn on_snapshot(self, file: impl AsRef<Path>) -> Result<Self, KitError> {
         let base = Base::of_backup(file.as_ref())?;
         Ok(Self::begin(self.policy, Arc::new(base)))
     }
 
-    /// The same policy over the table of a data directory, of which nothing is changed.
+    /// The same policy over the table of a data directory. The directory is not changed.
     pub fn on_data(self, directory: impl AsRef<Path>) -> Result<Self, KitError> {
         let base = Base::of_data(directory.as_ref())?;
         Ok(Self::begin(self.policy, Arc::new(base)))
     }
 
-    /// Without a fresh instance beside the used one: requests run once, and hidden state is not looked for.
+    /// Removes the fresh instance: requests run once, and hidden state is not detected.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.fresh = None;
         self
     }
 
-    /// What the policy calls itself, and its digest.
+    /// The policy, with its name and digest.
     pub fn policy(&self) -> &Policy<Transaction> {
         &self.policy
     }
 
-    /// The store's time in milliseconds since 1970.
+    /// The time of the store in milliseconds since 1970.
     pub fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
-    /// Sets the time. It never goes back, as that of a store does not: an earlier time changes nothing.
+    /// Sets the time. An earlier time changes nothing, because the time of a store never decreases.
     pub fn at(&mut self, now_ms: u64) -> Vec<Notification> {
         self.advance(now_ms.saturating_sub(self.now_ms))
     }
 
-    /// Lets time pass. Keys expire on their way, each at its time; what their watchers are told is given back.
+    /// Advances the time. Each key expires at its own time. Returns the notifications to watchers.
     pub fn advance(&mut self, ms: u64) -> Vec<Notification> {
         let end_ms = self.now_ms.saturating_add(ms);
         let mut notifications = Vec::new();
@@ -152,12 +156,12 @@ impl Harness {
         notifications
     }
 
-    /// When the next key expires.
+    /// The time at which the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.used.store().next_expiry_ms()
     }
 
-    /// Bounds of the table, instead of the defaults of `serve`.
+    /// Sets the quota of the table, which is otherwise the default of `serve`.
     pub fn set_quota(&mut self, quota: Quota) {
         self.quota = quota;
         for core in self.cores() {
@@ -165,7 +169,7 @@ impl Harness {
         }
     }
 
-    /// The bounds of the table.
+    /// The quota of the table.
     pub fn quota(&self) -> Quota {
         self.quota
     }
@@ -177,7 +181,7 @@ impl Harness {
         }
     }
 
-    /// How the store calls itself in versions, instead of `StateStore`.
+    /// Sets the name of the store in versions, which is otherwise `StateStore`.
     pub fn set_node(&mut self, node: &str) {
         for core in self.cores() {
             core.settings_mut().node = node.into();
@@ -189,7 +193,7 @@ impl Harness {
         &self.used.settings().node
     }
 
-    /// Grants a client these rights, as authorization rules do. Without this call it may do
+    /// Grants a client these rights, as authorization rules do. Without this call the client may do
     /// everything.
     pub fn set_rights(&mut self, client: &str, rights: Arc<dyn ClientRights>) {
         self.rights.insert(client.into(), rights);
@@ -199,7 +203,7 @@ impl Harness {
         std::iter::once(&mut self.used).chain(self.fresh.as_mut())
     }
 
-    /// Puts a key into the table, past the policy.
+    /// Puts a key into the table without the policy.
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         let mut hlc = self.used.store().state().hlc;
         let version = hlc.tick(self.now_ms);
@@ -216,18 +220,18 @@ impl Harness {
         }
     }
 
-    /// What a key holds.
+    /// The entry of a key, unless it has expired.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&Entry> {
         let entry = self.used.store().state().table.get(key.as_ref())?;
         (!entry.expired(self.now_ms)).then_some(entry)
     }
 
-    /// A client of this id, which connects where it is not connected.
+    /// The client with this id. It connects with its first request.
     pub fn client(&mut self, id: &str) -> Client<'_> {
         Client::new(self, id)
     }
 
-    /// Ends a client's connection, and its watches with it.
+    /// Ends the connection of a client, which ends its watches.
     pub fn disconnect(&mut self, id: &str) {
         if let Some(peer) = self.peers.remove(id) {
             self.handle(Input::Disconnected(&peer));
@@ -238,7 +242,7 @@ impl Harness {
     pub fn publish(&mut self, client: &str, mut publish: Publish) -> Came {
         self.sent += 1;
         if let Some(correlation) = &mut publish.correlation {
-            // Never the same twice, so that no request is taken for another one's redelivery.
+            // Unique correlation data, or the request would be a redelivery of another one.
             if correlation.is_empty() {
                 *correlation = self.sent.to_be_bytes().to_vec();
             }
@@ -246,7 +250,7 @@ impl Harness {
         let peer = self.peer(client);
         let properties = match properties(&publish) {
             Ok(properties) => properties,
-            // A broker ends a connection that sends what is no packet.
+            // A broker ends a connection that sends a malformed packet.
             Err(text) => {
                 self.disconnect(client);
                 let reason = ReasonCode::PROTOCOL_ERROR.0;
@@ -258,15 +262,11 @@ impl Harness {
             topic: &publish.topic,
             payload: &payload,
             properties: &properties,
-            qos: match publish.qos {
-                0 => QoS::AtMostOnce,
-                1 => QoS::AtLeastOnce,
-                _ => QoS::ExactlyOnce,
-            },
+            qos: qos(publish.qos),
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
-                // Any 16 bits but 0 are one (MQTT 5, section 2.2.1).
+                // Any value of 16 bits except 0 is valid (MQTT 5, section 2.2.1).
                 packet_id: u16::try_from(self.sent % 65_535).unwrap_or(0) + 1,
                 dup: false,
             },
@@ -354,7 +354,7 @@ impl Harness {
         (self.started.checked_add(since_start)).unwrap_or(self.started)
     }
 
-    /// Describes the response of a decision and everything else that it led to.
+    /// Describes the response of a decision and all of its effects.
     fn answer(&self, decision: Decision<'_>) -> Answer {
         let effects = &decision.effects;
         let (reads, writes) = match &effects.handled {
@@ -454,10 +454,10 @@ fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
         let shown = version(b).map_or("none".into(), |it| it.display(node).to_string());
         return Some(format!("a fresh instance answers with the version {shown}"));
     }
-    let owed = |answer: Option<&statehouse_core::store::Answer>| {
+    let repeated = |answer: Option<&statehouse_core::store::Answer>| {
         answer.map(|it| (is_same(it.repeat), it.command))
     };
-    if owed(a) != owed(b) {
+    if repeated(a) != repeated(b) {
         return Some(
             "a fresh instance gives the same answer, but another `repeat` or `command`".into(),
         );
@@ -467,14 +467,20 @@ fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
         (handled, effects.swept.as_ref().map(|it| it.writes.clone()))
     };
     if writes(used) != writes(fresh) {
-        return Some("a fresh instance gives the same answer, and writes something else".into());
+        return Some("a fresh instance gives the same answer, but other writes".into());
     }
     if used.notifications != fresh.notifications || used.expired != fresh.expired {
-        return Some(
-            "a fresh instance gives the same answer, and tells the watchers otherwise".into(),
-        );
+        return Some("a fresh instance gives the same answer, but other notifications".into());
     }
     None
+}
+
+fn qos(level: u8) -> QoS {
+    match level {
+        0 => QoS::AtMostOnce,
+        1 => QoS::AtLeastOnce,
+        _ => QoS::ExactlyOnce,
+    }
 }
 
 /// The MQTT properties of a message.
@@ -500,7 +506,7 @@ fn properties(publish: &Publish) -> Result<Properties, &'static str> {
 
 /// The user properties among the properties that the store wrote.
 fn user(raw: &Bytes) -> Vec<(String, String)> {
-    // The store's own encoding is never refused by its own decoder.
+    // The decoder of the store accepts everything that its encoder writes.
     let properties = Properties::parse(raw.clone()).unwrap_or_default();
     let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     properties.user().map(owned).collect()

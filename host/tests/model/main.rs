@@ -1,12 +1,14 @@
-//! The store against a plain map: random commands in all dialects, redeliveries at random later times, policy swaps,
-//! restarts from records and from snapshots that were taken while requests went on.
+//! Compares the store with an oracle over a plain map: random commands in all dialects,
+//! redeliveries at random later times, policy swaps, and restarts from records and from snapshots
+//! that were taken between requests.
 //!
-//! The same runs as the broker and behind a foreign one, where nothing but the identity tells a redelivery, requests come
-//! again without DUP and packet ids that mean anything, and watches survive restarts.
+//! The same cases run in both modes. Behind a foreign broker only the identity of a request marks a
+//! redelivery, because DUP and packet identifiers mean nothing there, and watches survive restarts.
 //!
-//! A failing case is shrunk and printed as the list of what happened, which is all there is to it.
+//! A case must depend on its list of operations alone, so that a failing case can be shrunk and
+//! printed as that list.
 
-mod kept;
+mod modes;
 mod ops;
 mod oracle;
 mod scan;
@@ -32,8 +34,8 @@ use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
-use ops::{How, Op};
-use oracle::{Asked, Oracle, Reading, Told, Version};
+use ops::{Op, Redelivery};
+use oracle::{Oracle, OracleRequest, Reading, Version, WatcherNotification};
 
 const START_MS: u64 = 1_700_000_000_000;
 const CLIENTS: usize = 2;
@@ -44,7 +46,7 @@ const RETENTION: Retention = Retention {
     bytes_max: 64 << 20,
     per_session: 4,
 };
-/// Behind a foreign broker only the window keeps.
+/// Behind a foreign broker the store remembers requests only within the window.
 fn retention(mode: Mode) -> Retention {
     Retention {
         per_session: match mode {
@@ -55,7 +57,7 @@ fn retention(mode: Mode) -> Retention {
     }
 }
 
-/// A request that says nothing of its expiry is remembered for this long (the protocol, section 9).
+/// A request without an expiry is remembered for this long (the protocol, section 9).
 const WINDOW_MS: u64 = 60_000;
 const QUOTA: Quota = Quota {
     keys_max: 4,
@@ -78,7 +80,7 @@ fn policies() -> &'static Policies {
     static POLICIES: OnceLock<(Engine<Transaction>, Policies)> = OnceLock::new();
     let (_, policies) = POLICIES.get_or_init(|| {
         let engine = Engine::without_watchdog().expect("an engine");
-        // A custom section makes another build of it: id 0, its length, its name with a length.
+        // A custom section changes only the digest: id 0, its length, its name with a length.
         let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
         let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
         let policies = [load(STANDARD_POLICY), load(&twin)];
@@ -87,13 +89,13 @@ fn policies() -> &'static Policies {
     policies
 }
 
-/// What is recorded of each.
+/// The policy records that a start writes.
 fn records() -> Vec<PolicyRecord> {
     let all = policies().iter();
     all.map(|policy| PolicyRecord::of(policy, false)).collect()
 }
 
-/// Lets another policy answer from the next request on; the one before it stays behind it.
+/// Promotes a policy. The policy before it remains loaded.
 fn promote(core: &mut Core, policy: Arc<Policy<Transaction>>) {
     let digest = policy.digest.into();
     let registry = core.store_mut().registry();
@@ -101,7 +103,7 @@ fn promote(core: &mut Core, policy: Arc<Policy<Transaction>>) {
     let next = loaded.and_then(|it| it.promote(digest));
     let next = next.expect("there is room for two");
     let assigned = core.assign(next, vec![Instance::new(policy)]);
-    assert!(assigned.is_ok(), "all that are named are here");
+    assert!(assigned.is_ok(), "every named policy is ready");
 }
 
 /// No request here expires, so the instant does not matter.
@@ -112,9 +114,9 @@ fn now(ms: u64) -> Now {
     }
 }
 
-/// A request that was answered once.
+/// A request that was answered.
 #[derive(Clone)]
-struct Past {
+struct PastRequest {
     client: usize,
     session: u64,
     packet_id: u16,
@@ -123,15 +125,16 @@ struct Past {
     timestamp: Option<Reading>,
     token: Option<Reading>,
     properties: Properties,
-    /// What a redelivery is owed, and when it was answered.
-    owed: Option<((Bytes, Option<Stamp>), u64)>,
-    /// Whether another one is the very same.
-    twin: bool,
-    /// What it changed: the key, and the value that it holds since.
+    /// The answer that a redelivery must get, if it is repeatable, and the time of the answer.
+    remembered_answer: Option<((Bytes, Option<Stamp>), u64)>,
+    /// Whether another request is identical.
+    has_identical: bool,
+    /// The changed key, and its new value unless it was removed.
     changed: Option<(Vec<u8>, Option<Vec<u8>>)>,
-    /// The run that handled it, and the last one that told of it again.
-    ran: u32,
-    told_again: u32,
+    /// The run that handled the request.
+    executed_in: u32,
+    /// The last run that renotified its watchers.
+    renotified_in: u32,
 }
 
 struct Model {
@@ -139,22 +142,22 @@ struct Model {
     run: u32,
     core: Core,
     records: Arc<Records>,
-    /// Blocks of a snapshot that is being taken, and how many records there were at its beginning.
-    taking: Option<(Progress, Vec<Vec<u8>>, usize)>,
-    taken: Option<(Vec<Vec<u8>>, usize)>,
+    /// A snapshot in progress: its blocks, and the number of records at its beginning.
+    snapshot_in_progress: Option<(Progress, Vec<Vec<u8>>, usize)>,
+    last_snapshot: Option<(Vec<Vec<u8>>, usize)>,
     active: usize,
     oracle: Oracle,
-    past: Vec<Past>,
+    history: Vec<PastRequest>,
     now_ms: u64,
-    /// The last version that anybody saw.
-    last: Stamp,
+    /// The highest version that a client observed.
+    last_version: Stamp,
     peers: Vec<Peer>,
     next_connection: u64,
     next_session: u64,
     next_packet_id: u16,
 }
 
-fn quiet(registry: Registry<Transaction>, image: Image) -> Store {
+fn store_from_image(registry: Registry<Transaction>, image: Image) -> Store {
     Store::restore(registry, QUOTA, image.state, image.duplicates)
 }
 
@@ -165,20 +168,25 @@ impl Model {
         let registry = Registry::new(policies()[0].clone(), None);
         let mut image = Image::new(retention(mode));
         image.begin(mode);
-        let mut core = Core::new(quiet(registry, image), recorder, 1, Settings::default());
+        let mut core = Core::new(
+            store_from_image(registry, image),
+            recorder,
+            1,
+            Settings::default(),
+        );
         core.begin(mode, crate::records(), START_MS);
         let mut model = Self {
             mode,
             run: 1,
             core,
             records,
-            taking: None,
-            taken: None,
+            snapshot_in_progress: None,
+            last_snapshot: None,
             active: 0,
             oracle: Oracle::new(QUOTA.keys_max as usize, QUOTA.client_keys_max as usize),
-            past: Vec::new(),
+            history: Vec::new(),
             now_ms: START_MS,
-            last: Stamp::default(),
+            last_version: Stamp::default(),
             peers: Vec::new(),
             next_connection: 1,
             next_session: 1,
@@ -191,7 +199,9 @@ impl Model {
         model
     }
 
-    /// A connection of a client, over its session or a new one. Of a foreign broker's neither is seen.
+    /// A new connection of a client with the given session or a new one. The clients of a foreign
+    /// broker always have the same peer, because the store does not see their connections and
+    /// sessions.
     fn peer(&mut self, client: usize, session: Option<u64>) -> Peer {
         self.next_connection += 1;
         let name = format!("client-{client}");
@@ -205,7 +215,7 @@ impl Model {
         }
         let session = session.unwrap_or_else(|| {
             self.next_session += 1;
-            self.sessions(&session_began(self.next_session, &name));
+            self.record_sessions(&session_began(self.next_session, &name));
             self.next_session
         });
         Peer {
@@ -215,16 +225,16 @@ impl Model {
         }
     }
 
-    /// Records what the broker says of sessions.
-    fn sessions(&self, changes: &[u8]) {
+    /// Appends a record of session changes, as the broker does.
+    fn record_sessions(&self, changes: &[u8]) {
         let mut record = Vec::new();
         record::sessions(&mut record, changes);
         self.records.append(&[&record], false);
     }
 
-    fn run(&mut self, op: &Op) {
+    fn apply(&mut self, op: &Op) {
         match op {
-            Op::Ask {
+            Op::Request {
                 client,
                 dialect,
                 words,
@@ -233,40 +243,42 @@ impl Model {
             } => {
                 let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
                 let (timestamp, token) = (timestamp.at(self.now_ms), token.at(self.now_ms));
-                self.ask_new(*client, DIALECTS[*dialect], words, timestamp, token);
+                self.handle_new_request(*client, DIALECTS[*dialect], words, timestamp, token);
             }
-            Op::Again(which, how) => self.ask_again(which, *how),
-            // Nothing but the identity tells requests apart there.
-            Op::Repeat(which) if self.mode == Mode::Foreign => self.ask_again(which, How::Dup),
-            Op::Repeat(which) => {
-                if !self.past.is_empty() {
-                    let past = which.get_mut(&mut self.past);
-                    past.twin = true;
+            Op::Redeliver(which, redelivery) => self.redeliver(which, *redelivery),
+            // Identical requests have the same identity there.
+            Op::SendIdentical(which) if self.mode == Mode::Foreign => {
+                self.redeliver(which, Redelivery::Dup)
+            }
+            Op::SendIdentical(which) => {
+                if !self.history.is_empty() {
+                    let past = which.get_mut(&mut self.history);
+                    past.has_identical = true;
                     let session = self.peers[past.client].session;
                     let packet_id = self.next_packet_id;
                     self.next_packet_id += 1;
-                    let again = Past {
+                    let identical = PastRequest {
                         packet_id,
                         session,
-                        owed: None,
+                        remembered_answer: None,
                         ..past.clone()
                     };
-                    self.ask(again, false);
+                    self.handle_as_new(identical, false);
                 }
             }
             Op::Reconnect(client) => self.reconnect(*client),
-            Op::Unheard(client, key) => {
+            Op::Undeliverable(client, key) => {
                 if self.mode == Mode::Foreign {
                     let peer = self.peers[*client].clone();
                     self.step(Input::Undeliverable(&peer, key.as_bytes()));
-                    self.oracle.unheard(*client, key.as_bytes());
+                    self.oracle.undeliverable(*client, key.as_bytes());
                 }
             }
             Op::EndSession(_) if self.mode == Mode::Foreign => {}
             Op::EndSession(client) => {
                 self.reconnect(*client);
                 let ended = self.peers[*client].session;
-                self.sessions(&session_ended(ended));
+                self.record_sessions(&session_ended(ended));
                 self.step(Input::SessionsEnded(&[ended]));
                 self.peers[*client] = self.peer(*client, None);
             }
@@ -274,18 +286,18 @@ impl Model {
                 self.now_ms += ms;
                 self.step(Input::Sweep);
             }
-            Op::Swap => {
+            Op::SwapPolicy => {
                 self.active = 1 - self.active;
                 let policy = &policies()[self.active];
                 promote(&mut self.core, policy.clone());
             }
-            Op::SnapshotPiece => self.snapshot_piece(),
+            Op::SnapshotBlock => self.snapshot_block(),
             Op::Restart => self.restart(),
         }
         self.compare();
     }
 
-    fn ask_new(
+    fn handle_new_request(
         &mut self,
         client: usize,
         dialect: Dialect,
@@ -307,7 +319,7 @@ impl Model {
             }
         }
         let properties = properties.finish().expect("short properties");
-        let past = Past {
+        let past = PastRequest {
             client,
             session: self.peers[client].session,
             packet_id,
@@ -315,20 +327,20 @@ impl Model {
             words,
             timestamp,
             token,
-            properties: Properties::parse(properties).expect("just made"),
-            owed: None,
-            twin: false,
+            properties: Properties::parse(properties).expect("valid properties"),
+            remembered_answer: None,
+            has_identical: false,
             changed: None,
-            ran: 0,
-            told_again: 0,
+            executed_in: 0,
+            renotified_in: 0,
         };
-        self.ask(past, false);
+        self.handle_as_new(past, false);
     }
 
-    /// Lets store and oracle handle a request as a new one.
-    fn ask(&mut self, mut past: Past, dup: bool) {
-        let mut told = self.oracle.expire(self.now_ms);
-        let due = self.oracle.ask(&Asked {
+    /// Lets the store and the oracle handle a request as a new one, and compares the results.
+    fn handle_as_new(&mut self, mut past: PastRequest, dup: bool) {
+        let mut notifications = self.oracle.expire(self.now_ms);
+        let expected = self.oracle.predict(&OracleRequest {
             client: past.client,
             dialect: past.dialect,
             words: &past.words,
@@ -342,60 +354,63 @@ impl Model {
         let payload = &answer.payload;
         assert_eq!(
             payload.escape_ascii().to_string(),
-            due.payload.escape_ascii().to_string()
+            expected.payload.escape_ascii().to_string()
         );
-        assert_eq!(effects.handled.is_some(), due.owed);
-        match due.version {
+        assert_eq!(effects.handled.is_some(), expected.repeatable);
+        match expected.version {
             Version::None => assert_eq!(answer.version, None),
             Version::Is(version) => assert_eq!(answer.version, Some(version)),
             Version::Above(wall, counter) => {
                 let version = answer.version.expect("a new version");
-                assert!(version > self.last && version > Stamp { wall, counter });
-                assert_eq!(version.wall, self.last.wall.max(wall).max(self.now_ms));
+                assert!(version > self.last_version && version > Stamp { wall, counter });
+                assert_eq!(
+                    version.wall,
+                    self.last_version.wall.max(wall).max(self.now_ms)
+                );
             }
         }
-        told.extend(due.told.iter().cloned());
-        self.hear(&effects, told);
-        (past.changed, past.ran) = (due.changed(), self.run);
-        past.owed = due
-            .owed
+        notifications.extend(expected.notifications.iter().cloned());
+        self.check_notifications(&effects, notifications);
+        (past.changed, past.executed_in) = (expected.changed(), self.run);
+        past.remembered_answer = expected
+            .repeatable
             .then(|| ((payload.clone(), answer.version), self.now_ms));
-        self.oracle.apply(due, answer.version);
-        self.last = self.last.max(answer.version.unwrap_or_default());
-        self.past.push(past);
+        self.oracle.apply(expected, answer.version);
+        self.last_version = self.last_version.max(answer.version.unwrap_or_default());
+        self.history.push(past);
     }
 
-    /// A request comes again. What its answer must be depends on whether one is owed.
-    fn ask_again(&mut self, which: &Index, how: How) {
+    /// Redelivers a request. It must get its remembered answer, or is handled as a new request if
+    /// there is none.
+    fn redeliver(&mut self, which: &Index, redelivery: Redelivery) {
         let sessions: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
-        let lives = |past: &Past| sessions[past.client] == past.session;
-        let candidates =
-            self.past.iter().enumerate().filter(|(at, past)| {
-                lives(past) && (past.owed.is_none() || self.is_remembered(*at))
-            });
+        let is_alive = |past: &PastRequest| sessions[past.client] == past.session;
+        let candidates = self.history.iter().enumerate().filter(|(at, past)| {
+            is_alive(past) && (past.remembered_answer.is_none() || self.is_remembered(*at))
+        });
         let candidates: Vec<usize> = candidates.map(|(at, _)| at).collect();
         if candidates.is_empty() {
             return;
         }
         let at = *which.get(&candidates);
-        let mut past = self.past[at].clone();
-        match how {
+        let mut past = self.history[at].clone();
+        match redelivery {
             _ if self.mode == Mode::Foreign => {}
-            How::Dup => {}
-            // Which of two that are the very same is meant, only the packet identifier tells.
-            How::DupElsewhere if past.twin => {}
-            How::DupElsewhere => past.packet_id = u16::MAX,
-            How::Resumed => self.reconnect(past.client),
+            Redelivery::Dup => {}
+            // Only the packet identifier distinguishes identical requests.
+            Redelivery::DupNewPacketId if past.has_identical => {}
+            Redelivery::DupNewPacketId => past.packet_id = u16::MAX,
+            Redelivery::NewConnection => self.reconnect(past.client),
         }
-        let dup = !matches!(how, How::Resumed);
-        let Some((said, _)) = &past.owed else {
-            // A twin of it may be remembered that this one is taken for.
-            if !past.twin {
-                self.ask(past, dup);
+        let dup = !matches!(redelivery, Redelivery::NewConnection);
+        let Some((first, _)) = &past.remembered_answer else {
+            // An identical request may be remembered, and this one would match it.
+            if !past.has_identical {
+                self.handle_as_new(past, dup);
             }
             return;
         };
-        let told = self.oracle.expire(self.now_ms);
+        let expired = self.oracle.expire(self.now_ms);
         let clock = self.core.store().state().hlc.last();
         let mut effects = self.deliver(&past, dup);
         assert_eq!((effects.failures, effects.repeated), (0, Some(Rerun::Same)));
@@ -404,51 +419,57 @@ impl Model {
             .answer
             .as_ref()
             .expect("every request has an answer");
-        assert_eq!((&answer.payload, answer.version), (&said.0, said.1));
-        let again = self.due_again(at);
+        assert_eq!((&answer.payload, answer.version), (&first.0, first.1));
+        let renotified = self.expected_renotifications(at);
         assert_eq!(
             effects.renotified,
-            (!again.is_empty()).then_some(Renotified::Sent)
+            (!renotified.is_empty()).then_some(Renotified::Sent)
         );
-        let notices = std::mem::take(&mut effects.notifications);
-        let mut heard: Vec<Told> = notices.iter().flat_map(|it| self.heard(it)).collect();
-        heard.sort();
-        assert_eq!(heard, again);
-        // None of their versions is new. That of a removal which nobody watched is one that nobody has seen so far.
-        assert!(notices.iter().all(|it| it.version <= clock));
-        self.hear(&effects, told);
+        let notifications = std::mem::take(&mut effects.notifications);
+        let mut received: Vec<WatcherNotification> = notifications
+            .iter()
+            .flat_map(|it| self.watcher_notifications(it))
+            .collect();
+        received.sort();
+        assert_eq!(received, renotified);
+        // These versions are not new, but no client may have observed the version of an unwatched
+        // removal.
+        assert!(notifications.iter().all(|it| it.version <= clock));
+        self.check_notifications(&effects, expired);
     }
 
-    /// What is told again where a request of an earlier run comes again, to whoever watches now: once in each run.
-    fn due_again(&mut self, at: usize) -> Vec<Told> {
-        let past = &mut self.past[at];
-        let earlier = self.mode == Mode::Foreign && past.ran < self.run;
-        if !earlier || past.told_again == self.run || !self.oracle.is_watched() {
+    /// The notifications to the current watchers that a redelivered request of an earlier run must
+    /// repeat: once in each run.
+    fn expected_renotifications(&mut self, at: usize) -> Vec<WatcherNotification> {
+        let past = &mut self.history[at];
+        let earlier = self.mode == Mode::Foreign && past.executed_in < self.run;
+        if !earlier || past.renotified_in == self.run || !self.oracle.is_watched() {
             return Vec::new();
         }
-        past.told_again = self.run;
+        past.renotified_in = self.run;
         let changed = past.changed.as_ref();
-        let mut due: Vec<Told> = changed
+        let mut expected: Vec<WatcherNotification> = changed
             .into_iter()
-            .flat_map(|(key, value)| self.oracle.watchers(key, value.as_deref()))
+            .flat_map(|(key, value)| self.oracle.notifications_of(key, value.as_deref()))
             .collect();
-        due.sort();
-        due
+        expected.sort();
+        expected
     }
 
-    /// Whether a request must still be remembered: for a while, and as one of the last of its session.
+    /// Whether the store must remember a request: within the window, or as one of the last of its
+    /// session.
     fn is_remembered(&self, at: usize) -> bool {
-        let past = &self.past[at];
-        let newer = self.past[at + 1..].iter();
-        let newer = newer.filter(|it| it.session == past.session && it.owed.is_some());
+        let past = &self.history[at];
+        let newer = self.history[at + 1..].iter();
+        let newer = newer.filter(|it| it.session == past.session && it.remembered_answer.is_some());
         let young = past
-            .owed
+            .remembered_answer
             .as_ref()
             .is_some_and(|(_, ms)| self.now_ms < ms + WINDOW_MS);
         young || (newer.count() as u64) < retention(self.mode).per_session
     }
 
-    fn deliver(&mut self, past: &Past, dup: bool) -> Effects {
+    fn deliver(&mut self, past: &PastRequest, dup: bool) -> Effects {
         let words: Vec<&[u8]> = past.words.iter().map(Vec::as_slice).collect();
         let payload = Bytes::from(statehouse_policy::resp::request(&words));
         let peer = &self.peers[past.client];
@@ -468,7 +489,7 @@ impl Model {
                     Mode::Embedded => past.packet_id,
                     Mode::Foreign => 0,
                 },
-                // Each may have come before.
+                // Every request of a foreign broker may be a redelivery.
                 dup: dup || self.mode == Mode::Foreign,
             },
             expires: None,
@@ -482,91 +503,94 @@ impl Model {
     }
 
     fn step(&mut self, input: Input<'_>) {
-        let told = self.oracle.expire(self.now_ms);
+        let expired = self.oracle.expire(self.now_ms);
         let effects = self.core.handle(input, now(self.now_ms)).effects;
         assert!(effects.handled.is_none() && effects.notifications.is_empty());
-        self.hear(&effects, told);
+        self.check_notifications(&effects, expired);
     }
 
-    /// Compares who heard of what with who should have.
-    fn hear(&mut self, effects: &Effects, mut due: Vec<Told>) {
-        let mut heard = Vec::new();
-        let mut last = self.last;
-        let notices: Vec<&Notification> = effects
+    /// Compares the notifications of a step with the expected ones.
+    fn check_notifications(&mut self, effects: &Effects, mut expected: Vec<WatcherNotification>) {
+        let mut received = Vec::new();
+        let mut last = self.last_version;
+        let notifications: Vec<&Notification> = effects
             .expired
             .iter()
             .chain(&effects.notifications)
             .collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
-        for notice in notices {
-            for told in self.heard(notice) {
-                let before = versions.insert(told.key.clone(), notice.version);
-                // One change may be told in several dialects; all say the same version.
-                assert!(notice.version > self.last || before == Some(notice.version));
-                last = last.max(notice.version);
-                heard.push(told);
+        for notification in notifications {
+            for it in self.watcher_notifications(notification) {
+                let before = versions.insert(it.key.clone(), notification.version);
+                // The notifications of one change in several dialects have the same version.
+                let is_new = notification.version > self.last_version;
+                assert!(is_new || before == Some(notification.version));
+                last = last.max(notification.version);
+                received.push(it);
             }
         }
-        self.last = last;
-        due.sort();
-        heard.sort();
-        assert_eq!(heard, due);
+        self.last_version = last;
+        expected.sort();
+        received.sort();
+        assert_eq!(received, expected);
     }
 
-    /// Who hears of a change, and what.
-    fn heard(&self, notice: &Notification) -> Vec<Told> {
-        let told = notice.to.iter().map(|(peer, topic)| {
+    /// A notification of the store as one notification for each watcher.
+    fn watcher_notifications(&self, notification: &Notification) -> Vec<WatcherNotification> {
+        let of_watcher = notification.to.iter().map(|(peer, topic)| {
             let client = self.peers.iter().position(|it| it == peer);
-            Told {
-                client: client.expect("a connection that is there"),
+            WatcherNotification {
+                client: client.expect("a current connection"),
                 key: key_of(topic, &peer.client),
-                payload: notice.payload.to_vec(),
+                payload: notification.payload.to_vec(),
             }
         });
-        told.collect()
+        of_watcher.collect()
     }
 
     fn reconnect(&mut self, client: usize) {
         let old = self.peers[client].clone();
         self.step(Input::Disconnected(&old));
-        self.oracle.gone(client);
+        self.oracle.disconnected(client);
         self.peers[client] = self.peer(client, Some(old.session));
     }
 
-    fn snapshot_piece(&mut self) {
+    /// Adds a block to the snapshot in progress, or begins one.
+    fn snapshot_block(&mut self) {
         let begun = self.records.all().len();
         let fresh = || {
             let peers = self.peers.iter().filter(|_| self.mode == Mode::Embedded);
             let began = peers.map(|it| sessions_block(&session_began(it.session, &it.client)));
             (Progress::default(), began.collect(), begun)
         };
-        let (mut progress, mut blocks, begun) = self.taking.take().unwrap_or_else(fresh);
+        let (mut progress, mut blocks, begun) =
+            self.snapshot_in_progress.take().unwrap_or_else(fresh);
         match self.core.snapshot(&mut progress, self.now_ms) {
             Some(block) => {
                 blocks.push(block);
-                self.taking = Some((progress, blocks, begun));
+                self.snapshot_in_progress = Some((progress, blocks, begun));
             }
-            None => self.taken = Some((blocks, begun)),
+            None => self.last_snapshot = Some((blocks, begun)),
         }
     }
 
-    /// The store is rebuilt from the last snapshot and the records behind its beginning.
+    /// Restarts the store from the last snapshot and the records after its beginning.
     fn restart(&mut self) {
-        self.taking = None;
+        self.snapshot_in_progress = None;
         let mut image = Image::new(retention(self.mode));
-        let (blocks, begun) = self.taken.clone().unwrap_or_default();
+        let (blocks, begun) = self.last_snapshot.clone().unwrap_or_default();
         for block in &blocks {
-            image.block(block).expect("a block that was written");
+            image.block(block).expect("the store wrote this block");
         }
         for record in &self.records.all()[begun..] {
-            image.record(record).expect("a record that was written");
+            image.record(record).expect("the store wrote this record");
         }
         image.finish();
         assert_eq!(image.run, self.run);
         self.run += 1;
         image.begin(self.mode);
         assert!(image.now_ms <= self.now_ms);
-        let number = image.active.expect("a policy is recorded first") as usize;
+        let number = image.active.expect("the first records name a policy") as usize;
         assert_eq!(
             image.policies[number].digest,
             policies()[self.active].digest
@@ -575,7 +599,7 @@ impl Model {
         registry.retire(policies()[1 - self.active].clone());
         let journal = self.records.clone();
         let recorder = Recorder::new(journal, image.policies.clone(), image.active);
-        let store = quiet(registry, image);
+        let store = store_from_image(registry, image);
         self.core = Core::new(store, recorder, self.run, Settings::default());
         self.core.begin(self.mode, crate::records(), self.now_ms);
         if self.mode == Mode::Foreign {
@@ -584,37 +608,39 @@ impl Model {
         let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
         self.core.store_mut().retain_sessions(&live);
         for client in 0..CLIENTS {
-            self.oracle.gone(client);
+            self.oracle.disconnected(client);
             let session = self.peers[client].session;
             self.peers[client] = self.peer(client, Some(session));
         }
     }
 
-    /// The table is the map.
+    /// Compares the table and the watches of the store with the oracle.
     fn compare(&self) {
-        let due = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
+        let is_live = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
         let table = self.core.store().state().table.range(b"", None);
-        let table: Vec<_> = table.filter(|it| due(it.expires_ms())).collect();
+        let table: Vec<_> = table.filter(|it| is_live(it.expires_ms())).collect();
         let map = self.oracle.keys.iter();
-        let map: Vec<_> = map.filter(|(_, held)| due(held.expires_ms)).collect();
+        let map: Vec<_> = map
+            .filter(|(_, expected_entry)| is_live(expected_entry.expires_ms))
+            .collect();
         assert_eq!(table.len(), map.len());
-        for (entry, (expected, held)) in table.into_iter().zip(map) {
+        for (entry, (expected, expected_entry)) in table.into_iter().zip(map) {
             assert_eq!(entry.key(), expected);
-            let owner = format!("client-{}", held.owner);
+            let owner = format!("client-{}", expected_entry.owner);
             assert_eq!(
                 self.core.store().state().owner(expected, false),
                 Some(&*owner)
             );
             assert_eq!(
                 (entry.value(), entry.version()),
-                (&held.value[..], held.version)
+                (&expected_entry.value[..], expected_entry.version)
             );
-            assert_eq!(entry.expires_ms(), held.expires_ms);
+            assert_eq!(entry.expires_ms(), expected_entry.expires_ms);
             let fence = entry.fence();
             let fence = fence
                 .as_ref()
                 .map(|fence| (fence.wall, fence.counter, &*fence.node));
-            assert_eq!(fence, held.fence);
+            assert_eq!(fence, expected_entry.fence);
         }
         self.compare_owners();
         let watches = &self.core.store().state().watches;
@@ -622,7 +648,7 @@ impl Model {
         assert_eq!(self.watched(watches), self.oracle.watched());
     }
 
-    /// What the clients own is what the map says, with what has expired and was not swept.
+    /// Checks the counters of the owners. They include expired keys that were not swept yet.
     fn compare_owners(&self) {
         let mut owned: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
         let state = self.core.store().state();
@@ -638,13 +664,13 @@ impl Model {
         assert_eq!(counted, owned);
     }
 
-    /// Who watches what, in which dialect.
+    /// All watches with their clients and dialects, sorted.
     fn watched(&self, watches: &Watches) -> Vec<(Vec<u8>, usize, Dialect)> {
         let mut watched = Vec::new();
         for (client, peer) in self.peers.iter().enumerate() {
             for key in watches.by(peer) {
                 let dialect = watches.of(key).find(|(it, _)| *it == peer);
-                let (_, dialect) = dialect.expect("both indexes say the same");
+                let (_, dialect) = dialect.expect("both indexes agree");
                 watched.push((key.to_vec(), client, dialect));
             }
         }
@@ -654,7 +680,7 @@ impl Model {
     }
 }
 
-/// The key that a notification's topic names, and nothing else may differ.
+/// The key in a notification topic. Checks all other parts of the topic.
 fn key_of(topic: &Bytes, client: &str) -> Vec<u8> {
     let hex = |bytes: &[u8]| {
         bytes
@@ -684,18 +710,18 @@ proptest! {
     })]
 
     #[test]
-    fn the_store_is_the_protocol_over_a_map(ops in prop::collection::vec(ops::op(), 1..120)) {
+    fn embedded_store_matches_the_protocol(ops in prop::collection::vec(ops::op(), 1..120)) {
         let mut model = Model::new(Mode::Embedded);
         for op in &ops {
-            model.run(op);
+            model.apply(op);
         }
     }
 
     #[test]
-    fn behind_a_foreign_broker_too(ops in prop::collection::vec(ops::op(), 1..120)) {
+    fn foreign_store_matches_the_protocol(ops in prop::collection::vec(ops::op(), 1..120)) {
         let mut model = Model::new(Mode::Foreign);
         for op in &ops {
-            model.run(op);
+            model.apply(op);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What may happen to a store, at random.
+//! The random operations of a case.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -6,63 +6,62 @@ use proptest::sample::Index;
 use crate::CLIENTS;
 use crate::oracle::Reading;
 
-/// A clock reading relative to the store's time.
+/// A clock reading relative to the time of the store.
 #[derive(Clone, Debug)]
-pub(crate) enum When {
-    Never,
-    Off(i64, u32, &'static str),
-    Nonsense(&'static str),
+pub(crate) enum RelativeReading {
+    Absent,
+    Offset(i64, u32, &'static str),
+    Malformed(&'static str),
 }
 
-impl When {
+impl RelativeReading {
     pub(crate) fn at(&self, now_ms: u64) -> Option<Reading> {
         match self {
-            Self::Never => None,
-            Self::Off(ms, counter, node) => {
+            Self::Absent => None,
+            Self::Offset(ms, counter, node) => {
                 let wall = now_ms.saturating_add_signed(*ms);
                 Some(Reading::Clock(wall, *counter, node))
             }
-            Self::Nonsense(text) => Some(Reading::Nonsense(text)),
+            Self::Malformed(text) => Some(Reading::Malformed(text)),
         }
     }
 }
 
-/// How a request comes again.
+/// How a request is redelivered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum How {
-    /// With DUP.
+pub(crate) enum Redelivery {
+    /// With DUP and the same packet identifier.
     Dup,
-    /// With DUP and, from a broker in between, another packet identifier.
-    DupElsewhere,
-    /// Without DUP, first over a new connection.
-    Resumed,
+    /// With DUP and the packet identifier of an intermediate broker.
+    DupNewPacketId,
+    /// Without DUP, over a new connection.
+    NewConnection,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Ask {
+    Request {
         client: usize,
         dialect: usize,
         words: Vec<&'static str>,
-        timestamp: When,
-        token: When,
+        timestamp: RelativeReading,
+        token: RelativeReading,
     },
-    Again(Index, How),
-    /// The very same request, which is a new one.
-    Repeat(Index),
-    /// Or a sign that it did.
+    Redeliver(Index, Redelivery),
+    /// A new request that is identical to an earlier one.
+    SendIdentical(Index),
+    /// A client reconnects, or a foreign broker reports that it disconnected.
     Reconnect(usize),
     EndSession(usize),
-    /// A notification for this key found nobody, behind a foreign broker.
-    Unheard(usize, &'static str),
+    /// A foreign broker could not deliver a notification of this key to this client.
+    Undeliverable(usize, &'static str),
     Wait(u64),
-    Swap,
-    SnapshotPiece,
+    SwapPolicy,
+    SnapshotBlock,
     Restart,
 }
 
-/// Options of SET that are none.
-const SLIPS: &[&[&str]] = &[&["NX", "NEX"], &["XX"], &["NX", "NX"], &["PX"]];
+const INVALID_SET_OPTIONS: &[&[&str]] = &[&["NX", "NEX"], &["XX"], &["NX", "NX"], &["PX"]];
 const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &[],
     &[],
@@ -78,7 +77,7 @@ const PATTERNS: &[&str] = &[
     "*", "a*", "?", "a?", "", "[a-c]", "[!a]", "[c-a]*", "[", "[a", "\\a", "a\\b", "*[]", "*[!]",
     "\\",
 ];
-const MISCOUNTED: &[&[&str]] = &[
+const WRONG_ARGUMENT_COUNTS: &[&[&str]] = &[
     &["GET"],
     &["GET", "a", "b"],
     &["DEL"],
@@ -107,7 +106,7 @@ fn words() -> impl Strategy<Value = Vec<&'static str>> {
         1 => Just(vec!["NX"]),
         1 => Just(vec!["NEX"]),
         1 => value().prop_map(|value| vec!["nex", value]),
-        1 => prop::sample::select(SLIPS).prop_map(<[_]>::to_vec),
+        1 => prop::sample::select(INVALID_SET_OPTIONS).prop_map(<[_]>::to_vec),
     ];
     let expiry = prop_oneof![3 => Just(vec![]), 2 => ms.prop_map(|ms| vec!["px", ms])];
     let set = (key(), value(), condition, expiry, any::<bool>()).prop_map(
@@ -128,35 +127,42 @@ fn words() -> impl Strategy<Value = Vec<&'static str>> {
         2 => (key(), value()).prop_map(|(key, value)| vec!["VDEL", key, value]),
         3 => (key(), stop).prop_map(|(key, stop)| [&["KEYNOTIFY", key], stop].concat()),
         1 => prop::sample::select(PATTERNS).prop_map(|pattern| vec!["SCAN", pattern]),
-        1 => prop::sample::select(MISCOUNTED).prop_map(<[_]>::to_vec),
+        1 => prop::sample::select(WRONG_ARGUMENT_COUNTS).prop_map(<[_]>::to_vec),
     ]
 }
 
-fn reading(usual: bool) -> impl Strategy<Value = When> {
+/// A clock reading. With `usual`, nearly every request has one.
+fn reading(usual: bool) -> impl Strategy<Value = RelativeReading> {
     let node = || prop::sample::select(&["n", "m"][..]);
     let (often, never) = if usual { (12, 1) } else { (5, 12) };
     prop_oneof![
-        often => (-1_000..1_000i64, 0..3u32, node()).prop_map(|(ms, counter, node)| When::Off(ms, counter, node)),
-        1 => prop::sample::select(&[60_000i64, 60_001, 1_000_000, -100_000][..]).prop_map(|ms| When::Off(ms, 0, "n")),
-        never => Just(When::Never),
-        1 => prop::sample::select(&["", "1", "1:2", "1:2:", "a:1:n", "1:2:3:4", "-1:0:n", "1:4294967296:n"][..]).prop_map(When::Nonsense),
+        often => (-1_000..1_000i64, 0..3u32, node()).prop_map(|(ms, counter, node)| RelativeReading::Offset(ms, counter, node)),
+        1 => prop::sample::select(&[60_000i64, 60_001, 1_000_000, -100_000][..]).prop_map(|ms| RelativeReading::Offset(ms, 0, "n")),
+        never => Just(RelativeReading::Absent),
+        1 => prop::sample::select(&["", "1", "1:2", "1:2:", "a:1:n", "1:2:3:4", "-1:0:n", "1:4294967296:n"][..]).prop_map(RelativeReading::Malformed),
     ]
 }
 
 pub(crate) fn op() -> impl Strategy<Value = Op> {
-    let how = prop::sample::select(&[How::Dup, How::DupElsewhere, How::Resumed][..]);
+    let redelivery = prop::sample::select(
+        &[
+            Redelivery::Dup,
+            Redelivery::DupNewPacketId,
+            Redelivery::NewConnection,
+        ][..],
+    );
     prop_oneof![
         24 => (0..CLIENTS, 0..3usize, words(), reading(true), reading(false)).prop_map(
-            |(client, dialect, words, timestamp, token)| Op::Ask { client, dialect, words, timestamp, token }
+            |(client, dialect, words, timestamp, token)| Op::Request { client, dialect, words, timestamp, token }
         ),
-        8 => (any::<Index>(), how).prop_map(|(which, how)| Op::Again(which, how)),
-        2 => any::<Index>().prop_map(Op::Repeat),
+        8 => (any::<Index>(), redelivery).prop_map(|(which, redelivery)| Op::Redeliver(which, redelivery)),
+        2 => any::<Index>().prop_map(Op::SendIdentical),
         1 => (0..CLIENTS).prop_map(Op::Reconnect),
         1 => (0..CLIENTS).prop_map(Op::EndSession),
-        1 => (0..CLIENTS, prop::sample::select(&["a", "b"][..])).prop_map(|(client, key)| Op::Unheard(client, key)),
+        1 => (0..CLIENTS, prop::sample::select(&["a", "b"][..])).prop_map(|(client, key)| Op::Undeliverable(client, key)),
         3 => prop::sample::select(&[0u64, 1, 99, 1_000, 30_000, 61_000, 700_000][..]).prop_map(Op::Wait),
-        1 => Just(Op::Swap),
-        3 => Just(Op::SnapshotPiece),
+        1 => Just(Op::SwapPolicy),
+        3 => Just(Op::SnapshotBlock),
         2 => Just(Op::Restart),
     ]
 }

@@ -1,25 +1,26 @@
-//! The state store protocol over a plain map, written from its text and from nobody's code.
+//! The state store protocol over a plain map, written from the protocol text and independently of
+//! the store's code.
 //!
-//! It is told of a request as words and clock readings, and says what must be answered and who must hear of what.
-//! Versions it does not predict but bounds: that is all the protocol promises of them.
+//! The oracle gets a request as words and clock readings, and predicts the answer and the
+//! notifications. It only bounds versions, because the protocol promises no more about them.
 
 use std::collections::BTreeMap;
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::Dialect;
 
-/// A clock reading as a client writes it, or something that is none.
+/// A clock reading as a client writes it, or a text that is not one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
     Clock(u64, u32, &'static str),
-    Nonsense(&'static str),
+    Malformed(&'static str),
 }
 
 impl Reading {
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Clock(wall, counter, node) => format!("{wall:015}:{counter:05}:{node}"),
-            Self::Nonsense(text) => (*text).to_owned(),
+            Self::Malformed(text) => (*text).to_owned(),
         }
     }
 }
@@ -28,8 +29,8 @@ impl Reading {
 type Token = (u64, u32, &'static str);
 
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
-    /// Who wrote it.
+pub(crate) struct OracleEntry {
+    /// The client that wrote the key.
     pub(crate) owner: usize,
     pub(crate) value: Vec<u8>,
     pub(crate) version: Stamp,
@@ -37,8 +38,8 @@ pub(crate) struct Held {
     pub(crate) expires_ms: Option<u64>,
 }
 
-/// A request, as far as the protocol looks at it.
-pub(crate) struct Asked<'a> {
+/// The parts of a request that the protocol depends on.
+pub(crate) struct OracleRequest<'a> {
     pub(crate) client: usize,
     pub(crate) dialect: Dialect,
     pub(crate) words: &'a [Vec<u8>],
@@ -52,24 +53,24 @@ pub(crate) struct Asked<'a> {
 pub(crate) enum Version {
     None,
     Is(Stamp),
-    /// A new one, above the reading.
+    /// A new version above this clock reading.
     Above(u64, u32),
 }
 
-/// What must come of a request.
+/// The predicted effects of a request.
 #[derive(Debug)]
-pub(crate) struct Due {
+pub(crate) struct Prediction {
     pub(crate) payload: Vec<u8>,
     pub(crate) version: Version,
-    /// Whether a redelivery is owed this answer.
-    pub(crate) owed: bool,
-    pub(crate) told: Vec<Told>,
+    /// Whether a redelivery must get the same answer.
+    pub(crate) repeatable: bool,
+    pub(crate) notifications: Vec<WatcherNotification>,
     change: Change,
 }
 
-/// Who hears of what.
+/// A notification to one client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Told {
+pub(crate) struct WatcherNotification {
     pub(crate) client: usize,
     pub(crate) key: Vec<u8>,
     pub(crate) payload: Vec<u8>,
@@ -78,7 +79,7 @@ pub(crate) struct Told {
 #[derive(Debug)]
 enum Change {
     Nothing,
-    Put(Vec<u8>, Held),
+    Put(Vec<u8>, OracleEntry),
     Remove(Vec<u8>),
     Watch(Vec<u8>, usize, Dialect),
     Unwatch(Vec<u8>, usize),
@@ -86,7 +87,7 @@ enum Change {
 
 #[derive(Default)]
 pub(crate) struct Oracle {
-    pub(crate) keys: BTreeMap<Vec<u8>, Held>,
+    pub(crate) keys: BTreeMap<Vec<u8>, OracleEntry>,
     watches: BTreeMap<Vec<u8>, BTreeMap<usize, Dialect>>,
     keys_max: usize,
     client_keys_max: usize,
@@ -95,7 +96,7 @@ pub(crate) struct Oracle {
 const AHEAD_MS: u64 = 60_000;
 
 impl Oracle {
-    /// An empty store that may hold so many keys, and so many of one client.
+    /// An empty store with these limits: for all keys, and for those of one client.
     pub(crate) fn new(keys_max: usize, client_keys_max: usize) -> Self {
         Self {
             keys_max,
@@ -104,34 +105,34 @@ impl Oracle {
         }
     }
 
-    /// What has expired is gone, and its watchers hear of it.
-    pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<Told> {
-        let gone = |held: &Held| held.expires_ms.is_some_and(|ms| ms <= now_ms);
-        let due = self.keys.iter().filter(|(_, held)| gone(held));
-        let due: Vec<Vec<u8>> = due.map(|(key, _)| key.clone()).collect();
-        let mut told = Vec::new();
-        for key in due {
+    /// Removes expired keys. Returns the notifications to their watchers.
+    pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<WatcherNotification> {
+        let is_expired = |entry: &OracleEntry| entry.expires_ms.is_some_and(|ms| ms <= now_ms);
+        let expired = self.keys.iter().filter(|(_, entry)| is_expired(entry));
+        let expired: Vec<Vec<u8>> = expired.map(|(key, _)| key.clone()).collect();
+        let mut notifications = Vec::new();
+        for key in expired {
             self.keys.remove(&key);
-            told.extend(self.watchers(&key, None));
+            notifications.extend(self.notifications_of(&key, None));
         }
-        told
+        notifications
     }
 
-    /// A connection ended, and its watches with it.
-    pub(crate) fn gone(&mut self, client: usize) {
+    /// Ends the watches of a client whose connection ended.
+    pub(crate) fn disconnected(&mut self, client: usize) {
         for watchers in self.watches.values_mut() {
             watchers.remove(&client);
         }
     }
 
-    /// Nobody took a notification for this key.
-    pub(crate) fn unheard(&mut self, client: usize, key: &[u8]) {
+    /// Ends the watch of a key after a notification was not deliverable.
+    pub(crate) fn undeliverable(&mut self, client: usize, key: &[u8]) {
         if let Some(watchers) = self.watches.get_mut(key) {
             watchers.remove(&client);
         }
     }
 
-    /// Who watches what, in order.
+    /// All watches, sorted by key and client.
     pub(crate) fn watched(&self) -> Vec<(Vec<u8>, usize, Dialect)> {
         let of = |(key, watchers): (&Vec<u8>, &BTreeMap<usize, Dialect>)| {
             let watchers = watchers.iter();
@@ -145,10 +146,14 @@ impl Oracle {
         self.watches.values().any(|watchers| !watchers.is_empty())
     }
 
-    /// Who hears that a key has this value from now on, or is gone.
-    pub(crate) fn watchers(&self, key: &[u8], value: Option<&[u8]>) -> Vec<Told> {
+    /// The notifications that a key was set to this value, or removed.
+    pub(crate) fn notifications_of(
+        &self,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Vec<WatcherNotification> {
         let watchers = self.watches.get(key).into_iter().flatten();
-        let told = |(client, dialect): (&usize, &Dialect)| Told {
+        let notification = |(client, dialect): (&usize, &Dialect)| WatcherNotification {
             client: *client,
             key: key.to_vec(),
             payload: match (value, dialect) {
@@ -164,30 +169,31 @@ impl Oracle {
                 (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
             },
         };
-        watchers.map(told).collect()
+        watchers.map(notification).collect()
     }
 
-    /// What must come of a request. Nothing is changed yet: its version is not known.
-    pub(crate) fn ask(&self, asked: &Asked<'_>) -> Due {
-        self.decide(asked).unwrap_or_else(|refusal| {
-            let (text, owed) = refusal;
-            Due {
+    /// Predicts the effects of a request without applying them, because its version is not known
+    /// yet.
+    pub(crate) fn predict(&self, request: &OracleRequest<'_>) -> Prediction {
+        self.decide(request).unwrap_or_else(|refusal| {
+            let (text, repeatable) = refusal;
+            Prediction {
                 payload: format!("-ERR {text}\r\n").into_bytes(),
                 version: Version::None,
-                owed,
-                told: Vec::new(),
+                repeatable,
+                notifications: Vec::new(),
                 change: Change::Nothing,
             }
         })
     }
 
-    /// The version is known, and it happens.
-    pub(crate) fn apply(&mut self, due: Due, version: Option<Stamp>) {
-        match due.change {
+    /// Applies a prediction with the version that the store chose.
+    pub(crate) fn apply(&mut self, prediction: Prediction, version: Option<Stamp>) {
+        match prediction.change {
             Change::Nothing => {}
-            Change::Put(key, held) => {
-                let version = version.expect("a SET that is done has a version");
-                self.keys.insert(key, Held { version, ..held });
+            Change::Put(key, entry) => {
+                let version = version.expect("a successful SET has a version");
+                self.keys.insert(key, OracleEntry { version, ..entry });
             }
             Change::Remove(key) => drop(self.keys.remove(&key)),
             Change::Watch(key, client, dialect) => {
@@ -199,27 +205,27 @@ impl Oracle {
         }
     }
 
-    fn decide(&self, asked: &Asked<'_>) -> Result<Due, (&'static str, bool)> {
-        // An error of form is not owed to a redelivery, and a read is not either.
-        let form = |text| Err((text, false));
-        let verb = asked.words[0].to_ascii_uppercase();
-        let words: Vec<&[u8]> = asked.words[1..].iter().map(Vec::as_slice).collect();
-        let preview = asked.dialect == Dialect::Preview;
+    fn decide(&self, request: &OracleRequest<'_>) -> Result<Prediction, (&'static str, bool)> {
+        // Neither a format error nor a read is repeatable.
+        let format_error = |text| Err((text, false));
+        let verb = request.words[0].to_ascii_uppercase();
+        let words: Vec<&[u8]> = request.words[1..].iter().map(Vec::as_slice).collect();
+        let preview = request.dialect == Dialect::Preview;
         let (least, most) = match &verb[..] {
             b"SET" => (2, usize::MAX),
             b"GET" | b"DEL" => (1, 1),
             b"VDEL" => (2, 2),
             b"KEYNOTIFY" if !preview => (1, 3),
             b"SCAN" => (1, 2),
-            _ => return form("unknown command"),
+            _ => return format_error("unknown command"),
         };
         if words.len() < least {
-            return form("wrong number of arguments");
+            return format_error("wrong number of arguments");
         }
         if words.len() > most {
-            // One option too many is an unknown or a repeated one.
+            // A surplus option of KEYNOTIFY is an unknown or a repeated option.
             let options = verb == b"KEYNOTIFY";
-            return form(if options {
+            return format_error(if options {
                 "syntax error"
             } else {
                 "wrong number of arguments"
@@ -235,144 +241,144 @@ impl Oracle {
         };
         let key = words[0];
         if key.is_empty() {
-            return form("the key length is zero");
+            return format_error("the key length is zero");
         }
         match (&verb[..], options) {
-            (b"SET", Some(options)) => self.set(asked, key, words[1], &options),
+            (b"SET", Some(options)) => self.set(request, key, words[1], &options),
             (b"GET", _) => Ok(self.get(key)),
-            (b"DEL", _) => self.delete(asked, key, None),
-            (b"VDEL", _) => self.delete(asked, key, Some(words[1])),
+            (b"DEL", _) => self.delete(request, key, None),
+            (b"VDEL", _) => self.delete(request, key, Some(words[1])),
             (b"SCAN", _) => Ok(self.scan(key)),
-            _ => Ok(self.keynotify(asked, key, stop)),
+            _ => Ok(self.keynotify(request, key, stop)),
         }
     }
 
     fn set(
         &self,
-        asked: &Asked<'_>,
+        request: &OracleRequest<'_>,
         key: &[u8],
         value: &[u8],
         options: &Options<'_>,
-    ) -> Result<Due, (&'static str, bool)> {
-        let (wall, counter) = match asked.timestamp {
+    ) -> Result<Prediction, (&'static str, bool)> {
+        let (wall, counter) = match request.timestamp {
             None => return Err(("missing timestamp", false)),
-            Some(Reading::Nonsense(_)) => return Err(("malformed timestamp", false)),
+            Some(Reading::Malformed(_)) => return Err(("malformed timestamp", false)),
             Some(Reading::Clock(wall, counter, _)) => (*wall, *counter),
         };
-        if wall > asked.now_ms + AHEAD_MS {
+        if wall > request.now_ms + AHEAD_MS {
             return Err((
                 "the request timestamp is too far in the future; ensure that the client and broker system clocks are synchronized",
                 true,
             ));
         }
-        let token = token(asked)?;
-        let held = self.keys.get(key);
-        let fence = fenced(asked, held, token)?;
+        let token = token(request)?;
+        let entry = self.keys.get(key);
+        let fence = fenced(request, entry, token)?;
         let expected = match options.condition {
             Condition::Always => None,
             Condition::Absent => Some(None),
             Condition::AbsentOrEqual(expected) => Some(Some(expected.unwrap_or(value))),
         };
-        if let (Some(expected), Some(held)) = (expected, held)
-            && expected != Some(&held.value[..])
+        if let (Some(expected), Some(entry)) = (expected, entry)
+            && expected != Some(&entry.value[..])
         {
-            let payload: &[u8] = match asked.dialect {
+            let payload: &[u8] = match request.dialect {
                 Dialect::Documents => b"-1\r\n",
                 _ => b":-1\r\n",
             };
-            return Ok(Due::new(payload, Version::Is(held.version)).owed());
+            return Ok(Prediction::new(payload, Version::Is(entry.version)).repeatable());
         }
-        let is_its_own = |held: &Held| held.owner == asked.client;
+        let is_its_own = |entry: &OracleEntry| entry.owner == request.client;
         let owned = self.keys.values().filter(|it| is_its_own(it)).count();
-        let full = held.is_none() && self.keys.len() >= self.keys_max;
-        if full || (!held.is_some_and(is_its_own) && owned >= self.client_keys_max) {
+        let full = entry.is_none() && self.keys.len() >= self.keys_max;
+        if full || (!entry.is_some_and(is_its_own) && owned >= self.client_keys_max) {
             return Err(("the quota has been exceeded", true));
         }
-        let held = Held {
-            owner: asked.client,
+        let entry = OracleEntry {
+            owner: request.client,
             value: value.to_vec(),
             version: Stamp::default(),
             fence,
-            expires_ms: options.px_ms.map(|ms| asked.now_ms.saturating_add(ms)),
+            expires_ms: options.px_ms.map(|ms| request.now_ms.saturating_add(ms)),
         };
-        Ok(Due {
-            told: self.watchers(key, Some(value)),
-            change: Change::Put(key.to_vec(), held),
-            ..Due::new(b"+OK\r\n", Version::Above(wall, counter)).owed()
+        Ok(Prediction {
+            notifications: self.notifications_of(key, Some(value)),
+            change: Change::Put(key.to_vec(), entry),
+            ..Prediction::new(b"+OK\r\n", Version::Above(wall, counter)).repeatable()
         })
     }
 
-    fn get(&self, key: &[u8]) -> Due {
+    fn get(&self, key: &[u8]) -> Prediction {
         match self.keys.get(key) {
-            Some(held) => {
+            Some(entry) => {
                 let mut payload = Vec::new();
-                push_bulk(&mut payload, &held.value);
-                Due::new(&payload, Version::Is(held.version))
+                push_bulk(&mut payload, &entry.value);
+                Prediction::new(&payload, Version::Is(entry.version))
             }
-            None => Due::new(b"$-1\r\n", Version::None),
+            None => Prediction::new(b"$-1\r\n", Version::None),
         }
     }
 
     fn delete(
         &self,
-        asked: &Asked<'_>,
+        request: &OracleRequest<'_>,
         key: &[u8],
         expected: Option<&[u8]>,
-    ) -> Result<Due, (&'static str, bool)> {
-        let token = token(asked)?;
-        let Some(held) = self.keys.get(key) else {
-            return Ok(Due::new(b":0\r\n", Version::None).owed());
+    ) -> Result<Prediction, (&'static str, bool)> {
+        let token = token(request)?;
+        let Some(entry) = self.keys.get(key) else {
+            return Ok(Prediction::new(b":0\r\n", Version::None).repeatable());
         };
-        fenced(asked, Some(held), token)?;
-        if expected.is_some_and(|expected| expected != held.value) {
-            let payload: &[u8] = match asked.dialect {
+        fenced(request, Some(entry), token)?;
+        if expected.is_some_and(|expected| expected != entry.value) {
+            let payload: &[u8] = match request.dialect {
                 Dialect::Sdk => b":-1\r\n",
                 Dialect::Documents => b"-1\r\n",
                 Dialect::Preview => b":0\r\n",
             };
-            return Ok(Due::new(payload, Version::Is(held.version)).owed());
+            return Ok(Prediction::new(payload, Version::Is(entry.version)).repeatable());
         }
-        Ok(Due {
-            told: self.watchers(key, None),
+        Ok(Prediction {
+            notifications: self.notifications_of(key, None),
             change: Change::Remove(key.to_vec()),
-            ..Due::new(b":1\r\n", Version::Is(held.version)).owed()
+            ..Prediction::new(b":1\r\n", Version::Is(entry.version)).repeatable()
         })
     }
 
-    fn keynotify(&self, asked: &Asked<'_>, key: &[u8], stop: bool) -> Due {
+    fn keynotify(&self, request: &OracleRequest<'_>, key: &[u8], stop: bool) -> Prediction {
         let watched = self.watches.get(key);
-        let watched = watched.is_some_and(|watchers| watchers.contains_key(&asked.client));
+        let watched = watched.is_some_and(|watchers| watchers.contains_key(&request.client));
         let key = key.to_vec();
         match (stop, watched) {
-            (false, _) => Due {
-                change: Change::Watch(key, asked.client, asked.dialect),
-                ..Due::new(b"+OK\r\n", Version::None)
+            (false, _) => Prediction {
+                change: Change::Watch(key, request.client, request.dialect),
+                ..Prediction::new(b"+OK\r\n", Version::None)
             },
-            (true, true) => Due {
-                change: Change::Unwatch(key, asked.client),
-                ..Due::new(b"+OK\r\n", Version::None).owed()
+            (true, true) => Prediction {
+                change: Change::Unwatch(key, request.client),
+                ..Prediction::new(b"+OK\r\n", Version::None).repeatable()
             },
-            (true, false) => Due::new(b":0\r\n", Version::None).owed(),
+            (true, false) => Prediction::new(b":0\r\n", Version::None).repeatable(),
         }
     }
 
-    /// One page: there are few keys here.
-    fn scan(&self, pattern: &[u8]) -> Due {
+    /// The answer is a single page, because a case has few keys.
+    fn scan(&self, pattern: &[u8]) -> Prediction {
         let found = self.keys.keys().filter(|key| matches(pattern, key));
         let found: Vec<&Vec<u8>> = found.collect();
         let mut payload = format!("*1\r\n*{}\r\n", found.len()).into_bytes();
         for key in found {
             push_bulk(&mut payload, key);
         }
-        Due::new(&payload, Version::None)
+        Prediction::new(&payload, Version::None)
     }
 }
 
-impl Due {
-    /// The key that changes, and the value that it holds from then on.
+impl Prediction {
+    /// The key that changes, and its new value unless it is removed.
     pub(crate) fn changed(&self) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
         match &self.change {
-            Change::Put(key, held) => Some((key.clone(), Some(held.value.clone()))),
+            Change::Put(key, entry) => Some((key.clone(), Some(entry.value.clone()))),
             Change::Remove(key) => Some((key.clone(), None)),
             Change::Nothing | Change::Watch(..) | Change::Unwatch(..) => None,
         }
@@ -382,23 +388,26 @@ impl Due {
         Self {
             payload: payload.to_vec(),
             version,
-            owed: false,
-            told: Vec::new(),
+            repeatable: false,
+            notifications: Vec::new(),
             change: Change::Nothing,
         }
     }
 
-    fn owed(self) -> Self {
-        Self { owed: true, ..self }
+    fn repeatable(self) -> Self {
+        Self {
+            repeatable: true,
+            ..self
+        }
     }
 }
 
-/// The fencing token of a request: its form, then its skew.
-fn token(asked: &Asked<'_>) -> Result<Option<Token>, (&'static str, bool)> {
-    match asked.token {
+/// The fencing token of a request. Its format is checked before its skew.
+fn token(request: &OracleRequest<'_>) -> Result<Option<Token>, (&'static str, bool)> {
+    match request.token {
         None => Ok(None),
-        Some(Reading::Nonsense(_)) => Err(("malformed timestamp", false)),
-        Some(Reading::Clock(wall, ..)) if *wall > asked.now_ms + AHEAD_MS => Err((
+        Some(Reading::Malformed(_)) => Err(("malformed timestamp", false)),
+        Some(Reading::Clock(wall, ..)) if *wall > request.now_ms + AHEAD_MS => Err((
             "the request fencing token timestamp is too far in the future; ensure that the client and broker system clocks are synchronized",
             true,
         )),
@@ -406,17 +415,17 @@ fn token(asked: &Asked<'_>) -> Result<Option<Token>, (&'static str, bool)> {
     }
 }
 
-/// Whether the key's fence lets a request through, and the fence that a SET leaves behind.
+/// Checks a request against the fence of its key. Returns the fence that a SET stores.
 fn fenced(
-    asked: &Asked<'_>,
-    held: Option<&Held>,
+    request: &OracleRequest<'_>,
+    entry: Option<&OracleEntry>,
     token: Option<Token>,
 ) -> Result<Option<Token>, (&'static str, bool)> {
-    match (held.and_then(|held| held.fence), token) {
+    match (entry.and_then(|entry| entry.fence), token) {
         (None, token) => Ok(token),
         (Some(_), None) => Err(("a fencing token is required for this request", true)),
         (Some(fence), Some(token)) if token < fence => Err((
-            match asked.dialect {
+            match request.dialect {
                 Dialect::Sdk => {
                     "the request fencing token is a lower version than the fencing token protecting the resource"
                 }
@@ -441,33 +450,33 @@ struct Options<'a> {
     px_ms: Option<u64>,
 }
 
-/// `[NX | NEX [expected]] [PX ms]` in any order; none where it is something else.
+/// `[NX | NEX [expected]] [PX ms]` in any order. None for any other words.
 fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
     let is = |word: &[u8], option: &[u8]| word.eq_ignore_ascii_case(option);
     let option = |word: &[u8]| [&b"NX"[..], b"NEX", b"PX"].iter().any(|it| is(word, it));
     let (mut condition, mut px_ms) = (Condition::Always, None);
     let mut rest = words;
-    while let [word, others @ ..] = rest {
+    while let [word, following @ ..] = rest {
         let first = matches!(condition, Condition::Always);
         rest = if is(word, b"PX") && px_ms.is_none() {
-            let digits = std::str::from_utf8(others.first()?).ok()?;
+            let digits = std::str::from_utf8(following.first()?).ok()?;
             let plain = digits.bytes().all(|digit| digit.is_ascii_digit());
             let ms: i64 = digits.parse().ok().filter(|ms| plain && *ms > 0)?;
             px_ms = Some(ms.unsigned_abs());
-            &others[1..]
+            &following[1..]
         } else if is(word, b"NX") && first {
             condition = Condition::Absent;
-            others
+            following
         } else if is(word, b"NEX") && first {
-            let (expected, behind) = match others {
-                [] => (None, others),
-                [px, _] if is(px, b"PX") => (None, others),
-                [expected] if !option(expected) => (Some(*expected), &others[1..]),
-                [expected, px, _] if is(px, b"PX") => (Some(*expected), &others[1..]),
+            let (expected, remaining) = match following {
+                [] => (None, following),
+                [px, _] if is(px, b"PX") => (None, following),
+                [expected] if !option(expected) => (Some(*expected), &following[1..]),
+                [expected, px, _] if is(px, b"PX") => (Some(*expected), &following[1..]),
                 _ => return None,
             };
             condition = Condition::AbsentOrEqual(expected);
-            behind
+            remaining
         } else {
             return None;
         };
@@ -475,7 +484,7 @@ fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
     Some(Options { condition, px_ms })
 }
 
-/// Whether it is a STOP; none where it is something else.
+/// Whether the options of KEYNOTIFY hold STOP. None if they are invalid.
 fn keynotify_options(words: &[&[u8]]) -> Option<bool> {
     let stops = words
         .iter()
@@ -487,20 +496,20 @@ fn keynotify_options(words: &[&[u8]]) -> Option<bool> {
     (stops <= 1 && gets <= 1 && stops + gets == words.len()).then_some(stops == 1)
 }
 
-/// A glob by its definition: tries every way to cut the key.
+/// Matches a glob by its definition: tries every way to split the key.
 pub(crate) fn matches(pattern: &[u8], key: &[u8]) -> bool {
     match (pattern, key) {
         ([], _) => key.is_empty(),
         ([b'*', rest @ ..], _) => (0..=key.len()).any(|at| matches(rest, &key[at..])),
         (_, []) => false,
-        (_, [byte, behind @ ..]) => {
-            let (named, width) = first_element(pattern, *byte);
-            named && matches(&pattern[width..], behind)
+        (_, [byte, following @ ..]) => {
+            let (matched, width) = first_element(pattern, *byte);
+            matched && matches(&pattern[width..], following)
         }
     }
 }
 
-/// Whether the first element of a pattern names a byte, and how much of the pattern it takes.
+/// Whether the first element of a pattern matches a byte, and the length of that element.
 fn first_element(pattern: &[u8], byte: u8) -> (bool, usize) {
     match pattern {
         [b'?', ..] => (true, 1),
@@ -510,7 +519,7 @@ fn first_element(pattern: &[u8], byte: u8) -> (bool, usize) {
     }
 }
 
-/// The same for a class; `members` follow its `[`. None if no `]` follows that has no `\` before it.
+/// The same for a class. `members` are the bytes after its `[`. None if no unescaped `]` follows.
 fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
     // Each member, and whether it is escaped.
     let mut found = Vec::new();
@@ -522,16 +531,16 @@ fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
     }
     let is_negated = found.first() == Some(&(b'!', false));
     let mut left = &found[usize::from(is_negated)..];
-    let mut named = false;
+    let mut matched = false;
     while let [(first, _), rest @ ..] = left {
         let (last, rest) = match rest {
             [(b'-', false), (last, _), rest @ ..] => (last, rest),
             rest => (first, rest),
         };
-        named |= (first.min(last)..=first.max(last)).contains(&&byte);
+        matched |= (first.min(last)..=first.max(last)).contains(&&byte);
         left = rest;
     }
-    Some((named != is_negated, at + 2))
+    Some((matched != is_negated, at + 2))
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -1,4 +1,5 @@
-//! SCAN over all its pages against a glob by its definition: hundreds of keys, escapes, classes and open brackets.
+//! Compares SCAN over all its pages with the definition of globs: more than a thousand keys,
+//! escapes, classes and open brackets.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock};
@@ -6,17 +7,17 @@ use std::sync::{Mutex, OnceLock};
 use proptest::prelude::*;
 use statehouse_core::store::Mode;
 
-use crate::kept::Kept;
+use crate::modes::RecordedStore;
 use crate::oracle::matches;
 
-/// All bytes with a meaning in a pattern, and two without. The key `/` comes before them, `~` behind.
+/// Every byte with a meaning in a pattern, and two bytes without one.
 const ALPHABET: &[u8] = b"a*?[]!\\-~";
 
-/// Every key of at most two bytes of the alphabet, behind each of these.
+/// The beginnings of keys. Each is followed by every one or two bytes of the alphabet.
 const BEGINNINGS: [&[u8]; 3] = [b"", b"s", b"\xff\x80"];
 
-/// More keys with one beginning than one request examines.
-const MANY: usize = 1100;
+/// The number of keys with one prefix: more than one request examines.
+const PREFIXED_KEYS: usize = 1100;
 
 fn keys() -> BTreeSet<Vec<u8>> {
     let ends = ALPHABET.iter().flat_map(|&first| {
@@ -26,40 +27,40 @@ fn keys() -> BTreeSet<Vec<u8>> {
     let mut keys: BTreeSet<Vec<u8>> = ends
         .flat_map(|end| BEGINNINGS.map(|beginning| [beginning, &end].concat()))
         .collect();
-    keys.extend((0..MANY).map(|n| format!("s/{n:04}").into_bytes()));
+    keys.extend((0..PREFIXED_KEYS).map(|n| format!("s/{n:04}").into_bytes()));
     keys
 }
 
-/// One store with all keys, for all cases.
-fn with_store<T>(work: impl FnOnce(&mut Kept) -> T) -> T {
-    static STORE: OnceLock<Mutex<Kept>> = OnceLock::new();
+/// Runs `work` on the store that all cases share. It holds all keys.
+fn with_store<T>(work: impl FnOnce(&mut RecordedStore) -> T) -> T {
+    static STORE: OnceLock<Mutex<RecordedStore>> = OnceLock::new();
     let store = STORE.get_or_init(|| {
-        let mut kept = Kept::new(Mode::Embedded);
-        let quota = kept.core.store_mut().quota();
+        let mut store = RecordedStore::new(Mode::Embedded);
+        let quota = store.core.store_mut().quota();
         (quota.keys_max, quota.client_keys_max) = (10_000, 10_000);
         for key in keys() {
-            kept.ask(1, &[b"SET", &key[..], b"v"]);
+            store.request(1, &[b"SET", &key[..], b"v"]);
         }
-        Mutex::new(kept)
+        Mutex::new(store)
     });
-    work(&mut store.lock().expect("no case panics with it"))
+    work(&mut store.lock().expect("the lock is not poisoned"))
 }
 
-/// The keys of all pages.
-fn scan(kept: &mut Kept, pattern: &[u8]) -> Vec<Vec<u8>> {
+/// The keys of all pages for a pattern.
+fn scan(store: &mut RecordedStore, pattern: &[u8]) -> Vec<Vec<u8>> {
     let mut listed = Vec::new();
     let mut token: Option<Vec<u8>> = None;
     loop {
         let mut words = vec![&b"SCAN"[..], pattern];
         words.extend(token.as_deref());
-        let (effects, _) = kept.ask(1, &words);
-        let answer = effects.answer.expect("every request has one");
+        let (effects, _) = store.request(1, &words);
+        let answer = effects.answer.expect("every request has an answer");
         let mut rest = &answer.payload[..];
         let parts = number(&mut rest, b'*');
         let count = number(&mut rest, b'*');
         listed.extend((0..count).map(|_| bulk(&mut rest)));
         let next = (parts == 2).then(|| bulk(&mut rest));
-        assert!(next.is_none() || next != token, "the same page again");
+        assert!(next.is_none() || next != token, "a page repeats");
         token = next;
         if token.is_none() {
             return listed;
@@ -83,13 +84,13 @@ fn bulk(rest: &mut &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Compares with the definition.
+/// Compares the keys that SCAN lists with the definition of the pattern.
 fn check(pattern: &[u8]) {
     let expected: Vec<Vec<u8>> = keys()
         .into_iter()
         .filter(|key| matches(pattern, key))
         .collect();
-    let listed = with_store(|kept| scan(kept, pattern));
+    let listed = with_store(|store| scan(store, pattern));
     let shown = |keys: &[Vec<u8>]| -> Vec<String> {
         keys.iter()
             .map(|key| key.escape_ascii().to_string())
@@ -104,7 +105,7 @@ fn check(pattern: &[u8]) {
 }
 
 #[test]
-fn scan_agrees_with_the_definition_where_patterns_are_odd() {
+fn scan_of_unusual_patterns_matches_the_definition() {
     for pattern in [
         &b"s\\[\\["[..],
         b"s\\[]",
@@ -145,8 +146,9 @@ fn scan_agrees_with_the_definition_where_patterns_are_odd() {
     }
 }
 
-/// The pattern of a key: each byte as it is, escaped, any byte, in a class, or behind a star.
-fn pattern_of_a_key() -> impl Strategy<Value = Vec<u8>> {
+/// A pattern that matches a key: each byte appears literally, escaped, as `?`, in a class or after
+/// `*`.
+fn pattern_of_key() -> impl Strategy<Value = Vec<u8>> {
     let keys: Vec<Vec<u8>> = keys().into_iter().collect();
     let ways = proptest::collection::vec(0..8u8, 6);
     (prop::sample::select(keys), ways).prop_map(|(key, ways)| {
@@ -176,14 +178,14 @@ fn pattern() -> impl Strategy<Value = Vec<u8>> {
     );
     let any = any.prop_map(|(beginning, end)| [beginning, &end].concat());
     // The store refuses an empty pattern.
-    prop_oneof![any, pattern_of_a_key()].prop_filter("empty", |it| !it.is_empty())
+    prop_oneof![any, pattern_of_key()].prop_filter("empty", |it| !it.is_empty())
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn scan_agrees_with_the_definition(pattern in pattern()) {
+    fn scan_of_random_patterns_matches_the_definition(pattern in pattern()) {
         check(&pattern);
     }
 }

@@ -1,82 +1,68 @@
-//! Clients as MQTT has them: a session outlives connections, and what was not acknowledged is sent again.
+//! MQTT clients with sessions: a session outlives its connections, and a client sends requests
+//! again until they are acknowledged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse_core::clock::Stamp;
-use statehouse_core::request::{Delivery, Dialect, PREVIEW_TOPIC, REQUEST_TOPIC};
-use statehouse_core::store::{Key, Mode};
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_core::request::Delivery;
+use statehouse_core::store::Mode;
+use statehouse_mqtt::Properties;
 use statehouse_wal::simulation::Dice;
 
-/// What an answer says: payload and version.
-pub(crate) type Said = (Bytes, Option<Stamp>);
+use crate::workload::{NewRequest, ReadSubject, Workload};
 
-/// A request that was sent at least once and not acknowledged.
-pub(crate) struct Asked {
-    /// Its number among all requests of the run.
+/// The payload and version of an answer.
+pub(crate) type Response = (Bytes, Option<Stamp>);
+
+/// A request that is not acknowledged yet, with its delivery state.
+pub(crate) struct PendingRequest {
+    /// The number among all requests of the run.
     pub(crate) id: u64,
     pub(crate) packet_id: u16,
     pub(crate) topic: &'static str,
     pub(crate) payload: Bytes,
     pub(crate) properties: Properties,
-    /// For a story.
-    pub(crate) words: String,
-    /// The last connection that it was sent over, and how often it was sent.
-    pub(crate) sent_over: u64,
-    pub(crate) sent: u32,
-    /// The last record of the step that ran it, and what it answered; where a redelivery is owed that.
-    pub(crate) ran: Option<(u64, Said)>,
-    /// Until when it is remembered at least.
+    /// The beginning of the command, for the trace.
+    pub(crate) summary: String,
+    /// The last connection that the request was sent over.
+    pub(crate) last_connection: u64,
+    /// How often the request was sent.
+    pub(crate) send_count: u32,
+    /// The last record of the step that executed the request, and the response, if a redelivery
+    /// must get the same response.
+    pub(crate) executed: Option<(u64, Response)>,
+    /// The store remembers the request at least until this time.
     pub(crate) until_ms: u64,
-    /// The same of an earlier time, where it ran anew since its time was over: that may be lost.
-    pub(crate) before: Option<((u64, Said), u64)>,
-    /// What reached the client, and whether a redelivery is owed that.
-    pub(crate) heard: Option<(bool, Said)>,
-    /// What an answer that is no error tells of.
-    pub(crate) about: About,
+    /// `executed` and `until_ms` of an earlier execution, if the request was executed again after
+    /// its retention. A crash may lose the later execution and bring back this one.
+    pub(crate) earlier_execution: Option<((u64, Response), u64)>,
+    /// Whether a redelivery must get the same response, and the response that the client received.
+    pub(crate) received: Option<(bool, Response)>,
+    pub(crate) subject: ReadSubject,
 }
 
-/// What a read tells of.
-#[derive(Clone)]
-pub(crate) enum About {
-    Key(Key),
-    /// Of who hears of a key.
-    Watch(Key),
-    All,
-    Nothing,
-}
-
-/// A request without its place in a session.
-#[derive(Clone)]
-struct Thought {
-    topic: &'static str,
-    payload: Bytes,
-    properties: Properties,
-    words: String,
-    about: About,
-}
-
-/// What comes over a connection.
+/// A packet that arrives at a client.
 pub(crate) enum Arrival {
     Answer {
         id: u64,
-        owed: bool,
-        said: Said,
+        repeatable: bool,
+        response: Response,
     },
-    /// Of the copy with this number.
     Acknowledgement {
         id: u64,
+        /// The number of the acknowledged copy.
         copy: u32,
     },
 }
 
 impl Arrival {
-    /// What it answers to this request is not what another run of it has to. Whether it would have been.
-    pub(crate) fn disown(&mut self, request: u64) -> bool {
+    /// Marks an answer to this request as not repeatable, because another execution may give
+    /// another answer. Returns whether the answer was repeatable.
+    pub(crate) fn supersede(&mut self, request: u64) -> bool {
         match self {
-            Self::Answer { id, owed, .. } if *id == request => std::mem::take(owed),
+            Self::Answer { id, repeatable, .. } if *id == request => std::mem::take(repeatable),
             _ => false,
         }
     }
@@ -86,38 +72,23 @@ pub(crate) struct Client {
     pub(crate) name: Arc<str>,
     pub(crate) session: u64,
     pub(crate) connection: Option<u64>,
-    pub(crate) in_flight: VecDeque<Asked>,
-    /// Whether it sets DUP where it sends again. Some clients do not.
+    pub(crate) in_flight: VecDeque<PendingRequest>,
+    /// Whether the client sets DUP on redeliveries. Some clients do not.
     pub(crate) sets_dup: bool,
-    /// Sent by the host, not read yet.
+    /// Packets that arrived and were not read yet.
     pub(crate) inbox: VecDeque<Arrival>,
     next_packet_id: u16,
-    /// Whether it takes the lowest free packet identifier, and not the next.
-    thrifty: bool,
-    /// The last request that was acknowledged: scripts send the very same again.
-    last: Option<Thought>,
-    /// The last ones that were acknowledged to a foreign broker, which may bring them again all the same: their client
-    /// did not see that the broker had them.
-    pub(crate) done: VecDeque<Asked>,
+    /// Whether the client takes the lowest free packet identifier instead of the next one.
+    reuses_packet_ids: bool,
+    /// The last acknowledged request. Scripts send an identical one again.
+    last_acknowledged: Option<NewRequest>,
+    /// The last requests that were acknowledged to a foreign broker. It may redeliver them, because
+    /// the acknowledgement of the broker may not have reached the client.
+    pub(crate) acknowledged: VecDeque<PendingRequest>,
 }
 
-/// Acknowledged requests that may come again.
-const DONE_MAX: usize = 4;
-
-/// What commands a run is made of.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taste {
-    pub(crate) keys: u64,
-    /// Values of several kilobytes, so that a snapshot has many pieces.
-    pub(crate) fat: bool,
-    /// Fencing tokens, one in so many requests.
-    pub(crate) tokens: u64,
-    /// Whether the very same request may be a new one.
-    pub(crate) reuse: bool,
-    pub(crate) faulty: bool,
-    /// Whether everybody watches, and what is watched ends soon.
-    pub(crate) watchful: bool,
-}
+/// The maximum number of acknowledged requests that may be redelivered.
+const ACKNOWLEDGED_MAX: usize = 4;
 
 impl Client {
     pub(crate) fn new(index: usize, session: u64, dice: &mut Dice) -> Self {
@@ -129,48 +100,48 @@ impl Client {
             sets_dup: !dice.once_in(3),
             inbox: VecDeque::new(),
             next_packet_id: 1,
-            thrifty: dice.once_in(2),
-            last: None,
-            done: VecDeque::new(),
+            reuses_packet_ids: dice.once_in(2),
+            last_acknowledged: None,
+            acknowledged: VecDeque::new(),
         }
     }
 
-    /// Whether it is a client of a foreign broker.
+    /// Whether this is a client of a foreign broker.
     pub(crate) fn is_foreign(&self) -> bool {
         Mode::of_session(self.session) == Mode::Foreign
     }
 
-    /// Brings a request that was done with again; its place.
-    pub(crate) fn undo(&mut self, which: u64) -> Option<usize> {
+    /// Puts an acknowledged request back in flight. Returns its index.
+    pub(crate) fn reopen_acknowledged(&mut self, which: u64) -> Option<usize> {
         let connection = self.connection?;
-        let count = self.done.len() as u64;
+        let count = self.acknowledged.len() as u64;
         let at = which.checked_rem(count)?;
-        let mut asked = self.done.remove(at as usize)?;
-        asked.sent_over = connection;
-        self.in_flight.push_back(asked);
+        let mut pending = self.acknowledged.remove(at as usize)?;
+        pending.last_connection = connection;
+        self.in_flight.push_back(pending);
         Some(self.in_flight.len() - 1)
     }
 
-    /// The next request to be sent over this connection: first what was sent over an earlier one.
-    pub(crate) fn to_send_again(&self) -> Option<usize> {
+    /// The index of the next request that was last sent over an earlier connection.
+    pub(crate) fn next_to_resend(&self) -> Option<usize> {
         let connection = self.connection?;
         self.in_flight
             .iter()
-            .position(|it| it.sent_over != connection)
+            .position(|it| it.last_connection != connection)
     }
 
-    /// Marks a request as sent, and says how.
+    /// Marks a request as sent. Returns how the store receives it.
     pub(crate) fn send(&mut self, at: usize) -> Delivery {
         let connection = self.connection.expect("connected");
-        let dup = self.sets_dup && self.in_flight[at].sent > 0;
+        let dup = self.sets_dup && self.in_flight[at].send_count > 0;
         let foreign = self.is_foreign();
-        let asked = &mut self.in_flight[at];
-        // Over one connection nothing is sent twice without DUP.
-        let dup = dup || asked.sent_over == connection;
-        asked.sent_over = connection;
-        asked.sent += 1;
+        let pending = &mut self.in_flight[at];
+        // A second copy on the same connection always has DUP.
+        let dup = dup || pending.last_connection == connection;
+        pending.last_connection = connection;
+        pending.send_count += 1;
         if foreign {
-            // Nothing but the identity tells.
+            // Only the identity of the request distinguishes redeliveries.
             return Delivery {
                 session: self.session,
                 connection: self.session,
@@ -181,46 +152,56 @@ impl Client {
         Delivery {
             session: self.session,
             connection,
-            packet_id: asked.packet_id,
+            packet_id: pending.packet_id,
             dup,
         }
     }
 
-    /// Thinks of a request and puts it behind those in flight.
-    pub(crate) fn think(&mut self, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) {
+    /// Appends a new random request to those in flight.
+    pub(crate) fn create_request(
+        &mut self,
+        id: u64,
+        now_ms: u64,
+        workload: Workload,
+        dice: &mut Dice,
+    ) {
         let packet_id = self.packet_id();
-        // Where the flag does not tell, a packet identifier that comes again would.
-        let reuse = taste.reuse && !self.sets_dup && !self.thrifty && dice.once_in(8);
-        let thought = match self.last.take().filter(|_| reuse) {
+        // The store must be able to distinguish an identical new request from a redelivery. Without
+        // DUP it needs a new packet identifier for that.
+        let reuse = workload.identical_requests
+            && !self.sets_dup
+            && !self.reuses_packet_ids
+            && dice.once_in(8);
+        let request = match self.last_acknowledged.take().filter(|_| reuse) {
             Some(last) => last,
-            None => request(&self.name, id, now_ms, taste, dice),
+            None => NewRequest::random(&self.name, id, now_ms, workload, dice),
         };
-        let Thought {
+        let NewRequest {
             topic,
             payload,
             properties,
-            words,
-            about,
-        } = thought;
-        self.in_flight.push_back(Asked {
+            summary,
+            subject,
+        } = request;
+        self.in_flight.push_back(PendingRequest {
             id,
             packet_id,
             topic,
             payload,
             properties,
-            words,
-            about,
-            sent_over: 0,
-            sent: 0,
-            ran: None,
+            summary,
+            subject,
+            last_connection: 0,
+            send_count: 0,
+            executed: None,
             until_ms: 0,
-            before: None,
-            heard: None,
+            earlier_execution: None,
+            received: None,
         });
     }
 
     fn packet_id(&mut self) -> u16 {
-        if self.thrifty {
+        if self.reuses_packet_ids {
             let used = |id: &u16| self.in_flight.iter().any(|it| it.packet_id == *id);
             return (1..).find(|id| !used(id)).expect("few are in flight");
         }
@@ -228,61 +209,71 @@ impl Client {
         self.next_packet_id - 1
     }
 
-    /// Takes one arrival in. True where a request is done with.
-    pub(crate) fn read(&mut self) -> Option<Asked> {
+    /// Reads one packet from the inbox. Returns the request that it acknowledges to the client.
+    pub(crate) fn read(&mut self) -> Option<PendingRequest> {
         match self.inbox.pop_front()? {
-            Arrival::Answer { id, owed, said } => {
-                let asked = self.in_flight.iter_mut().find(|it| it.id == id)?;
-                if owed && let Some((true, heard)) = &asked.heard {
-                    assert_eq!(*heard, said, "request {id} was answered otherwise before");
+            Arrival::Answer {
+                id,
+                repeatable,
+                response,
+            } => {
+                let pending = self.in_flight.iter_mut().find(|it| it.id == id)?;
+                if repeatable && let Some((true, received)) = &pending.received {
+                    assert_eq!(
+                        *received, response,
+                        "request {id} had another answer before"
+                    );
                 }
-                asked.heard = Some((owed, said));
+                pending.received = Some((repeatable, response));
                 None
             }
             Arrival::Acknowledgement { id, copy } => {
-                // A foreign broker tells copies apart; a client knows packet identifiers only.
+                // A foreign broker distinguishes copies. A client only knows packet identifiers.
                 let foreign = self.is_foreign();
-                let is_it = |it: &Asked| it.id == id && (!foreign || it.sent == copy);
-                let at = self.in_flight.iter().position(is_it)?;
-                let asked = self.in_flight.remove(at)?;
+                let matches =
+                    |it: &PendingRequest| it.id == id && (!foreign || it.send_count == copy);
+                let at = self.in_flight.iter().position(matches)?;
+                let pending = self.in_flight.remove(at)?;
                 // The PUBACK is written after the answer, on the same connection.
                 assert!(
-                    asked.heard.is_some(),
-                    "request {} was acknowledged first",
-                    asked.id
+                    pending.received.is_some(),
+                    "request {} was acknowledged before its answer",
+                    pending.id
                 );
-                self.last = Some(Thought {
-                    topic: asked.topic,
-                    payload: asked.payload.clone(),
-                    properties: asked.properties.clone(),
-                    words: asked.words.clone(),
-                    about: asked.about.clone(),
+                self.last_acknowledged = Some(NewRequest {
+                    topic: pending.topic,
+                    payload: pending.payload.clone(),
+                    properties: pending.properties.clone(),
+                    summary: pending.summary.clone(),
+                    subject: pending.subject.clone(),
                 });
                 if self.is_foreign() {
-                    self.done.truncate(DONE_MAX - 1);
-                    self.done.push_front(asked);
+                    self.acknowledged.truncate(ACKNOWLEDGED_MAX - 1);
+                    self.acknowledged.push_front(pending);
                     return None;
                 }
-                Some(asked)
+                Some(pending)
             }
         }
     }
 
-    /// What was answered to a request is not what another run of it has to. Whether it would have been.
-    pub(crate) fn disown(&mut self, request: u64) -> bool {
-        let asked = self.in_flight.iter_mut().chain(&mut self.done);
-        let heard = asked
+    /// Marks all answers to a request as not repeatable, because another execution may give another
+    /// answer. Returns whether one of them was repeatable.
+    pub(crate) fn supersede(&mut self, request: u64) -> bool {
+        let pending = self.in_flight.iter_mut().chain(&mut self.acknowledged);
+        let received = pending
             .filter(|it| it.id == request)
-            .filter_map(|it| it.heard.as_mut())
-            .fold(false, |promised, (owed, _)| {
-                std::mem::take(owed) || promised
+            .filter_map(|it| it.received.as_mut())
+            .fold(false, |promised, (repeatable, _)| {
+                std::mem::take(repeatable) || promised
             });
         let arrivals = self.inbox.iter_mut();
-        arrivals.fold(heard, |promised, it| it.disown(request) || promised)
+        arrivals.fold(received, |promised, it| it.supersede(request) || promised)
     }
 
-    /// The connection is lost, with everything that was not read. A foreign broker's is the store's own, and what the
-    /// broker has for the client is not lost with it.
+    /// Ends the connection. An embedded client loses its unread packets. Behind a foreign broker
+    /// the connection is the store's own, so the packets that the broker holds for the client
+    /// remain.
     pub(crate) fn disconnect(&mut self) -> Option<u64> {
         if !self.is_foreign() {
             self.inbox.clear();
@@ -290,120 +281,11 @@ impl Client {
         self.connection.take()
     }
 
-    /// The session is over, and nothing of it will be sent again.
+    /// Replaces the session with a new one. The requests of the old session are never sent again.
     pub(crate) fn begin_session(&mut self, session: u64) {
         self.disconnect();
         self.in_flight.clear();
-        self.last = None;
+        self.last_acknowledged = None;
         self.session = session;
-    }
-}
-
-/// A random request.
-fn request(client: &str, id: u64, now_ms: u64, taste: Taste, dice: &mut Dice) -> Thought {
-    let key = format!("key {}", dice.below(taste.keys));
-    let value = |dice: &mut Dice| match dice.below(4) {
-        0 => format!("value {}", dice.below(3)),
-        _ if taste.fat => {
-            // Just below what is kept of what a request saw, and just above it.
-            let bytes = [14_000, 9_000, 17_000][dice.below(3) as usize];
-            format!("{id:04}").repeat(bytes / 4)
-        }
-        _ => format!("value of {id}"),
-    };
-    let set_below = if taste.fat { 12 } else { 10 };
-    let mut words: Vec<String> = match dice.below(20) {
-        kind if kind < set_below => {
-            let mut words = vec!["SET".into(), key, value(dice)];
-            match dice.below(6) {
-                0 => words.push("NX".into()),
-                1 => words.push("NEX".into()),
-                2 => words.extend(["NEX".into(), value(dice)]),
-                _ => {}
-            }
-            if dice.once_in(3) {
-                let ms = [1, 50, 1_000, 30_000, 400_000][dice.below(5) as usize];
-                words.extend(["PX".into(), ms.to_string()]);
-            }
-            words
-        }
-        10..=12 => vec!["GET".into(), key],
-        13 | 14 => vec!["DEL".into(), key],
-        15 | 16 => vec!["VDEL".into(), key, value(dice)],
-        17 => vec!["KEYNOTIFY".into(), key],
-        18 => vec!["KEYNOTIFY".into(), key, "STOP".into()],
-        _ => vec!["SCAN".into(), "key *".into()],
-    };
-    if taste.faulty && dice.once_in(2) {
-        let key = format!("key {}", dice.below(taste.keys));
-        words = match dice.below(4) {
-            0 => vec!["SET".into(), key, "panic".into()],
-            1 => vec!["SET".into(), key, "fine".into()],
-            _ => vec!["HIDE".into(), key],
-        };
-    }
-    if taste.watchful && dice.once_in(2) {
-        let key = format!("key {}", dice.below(taste.keys));
-        words = match dice.below(3) {
-            0 => vec!["SET".into(), key, "v".into(), "PX".into(), "50".into()],
-            _ => vec!["KEYNOTIFY".into(), key],
-        };
-    }
-    let dialect = match dice.below(6) {
-        0 => Dialect::Documents,
-        1 => Dialect::Preview,
-        _ => Dialect::Sdk,
-    };
-    let mut properties = PropertiesBuilder::new()
-        .response_topic(&format!("answers/{client}"))
-        .correlation_data(&id.to_be_bytes());
-    if dialect == Dialect::Sdk {
-        properties = properties.user("__protVer", "1.0");
-    }
-    let mut say = |name, wall: u64, dice: &mut Dice| {
-        let reading = format!("{wall:015}:{:05}:{client}", dice.below(3));
-        properties = std::mem::take(&mut properties).user(name, &reading);
-    };
-    if !dice.once_in(30) {
-        let wall = match dice.below(20) {
-            0 => now_ms + 61_000,
-            1 => now_ms + 59_000,
-            2 => now_ms.saturating_sub(1_000_000),
-            _ => now_ms + dice.below(2_000) - 1_000,
-        };
-        say(dialect.version_property(), wall, dice);
-    }
-    if dice.once_in(taste.tokens) {
-        say(
-            dialect.fencing_property(),
-            now_ms + dice.below(1_000) - 500,
-            dice,
-        );
-    }
-    if dice.once_in(5) {
-        properties = properties.user("aio-persistence", "true");
-    }
-    let properties = properties.finish().expect("short properties");
-    let arguments: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
-    let payload = statehouse_policy::resp::request(&arguments).into();
-    let topic = match dialect {
-        Dialect::Preview => PREVIEW_TOPIC,
-        _ => REQUEST_TOPIC,
-    };
-    let mut story = words.join(" ");
-    story.truncate(60);
-    let properties = Properties::parse(properties).expect("just made");
-    let about = match &words[0][..] {
-        "GET" | "SET" | "DEL" | "VDEL" => About::Key(Key::from(words[1].clone())),
-        "KEYNOTIFY" => About::Watch(Key::from(words[1].clone())),
-        "SCAN" => About::All,
-        _ => About::Nothing,
-    };
-    Thought {
-        topic,
-        payload,
-        properties,
-        words: story,
-        about,
     }
 }

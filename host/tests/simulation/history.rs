@@ -1,4 +1,4 @@
-//! What a store was after each of its records, and how a recovered one is compared with that.
+//! The expected state of the store after each record, for comparison with a recovered store.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Duplicates, Entry, Key, Peer, Remembered, State, Watches};
 
-type Owned = Vec<(Entry, Option<Box<str>>)>;
+type OwnedEntries = Vec<(Entry, Option<Box<str>>)>;
 
-/// All keys of a table, and whose they are.
-fn entries(state: &State, hidden: bool) -> Owned {
+/// All entries of a table with their owners.
+fn entries(state: &State, hidden: bool) -> OwnedEntries {
     let table = if hidden { &state.hidden } else { &state.table };
     let owner = |entry: &Entry| state.owner(entry.key(), hidden).map(Into::into);
     let entries = table.range(b"", None);
@@ -21,34 +21,34 @@ fn entries(state: &State, hidden: bool) -> Owned {
 
 type Watched = Vec<(Peer, Key, Dialect)>;
 
-/// Who watches what, where that is kept.
+/// All watches, if they are durable.
 fn watched(watches: &Watches) -> Watched {
     let mut watched = Vec::new();
     for peer in watches.peers().filter(|_| watches.are_durable()) {
         for key in watches.by(peer) {
             let dialect = watches.of(key).find(|(it, _)| *it == peer);
-            let (_, dialect) = dialect.expect("both indexes say the same");
+            let (_, dialect) = dialect.expect("both indexes agree");
             watched.push((peer.clone(), key.clone(), dialect));
         }
     }
     watched
 }
 
-/// A store right behind a record.
-pub(crate) struct Moment {
+/// The state of the store right after a record.
+pub(crate) struct ExpectedState {
     pub(crate) position: u64,
     pub(crate) now_ms: u64,
     pub(crate) clock: Stamp,
-    table: Owned,
-    hidden: Owned,
+    table: OwnedEntries,
+    hidden: OwnedEntries,
     watched: Watched,
     remembered: Vec<Remembered>,
     pub(crate) run: u32,
     pub(crate) assignment: Option<Assignment>,
 }
 
-impl Moment {
-    pub(crate) fn of(
+impl ExpectedState {
+    pub(crate) fn capture(
         position: u64,
         now_ms: u64,
         state: &State,
@@ -69,64 +69,73 @@ impl Moment {
         }
     }
 
-    /// Checks that what was recovered is what there was: of sessions that live nothing is forgotten that the store
-    /// remembered. `ever` is every request that was remembered up to here.
+    /// Checks that the recovered state is the expected one. The recovered store must remember every
+    /// request of the live sessions that the store remembered. `all_remembered` holds every request
+    /// that was remembered up to this record.
     pub(crate) fn check(
         &self,
         image: &Image,
-        living: &[u64],
-        ever: &BTreeMap<u64, (u64, Remembered)>,
+        live_sessions: &[u64],
+        all_remembered: &BTreeMap<u64, (u64, Remembered)>,
     ) {
         let at = self.position;
         assert_eq!(
             entries(&image.state, false),
             self.table,
-            "another table at {at}"
+            "the table differs at {at}"
         );
         assert_eq!(
             entries(&image.state, true),
             self.hidden,
-            "other hidden keys at {at}"
+            "the hidden keys differ at {at}"
         );
         assert_eq!(
             watched(&image.state.watches),
             self.watched,
-            "other watches at {at}"
+            "the watches differ at {at}"
         );
-        assert_eq!(image.state.hlc.last(), self.clock, "another clock at {at}");
-        assert!(image.now_ms >= self.now_ms, "an earlier time at {at}");
-        assert_eq!(image.run, self.run, "another run at {at}");
+        assert_eq!(
+            image.state.hlc.last(),
+            self.clock,
+            "the clock differs at {at}"
+        );
+        assert!(image.now_ms >= self.now_ms, "the time is earlier at {at}");
+        assert_eq!(image.run, self.run, "the run differs at {at}");
         assert_eq!(
             image.assignment, self.assignment,
-            "another assignment at {at}"
+            "the assignment differs at {at}"
         );
         let active = image
             .active
             .map(|active| image.policies[active as usize].digest);
         let assigned = self.assignment.as_ref().map(|it| it.active.0);
-        assert_eq!(active, assigned, "another policy at {at}");
+        assert_eq!(active, assigned, "the active policy differs at {at}");
         for remembered in &self.remembered {
             let number = remembered.number;
             let session = remembered.delivery.session;
             let found = image.duplicates.range(number).next();
             match found.filter(|found| found.number == number) {
                 Some(found) => assert_eq!(as_recorded(&found), as_recorded(remembered), "at {at}"),
-                None if !living.contains(&session) => {}
-                None => panic!("number {number} was forgotten at {at}"),
+                None if !live_sessions.contains(&session) => {}
+                None => panic!("request number {number} is not remembered at {at}"),
             }
         }
         for remembered in image.duplicates.range(0) {
-            let (_, known) = ever.get(&remembered.number).unwrap_or_else(|| {
-                panic!("number {} comes from nowhere at {at}", remembered.number)
+            let (_, known) = all_remembered.get(&remembered.number).unwrap_or_else(|| {
+                panic!(
+                    "request number {} was never remembered before {at}",
+                    remembered.number
+                )
             });
             assert_eq!(as_recorded(&remembered), as_recorded(known), "at {at}");
         }
-        recount(&image.state, &image.duplicates);
+        check_counters(&image.state, &image.duplicates);
     }
 }
 
-/// The flag says how the first one came, and is of no use afterwards. The key of what was read stands in the request, and
-/// a snapshot does not say it again.
+/// A remembered request without the parts that recovery may change. The DUP flag of the first copy
+/// is not needed afterwards. A snapshot leaves out the keys of captured reads, because the request
+/// contains them.
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;
@@ -140,8 +149,8 @@ fn as_recorded(remembered: &Remembered) -> Remembered {
     remembered
 }
 
-/// Sums are what counting gives.
-pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
+/// Checks that the counters of the store equal a full count.
+pub(crate) fn check_counters(state: &State, duplicates: &Duplicates) {
     let mut owned: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for (table, hidden) in [(&state.table, false), (&state.hidden, true)] {
         let (mut keys, mut bytes, mut next_ms) = (0, 0, None::<u64>);
@@ -158,7 +167,7 @@ pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
         assert_eq!(
             (table.keys(), table.bytes()),
             (keys, bytes),
-            "sums of a table"
+            "counters of a table"
         );
         assert_eq!(table.next_expiry_ms(), next_ms, "the next expiry");
     }
@@ -166,12 +175,12 @@ pub(crate) fn recount(state: &State, duplicates: &Duplicates) {
     let counted: BTreeMap<_, _> = counted
         .map(|(client, keys, bytes)| (client, (keys, bytes)))
         .collect();
-    assert_eq!(counted, owned, "sums of the owners");
+    assert_eq!(counted, owned, "counters of the owners");
     let cost: u64 = duplicates.range(0).map(|it| it.cost_bytes()).sum();
     let count = duplicates.range(0).count();
     assert_eq!(
         (duplicates.len(), duplicates.bytes()),
         (count, cost),
-        "sums of what is remembered"
+        "counters of the dedup table"
     );
 }

@@ -1,31 +1,34 @@
-//! Seeded runs of a store on a disk that forgets, tears and lies, with clients that send again.
+//! Seeded runs of a store on a simulated disk that loses, tears and corrupts writes, with clients
+//! that redeliver requests.
 //!
-//! One seed is one run. Everything that decides is production code: the parsing of requests, the store's step,
-//! the recorder, the log, recovery. Around it stand a simulated disk, a clock that is told what to say and
-//! clients with sessions. There are no threads, no sockets and no files in a run, so a seed that fails
-//! fails again:
+//! One seed is one run. Production code makes every decision: it parses requests, steps the store,
+//! records, logs and recovers. The disk, the clock and the clients with their sessions are
+//! simulated. A run must use no threads, sockets or files, or a failing seed would not fail again:
 //!
 //! ```text
 //! STATEHOUSE_SIM_SEED=<seed> cargo nextest run -p statehouse --test simulation --no-capture
 //! ```
 //!
-//! In one run of three the store is behind a foreign broker, which brings requests again after it lost the store or has
-//! not heard of an acknowledgement, keeps clients connected while the store is away, and takes what the store has for
-//! them some time after it left the store.
+//! In one of three runs the store is behind a foreign broker. This broker redelivers requests after
+//! the connection to the store was lost or an acknowledgement did not arrive. It keeps its clients
+//! connected while the store is away, and receives outputs some time after they left the store.
 //!
-//! `STATEHOUSE_SIM_SEEDS` is how many seeds are run. What must hold is said where it is checked: in `world.rs` for
-//! each step, in `recovery.rs` for each start, in `client.rs` for what clients see, in `promises.rs` for watchers.
+//! `STATEHOUSE_SIM_SEEDS` sets the number of seeds. Each invariant stands next to its check: in
+//! `world.rs` and `requests.rs` for each step, in `recovery.rs` for each start, in `client.rs` for
+//! clients, and in `obligations.rs` for watchers.
 
 mod client;
-mod deed;
+mod egress;
 mod events;
-mod exit;
-mod habits;
+mod fault_plan;
 mod history;
+mod obligations;
+mod operation;
 mod policies;
-mod promises;
 mod recovery;
-mod story;
+mod requests;
+mod trace;
+mod workload;
 mod world;
 
 use std::env;
@@ -35,14 +38,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use story::Tally;
+use trace::Tally;
 use world::World;
 
-/// Seeds of the quick test, and of the long one.
+/// The default number of seeds of the quick test and of the long test.
 const SEEDS: u64 = 3_000;
 const SEEDS_LONG: u64 = 20_000;
 
-/// Threads that run seeds.
 const THREADS: usize = 2;
 
 fn number(variable: &str) -> Option<u64> {
@@ -50,16 +52,16 @@ fn number(variable: &str) -> Option<u64> {
     Some(
         value
             .parse()
-            .unwrap_or_else(|_| panic!("{variable} is no number: {value}")),
+            .unwrap_or_else(|_| panic!("{variable} is not a number: {value}")),
     )
 }
 
-/// Runs one seed; where it fails, says how to run it again.
+/// Runs one seed. If it fails, prints the command that repeats it.
 fn run(seed: u64) -> Option<Tally> {
     let ran = catch_unwind(AssertUnwindSafe(|| World::run(seed)));
     if ran.is_err() {
         eprintln!(
-            "seed {seed} failed: run it again with STATEHOUSE_SIM_SEED={seed} cargo nextest run -p statehouse --test simulation --no-capture"
+            "seed {seed} failed: repeat it with STATEHOUSE_SIM_SEED={seed} cargo nextest run -p statehouse --test simulation --no-capture"
         );
     }
     ran.ok()
@@ -72,30 +74,31 @@ fn run_all(seeds: Range<u64>) {
     thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                // The first failure ends it: a story is for one reader.
+                // The threads stop at the first failure, so that the traces of two seeds do not
+                // mix.
                 while failed.load(Ordering::Relaxed) == 0 {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds.end {
                         break;
                     }
                     match run(seed) {
-                        Some(tally) => total.lock().expect("no panic under it").add(&tally),
+                        Some(tally) => total.lock().expect("the lock is not poisoned").add(&tally),
                         None => _ = failed.fetch_add(1, Ordering::Relaxed),
                     }
                 }
             });
         }
     });
-    let total = total.into_inner().expect("no panic under it");
+    let total = total.into_inner().expect("the lock is not poisoned");
     println!("{} seeds: {total:?}", seeds.end - seeds.start);
     assert_eq!(failed.into_inner(), 0, "seeds failed, see above");
     if seeds.end - seeds.start >= 100 {
-        total.assert_everything_happened();
+        total.assert_every_case_occurred();
     }
 }
 
 #[test]
-fn no_crash_loses_or_doubles_what_was_answered() {
+fn crashes_never_lose_or_repeat_answered_requests() {
     match number("STATEHOUSE_SIM_SEED") {
         Some(seed) => run_all(seed..seed + 1),
         None => run_all(0..number("STATEHOUSE_SIM_SEEDS").unwrap_or(SEEDS)),
@@ -104,7 +107,7 @@ fn no_crash_loses_or_doubles_what_was_answered() {
 
 #[test]
 #[ignore = "takes some minutes"]
-fn no_crash_loses_or_doubles_what_was_answered_in_very_many_runs() {
+fn crashes_never_lose_or_repeat_answered_requests_long() {
     let first = SEEDS;
     run_all(first..first + number("STATEHOUSE_SIM_SEEDS").unwrap_or(SEEDS_LONG));
 }

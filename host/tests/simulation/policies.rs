@@ -1,4 +1,4 @@
-//! The policies of all runs, compiled once.
+//! The policies of all runs. They are compiled once.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -10,9 +10,9 @@ use statehouse_core::store::Transaction;
 
 /// The standard policy.
 pub(crate) const STANDARD: usize = 0;
-/// Another build of it: the same behaviour under another digest.
+/// A policy with the behaviour of the standard policy and another digest.
 pub(crate) const TWIN: usize = 1;
-/// One that goes wrong on request, and keeps hidden keys.
+/// A policy that fails on request and uses hidden keys.
 pub(crate) const FAULTY: usize = 2;
 
 type Policies = [Arc<Policy<Transaction>>; 3];
@@ -20,10 +20,10 @@ type Policies = [Arc<Policy<Transaction>>; 3];
 fn all() -> &'static Policies {
     static ALL: OnceLock<Policies> = OnceLock::new();
     ALL.get_or_init(|| {
-        // A seed ends the same way on a slow machine.
+        // A watchdog would make the result of a seed depend on the speed of the machine.
         let engine = Engine::without_watchdog().expect("an engine");
         let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
-        // A custom section is nothing to the engine: id 0, its length, its name with a length.
+        // The engine ignores a custom section: id 0, its length, its name with a length.
         let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
         [load(STANDARD_POLICY), load(&twin), load(&faulty())]
     })
@@ -35,27 +35,26 @@ mod building;
 /// The module of tests/policies/faulty.
 fn faulty() -> Vec<u8> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-    std::fs::read(building::build("faulty", &target, |_| {})).expect("it was built")
+    std::fs::read(building::build("faulty", &target, |_| {})).expect("the build wrote the module")
 }
 
 pub(crate) fn policy(which: usize) -> Arc<Policy<Transaction>> {
     all()[which].clone()
 }
 
-/// Its digest.
 pub(crate) fn digest(which: usize) -> Digest {
     policy(which).digest.into()
 }
 
-/// All three at hand, the standard one active and built in.
+/// All three policies are loaded. The standard policy is active.
 pub(crate) fn assignment() -> Assignment {
     let assignment = Assignment::of(digest(STANDARD));
     let assignment = assignment.load(digest(TWIN)).expect("there is room");
     assignment.load(digest(FAULTY)).expect("there is room")
 }
 
-/// A registry as a start makes it. What no part of the assignment names any more is kept for duplicates, but for
-/// `missing`.
+/// A registry as a start builds it. Policies that the assignment does not name remain available for
+/// duplicates, except `missing`.
 pub(crate) fn registry(assignment: &Assignment, missing: Option<usize>) -> Registry<Transaction> {
     let mut registry = Registry::new(policy(STANDARD), None);
     let named = assignment.all();
@@ -69,11 +68,11 @@ pub(crate) fn registry(assignment: &Assignment, missing: Option<usize>) -> Regis
     }
     let ready = ready.into_iter().map(|which| Instance::new(policy(which)));
     let assigned = registry.assign(assignment.clone(), ready.collect());
-    assert!(assigned.is_ok(), "all that are named are here");
+    assert!(assigned.is_ok(), "every named policy is ready");
     registry
 }
 
-/// What is recorded of each.
+/// The policy records that a start writes.
 pub(crate) fn records() -> Vec<PolicyRecord> {
     let all = all().iter().enumerate();
     all.map(|(which, policy)| PolicyRecord::of(policy, which == STANDARD))

@@ -1,4 +1,7 @@
-//! Ends and starts of the process, and what must be there afterwards.
+//! Crashes, restarts and recovery.
+//!
+//! Invariant: a start must recover every durable record, and the state after the last recovered
+//! record must equal the state that the store had there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,11 +12,11 @@ use statehouse_core::store::Retention;
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
 
-use crate::deed::Deed;
+use crate::operation::Operation;
 use crate::policies;
 use crate::world::World;
 
-struct ImageSink<'a>(Image, &'a BTreeMap<u64, Deed>);
+struct ImageSink<'a>(Image, &'a BTreeMap<u64, Operation>);
 
 impl Sink for ImageSink<'_> {
     fn reset(&mut self) {
@@ -25,27 +28,27 @@ impl Sink for ImageSink<'_> {
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        Deed::check(self.1.get(&position.0), position.0, record);
+        Operation::check(self.1.get(&position.0), position.0, record);
         self.0.record(record).map_err(|error| error.to_string())
     }
 }
 
 impl World {
-    pub(crate) fn open(
+    pub(crate) fn open_log(
         disk: &Simulation,
         options: &Options,
         retention: Retention,
         now_ms: u64,
-        deeds: &BTreeMap<u64, Deed>,
+        operations: &BTreeMap<u64, Operation>,
     ) -> Result<((Log, Image), Opened), Error> {
-        let mut sink = ImageSink(Image::new(retention), deeds);
+        let mut sink = ImageSink(Image::new(retention), operations);
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
         let (log, opened) = Log::open(disk, options.clone(), now_ms, &mut sink)?;
         sink.0.finish();
         Ok(((log, sink.0), opened))
     }
 
-    /// The process is killed, or the machine loses power; then it starts again.
+    /// Kills the process or cuts the power of the machine, and starts the process again.
     pub(crate) fn restart(&mut self, kill: bool) {
         self.snapshot = None;
         let (durable, appended) = (self.log.durable().0, self.log.appended().0);
@@ -56,23 +59,23 @@ impl World {
             self.tally.count("power cuts");
             self.disk = self.disk.crash(self.dice.roll());
         }
-        self.story.tell(format!(
+        self.trace.record(format!(
             "{}, with {durable} durable of {appended}",
             if kill { "is killed" } else { "loses power" },
         ));
-        self.start(durable.max(self.floor), appended, false);
+        self.start(durable.max(self.observed_record), appended, false);
     }
 
-    /// The process ends as it should, if the disk lets it.
+    /// Stops the process cleanly, unless the disk fails, and starts it again.
     pub(crate) fn restart_cleanly(&mut self) {
         self.snapshot = None;
         let now_ms = self.now();
         self.core.stop(now_ms);
         self.recorded.2 = now_ms;
-        self.moment();
+        self.capture_state();
         let closed = self.log.close();
-        self.story
-            .tell(format!("closes: {:?}", closed.as_ref().err()));
+        self.trace
+            .record(format!("closes: {:?}", closed.as_ref().err()));
         let (durable, appended) = (self.log.durable().0, self.log.appended().0);
         if closed.is_ok() {
             assert_eq!(durable, appended);
@@ -82,89 +85,60 @@ impl World {
             0 => self.disk.kill(),
             _ => self.disk.crash(self.dice.roll()),
         };
-        self.start(durable.max(self.floor), appended, closed.is_ok());
+        self.start(durable.max(self.observed_record), appended, closed.is_ok());
     }
 
-    /// Starts on what is on the disk, where everything up to `durable` must be.
+    /// Starts from the disk. Every record up to `durable` must be recovered.
     fn start(&mut self, durable: u64, appended: u64, closed: bool) {
-        self.hang_up();
-        let spoiled = self.dice.once_in(6) && self.spoil_a_snapshot();
+        self.drop_connections();
+        let corrupted = self.dice.once_in(6) && self.corrupt_newest_snapshot();
         let faults = self.dice.once_in(6);
         if faults {
             self.disk.fail_sync_in(Some(self.dice.below(6)));
         }
-        if self.habits.jumps && self.dice.once_in(3) {
+        if self.fault_plan.clock_jumps && self.dice.once_in(3) {
             let wall_ms = self.now_ms + self.dice.below(100_000);
             self.source.set_wall(wall_ms.saturating_sub(50_000));
         }
-        let mut failed = false;
-        let ((log, image), opened) = loop {
-            let found = Self::open(
-                &self.disk,
-                &self.options,
-                self.retention,
-                self.now_ms,
-                &self.deeds,
-            );
-            let error = match found {
-                Ok(found) => break found,
-                Err(error) => error,
-            };
-            self.story.tell(format!("does not start: {error}"));
-            assert!(
-                matches!(error, Error::Io { .. }) && (faults || error.is_full()),
-                "{error}"
-            );
-            self.tally.count("starts that failed");
-            failed = true;
-            self.disk = match self.dice.below(2) {
-                0 => self.disk.kill(),
-                _ => self.disk.crash(self.dice.roll()),
-            };
-            self.disk.limit_bytes(None);
-        };
-        self.heal();
+        let (((log, image), opened), failed) = self.open_despite_faults(faults);
+        self.clear_disk_faults();
         let found = opened.position.0;
-        self.story
-            .tell(format!("finds {found} records: {opened:?}"));
+        self.trace
+            .record(format!("recovers {found} records: {opened:?}"));
         assert!(found >= durable, "records {found} to {durable} are lost");
-        assert!(found <= appended, "records come from nowhere");
-        assert!(failed || opened.clean || !closed, "it was closed");
+        assert!(
+            found <= appended,
+            "there are records that were never appended"
+        );
+        assert!(
+            failed || opened.clean || !closed,
+            "a cleanly closed log is not clean"
+        );
         let damaged = !opened.damaged_snapshots.is_empty();
-        assert!(spoiled || !damaged, "a crash damaged a snapshot");
-        assert!(damaged || !spoiled || failed, "a damaged snapshot was read");
+        assert!(corrupted || !damaged, "a crash damaged a snapshot");
+        assert!(
+            damaged || !corrupted || failed,
+            "a damaged snapshot was read"
+        );
         if found < appended {
             self.tally.count("crashes that lost records");
         }
         if opened.torn {
-            self.tally.count("torn ends");
+            self.tally.count("torn log ends");
         }
         if opened.base > LogPosition::NONE {
             self.tally.count("starts from a snapshot");
         }
-        if spoiled {
+        if corrupted {
             self.tally.count("starts from an older snapshot");
         }
-        self.forget_behind(found);
-        let since_ms = image
-            .now_ms
-            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
-        self.promises
-            .forgive_ends(opened.base.0, since_ms, &image.state.table);
-        let moment = self.moments.iter().find(|it| it.position == found);
-        let moment = moment.expect("what survives ends where a step ended");
-        moment.check(&image, &self.living(), &self.ever);
-        assert!(
-            image.state.hlc.last() >= self.told,
-            "versions that were told come again"
-        );
-        self.recorded = (moment.run, moment.assignment.clone(), moment.now_ms);
-        self.moments.retain(|it| it.position == found);
+        self.discard_after(found);
+        self.check_recovered(&image, &opened);
         self.log = Arc::new(log);
         let last = image.assignment.clone();
         let mut assignment = last.unwrap_or_else(policies::assignment);
-        if self.habits.swaps && self.dice.once_in(4) {
-            // An operator names another one.
+        if self.fault_plan.policy_swaps && self.dice.once_in(4) {
+            // An operator names another policy.
             let named = policies::digest(self.dice.below(2) as usize);
             let loaded = assignment.load(named).expect("there is room");
             assignment = loaded.promote(named).expect("it is loaded");
@@ -172,55 +146,110 @@ impl World {
         self.begin(assignment, Some(image));
     }
 
-    fn living(&self) -> Vec<u64> {
+    /// Opens the log, with a further crash after each disk fault. Returns whether a start failed.
+    fn open_despite_faults(&mut self, faults: bool) -> (((Log, Image), Opened), bool) {
+        let mut failed = false;
+        loop {
+            let opened = Self::open_log(
+                &self.disk,
+                &self.options,
+                self.retention,
+                self.now_ms,
+                &self.operations,
+            );
+            let error = match opened {
+                Ok(opened) => return (opened, failed),
+                Err(error) => error,
+            };
+            self.trace.record(format!("does not start: {error}"));
+            assert!(
+                matches!(error, Error::Io { .. }) && (faults || error.is_full()),
+                "{error}"
+            );
+            self.tally.count("failed starts");
+            failed = true;
+            self.disk = match self.dice.below(2) {
+                0 => self.disk.kill(),
+                _ => self.disk.crash(self.dice.roll()),
+            };
+            self.disk.limit_bytes(None);
+        }
+    }
+
+    /// Compares the recovered state with the expected one, and continues from there.
+    fn check_recovered(&mut self, image: &Image, opened: &Opened) {
+        let since_ms = image
+            .now_ms
+            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
+        self.obligations
+            .waive_expirations(opened.base.0, since_ms, &image.state.table);
+        let found = opened.position.0;
+        let expected = self.expected_states.iter().find(|it| it.position == found);
+        let expected = expected.expect("recovery must end at the end of a step");
+        expected.check(image, &self.live_sessions(), &self.all_remembered);
+        assert!(
+            image.state.hlc.last() >= self.observed_version,
+            "versions would repeat that clients observed"
+        );
+        self.recorded = (expected.run, expected.assignment.clone(), expected.now_ms);
+        self.expected_states.retain(|it| it.position == found);
+    }
+
+    fn live_sessions(&self) -> Vec<u64> {
         self.clients.iter().map(|it| it.session).collect()
     }
 
-    /// What is behind the last record that survived did not happen.
-    fn forget_behind(&mut self, position: u64) {
-        self.promises.forget_behind(position);
-        self.ever.retain(|_, (record, _)| *record <= position);
-        self.deeds.retain(|record, _| *record <= position);
-        for records in self.ran.values_mut() {
+    /// Removes the expectations of records after the last one that was recovered.
+    fn discard_after(&mut self, position: u64) {
+        self.obligations.discard_after(position);
+        self.all_remembered
+            .retain(|_, (record, _)| *record <= position);
+        self.operations.retain(|record, _| *record <= position);
+        for records in self.execution_records.values_mut() {
             records.retain(|record| *record <= position);
         }
         for record in self
-            .written
+            .last_write
             .values_mut()
-            .chain(self.registered.values_mut())
+            .chain(self.last_registration.values_mut())
         {
             *record = (*record).min(position);
         }
-        let always = self.always();
+        let always = self.is_always_durable();
         for client in &mut self.clients {
             let mut lost = Vec::new();
-            for asked in client.in_flight.iter_mut().chain(&mut client.done) {
-                let ran = asked.ran.as_ref();
-                if ran.is_some_and(|(record, _)| *record > position) {
-                    asked.ran = None;
-                    lost.push(asked.id);
+            for pending in client.in_flight.iter_mut().chain(&mut client.acknowledged) {
+                let executed = pending.executed.as_ref();
+                if executed.is_some_and(|(record, _)| *record > position) {
+                    pending.executed = None;
+                    lost.push(pending.id);
                 }
-                // What it did the first time is there again, and may or may not be remembered.
-                if asked.ran.is_none()
-                    && let Some((before, until_ms)) = asked.before.take()
-                    && before.0 <= position
+                // The earlier execution is valid again. The store may or may not remember it.
+                if pending.executed.is_none()
+                    && let Some((earlier, until_ms)) = pending.earlier_execution.take()
+                    && earlier.0 <= position
                 {
-                    self.ran.insert(asked.id, vec![before.0]);
-                    self.ran_in.remove(&asked.id);
-                    (asked.ran, asked.until_ms) = (Some(before), until_ms);
+                    self.execution_records.insert(pending.id, vec![earlier.0]);
+                    self.executed_in_run.remove(&pending.id);
+                    (pending.executed, pending.until_ms) = (Some(earlier), until_ms);
                 }
             }
             for id in lost {
-                let promised = client.disown(id);
-                assert!(!always || !promised, "an answer that was heard is lost");
+                let promised = client.supersede(id);
+                assert!(
+                    !always || !promised,
+                    "a crash lost an answer that a client received"
+                );
             }
         }
     }
 
-    /// The newest snapshot rots, where there is an older beginning that never did.
-    fn spoil_a_snapshot(&mut self) -> bool {
+    /// Flips a bit of the newest snapshot if a start can use an older snapshot or the whole log.
+    /// Returns whether it did.
+    fn corrupt_newest_snapshot(&mut self) -> bool {
         let names = self.disk.list().expect("a directory");
-        // The beginning itself, and all log since: a part of it may be left over.
+        // A start without a snapshot needs every segment since the first one. A snapshot may have
+        // removed some of them.
         let logs = names.iter().filter_map(|name| name.strip_suffix(".log"));
         let mut logs = logs
             .zip(1..)
@@ -235,33 +264,34 @@ impl World {
         let at = self.dice.below(content.len() as u64) as usize;
         content[at] ^= 1 << self.dice.below(8);
         self.disk.put(newest, &content);
-        self.story.tell(format!("{newest} rots at byte {at}"));
+        self.trace
+            .record(format!("{newest} is corrupted at byte {at}"));
         true
     }
 
-    /// Looks at what a start would find now, without one.
-    pub(crate) fn look(&mut self) {
-        let quiet = self.dice.once_in(2) && self.log.commit().is_ok();
+    /// Checks the state that a start would recover now from a copy of the disk.
+    pub(crate) fn check_recovery_of_copy(&mut self) {
+        let committed = self.dice.once_in(2) && self.log.commit().is_ok();
         let copy = self.disk.fork();
         copy.limit_bytes(None);
         copy.fail_write_in(None);
         copy.fail_sync_in(None);
-        let found = Self::open(
+        let found = Self::open_log(
             &copy,
             &self.options,
             self.retention,
             self.now_ms,
-            &self.deeds,
+            &self.operations,
         );
         let ((_, image), opened) = found.expect("a copy of a running store opens");
         let found = opened.position.0;
-        self.story.tell(format!(
+        self.trace.record(format!(
             "a copy has {found} records of {}",
             self.log.appended()
         ));
-        assert!(!quiet || found == self.log.appended().0);
-        let moment = self.moments.iter().find(|it| it.position == found);
-        let moment = moment.expect("what is on disk ends where a step ended");
-        moment.check(&image, &self.living(), &self.ever);
+        assert!(!committed || found == self.log.appended().0);
+        let expected = self.expected_states.iter().find(|it| it.position == found);
+        let expected = expected.expect("a copy must end at the end of a step");
+        expected.check(&image, &self.live_sessions(), &self.all_remembered);
     }
 }

@@ -115,7 +115,7 @@ impl Wire {
     pub fn send(&mut self, mut bytes: BytesMut) -> bool {
         loop {
             let now = Instant::now();
-            let round = self.broker.rounds().open(now);
+            let round = self.broker.write_batching().open(now);
             let turn = self.dispatch.turn(&mut bytes, now);
             drop(round);
             match turn {

@@ -1,4 +1,6 @@
-//! Steps of the system clock, as an operator or NTP makes them.
+//! Steps of the system clock, as an operator or NTP may cause them.
+//!
+//! Invariant: a step must not change how long a key exists.
 
 use super::*;
 use statehouse_core::log::record::PolicyRecord;
@@ -10,7 +12,7 @@ struct Stepped {
     source: Arc<ManualSource>,
     journal: Arc<Records>,
     server: Arc<Server>,
-    notebook: Arc<Notebook>,
+    transport: Arc<RecordingTransport>,
 }
 
 impl Stepped {
@@ -23,20 +25,20 @@ impl Stepped {
         let assignment = Assignment::of(policy.digest.into());
         recorder.assign(vec![PolicyRecord::of(&policy, true)], &assignment);
         let server = server(Registry::new(policy, None), source.clone(), recorder);
-        let notebook = Arc::new(Notebook::default());
-        server.attach(notebook.clone());
+        let transport = Arc::new(RecordingTransport::default());
+        server.attach(transport.clone());
         Self {
             source,
             journal,
             server,
-            notebook,
+            transport,
         }
     }
 
     fn set(&self, key: &[u8], timestamp_ms: u64) -> Bytes {
         let set: &[&[u8]] = &[b"SET", key, b"holder", b"NX", b"PX", b"600000"];
         publish(&self.server, timestamp_ms, set, FIRST, None);
-        self.notebook.0.lock().unwrap().pop().unwrap()
+        self.transport.0.lock().unwrap().pop().unwrap()
     }
 }
 
@@ -45,12 +47,12 @@ const OK: &[u8] = b"+OK\r\n";
 const TAKEN: &[u8] = b":-1\r\n";
 
 #[test]
-fn a_clock_stepped_ahead_ends_no_lock_early() {
+fn clock_stepped_ahead_ends_no_lock_early() {
     let store = Stepped::new();
     assert_eq!(store.set(b"lock", START_MS), OK);
     store.source.advance(1_000);
     store.source.set_wall(START_MS + 1_000 + STEP_MS);
-    // Clients whose clocks were stepped too are not refused.
+    // The store does not refuse clients whose clocks were stepped too.
     let now_ms = START_MS + STEP_MS + 1_000;
     assert_eq!(store.set(b"lock", now_ms), TAKEN);
     assert_eq!(store.set(b"other", now_ms), OK);
@@ -58,15 +60,19 @@ fn a_clock_stepped_ahead_ends_no_lock_early() {
     assert_eq!(store.set(b"lock", now_ms), TAKEN, "999 ms are left");
     store.source.advance(1);
     assert_eq!(store.set(b"lock", now_ms), OK, "ten minutes are over");
-    assert_eq!(store.set(b"other", now_ms), TAKEN, "it came a second later");
+    assert_eq!(
+        store.set(b"other", now_ms),
+        TAKEN,
+        "it was set a second later"
+    );
 }
 
 #[test]
-fn a_recovered_lock_keeps_the_time_it_had_after_a_step() {
+fn recovered_lock_keeps_its_expiry_after_a_step() {
     let store = Stepped::new();
     assert_eq!(store.set(b"lock", START_MS), OK);
     store.source.set_wall(START_MS + STEP_MS);
-    // No request comes: only the sweeper looks at the clock.
+    // Without a request, only the sweeper reads the clock.
     store.server.sweep_once();
     let mut image = Image::new(Retention::default());
     for record in &store.journal.all() {
@@ -87,14 +93,14 @@ fn a_recovered_lock_keeps_the_time_it_had_after_a_step() {
 }
 
 #[test]
-fn a_clock_stepped_back_is_an_impediment_until_it_catches_up() {
+fn clock_stepped_back_is_an_impediment_until_it_catches_up() {
     let store = Stepped::new();
     assert_eq!(store.server.impediment(), None);
     store.source.set_wall(START_MS - 10_000);
     let why = store.server.impediment().unwrap();
     assert!(why.contains("system clock"), "{why}");
     assert_eq!(store.server.stats().clock_behind_ms, 10_000);
-    // The store's time still advances, so keys expire as they should.
+    // The time of the store still advances, so keys expire on time.
     assert_eq!(store.set(b"lock", START_MS), OK);
     store.source.advance(600_000);
     assert_eq!(store.set(b"lock", START_MS), OK);

@@ -1,12 +1,13 @@
-//! What a step did, and whether its record says the same. Recovery needs less of a record than history and replays.
+//! The operations of a step, to compare with its records. Recovery reads only a part of each
+//! record, so this comparison also covers the parts that only history and replays read.
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, Record};
 use statehouse_core::request::Request;
 use statehouse_core::store::{Effects, Handled, Swept, WatchChanges, Write};
 
-/// What stands behind one record.
-pub(crate) enum Deed {
+/// The operation that one record describes.
+pub(crate) enum Operation {
     Swept {
         now_ms: u64,
         clock: Stamp,
@@ -18,14 +19,15 @@ pub(crate) enum Deed {
         payload: Vec<u8>,
         timestamp: Option<String>,
         token: Option<String>,
-        owed: bool,
+        repeatable: bool,
         clock: Stamp,
         writes: Vec<Write>,
     },
 }
 
-/// Where a part stands in the payload is no part of what was written.
-fn plain(writes: &[Write]) -> Vec<Write> {
+/// The writes without the positions of keys and values in the payload. A decoded record does
+/// not have them.
+fn without_positions(writes: &[Write]) -> Vec<Write> {
     let mut writes = writes.to_vec();
     for write in &mut writes {
         (write.key_at, write.value_at) = (None, None);
@@ -33,8 +35,8 @@ fn plain(writes: &[Write]) -> Vec<Write> {
     writes
 }
 
-impl Deed {
-    /// The deeds of a step, in the order of their records.
+impl Operation {
+    /// The operations of a step in the order of their records.
     pub(crate) fn of(request: Option<&Request<'_>>, effects: &Effects) -> Vec<Self> {
         let swept = effects.swept.as_ref().map(Self::swept);
         let watches = effects.watches.as_deref().cloned().map(Self::Watches);
@@ -47,7 +49,7 @@ impl Deed {
         Self::Swept {
             now_ms: it.now_ms,
             clock: it.clock,
-            writes: plain(&it.writes),
+            writes: without_positions(&it.writes),
         }
     }
 
@@ -57,16 +59,16 @@ impl Deed {
             payload: request.payload.to_vec(),
             timestamp: request.timestamp.map(str::to_owned),
             token: request.fencing_token.map(str::to_owned),
-            owed: it.repeatable,
+            repeatable: it.repeatable,
             clock: it.clock,
-            writes: plain(&it.writes),
+            writes: without_positions(&it.writes),
         }
     }
 
-    /// Checks that a record says what was done.
-    pub(crate) fn check(deed: Option<&Self>, position: u64, record: &[u8]) {
-        let record = record::read(record).expect("a record that was written");
-        match (deed, &record) {
+    /// Checks that a record describes the operation.
+    pub(crate) fn check(operation: Option<&Self>, position: u64, record: &[u8]) {
+        let record = record::read(record).expect("the store wrote this record");
+        match (operation, &record) {
             (
                 Some(Self::Swept {
                     now_ms,
@@ -87,7 +89,7 @@ impl Deed {
                     payload,
                     timestamp,
                     token,
-                    owed,
+                    repeatable,
                     clock,
                     writes,
                 }),
@@ -96,7 +98,7 @@ impl Deed {
                 assert_eq!((&client[..], &payload[..]), (found.client, found.payload));
                 let texts = (timestamp.as_deref(), token.as_deref());
                 assert_eq!(texts, (found.timestamp, found.fencing_token));
-                assert_eq!((*owed, *clock), (found.repeatable, found.clock));
+                assert_eq!((*repeatable, *clock), (found.repeatable, found.clock));
                 assert_eq!(*writes, found.writes, "at {position}");
             }
             (Some(Self::Watches(changes)), Record::Watches(found)) => assert_eq!(changes, found),
@@ -109,7 +111,7 @@ impl Deed {
                 | Record::Sessions(_)
                 | Record::ReceiveMax { .. },
             ) => {}
-            (_, record) => panic!("record {position} is of another kind: {record:?}"),
+            (_, record) => panic!("record {position} does not match its operation: {record:?}"),
         }
     }
 }
