@@ -7,6 +7,7 @@
 //!
 //! All figures are medians of many rounds in one process. Quote only ratios.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -79,8 +80,8 @@ impl Bench {
             .expect("short properties");
         let peer = Peer {
             client: "bench".into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         };
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
         let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
@@ -92,8 +93,8 @@ impl Bench {
                 properties: &properties,
                 qos: QoS::AtLeastOnce,
                 delivery: Delivery {
-                    session: 1,
-                    connection: 1,
+                    session: SessionId(1),
+                    connection: ConnectionId(1),
                     packet_id: (packet_id % 60_000 + 1) as u16,
                     dup: false,
                 },

@@ -5,6 +5,7 @@
 //! cargo bench -p statehouse --bench policy_call
 //! ```
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -233,8 +234,8 @@ fn policy_call(c: &mut Criterion) {
     let client = Client {
         peer: Peer {
             client: "bench".into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         },
         properties: Properties::default(),
     };

@@ -10,6 +10,7 @@
 //!
 //! All times are CPU times of one thread in one process. Quote only ratios.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -150,8 +151,8 @@ impl Bench {
 fn peer(number: u64) -> Peer {
     Peer {
         client: format!("client-{number:06}").into(),
-        connection: number,
-        session: number,
+        connection: ConnectionId(number),
+        session: SessionId(number),
     }
 }
 

@@ -9,6 +9,7 @@
 //! without interruptions. `statehouse bench` shows more CPU time per request than the whole path
 //! here. The difference is the kernel's time for sockets and waking threads.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -269,12 +270,12 @@ impl Arrived {
             properties,
             peer: Peer {
                 client: "bench".into(),
-                connection: 1,
-                session: 1,
+                connection: ConnectionId(1),
+                session: SessionId(1),
             },
             delivery: Delivery {
-                session: 1,
-                connection: 1,
+                session: SessionId(1),
+                connection: ConnectionId(1),
                 packet_id: (number % 60_000 + 1) as u16,
                 dup: false,
             },

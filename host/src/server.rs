@@ -4,6 +4,7 @@
 //! order of the decisions, and never before the log position that they depend on is released. The
 //! lock must never be held while a socket or the disk is touched.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -237,7 +238,7 @@ impl Server {
     }
 
     /// After a restart: removes the remembered requests of sessions that did not survive it.
-    pub fn retain_sessions(&self, live: &[u64]) {
+    pub fn retain_sessions(&self, live: &[SessionId]) {
         self.lock().core.store_mut().retain_sessions(live);
     }
 
@@ -304,7 +305,7 @@ impl Server {
         let disconnects = matches!(decision.outcome, Outcome::Disconnected(..));
         let is_unordered = matches!(decision.outcome, Outcome::Answered(..)) && ticket.is_none();
         let position = decision.position;
-        let connection = publisher.map_or(0, |peer| peer.connection);
+        let connection = publisher.map_or(ConnectionId::NONE, |peer| peer.connection);
         let outputs = locked.core.outputs(decision);
         let outbound = outbound(outputs, publisher, ticket);
         let bytes = if is_unordered {
@@ -406,7 +407,7 @@ impl Server {
     /// is set if that connection is being closed, so that the rest must be skipped.
     fn take_part(
         &self,
-        owner: Option<u64>,
+        owner: Option<ConnectionId>,
         end: Option<Instant>,
         batch: &mut dyn Iterator<Item = Inbound<'_>>,
         disconnected: &mut bool,
@@ -468,7 +469,7 @@ impl Intake for Server {
         while self.take_part(None, end, batch, &mut disconnected) {}
     }
 
-    fn take_some(&self, connection: u64, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let end = end(limits::REQUESTS_PER_TURN_TIME);
         let mut disconnected = false;
         // Inputs after a request that ended its connection are never left over.
@@ -482,8 +483,8 @@ fn outbound<'a>(
     outputs: impl Iterator<Item = Output> + 'a,
     publisher: Option<&'a Peer>,
     ticket: Option<Ticket>,
-) -> impl Iterator<Item = (u64, Outbound)> + 'a {
-    let connection = publisher.map_or(0, |peer| peer.connection);
+) -> impl Iterator<Item = (ConnectionId, Outbound)> + 'a {
+    let connection = publisher.map_or(ConnectionId::NONE, |peer| peer.connection);
     let mut outputs = outputs.peekable();
     std::iter::from_fn(move || {
         loop {

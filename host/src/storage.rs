@@ -380,7 +380,7 @@ mod tests {
         let settings = |name: &str| settings_of(&place.path().join(name));
         let peer = Peer {
             client: "c".into(),
-            connection: Mode::foreign_session(7),
+            connection: Mode::foreign_session(7).only_connection(),
             session: Mode::foreign_session(7),
         };
         let (disk, _) = recover(&settings("first"))

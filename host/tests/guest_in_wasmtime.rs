@@ -1,6 +1,7 @@
 //! Runs the standard policy's own cases on its component in the host's engine. The answers must
 //! have the same bytes as those of the native code.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -68,8 +69,8 @@ fn quota(keys_max: Option<usize>) -> Quota {
 fn peer(client: &str) -> Peer {
     Peer {
         client: client.into(),
-        connection: 1,
-        session: 1,
+        connection: ConnectionId(1),
+        session: SessionId(1),
     }
 }
 

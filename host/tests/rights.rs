@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -100,8 +101,8 @@ fn peer(client: &str) -> Peer {
     let number = client.len() as u64;
     Peer {
         client: client.into(),
-        connection: number,
-        session: number,
+        connection: ConnectionId(number),
+        session: SessionId(number),
     }
 }
 

@@ -4,6 +4,7 @@
 //! must never be used after the rules or the identity of the client have changed. This module
 //! disconnects no client: the caller of [`Authorizer::changed`] must recheck all connections.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,15 +29,15 @@ pub struct Authorizer {
 #[derive(Default)]
 struct Cache {
     /// Connections of the embedded broker, by connection number.
-    connections: HashMap<u64, Evaluated>,
+    connections: HashMap<ConnectionId, Evaluated>,
     /// Clients that were admitted most recently and have no connection number yet, by client id.
     /// Bounded, because an attempt to connect may fail without notice.
     admitted: VecDeque<(Box<str>, Evaluated)>,
     /// Clients that have a connection number but no session yet. Bounded for the same reason.
-    connecting: VecDeque<(u64, Evaluated)>,
+    connecting: VecDeque<(ConnectionId, Evaluated)>,
     /// Clients of a foreign broker, by connection number. Bounded, because such a client may claim
     /// any client id, and because the store does not see its disconnection.
-    foreign: HashMap<u64, Evaluated>,
+    foreign: HashMap<ConnectionId, Evaluated>,
 }
 
 /// The grants of one connection, and what they depend on.
@@ -58,7 +59,7 @@ impl Cache {
         if let Some(at) =
             connecting.position(|(it, entry)| *it == number && current(entry).is_some())
         {
-            if origin.session == 0 {
+            if origin.session == SessionId(0) {
                 return Some(self.connecting[at].1.grants.clone());
             }
             let (_, entry) = self.connecting.remove(at)?;
@@ -79,7 +80,9 @@ impl Cache {
         let grants = entry.grants.clone();
         match self.connections.get_mut(&origin.connection) {
             Some(before) => *before = entry,
-            None if origin.session != 0 => _ = self.connections.insert(origin.connection, entry),
+            None if origin.session != SessionId(0) => {
+                _ = self.connections.insert(origin.connection, entry)
+            }
             // `remove_connection` may never be called for a connection without a session.
             None => push(&mut self.connecting, origin.connection, entry),
         }
@@ -220,7 +223,7 @@ impl Authorizer {
     }
 
     /// Removes the grants of a connection that has ended.
-    pub fn remove_connection(&self, connection: u64) {
+    pub fn remove_connection(&self, connection: ConnectionId) {
         self.cache().connections.remove(&connection);
     }
 
@@ -264,7 +267,7 @@ mod tests {
         Authorizer::new(watched)
     }
 
-    fn origin(client: &str, connection: u64, session: u64) -> Origin {
+    fn origin(client: &str, connection: ConnectionId, session: SessionId) -> Origin {
         Origin {
             client: client.into(),
             connection,
@@ -276,31 +279,31 @@ mod tests {
     #[test]
     fn connecting_client_passes_its_grants_to_its_connection() {
         let authorizer = authorizer();
-        let connecting = authorizer.grants(&origin("first", 1, 0));
+        let connecting = authorizer.grants(&origin("first", ConnectionId(1), SessionId(0)));
         assert!(connecting.may_connect());
-        let connected = authorizer.grants(&origin("first", 1, 9));
+        let connected = authorizer.grants(&origin("first", ConnectionId(1), SessionId(9)));
         assert!(Arc::ptr_eq(&connecting, &connected));
-        authorizer.remove_connection(1);
+        authorizer.remove_connection(ConnectionId(1));
         assert!(!Arc::ptr_eq(
             &connected,
-            &authorizer.grants(&origin("first", 1, 9))
+            &authorizer.grants(&origin("first", ConnectionId(1), SessionId(9)))
         ));
     }
 
     #[test]
     fn prepared_grants_are_used_by_the_same_attempt_only() {
         let authorizer = authorizer();
-        let mut first = origin("first", 1, 0);
+        let mut first = origin("first", ConnectionId(1), SessionId(0));
         authorizer.prepare("first", &first.identity);
         let prepared = authorizer.cache().admitted[0].1.grants.clone();
         // Another client with the same identity, and the same client with another identity.
         assert!(!Arc::ptr_eq(
             &prepared,
-            &authorizer.grants(&origin("second", 2, 0))
+            &authorizer.grants(&origin("second", ConnectionId(2), SessionId(0)))
         ));
         first.identity = Arc::default();
         assert!(!Arc::ptr_eq(&prepared, &authorizer.grants(&first)));
-        let connecting = authorizer.grants(&origin("first", 3, 0));
+        let connecting = authorizer.grants(&origin("first", ConnectionId(3), SessionId(0)));
         assert!(Arc::ptr_eq(&prepared, &connecting));
         assert!(authorizer.cache().admitted.is_empty());
         // A change of the rules invalidates prepared grants.
@@ -308,7 +311,7 @@ mod tests {
         authorizer.changed();
         assert!(!Arc::ptr_eq(
             &connecting,
-            &authorizer.grants(&origin("first", 4, 0))
+            &authorizer.grants(&origin("first", ConnectionId(4), SessionId(0)))
         ));
     }
 
@@ -316,17 +319,17 @@ mod tests {
     #[test]
     fn recheck_of_an_ended_connection_caches_no_connection() {
         let authorizer = authorizer();
-        let connected = authorizer.grants(&origin("first", 1, 9));
+        let connected = authorizer.grants(&origin("first", ConnectionId(1), SessionId(9)));
         authorizer.changed();
-        let rechecked = authorizer.grants(&origin("first", 1, 0));
+        let rechecked = authorizer.grants(&origin("first", ConnectionId(1), SessionId(0)));
         assert!(!Arc::ptr_eq(&connected, &rechecked));
         // The connection uses the result of the recheck, without another evaluation.
         assert!(Arc::ptr_eq(
             &rechecked,
-            &authorizer.grants(&origin("first", 1, 9))
+            &authorizer.grants(&origin("first", ConnectionId(1), SessionId(9)))
         ));
-        authorizer.remove_connection(1);
-        _ = authorizer.grants(&origin("first", 1, 0));
+        authorizer.remove_connection(ConnectionId(1));
+        _ = authorizer.grants(&origin("first", ConnectionId(1), SessionId(0)));
         assert!(authorizer.cache().connections.is_empty());
     }
 
@@ -336,11 +339,11 @@ mod tests {
         let most = limits::GRANTS_CONNECTING_MAX.max(limits::GRANTS_FOREIGN_MAX) as u64;
         for number in 0..2 * most {
             authorizer.prepare("first", &Arc::default());
-            _ = authorizer.grants(&origin("first", number, 0));
+            _ = authorizer.grants(&origin("first", ConnectionId(number), SessionId(0)));
             let peer = Peer {
                 client: "c".into(),
-                connection: number,
-                session: number,
+                connection: ConnectionId(number),
+                session: SessionId(number),
             };
             _ = authorizer.grants_of(&peer);
         }
@@ -354,7 +357,7 @@ mod tests {
     #[test]
     fn changed_identity_of_a_connection_is_evaluated_again() {
         let authorizer = authorizer();
-        let mut first = origin("first", 1, 9);
+        let mut first = origin("first", ConnectionId(1), SessionId(9));
         let before = authorizer.grants(&first);
         first.identity = Arc::new(Identity {
             user: Some("other".into()),

@@ -22,6 +22,7 @@ use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
 use crate::store::{
     Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
 };
+use statehouse_protocol::SessionId;
 
 /// An input of the state machine.
 #[derive(Clone, Copy)]
@@ -36,7 +37,7 @@ pub enum Input<'a> {
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
-    SessionsEnded(&'a [u64]),
+    SessionsEnded(&'a [SessionId]),
     /// Only time has passed.
     Sweep,
 }

@@ -12,6 +12,7 @@ use crate::clock::Stamp;
 use crate::store::Peer;
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 /// The answer to a request at QoS 0 (protocol, section 1).
 pub const QOS_ZERO_ANSWER: &[u8] = b"-ERR syntax error\r\n";
@@ -50,9 +51,9 @@ impl Dialect {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// The session number. It is unique, even across restarts.
-    pub session: u64,
+    pub session: SessionId,
     /// The connection number. It is unique, even across restarts.
-    pub connection: u64,
+    pub connection: ConnectionId,
     /// The packet identifier.
     pub packet_id: u16,
     /// The DUP flag.
@@ -381,8 +382,8 @@ mod tests {
     ) {
         let peer = Peer {
             client: "c".into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         };
         let payload = Bytes::new();
         let incoming = Incoming {

@@ -9,7 +9,7 @@ use statehouse::STANDARD_POLICY;
 use statehouse_core::log::{Image, Progress, Recorder, Records, read_block, record};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{Mode, Peer, Quota, Retention, Store};
+use statehouse_core::store::{ConnectionId, Mode, Peer, Quota, Retention, SessionId, Store};
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_wal::simulation::Simulation;
@@ -68,16 +68,16 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
             properties: &properties,
             qos: QoS::AtLeastOnce,
             delivery: Delivery {
-                session: 1,
-                connection: 1,
+                session: SessionId(1),
+                connection: ConnectionId(1),
                 packet_id: at as u16 + 1,
                 dup: false,
             },
             expires: None,
             peer: &Peer {
                 client: "fuzz".into(),
-                connection: 1,
-                session: 1,
+                connection: ConnectionId(1),
+                session: SessionId(1),
             },
             grants: None,
         };
@@ -95,7 +95,7 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
 
 pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
     let [records, snapshot] = recorded();
-    let sessions = statehouse_mqtt::simulation::session_began(7, "client");
+    let sessions = statehouse_mqtt::simulation::session_began(SessionId(7), "client");
     let mut record = Vec::new();
     record::sessions(&mut record, &sessions);
     let blocks = [

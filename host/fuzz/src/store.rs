@@ -7,7 +7,9 @@ use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_core::store::{
+    ConnectionId, Effects, Event, Peer, Quota, SessionId, Store, Transaction,
+};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_policy::{hlc, resp};
 
@@ -53,13 +55,13 @@ fn ask(
         fencing_token,
         peer: &Peer {
             client: "fuzz".into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         },
         properties: &properties,
         delivery: Delivery {
-            session: 1,
-            connection: 1,
+            session: SessionId(1),
+            connection: ConnectionId(1),
             packet_id,
             dup: true,
         },

@@ -5,6 +5,7 @@ mod batch;
 mod guard;
 mod options;
 
+use statehouse_protocol::SessionId;
 use std::{
     future::poll_fn,
     io,
@@ -336,7 +337,7 @@ impl Broker {
 
     /// The numbers of all sessions, connected or not.
     #[must_use]
-    pub fn sessions(&self) -> Vec<u64> {
+    pub fn sessions(&self) -> Vec<SessionId> {
         self.lock().session_numbers()
     }
 

@@ -169,10 +169,11 @@ fn trim<T>(table: &mut FxHashMap<u16, T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use statehouse_protocol::ConnectionId;
 
     fn position(sequence: u16) -> AckPosition {
         AckPosition {
-            connection: 1,
+            connection: ConnectionId(1),
             sequence: sequence.into(),
         }
     }

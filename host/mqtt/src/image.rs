@@ -6,6 +6,7 @@
 //! changes.
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 
 use crate::{
     change::{Change, Content, Encoder, Part, RecordedWill},
@@ -137,7 +138,7 @@ fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
     }
 }
 
-fn write_message(session: u64, recorded: Recorded<'_>, clock: &Clock, piece: &mut Encoder) {
+fn write_message(session: SessionId, recorded: Recorded<'_>, clock: &Clock, piece: &mut Encoder) {
     let Recorded {
         number,
         packet_id,

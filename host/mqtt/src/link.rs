@@ -3,6 +3,7 @@
 //! Acknowledgements to the client must leave in the order of its PUBLISHes (section 4.6), although
 //! requests are acknowledged later than ordinary messages.
 
+use statehouse_protocol::ConnectionId;
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(crate) connection: u64,
+    pub(crate) connection: ConnectionId,
     pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
     /// How many QoS 1 and 2 messages may be unacknowledged.
@@ -40,7 +41,7 @@ pub(crate) struct Link {
 /// The place of an acknowledgement among those of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AckPosition {
-    pub(crate) connection: u64,
+    pub(crate) connection: ConnectionId,
     pub(crate) sequence: u64,
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct LinkOptions {
 
 impl Link {
     pub(crate) fn new(
-        connection: u64,
+        connection: ConnectionId,
         identity: Arc<Identity>,
         output: Arc<Output>,
         options: LinkOptions,

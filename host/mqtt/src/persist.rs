@@ -12,6 +12,7 @@
 //! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of
 //! durable state.
 
+use statehouse_protocol::SessionId;
 use std::{fmt, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
@@ -188,7 +189,7 @@ impl Recorder {
     }
 
     /// The log of one session.
-    pub(crate) fn session_log(&mut self, session: u64, is_durable: bool) -> SessionLog<'_> {
+    pub(crate) fn session_log(&mut self, session: SessionId, is_durable: bool) -> SessionLog<'_> {
         SessionLog {
             session,
             is_on: is_durable && self.is_on(),
@@ -226,7 +227,7 @@ impl Recorder {
 /// Writes the changes of one session to the recorder, if the session is durable.
 #[derive(Debug)]
 pub(crate) struct SessionLog<'a> {
-    session: u64,
+    session: SessionId,
     is_on: bool,
     recorder: &'a mut Recorder,
 }

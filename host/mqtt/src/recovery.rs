@@ -5,6 +5,7 @@
 //! start from exceeding the memory ([`Recovery::within`]). The broker applies the other limits and
 //! drops expired messages when it starts.
 
+use statehouse_protocol::SessionId;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -24,10 +25,10 @@ use crate::{
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Recovery {
     /// By session number, so that a client's later session comes after an earlier one.
-    pub(crate) sessions: BTreeMap<u64, SavedSession>,
+    pub(crate) sessions: BTreeMap<SessionId, SavedSession>,
     pub(crate) retained: BTreeMap<Bytes, SavedRetained>,
     /// Numbers of the sessions whose wills were dropped because of the limit.
-    pub(crate) without_will: Vec<u64>,
+    pub(crate) without_will: Vec<SessionId>,
     /// How many messages were dropped because of the limit.
     pub(crate) lost_messages: usize,
     wills: Room,
@@ -114,7 +115,7 @@ impl Recovery {
 
     /// Applies one batch of changes or one piece of a snapshot, and returns the numbers of the
     /// sessions that it ended. After an error the state is undefined.
-    pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<u64>, CorruptChanges> {
+    pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<SessionId>, CorruptChanges> {
         let mut ended = Vec::new();
         // The last message with its own bytes. Messages that share these bytes refer to it.
         let mut last: Option<Message> = None;
@@ -174,7 +175,7 @@ impl Recovery {
         Ok(ended)
     }
 
-    fn begin(&mut self, number: u64, session: SavedSession) {
+    fn begin(&mut self, number: SessionId, session: SavedSession) {
         self.wills.bytes += session.will_bytes();
         if let Some(old) = self.sessions.insert(number, session) {
             self.subtract(&old);
@@ -184,7 +185,7 @@ impl Recovery {
 
     /// Applies a change that affects only the session itself. If the session is missing, it had
     /// ended when the snapshot was taken, and the record of its end follows.
-    fn change_session(&mut self, number: u64, part: Part<'_>) -> Result<(), CorruptChanges> {
+    fn change_session(&mut self, number: SessionId, part: Part<'_>) -> Result<(), CorruptChanges> {
         if let Some(session) = self.sessions.get_mut(&number) {
             let old = session.will_bytes();
             let removed = session.apply(part)?;
@@ -196,7 +197,7 @@ impl Recovery {
     }
 
     /// Adds a message to a session, unless the messages of all sessions exceed their limit.
-    fn add_message(&mut self, session: u64, number: u64, content: SavedContent) {
+    fn add_message(&mut self, session: SessionId, number: u64, content: SavedContent) {
         let Some(session) = self.sessions.get_mut(&session) else {
             return;
         };
@@ -247,12 +248,12 @@ impl Recovery {
     /// Whether a session with this number exists. Its beginning is recorded before any of its
     /// requests.
     #[must_use]
-    pub fn has_session(&self, number: u64) -> bool {
+    pub fn has_session(&self, number: SessionId) -> bool {
         self.sessions.contains_key(&number)
     }
 
     /// The numbers of the sessions.
-    pub fn session_numbers(&self) -> impl Iterator<Item = u64> {
+    pub fn session_numbers(&self) -> impl Iterator<Item = SessionId> {
         self.sessions.keys().copied()
     }
 

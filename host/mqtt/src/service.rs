@@ -1,5 +1,6 @@
 //! The interface of the embedder: which topics it claims, and which events it receives.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     hash::{Hash, Hasher},
     sync::Arc,
@@ -39,7 +40,7 @@ pub trait Service: Send + Sync + 'static {
     /// These sessions have ended: they expired, or their client began a new session. Called once
     /// for each session, after [`disconnected`](Self::disconnected) of its connections. The service
     /// can drop its state of them.
-    fn sessions_ended(&self, broker: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, broker: &Broker, sessions: &[SessionId]) {
         _ = (broker, sessions);
     }
 }
@@ -62,10 +63,10 @@ pub struct Origin {
     /// The client identifier, proven by the connection.
     pub client: Arc<str>,
     /// The number of the connection.
-    pub connection: u64,
+    pub connection: ConnectionId,
     /// The number of the session. A resumed session keeps it, even over restarts; a new session
     /// gets another one.
-    pub session: u64,
+    pub session: SessionId,
     /// The client's identity, as the access control determined it. Comparisons ignore it, since the
     /// numbers identify the connection.
     pub identity: Arc<Identity>,
@@ -115,8 +116,8 @@ pub struct Request {
 pub struct Token {
     pub(crate) session: u32,
     /// Distinguishes this session from a later one with the same key.
-    pub(crate) number: u64,
-    pub(crate) connection: u64,
+    pub(crate) number: SessionId,
+    pub(crate) connection: ConnectionId,
     pub(crate) sequence: u64,
     pub(crate) packet_id: u16,
     pub(crate) exactly_once: bool,

@@ -5,6 +5,7 @@
 
 mod subscriptions;
 
+use statehouse_protocol::SessionId;
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -32,7 +33,7 @@ use crate::{
 pub(crate) struct Session {
     pub(crate) client: Arc<str>,
     /// Never reused for another session, even after a restart.
-    pub(crate) number: u64,
+    pub(crate) number: SessionId,
     /// Counts this session against its owner's limit.
     place: Holding,
     /// The user who may resume the session. If there is none, any client may.
@@ -108,7 +109,7 @@ pub(crate) struct RestoredSession {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<str>, number: u64, account: &Arc<Account>) -> Self {
+    pub(crate) fn new(client: Arc<str>, number: SessionId, account: &Arc<Account>) -> Self {
         let mut place = Holding::new(account, Kind::Sessions);
         place.set(1);
         Self {

@@ -6,6 +6,7 @@
 //! possible. Every change of durable messages must be written to the [`SessionLog`] in the same
 //! method, or recovery loses it. The queue neither encodes messages nor decides when to send them.
 
+use statehouse_protocol::ConnectionId;
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::Bytes;
@@ -107,7 +108,7 @@ pub(crate) struct InFlight {
     number: u64,
     recorded: bool,
     /// The connection that it was last sent on.
-    pub(crate) connection: u64,
+    pub(crate) connection: ConnectionId,
     /// `None` after a PUBREC. Then only PUBREL is redelivered.
     pub(crate) queued: Option<Queued>,
 }
@@ -189,7 +190,7 @@ impl SessionQueue {
                     InFlight {
                         number,
                         recorded: true,
-                        connection: 0,
+                        connection: ConnectionId::NONE,
                         queued,
                     },
                 );
@@ -313,7 +314,12 @@ impl SessionQueue {
 
     /// Moves the front of the queue into the window. A QoS 2 message is recorded, because the
     /// client remembers its packet id.
-    pub(crate) fn sent(&mut self, packet_id: u16, connection: u64, log: &mut SessionLog<'_>) {
+    pub(crate) fn sent(
+        &mut self,
+        packet_id: u16,
+        connection: ConnectionId,
+        log: &mut SessionLog<'_>,
+    ) {
         if let Some(mut entry) = self.queue.pop_front() {
             self.popped += 1;
             self.last_packet_id = packet_id;

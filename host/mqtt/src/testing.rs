@@ -1,6 +1,7 @@
 //! A client without a socket, for tests. It encodes packets with rumqttc's codec, and the test
 //! passes the time.
 
+use statehouse_protocol::SessionId;
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex},
@@ -156,7 +157,7 @@ pub(crate) fn restored(
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) requests: Mutex<Vec<(Origin, Request)>>,
-    pub(crate) ended: Mutex<Vec<u64>>,
+    pub(crate) ended: Mutex<Vec<SessionId>>,
 }
 
 impl Service for Recorder {
@@ -177,7 +178,7 @@ impl Service for Recorder {
 
     fn disconnected(&self, _: &Broker, _: &Origin) {}
 
-    fn sessions_ended(&self, _: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _: &Broker, sessions: &[SessionId]) {
         self.ended.lock().unwrap().extend(sessions);
     }
 }

@@ -78,7 +78,7 @@ async fn takeover_hands_requests_over_in_order() {
         .lock()
         .unwrap()
         .iter()
-        .map(|(what, who)| (what.clone(), who.connection))
+        .map(|(what, who)| (what.clone(), who.connection.0))
         .collect();
     assert_eq!(
         log,

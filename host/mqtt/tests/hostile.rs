@@ -446,7 +446,7 @@ async fn concurrent_takeovers_of_one_client_id_stay_ordered() {
     assert!(connected.load(Ordering::Relaxed) <= 512);
     // In the order of the connections: each ended before the first request of the next one.
     let log = echo.log.lock().unwrap();
-    let numbers: Vec<u64> = log.iter().map(|(_, origin)| origin.connection).collect();
+    let numbers: Vec<u64> = log.iter().map(|(_, origin)| origin.connection.0).collect();
     assert!(
         numbers.is_sorted(),
         "requests and ends are in the order of the connections"
@@ -454,7 +454,7 @@ async fn concurrent_takeovers_of_one_client_id_stay_ordered() {
     let ends: Vec<u64> = log
         .iter()
         .filter(|(what, _)| what == "disconnected")
-        .map(|(_, origin)| origin.connection)
+        .map(|(_, origin)| origin.connection.0)
         .collect();
     assert_eq!(ends, (1..=512).collect::<Vec<_>>());
 }

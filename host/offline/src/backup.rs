@@ -4,6 +4,7 @@
 //! position. Unlike a snapshot it also contains the modules of the policies, which a data directory
 //! stores in a directory of their own.
 
+use statehouse_protocol::SessionId;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -117,8 +118,8 @@ impl RecoveredState {
         let sessions = std::mem::take(&mut image.sessions);
         let (_, retained) = sessions.counts();
         let broker = Broker::restore(options, Arc::new(NoService), sessions);
-        let live: HashSet<u64> = broker.sessions().into_iter().collect();
-        let lives = |number| live.contains(&number) || Mode::of_session(number) == Mode::Foreign;
+        let live: HashSet<SessionId> = broker.sessions().into_iter().collect();
+        let lives = |session| live.contains(&session) || Mode::of_session(session) == Mode::Foreign;
         image.duplicates.retain(lives);
         Self {
             image,

@@ -1,7 +1,8 @@
 //! Definitions that all parts of a state store share, on both sides of the wire and of the sandbox.
 //!
 //! * [`pattern`]: key patterns, as SCAN reads them.
-//! * [`LogPosition`]: the number of a log record.
+//! * [`LogPosition`]: the number of a log record. [`SessionId`], [`ConnectionId`]: numbers of MQTT
+//!   sessions and connections.
 //! * [`topics`]: where requests and notifications go.
 //! * [`Peer`]: the connection behind a request.
 //! * [`rights`]: the rights of a client to keys.
@@ -15,11 +16,13 @@ extern crate std;
 
 extern crate alloc;
 
+mod ids;
 pub mod pattern;
 mod peer;
 mod position;
 pub mod rights;
 pub mod topics;
 
+pub use ids::{ConnectionId, SessionId};
 pub use peer::Peer;
 pub use position::LogPosition;

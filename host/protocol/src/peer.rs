@@ -2,15 +2,17 @@
 
 use alloc::sync::Arc;
 
+use crate::{ConnectionId, SessionId};
+
 /// A connection: the client id and a connection number that is unique in this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
     /// The client id; empty if the transport does not know it.
     pub client: Arc<str>,
     /// The connection number.
-    pub connection: u64,
+    pub connection: ConnectionId,
     /// The session number.
-    pub session: u64,
+    pub session: SessionId,
 }
 
 impl Peer {

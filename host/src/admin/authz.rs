@@ -2,6 +2,7 @@
 //!
 //! For `statehouse authz explain`. Asking has no side effects.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -86,8 +87,8 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
         .explain(&principal, Question::of(ask.command, on));
     let peer = Peer {
         client: ask.client.as_str().into(),
-        connection: origin.map_or(0, |it| it.connection),
-        session: origin.map_or(0, |it| it.session),
+        connection: origin.map_or(ConnectionId(0), |it| it.connection),
+        session: origin.map_or(SessionId(0), |it| it.session),
     };
     let bound = match ask.command {
         Wanted::Set => sources.server.check_write(&ask.client, on),

@@ -2,6 +2,7 @@
 //!
 //! The trial shows whether the policy can respond at all. The responses are not checked.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,8 +36,8 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let mut core = Core::in_memory(store, settings);
     let peer = Peer {
         client: "self-test".into(),
-        connection: 1,
-        session: 1,
+        connection: ConnectionId(1),
+        session: SessionId(1),
     };
     let properties = PropertiesBuilder::new()
         .response_topic("self-test")

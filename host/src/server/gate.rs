@@ -15,6 +15,8 @@
 //! request caused them. A connection that writes faster than the disk is not read from until its
 //! outputs have left.
 
+use statehouse_protocol::ConnectionId;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,16 +42,16 @@ struct Queue {
     /// Outputs that wait for their position, in order.
     waiting: VecDeque<Waiting>,
     /// The number of waiting outputs by the connection that they are for.
-    destinations: FxHashMap<u64, usize>,
+    destinations: FxHashMap<ConnectionId, usize>,
     /// The bytes of waiting outputs by the connection whose requests caused them.
-    caused: FxHashMap<u64, usize>,
+    caused: FxHashMap<ConnectionId, usize>,
     released: LogPosition,
 }
 
 struct Waiting {
     position: LogPosition,
-    destination: u64,
-    owner: u64,
+    destination: ConnectionId,
+    owner: ConnectionId,
     bytes: usize,
     out: Outbound,
 }
@@ -61,8 +63,8 @@ impl ResponseGate {
     pub fn push(
         &self,
         position: LogPosition,
-        owner: u64,
-        out: impl IntoIterator<Item = (u64, Outbound)>,
+        owner: ConnectionId,
+        out: impl IntoIterator<Item = (ConnectionId, Outbound)>,
     ) -> usize {
         let mut queue = self.lock();
         let Queue {
@@ -106,7 +108,7 @@ impl ResponseGate {
 
     /// Whether more requests of a connection may be handled: the outputs that it caused, and all
     /// waiting outputs, are within their limits.
-    pub fn has_room(&self, owner: u64, bytes_max: u64) -> bool {
+    pub fn has_room(&self, owner: ConnectionId, bytes_max: u64) -> bool {
         let all = self.bytes.load(Relaxed);
         let own_max = match all as u64 <= bytes_max {
             true => limits::UNRELEASED_BYTES_PER_CLIENT_MAX,
@@ -180,7 +182,7 @@ impl Queue {
 }
 
 /// Subtracts from a count, and removes the count at zero.
-fn subtract(counts: &mut FxHashMap<u64, usize>, connection: u64, by: usize) {
+fn subtract(counts: &mut FxHashMap<ConnectionId, usize>, connection: ConnectionId, by: usize) {
     if let Some(count) = counts.get_mut(&connection) {
         *count -= by;
         if *count == 0 {
@@ -195,6 +197,7 @@ mod tests {
     use bytes::Bytes;
     use statehouse_core::store::Peer;
     use statehouse_mqtt::{Message, QoS, ReasonCode};
+    use statehouse_protocol::SessionId;
 
     /// Records what it is asked to send.
     #[derive(Default)]
@@ -210,18 +213,18 @@ mod tests {
                 }
                 let mut notes = self.0.lock().unwrap();
                 notes.extend(out.drain(..).map(|out| match out {
-                    Outbound::Disconnect(peer, ..) => peer.connection,
+                    Outbound::Disconnect(peer, ..) => peer.connection.0,
                     _ => panic!("this test queues nothing else"),
                 }));
             }
         }
     }
 
-    fn kick(connection: u64) -> (u64, Outbound) {
+    fn kick(connection: ConnectionId) -> (ConnectionId, Outbound) {
         let peer = Peer {
             client: "c".into(),
             connection,
-            session: 1,
+            session: SessionId(1),
         };
         let kick = Outbound::Disconnect(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
         (connection, kick)
@@ -230,9 +233,13 @@ mod tests {
     #[test]
     fn nothing_leaves_before_its_position_is_durable() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(LogPosition(1), 9, [kick(10), kick(11)]);
-        gate.push(LogPosition(2), 9, [kick(20)]);
-        gate.push(LogPosition(3), 9, [kick(30)]);
+        gate.push(
+            LogPosition(1),
+            ConnectionId(9),
+            [kick(ConnectionId(10)), kick(ConnectionId(11))],
+        );
+        gate.push(LogPosition(2), ConnectionId(9), [kick(ConnectionId(20))]);
+        gate.push(LogPosition(3), ConnectionId(9), [kick(ConnectionId(30))]);
         gate.release(LogPosition(0), &recording);
         assert!(recording.0.lock().unwrap().is_empty());
         gate.release(LogPosition(2), &recording);
@@ -247,8 +254,8 @@ mod tests {
     #[test]
     fn unordered_output_does_not_wait() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(LogPosition(5), 9, [kick(1)]);
-        gate.push_unordered([kick(1).1]);
+        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.push_unordered([kick(ConnectionId(1)).1]);
         gate.release(LogPosition(4), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [1]);
         assert_eq!(gate.lock().waiting.len(), 1);
@@ -257,10 +264,18 @@ mod tests {
     #[test]
     fn outputs_of_one_decision_keep_their_order() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(LogPosition(5), 9, [kick(1)]);
+        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
         // The second waits behind an output to the same connection, and the third behind the
         // second.
-        gate.push(LogPosition(0), 9, [kick(2), kick(1), kick(3)]);
+        gate.push(
+            LogPosition(0),
+            ConnectionId(9),
+            [
+                kick(ConnectionId(2)),
+                kick(ConnectionId(1)),
+                kick(ConnectionId(3)),
+            ],
+        );
         gate.release(LogPosition(4), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [2]);
         gate.release(LogPosition(5), &recording);
@@ -271,23 +286,23 @@ mod tests {
     fn independent_output_waits_only_behind_its_connection() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
         let seen = || std::mem::take(&mut *recording.0.lock().unwrap());
-        gate.push(LogPosition(5), 9, [kick(1)]);
+        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
         // Another client's read of something durable overtakes the write.
-        gate.push(LogPosition(0), 9, [kick(2)]);
+        gate.push(LogPosition(0), ConnectionId(9), [kick(ConnectionId(2))]);
         // The writer's own read does not.
-        gate.push(LogPosition(0), 9, [kick(1)]);
-        gate.push(LogPosition(6), 9, [kick(2)]);
-        gate.push(LogPosition(3), 9, [kick(2)]);
+        gate.push(LogPosition(0), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.push(LogPosition(6), ConnectionId(9), [kick(ConnectionId(2))]);
+        gate.push(LogPosition(3), ConnectionId(9), [kick(ConnectionId(2))]);
         gate.release(LogPosition(4), &recording);
         assert_eq!(seen(), [2]);
-        gate.push(LogPosition(4), 9, [kick(1)]);
+        gate.push(LogPosition(4), ConnectionId(9), [kick(ConnectionId(1))]);
         gate.release(LogPosition(5), &recording);
         assert_eq!(seen(), [1, 1]);
-        gate.push(LogPosition(5), 9, [kick(3)]);
+        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(3))]);
         gate.release(LogPosition(6), &recording);
         assert_eq!(seen(), [3, 2, 2, 1]);
         // Nothing is left.
-        gate.push(LogPosition(6), 9, [kick(1)]);
+        gate.push(LogPosition(6), ConnectionId(9), [kick(ConnectionId(1))]);
         gate.release(LogPosition(6), &recording);
         assert_eq!(seen(), [1]);
         let queue = gate.lock();
@@ -310,19 +325,34 @@ mod tests {
         let payload = Bytes::from(vec![b'p'; 1 << 20]);
         let all = u64::MAX;
         // A thousand watchers share the payload, and each has its own topic.
-        let bytes = gate.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
+        let bytes = gate.push(
+            LogPosition(1),
+            ConnectionId(7),
+            (0..1000).map(|it| notify(ConnectionId(it), &payload)),
+        );
         assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
-        assert!(gate.has_room(7, all));
+        assert!(gate.has_room(ConnectionId(7), all));
         for _ in 0..3 {
-            gate.push(LogPosition(1), 7, (0..1000).map(|it| notify(it, &payload)));
+            gate.push(
+                LogPosition(1),
+                ConnectionId(7),
+                (0..1000).map(|it| notify(ConnectionId(it), &payload)),
+            );
         }
-        assert!(!gate.has_room(7, all), "beyond its own limit");
-        assert!(gate.has_room(8, all));
-        gate.push(LogPosition(2), 8, [notify(1, &payload)]);
-        assert!(gate.has_room(8, all));
-        assert!(!gate.has_room(8, 1 << 20), "beyond the limit of all");
+        assert!(!gate.has_room(ConnectionId(7), all), "beyond its own limit");
+        assert!(gate.has_room(ConnectionId(8), all));
+        gate.push(
+            LogPosition(2),
+            ConnectionId(8),
+            [notify(ConnectionId(1), &payload)],
+        );
+        assert!(gate.has_room(ConnectionId(8), all));
         assert!(
-            gate.has_room(9, 1 << 20),
+            !gate.has_room(ConnectionId(8), 1 << 20),
+            "beyond the limit of all"
+        );
+        assert!(
+            gate.has_room(ConnectionId(9), 1 << 20),
             "a connection that caused nothing continues"
         );
         // The recording accepts only kicks.

@@ -4,6 +4,7 @@ mod clock;
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 use crate::STANDARD_POLICY;
@@ -62,8 +63,8 @@ fn settings() -> Settings {
 
 /// The delivery of a request on the first connection.
 const FIRST: Delivery = Delivery {
-    session: 1,
-    connection: 1,
+    session: SessionId(1),
+    connection: ConnectionId(1),
     packet_id: 0,
     dup: false,
 };
@@ -170,7 +171,7 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     let session = Mode::foreign_session(1);
     let redelivered = Delivery {
         session,
-        connection: session,
+        connection: session.only_connection(),
         dup: true,
         ..FIRST
     };
@@ -247,8 +248,8 @@ fn batch_beyond_its_time_limit_is_interrupted() {
     let server = server_on(Arc::new(Memory));
     let peer = |number| Peer {
         client: "client".into(),
-        connection: number,
-        session: number,
+        connection: ConnectionId(number),
+        session: SessionId(number),
     };
     let peers: Vec<_> = (0..100).map(peer).collect();
     let mut batch = peers.iter().map(Inbound::Disconnected);

@@ -3,6 +3,7 @@
 //! Requests arrive on the client's own connection. So the client id is proven, the end of a
 //! connection is known, and a PUBACK carries a reason.
 
+use statehouse_protocol::SessionId;
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
@@ -123,7 +124,7 @@ impl Service for StoreService {
         }
     }
 
-    fn sessions_ended(&self, _broker: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _broker: &Broker, sessions: &[SessionId]) {
         self.intake
             .take(&mut std::iter::once(Inbound::SessionsEnded(sessions)));
     }

@@ -6,6 +6,7 @@
 pub mod embedded;
 pub mod foreign;
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::time::Duration;
 
 use statehouse_mqtt::{Message, ReasonCode, Token};
@@ -33,7 +34,7 @@ pub enum Inbound<'a> {
     /// A notification for this key could not be delivered. That watch ends.
     Undeliverable(&'a Peer, &'a [u8]),
     /// Sessions ended.
-    SessionsEnded(&'a [u64]),
+    SessionsEnded(&'a [SessionId]),
 }
 
 /// An output that a transport must send.
@@ -95,7 +96,7 @@ pub trait Intake: Send + Sync {
     /// Handles requests of one connection, for at most one turn. Leaves the rest in the iterator
     /// after some bytes of responses, and while too many outputs that this connection caused wait
     /// for the log.
-    fn take_some(&self, connection: u64, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let _ = connection;
         self.take_within(limits::REQUESTS_PER_TURN_TIME, batch);
     }

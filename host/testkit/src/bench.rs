@@ -3,6 +3,7 @@
 //! The requests are a few basic ones and those of transcripts. Fuel is the same on every machine.
 //! Times are medians; on another machine only their ratios are meaningful.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,8 +109,8 @@ impl Subject {
             state: None,
             peer: Peer {
                 client: "bench".into(),
-                connection: 1,
-                session: 1,
+                connection: ConnectionId(1),
+                session: SessionId(1),
             },
             properties: Properties::default(),
         })

@@ -3,6 +3,7 @@
 //! Every request runs on a used and on a fresh instance of the policy. Both must give the same
 //! result, because redeliveries are re-executed on fresh instances.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -333,8 +334,8 @@ impl Harness {
         self.connections += 1;
         let peer = Peer {
             client: client.into(),
-            connection: self.connections,
-            session: self.connections,
+            connection: ConnectionId(self.connections),
+            session: SessionId(self.connections),
         };
         self.peers.insert(client.into(), peer.clone());
         peer

@@ -1,5 +1,6 @@
 //! Helpers for tests of policies on a store: a client, and the policies of the tests.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -47,8 +48,8 @@ pub(crate) fn ask_by(
     let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
     let peer = Peer {
         client: client.into(),
-        connection: 1,
-        session: 1,
+        connection: ConnectionId(1),
+        session: SessionId(1),
     };
     let properties = Properties::default();
     let request = Request {

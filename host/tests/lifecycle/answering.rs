@@ -4,6 +4,7 @@ use super::*;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::{Canary, CanaryRule};
 use statehouse_core::store::{Key, Rerun, StoredPayload};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 fn canary(rule: CanaryRule) -> Store {
     let policy = digest(&policies().twin);
@@ -329,8 +330,8 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
     let assignment = loaded().load(it).unwrap().promote(it).unwrap();
     let mut store = store_with(assignment, vec![policy.clone()]);
     let first = Delivery {
-        session: 1,
-        connection: 1,
+        session: SessionId(1),
+        connection: ConnectionId(1),
         packet_id: 7,
         dup: false,
     };

@@ -1,6 +1,7 @@
 //! Supervision of policies: the guard of the active policy and of a canary, and the comparison with
 //! a shadow.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -83,8 +84,8 @@ impl Rig {
         let properties = Properties::parse(properties).unwrap();
         let peer = Peer {
             client: "client".into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         };
         let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
         let payload = Bytes::from(statehouse_policy::resp::request(&arguments));

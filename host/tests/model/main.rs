@@ -13,6 +13,7 @@ mod ops;
 mod oracle;
 mod scan;
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -118,7 +119,7 @@ fn now(ms: u64) -> Now {
 #[derive(Clone)]
 struct PastRequest {
     client: usize,
-    session: u64,
+    session: SessionId,
     packet_id: u16,
     dialect: Dialect,
     words: Vec<Vec<u8>>,
@@ -152,8 +153,8 @@ struct Model {
     /// The highest version that a client observed.
     last_version: Stamp,
     peers: Vec<Peer>,
-    next_connection: u64,
-    next_session: u64,
+    next_connection: ConnectionId,
+    next_session: SessionId,
     next_packet_id: u16,
 }
 
@@ -188,8 +189,8 @@ impl Model {
             now_ms: START_MS,
             last_version: Stamp::default(),
             peers: Vec::new(),
-            next_connection: 1,
-            next_session: 1,
+            next_connection: ConnectionId(1),
+            next_session: SessionId(1),
             next_packet_id: 1,
         };
         for client in 0..CLIENTS {
@@ -202,19 +203,19 @@ impl Model {
     /// A new connection of a client with the given session or a new one. The clients of a foreign
     /// broker always have the same peer, because the store does not see their connections and
     /// sessions.
-    fn peer(&mut self, client: usize, session: Option<u64>) -> Peer {
-        self.next_connection += 1;
+    fn peer(&mut self, client: usize, session: Option<SessionId>) -> Peer {
+        self.next_connection = self.next_connection.next();
         let name = format!("client-{client}");
         if self.mode == Mode::Foreign {
             let number = Mode::foreign_session(client as u64);
             return Peer {
                 client: name.into(),
-                connection: number,
+                connection: number.only_connection(),
                 session: number,
             };
         }
         let session = session.unwrap_or_else(|| {
-            self.next_session += 1;
+            self.next_session = self.next_session.next();
             self.record_sessions(&session_began(self.next_session, &name));
             self.next_session
         });
@@ -383,7 +384,7 @@ impl Model {
     /// Redelivers a request. It must get its remembered answer, or is handled as a new request if
     /// there is none.
     fn redeliver(&mut self, which: &Index, redelivery: Redelivery) {
-        let sessions: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
+        let sessions: Vec<SessionId> = self.peers.iter().map(|peer| peer.session).collect();
         let is_alive = |past: &PastRequest| sessions[past.client] == past.session;
         let candidates = self.history.iter().enumerate().filter(|(at, past)| {
             is_alive(past) && (past.remembered_answer.is_none() || self.is_remembered(*at))
@@ -605,7 +606,7 @@ impl Model {
         if self.mode == Mode::Foreign {
             return;
         }
-        let live: Vec<u64> = self.peers.iter().map(|peer| peer.session).collect();
+        let live: Vec<SessionId> = self.peers.iter().map(|peer| peer.session).collect();
         self.core.store_mut().retain_sessions(&live);
         for client in 0..CLIENTS {
             self.oracle.disconnected(client);

@@ -1,6 +1,7 @@
 //! The differences between the two modes: behind a foreign broker, watches and dedup entries are
 //! durable and notifications are repeated after a start. With the embedded broker they are not.
 
+use statehouse_protocol::SessionId;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -70,14 +71,14 @@ impl RecordedStore {
     }
 
     fn peer(&self, client: u64) -> Peer {
-        let number = match self.mode {
-            Mode::Embedded => client,
+        let session = match self.mode {
+            Mode::Embedded => SessionId(client),
             Mode::Foreign => Mode::foreign_session(client),
         };
         Peer {
             client: format!("client-{client}").into(),
-            connection: number,
-            session: number,
+            connection: session.only_connection(),
+            session,
         }
     }
 
@@ -231,7 +232,7 @@ fn full_disk_allows_only_existing_durable_watches() {
 fn start_in_another_mode_drops_dedup_entries_and_watches() {
     let mut store = RecordedStore::new(Mode::Embedded);
     let mut began = Vec::new();
-    record::sessions(&mut began, &session_began(1, "client-1"));
+    record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
     store.records.append(&[&began], false);
     store.request(1, &["SET", "k", "1"]);
     store.request(1, &["KEYNOTIFY", "k"]);
@@ -414,7 +415,7 @@ fn embedded_start_renotifies_no_expirations() {
 fn embedded_redelivery_renotifies_no_watchers() {
     let mut store = RecordedStore::new(Mode::Embedded);
     let mut began = Vec::new();
-    record::sessions(&mut began, &session_began(1, "client-1"));
+    record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
     store.records.append(&[&began], false);
     store.request_with_id(1, 7, &["SET", "k", "new"]);
     let mut store = store.restart(Mode::Embedded);

@@ -1,6 +1,7 @@
 //! MQTT clients with sessions: a session outlives its connections, and a client sends requests
 //! again until they are acknowledged.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(crate) struct PendingRequest {
     /// The beginning of the command, for the trace.
     pub(crate) summary: String,
     /// The last connection that the request was sent over.
-    pub(crate) last_connection: u64,
+    pub(crate) last_connection: ConnectionId,
     /// How often the request was sent.
     pub(crate) send_count: u32,
     /// The last record of the step that executed the request, and the response, if a redelivery
@@ -70,8 +71,8 @@ impl Arrival {
 
 pub(crate) struct Client {
     pub(crate) name: Arc<str>,
-    pub(crate) session: u64,
-    pub(crate) connection: Option<u64>,
+    pub(crate) session: SessionId,
+    pub(crate) connection: Option<ConnectionId>,
     pub(crate) in_flight: VecDeque<PendingRequest>,
     /// Whether the client sets DUP on redeliveries. Some clients do not.
     pub(crate) sets_dup: bool,
@@ -91,7 +92,7 @@ pub(crate) struct Client {
 const ACKNOWLEDGED_MAX: usize = 4;
 
 impl Client {
-    pub(crate) fn new(index: usize, session: u64, dice: &mut Dice) -> Self {
+    pub(crate) fn new(index: usize, session: SessionId, dice: &mut Dice) -> Self {
         Self {
             name: format!("client-{index}").into(),
             session,
@@ -144,7 +145,7 @@ impl Client {
             // Only the identity of the request distinguishes redeliveries.
             return Delivery {
                 session: self.session,
-                connection: self.session,
+                connection: self.session.only_connection(),
                 packet_id: 0,
                 dup: true,
             };
@@ -191,7 +192,7 @@ impl Client {
             properties,
             summary,
             subject,
-            last_connection: 0,
+            last_connection: ConnectionId(0),
             send_count: 0,
             executed: None,
             until_ms: 0,
@@ -274,7 +275,7 @@ impl Client {
     /// Ends the connection. An embedded client loses its unread packets. Behind a foreign broker
     /// the connection is the store's own, so the packets that the broker holds for the client
     /// remain.
-    pub(crate) fn disconnect(&mut self) -> Option<u64> {
+    pub(crate) fn disconnect(&mut self) -> Option<ConnectionId> {
         if !self.is_foreign() {
             self.inbox.clear();
         }
@@ -282,7 +283,7 @@ impl Client {
     }
 
     /// Replaces the session with a new one. The requests of the old session are never sent again.
-    pub(crate) fn begin_session(&mut self, session: u64) {
+    pub(crate) fn begin_session(&mut self, session: SessionId) {
         self.disconnect();
         self.in_flight.clear();
         self.last_acknowledged = None;

@@ -4,6 +4,8 @@
 //! Invariant: no output may leave before the record that it depends on is durable, or a crash could
 //! revoke what a client has observed.
 
+use statehouse_protocol::ConnectionId;
+use statehouse_protocol::SessionId;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
@@ -57,11 +59,11 @@ pub(crate) struct PendingAnswer {
     /// The store's clock if the answer is repeatable.
     pub(crate) clock: Stamp,
     pub(crate) client: usize,
-    pub(crate) session: u64,
+    pub(crate) session: SessionId,
     /// The connection that the response gate keeps in order.
-    pub(crate) destination: u64,
+    pub(crate) destination: ConnectionId,
     /// The connection that the request arrived on. The PUBACK is sent on it.
-    pub(crate) connection: u64,
+    pub(crate) connection: ConnectionId,
     pub(crate) id: u64,
     pub(crate) copy: u32,
     /// Whether a redelivery must get the same answer.
@@ -75,8 +77,8 @@ enum Output {
     Answer(Box<PendingAnswer>),
     Acknowledgement {
         client: usize,
-        session: u64,
-        connection: u64,
+        session: SessionId,
+        connection: ConnectionId,
         id: u64,
         copy: u32,
     },
@@ -100,7 +102,7 @@ pub(crate) struct Released {
     /// All later versions must be above this one, even after a crash.
     pub(crate) observed_version: Stamp,
     /// The client, session and connection, and what arrives there.
-    pub(crate) arrival: Option<(usize, u64, u64, Arrival)>,
+    pub(crate) arrival: Option<(usize, SessionId, ConnectionId, Arrival)>,
     pub(crate) notification: Option<NotificationId>,
 }
 
@@ -109,10 +111,10 @@ pub(crate) struct Released {
 #[derive(Default)]
 pub(crate) struct Egress {
     gate: ResponseGate,
-    waiting: BTreeMap<u64, (u64, Output)>,
+    waiting: BTreeMap<u64, (ConnectionId, Output)>,
     last_number: u64,
     /// The last number that left, by destination.
-    last_left: HashMap<u64, u64>,
+    last_left: HashMap<ConnectionId, u64>,
 }
 
 /// Records the numbers that the gate releases.
@@ -176,7 +178,7 @@ impl Egress {
             let message = Message::new("out", number, QoS::AtLeastOnce);
             (destination, Outbound::Response(message, None))
         });
-        self.gate.push(position, 0, numbered);
+        self.gate.push(position, ConnectionId(0), numbered);
         count
     }
 
@@ -213,7 +215,10 @@ impl Egress {
 }
 
 /// The outputs of notifications, each with its destination.
-fn outputs_of(notifications: &[Notification], record: u64) -> impl Iterator<Item = (u64, Output)> {
+fn outputs_of(
+    notifications: &[Notification],
+    record: u64,
+) -> impl Iterator<Item = (ConnectionId, Output)> {
     notifications.iter().flat_map(move |notification| {
         notification.to.iter().map(move |(peer, _)| {
             let notification = NotificationId {

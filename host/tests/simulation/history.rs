@@ -1,5 +1,6 @@
 //! The expected state of the store after each record, for comparison with a recovered store.
 
+use statehouse_protocol::SessionId;
 use std::collections::BTreeMap;
 
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
@@ -75,7 +76,7 @@ impl ExpectedState {
     pub(crate) fn check(
         &self,
         image: &Image,
-        live_sessions: &[u64],
+        live_sessions: &[SessionId],
         all_remembered: &BTreeMap<u64, (u64, Remembered)>,
     ) {
         let at = self.position;

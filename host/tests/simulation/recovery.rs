@@ -3,6 +3,7 @@
 //! Invariant: a start must recover every durable record, and the state after the last recovered
 //! record must equal the state that the store had there.
 
+use statehouse_protocol::SessionId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -195,7 +196,7 @@ impl World {
         self.expected_states.retain(|it| it.position == found);
     }
 
-    fn live_sessions(&self) -> Vec<u64> {
+    fn live_sessions(&self) -> Vec<SessionId> {
         self.clients.iter().map(|it| it.session).collect()
     }
 

@@ -10,6 +10,7 @@ use statehouse_core::request::{Delivery, Incoming};
 use statehouse_core::store::{Effects, Exceeded, Mode, Peer, Renotified, Rerun};
 use statehouse_core::{Decision, Input, Outcome};
 use statehouse_mqtt::QoS;
+
 use statehouse_wal::Room;
 
 use crate::client::{Client, PendingRequest, Response};
@@ -53,7 +54,7 @@ impl World {
         let client = &mut self.clients[index];
         if client.connection.is_none() {
             client.connection = Some(self.next_connection);
-            self.next_connection += 1;
+            self.next_connection = self.next_connection.next();
             self.trace
                 .record(format!("{} connects: {:?}", client.name, client.connection));
         }
@@ -76,7 +77,7 @@ impl World {
         for client in &mut self.clients {
             client.connection = Some(self.next_connection);
         }
-        self.next_connection += 1;
+        self.next_connection = self.next_connection.next();
     }
 
     /// The peer that the store sees for a client.
@@ -91,7 +92,7 @@ impl World {
             client: name.clone(),
             connection: match self.mode {
                 Mode::Embedded => connection.expect("connected"),
-                Mode::Foreign => *session,
+                Mode::Foreign => session.only_connection(),
             },
             session: *session,
         }

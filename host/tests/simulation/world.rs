@@ -3,6 +3,8 @@
 //! Invariants: versions only rise, an answer leaves only when its records are durable, and every
 //! request is answered in the end.
 
+use statehouse_protocol::ConnectionId;
+use statehouse_protocol::SessionId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -78,8 +80,8 @@ pub(crate) struct World {
     /// The highest version that a client observed.
     pub(crate) observed_version: Stamp,
     pub(crate) next_id: u64,
-    next_session: u64,
-    pub(crate) next_connection: u64,
+    next_session: SessionId,
+    pub(crate) next_connection: ConnectionId,
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
 }
@@ -124,7 +126,7 @@ impl World {
                 .map(|index| {
                     let number = index as u64 + 1;
                     let session = match mode {
-                        Mode::Embedded => number,
+                        Mode::Embedded => SessionId(number),
                         Mode::Foreign => Mode::foreign_session(number),
                     };
                     Client::new(index, session, &mut dice)
@@ -161,8 +163,8 @@ impl World {
             observed_record: 0,
             observed_version: Stamp::default(),
             next_id: 1,
-            next_session: clients + 1,
-            next_connection: 1,
+            next_session: SessionId(clients + 1),
+            next_connection: ConnectionId(1),
             tally: Tally::default(),
             trace: Trace::new(seed),
         };
@@ -204,7 +206,7 @@ impl World {
             self.core = Core::new(store, recorder, self.run, Settings::default());
             self.resume_sessions(&image.sessions);
             if self.mode == Mode::Embedded {
-                let live: Vec<u64> = self.clients.iter().map(|it| it.session).collect();
+                let live: Vec<SessionId> = self.clients.iter().map(|it| it.session).collect();
                 self.core.store_mut().retain_sessions(&live);
             }
             self.check_sessions();
@@ -464,7 +466,7 @@ impl World {
         if self.mode == Mode::Foreign {
             return;
         }
-        let exists = |number: &u64| self.clients.iter().any(|it| it.session == *number);
+        let exists = |session: &SessionId| self.clients.iter().any(|it| it.session == *session);
         let ended = found.session_numbers().filter(|number| !exists(number));
         let mut changes: Vec<_> = ended.map(session_ended).collect();
         let begun = self.clients.iter();
@@ -494,7 +496,7 @@ impl World {
             self.next_session,
             &self.clients[index].name.clone(),
         ));
-        self.next_session += 1;
+        self.next_session = self.next_session.next();
         self.check_sessions();
     }
 

@@ -24,6 +24,7 @@ use crate::store::{
     Change, Duplicates, Entry, Key, Mode, NO_OWNER, Owner, Remembered, Retention, State, Table,
     Write,
 };
+use statehouse_protocol::SessionId;
 
 /// The image of a store.
 pub struct Image {
@@ -238,7 +239,7 @@ impl Image {
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
         watches.set_durable(mode == Mode::Foreign);
-        let is_live = |number| Mode::of_session(number) == mode;
+        let is_live = |session| Mode::of_session(session) == mode;
         self.duplicates.retain(is_live);
         let (sessions, retained) = match mode {
             Mode::Embedded => (0, 0),
@@ -342,8 +343,8 @@ impl Image {
         self.build_tables();
         self.retain_sessions();
         // The retention limits may be lower than before. Time 0 leaves expired requests to the next
-        // request, and no session has number 0, so no session is preferred for eviction.
-        self.duplicates.evict(0, 0);
+        // request, and no session is preferred for eviction.
+        self.duplicates.evict(SessionId::NONE, 0);
     }
 
     /// Builds the tables from the entries of the snapshot. They are sorted, so this is much faster
@@ -403,8 +404,8 @@ impl Image {
 
 /// Whether requests of a session may be redelivered. Ends of sessions of a foreign broker are
 /// unknown.
-fn is_live(sessions: &statehouse_mqtt::Recovery, number: u64) -> bool {
-    Mode::of_session(number) == Mode::Foreign || sessions.has_session(number)
+fn is_live(sessions: &statehouse_mqtt::Recovery, session: SessionId) -> bool {
+    Mode::of_session(session) == Mode::Foreign || sessions.has_session(session)
 }
 
 const UNNAMED: Malformed = Malformed("a policy number that no record defines");

@@ -11,6 +11,7 @@ use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::Stamp;
 use crate::policy::{Assignment, Host, Policy};
 use crate::store::{Mode, Peer, Remembered, WatchChange, WatchChanges, Write};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 mod remembered;
 mod written;
@@ -259,8 +260,8 @@ mod watch {
 
 pub(super) fn watch_fields(out: &mut Vec<u8>, it: &WatchChanges) {
     bytes(out, it.peer.client.as_bytes());
-    number(out, it.peer.connection);
-    number(out, it.peer.session);
+    number(out, it.peer.connection.0);
+    number(out, it.peer.session.0);
     number(out, it.changes.len() as u64);
     for change in &it.changes {
         match change {
@@ -281,8 +282,8 @@ pub(super) fn watch_fields(out: &mut Vec<u8>, it: &WatchChanges) {
 pub(super) fn read_watches(reader: &mut Reader<'_>) -> Result<WatchChanges, Malformed> {
     let peer = Peer {
         client: reader.text()?.into(),
-        connection: reader.number()?,
-        session: reader.number()?,
+        connection: ConnectionId(reader.number()?),
+        session: SessionId(reader.number()?),
     };
     let mut changes = Vec::new();
     for _ in 0..reader.count()? {

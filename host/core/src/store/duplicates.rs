@@ -18,6 +18,7 @@ use self::slot::Slot;
 use super::remembered::{Identity, Remembered};
 use crate::limits;
 use crate::request::Delivery;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 mod slot;
 
@@ -76,8 +77,8 @@ pub struct Duplicates {
     /// those of the window.
     kept: BTreeMap<u64, Slot>,
     /// The newest request of each identity. Each slot links to the next older one.
-    newest: HashMap<(u64, Identity), u64>,
-    sessions: HashMap<u64, Session>,
+    newest: HashMap<(SessionId, Identity), u64>,
+    sessions: HashMap<SessionId, Session>,
     policies: Policies,
     count: usize,
     bytes: u64,
@@ -125,7 +126,7 @@ struct Session {
     /// The bytes of these.
     bytes: u64,
     /// The newest connection number seen.
-    connection: u64,
+    connection: ConnectionId,
     /// Requests that arrived on this connection, while redeliveries may be among them.
     resends: Option<u64>,
 }
@@ -207,7 +208,7 @@ impl Duplicates {
     }
 
     /// The turn of the next remembered request of a session.
-    pub(super) fn next_turn(&self, session: u64) -> u64 {
+    pub(super) fn next_turn(&self, session: SessionId) -> u64 {
         self.sessions.get(&session).map_or(0, |held| held.turns) + 1
     }
 
@@ -274,7 +275,7 @@ impl Duplicates {
 
     /// Removes requests that are neither in the window nor among the last of their session. Must be
     /// called after each insertion, with its session.
-    pub fn evict(&mut self, session: u64, now_ms: u64) {
+    pub fn evict(&mut self, session: SessionId, now_ms: u64) {
         self.advance(session);
         while let Some(slot) = self.window.front() {
             if !slot.forgotten
@@ -307,7 +308,7 @@ impl Duplicates {
 
     /// Evicts one request that its session may still redeliver: the oldest of `session` if that
     /// uses more than its share, otherwise the oldest of all.
-    fn evict_early(&mut self, session: u64) -> bool {
+    fn evict_early(&mut self, session: SessionId) -> bool {
         let share = self.retention.bytes_max.saturating_mul(2) / self.sessions.len().max(1) as u64;
         let own = self.sessions.get(&session);
         let own = own.filter(|it| it.bytes > share && it.held.len() > 1);
@@ -345,7 +346,7 @@ impl Duplicates {
     }
 
     /// Removes requests of a session that its newer requests have displaced.
-    fn advance(&mut self, session: u64) {
+    fn advance(&mut self, session: SessionId) {
         // The window is ordered, so all later requests of the session are in it, too.
         let window_from = self.window.front().map_or(u64::MAX, |slot| slot.number);
         while let Some(Session { turns, held, .. }) = self.sessions.get(&session)
@@ -428,7 +429,7 @@ impl Duplicates {
     }
 
     /// Removes the requests of sessions that ended: they can never be redelivered.
-    pub fn ended(&mut self, sessions: &[u64]) {
+    pub fn ended(&mut self, sessions: &[SessionId]) {
         for session in sessions {
             for number in self.sessions.remove(session).unwrap_or_default().held {
                 self.remove(number);
@@ -437,9 +438,9 @@ impl Duplicates {
     }
 
     /// Removes the requests of sessions that did not survive a restart.
-    pub fn retain(&mut self, lives: impl Fn(u64) -> bool) {
+    pub fn retain(&mut self, lives: impl Fn(SessionId) -> bool) {
         let held = self.sessions.keys().copied();
-        let dead: Vec<u64> = held.filter(|session| !lives(*session)).collect();
+        let dead: Vec<SessionId> = held.filter(|session| !lives(*session)).collect();
         self.ended(&dead);
     }
 

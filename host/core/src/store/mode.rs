@@ -1,5 +1,7 @@
 //! Which broker clients are connected to. This determines which of their state is durable.
 
+use statehouse_protocol::SessionId;
+
 /// Which broker clients are connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -16,8 +18,8 @@ const FOREIGN: u64 = 1 << 63;
 
 impl Mode {
     /// The mode that a session number belongs to.
-    pub fn of_session(number: u64) -> Self {
-        match number & FOREIGN {
+    pub fn of_session(session: SessionId) -> Self {
+        match session.0 & FOREIGN {
             0 => Self::Embedded,
             _ => Self::Foreign,
         }
@@ -25,7 +27,7 @@ impl Mode {
 
     /// The session number of a client behind a foreign broker, derived from a digest of its
     /// identity.
-    pub fn foreign_session(digest: u64) -> u64 {
-        digest | FOREIGN
+    pub fn foreign_session(digest: u64) -> SessionId {
+        SessionId(digest | FOREIGN)
     }
 }

@@ -29,7 +29,7 @@ use crate::policy::{
     Instance, Part, Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
-use statehouse_protocol::Peer;
+use statehouse_protocol::{Peer, SessionId};
 
 /// The input of a step.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub enum Event<'a> {
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
-    SessionsEnded(&'a [u64]),
+    SessionsEnded(&'a [SessionId]),
     /// Only time has passed.
     Sweep,
 }
@@ -152,8 +152,8 @@ impl Store {
     }
 
     /// Removes the requests of all other sessions.
-    pub fn retain_sessions(&mut self, live: &[u64]) {
-        let live: HashSet<u64> = live.iter().copied().collect();
+    pub fn retain_sessions(&mut self, live: &[SessionId]) {
+        let live: HashSet<SessionId> = live.iter().copied().collect();
         self.duplicates.retain(|session| live.contains(&session));
     }
 

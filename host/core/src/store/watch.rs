@@ -234,12 +234,13 @@ impl Watches {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use statehouse_protocol::SessionId;
 
     fn peer(client: &str, connection: u64) -> Peer {
         Peer {
             client: client.into(),
-            connection,
-            session: 1,
+            connection: statehouse_protocol::ConnectionId(connection),
+            session: SessionId(1),
         }
     }
 
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(
             watches
                 .of(b"k")
-                .map(|(peer, _)| peer.connection)
+                .map(|(peer, _)| peer.connection.0)
                 .collect::<Vec<_>>(),
             [2]
         );

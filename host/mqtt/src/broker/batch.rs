@@ -1,5 +1,6 @@
 //! Operations of the embedder that run under one lock.
 
+use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, time::Instant};
 
 use crate::{
@@ -51,7 +52,7 @@ impl Batch<'_> {
     /// Identifiers. When the connection ends, unsent messages are dropped. Unacknowledged messages
     /// are recorded by then at the latest and sent again to a resumed session. Returns false if the
     /// connection has ended.
-    pub fn deliver(&mut self, client: &str, connection: u64, message: Message) -> bool {
+    pub fn deliver(&mut self, client: &str, connection: ConnectionId, message: Message) -> bool {
         let is_open = self.core.deliver(client, connection, message, self.now);
         self.core.checkpoint();
         is_open
@@ -72,7 +73,7 @@ impl Batch<'_> {
     pub fn disconnect(
         &mut self,
         client: &str,
-        connection: u64,
+        connection: ConnectionId,
         reason: ReasonCode,
         text: Option<&str>,
     ) {

@@ -5,6 +5,7 @@ use super::{
     Part, RETAIN, RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
+use statehouse_protocol::SessionId;
 
 /// Reads the changes of one batch; ends after the first error.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ fn read_change<'a>(rest: &mut &'a [u8]) -> Read<Change<'a>> {
         tag => {
             let run = u64::from(read_u32(rest)?);
             let session = run << 32 | u64::from(read_u32(rest)?);
-            Ok(Change::Session(session, read_part(tag, rest)?))
+            Ok(Change::Session(SessionId(session), read_part(tag, rest)?))
         }
     }
 }

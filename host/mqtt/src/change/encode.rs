@@ -1,6 +1,7 @@
 //! Encodes changes.
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 
 use super::{
     AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, RecordedWill,
@@ -47,7 +48,13 @@ impl Encoder {
     }
 
     /// Writes a message of a session. Bytes that go to many sessions are written once.
-    pub(crate) fn message(&mut self, session: u64, number: u64, queued: &Queued, clock: &Clock) {
+    pub(crate) fn message(
+        &mut self,
+        session: SessionId,
+        number: u64,
+        queued: &Queued,
+        clock: &Clock,
+    ) {
         let message = &queued.message;
         let mut content = Content::new(message, clock);
         if self.last.as_ref().is_some_and(|last| shares(last, message)) {
@@ -97,11 +104,11 @@ fn shares(a: &Message, b: &Message) -> bool {
     same(&a.topic, &b.topic) && same(&a.payload, &b.payload) && same(&a.properties, &b.properties)
 }
 
-fn write_part(out: &mut Vec<u8>, session: u64, part: &Part<'_>) {
+fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
     out.push(part.tag());
     // Run and number within it separately, since both are small.
-    write_number(out, session >> 32);
-    write_number(out, session & u64::from(u32::MAX));
+    write_number(out, session.0 >> 32);
+    write_number(out, session.0 & u64::from(u32::MAX));
     match part {
         Part::Begin {
             client,

@@ -14,6 +14,7 @@ mod encode;
 #[cfg(test)]
 mod tests;
 
+use statehouse_protocol::SessionId;
 use std::borrow::Cow;
 
 pub(crate) use decode::Decoder;
@@ -36,7 +37,7 @@ pub struct CorruptChanges {
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change<'a> {
-    Session(u64, Part<'a>),
+    Session(SessionId, Part<'a>),
     /// The topic has this retained message.
     Retained {
         message: Content<'a>,

@@ -1,6 +1,7 @@
 //! Encoding and decoding round-trip, records are small, and invalid bytes are errors.
 
 use proptest::prelude::*;
+use statehouse_protocol::SessionId;
 
 use super::*;
 use crate::{
@@ -79,7 +80,7 @@ proptest! {
             Part::Received { packet_id, reason: ReasonCode(reason) },
             Part::Completed { packet_id },
         ];
-        let mut changes: Vec<_> = parts.into_iter().map(|part| Change::Session(session, part)).collect();
+        let mut changes: Vec<_> = parts.into_iter().map(|part| Change::Session(SessionId(session), part)).collect();
         changes.push(Change::Retained { message: content.clone(), from: Some(&client) });
         changes.push(Change::Retained { message: content, from: None });
         changes.push(Change::RetainedRemoved { topic: &topic });
@@ -144,7 +145,7 @@ fn records_are_small() {
     let session = 3 << 32 | 200;
     let written = |part: Part<'_>| {
         let mut encoder = Encoder::default();
-        encoder.write(&Change::Session(session, part));
+        encoder.write(&Change::Session(SessionId(session), part));
         encoder.len()
     };
     let number = 5000;
@@ -164,15 +165,20 @@ fn records_are_small() {
     };
     let message = Message::new("a/topic", vec![b'x'; 100], QoS::AtLeastOnce);
     let mut encoder = Encoder::default();
-    encoder.message(session, number, &queued(&message, &[1]), &clock);
+    encoder.message(SessionId(session), number, &queued(&message, &[1]), &clock);
     assert!(encoder.len() <= 7 + 100 + 14, "{}", encoder.len());
     let first = encoder.len();
     // The same message for another session: its bytes are not written again.
-    encoder.message(session + 1, number, &queued(&message, &[1]), &clock);
+    encoder.message(
+        SessionId(session + 1),
+        number,
+        &queued(&message, &[1]),
+        &clock,
+    );
     assert!(encoder.len() - first <= 10);
     // Equal bytes of another message are written again.
     encoder.message(
-        session,
+        SessionId(session),
         number + 1,
         &queued(&message.detached(), &[]),
         &clock,
@@ -190,11 +196,11 @@ fn records_are_small() {
         )
     };
     let mut before = Encoder::default();
-    before.write(&begin(session, "a"));
-    before.write(&begin(session + 1, "b"));
+    before.write(&begin(SessionId(session), "a"));
+    before.write(&begin(SessionId(session + 1), "b"));
     recovery.apply(before.bytes()).unwrap();
     recovery.apply(encoder.bytes()).unwrap();
-    let other = &recovery.sessions[&(session + 1)].messages[&number];
+    let other = &recovery.sessions[&SessionId(session + 1)].messages[&number];
     assert_eq!(
         other.content.as_ref().unwrap().message.payload,
         message.payload

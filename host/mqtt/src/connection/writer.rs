@@ -1,5 +1,6 @@
 //! The task that writes the output of a connection to its socket.
 
+use statehouse_protocol::ConnectionId;
 use std::{
     io,
     sync::Arc,
@@ -61,7 +62,7 @@ impl Drop for Writer {
 async fn write<W: AsyncWrite + Unpin>(
     broker: Broker,
     session: SessionKey,
-    connection: u64,
+    connection: ConnectionId,
     output: Arc<Output>,
     mut writer: W,
     stall_max: Duration,
@@ -72,7 +73,7 @@ async fn write<W: AsyncWrite + Unpin>(
             break;
         }
         if let Err(error) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
-            tracing::debug!(connection, %error, "cannot write to a client");
+            tracing::debug!(%connection, %error, "cannot write to a client");
             output.close(|_| {});
             return;
         }

@@ -1,6 +1,8 @@
 //! The life cycle of connections: new and resumed sessions, takeover, session expiry and wills
 //! (sections 3.1, 3.14, 4.1).
 
+use statehouse_protocol::ConnectionId;
+use statehouse_protocol::SessionId;
 use std::{
     borrow::Cow,
     fmt::Write,
@@ -61,11 +63,11 @@ impl Core {
         } else {
             connect.client_id.clone().into()
         };
-        self.last_connection += 1;
+        self.last_connection = self.last_connection.next();
         let mut origin = Origin {
             client: client.clone(),
             connection: self.last_connection,
-            session: 0,
+            session: SessionId::NONE,
             identity,
         };
         let will = connect.will.take();
@@ -233,7 +235,7 @@ impl Core {
         if let Some(key) = self.by_client.get(client) {
             return (*key, true);
         }
-        self.last_session += 1;
+        self.last_session = self.last_session.next();
         let session = Session::new(client.clone(), self.last_session, account);
         (self.insert(session), false)
     }
@@ -267,7 +269,7 @@ impl Core {
         connect: &Connect,
         origin: &Origin,
         output: &Arc<Output>,
-    ) -> Result<u64, ConnectRefusal> {
+    ) -> Result<SessionId, ConnectRefusal> {
         let window = connect.receive_max.min(self.limits.in_flight_max).max(1);
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
@@ -354,7 +356,7 @@ impl Core {
     pub(crate) fn authenticated(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         identity: Arc<Identity>,
         method: &str,
     ) {
@@ -368,7 +370,7 @@ impl Core {
             return;
         };
         let asked = Origin {
-            session: 0,
+            session: SessionId::NONE,
             ..origin.clone()
         };
         if self.access.may_connect(&asked) {
@@ -382,7 +384,7 @@ impl Core {
     pub(crate) fn client_disconnects(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         disconnect: Disconnect,
     ) -> Result<(), Violation> {
         let expiry_max_s = self.limits.session_expiry_max_s;
@@ -407,7 +409,7 @@ impl Core {
 
     /// The task of a connection has ended. Does nothing if another connection has taken over the
     /// session.
-    pub(crate) fn detach(&mut self, key: SessionKey, connection: u64, now: Instant) {
+    pub(crate) fn detach(&mut self, key: SessionKey, connection: ConnectionId, now: Instant) {
         let current = self.session(key).and_then(|session| session.link.as_ref());
         if current.is_some_and(|link| link.connection == connection) {
             self.unlink(key, now);

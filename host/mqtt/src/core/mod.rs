@@ -17,6 +17,7 @@ mod subscribe;
 mod tests;
 mod window;
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
@@ -63,8 +64,8 @@ pub(crate) struct Core {
     /// When a will or the expiry of a disconnected session is due. Each session has at most one
     /// entry.
     deadlines: BTreeSet<(Instant, SessionKey)>,
-    last_connection: u64,
-    last_session: u64,
+    last_connection: ConnectionId,
+    last_session: SessionId,
     last_assigned_id: u64,
     /// Distinguishes the client ids that this run assigns from those of other runs.
     run_id: u64,
@@ -98,7 +99,7 @@ pub(crate) struct Wakes {
     pub(crate) writers: Vec<Arc<Output>>,
     pub(crate) timers: bool,
     /// Numbers of ended sessions whose last disconnect the service already knows.
-    pub(crate) ended: Vec<u64>,
+    pub(crate) ended: Vec<SessionId>,
 }
 
 /// Borrows one session and leaves the other fields of the core free to borrow.
@@ -128,8 +129,8 @@ impl Core {
             retained: Retained::default(),
             evictable: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            last_connection: before,
-            last_session: before,
+            last_connection: ConnectionId(before),
+            last_session: SessionId(before),
             last_assigned_id: 0,
             run_id: RandomState::new().hash_one(0),
             ledger: Ledger::default(),
@@ -180,11 +181,11 @@ impl Core {
     }
 
     /// The service was notified that this connection of the session has ended.
-    pub(crate) fn disconnect_reported(&mut self, session: u64) {
+    pub(crate) fn disconnect_reported(&mut self, session: SessionId) {
         self.session_ends.disconnect_reported(session);
     }
 
-    pub(crate) fn session_numbers(&self) -> Vec<u64> {
+    pub(crate) fn session_numbers(&self) -> Vec<SessionId> {
         let sessions = self.sessions.iter().flatten();
         sessions.map(|session| session.number).collect()
     }
@@ -279,7 +280,7 @@ impl Core {
     }
 
     /// The session of this connection, unless it was taken over or its output is closing.
-    fn linked(&mut self, key: SessionKey, connection: u64) -> Option<&mut Session> {
+    fn linked(&mut self, key: SessionKey, connection: ConnectionId) -> Option<&mut Session> {
         self.session(key).filter(|session| {
             session
                 .link
@@ -290,11 +291,11 @@ impl Core {
 
     /// Whether the core still accepts packets of this connection: it was not taken over and its
     /// output is not closing.
-    pub(crate) fn is_open(&mut self, key: SessionKey, connection: u64) -> bool {
+    pub(crate) fn is_open(&mut self, key: SessionKey, connection: ConnectionId) -> bool {
         self.linked(key, connection).is_some()
     }
 
-    fn find(&mut self, client: &str, connection: u64) -> Option<SessionKey> {
+    fn find(&mut self, client: &str, connection: ConnectionId) -> Option<SessionKey> {
         let key = *self.by_client.get(client)?;
         self.is_open(key, connection).then_some(key)
     }
@@ -303,7 +304,7 @@ impl Core {
     pub(crate) fn disconnect(
         &mut self,
         client: &str,
-        connection: u64,
+        connection: ConnectionId,
         reason: ReasonCode,
         text: Option<&str>,
     ) {
@@ -324,7 +325,7 @@ impl Core {
         let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
         let origins = some.iter().flatten().filter_map(|session| session.origin());
         connected.extend(origins.map(|origin| Origin {
-            session: 0,
+            session: SessionId::NONE,
             ..origin
         }));
         (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
@@ -336,7 +337,7 @@ impl Core {
     pub(crate) fn recheck(
         &mut self,
         from: SessionKey,
-        refused: &HashMap<u64, Origin>,
+        refused: &HashMap<ConnectionId, Origin>,
         now: Instant,
     ) -> Option<SessionKey> {
         let work_end = self.work + WORK_PER_TURN_MAX;
@@ -375,7 +376,7 @@ impl Core {
     pub(crate) fn close_after_violation(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         violation: Violation,
     ) {
         if self.is_open(key, connection) {

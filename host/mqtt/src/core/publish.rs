@@ -1,5 +1,6 @@
 //! Routing of messages from clients and the embedder to sessions (sections 3.3 and 4.3).
 
+use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, mem, time::Instant};
 
 use super::{Core, requester::Requester, session_at, window::remaining_s};
@@ -48,7 +49,7 @@ impl Core {
     pub(crate) fn begin(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         packet_id: u16,
         qos: QoS,
     ) -> Result<Begun, Violation> {
@@ -103,7 +104,7 @@ impl Core {
     fn handle(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         publish: &Publish,
         text: Option<&str>,
         act: impl FnOnce(&mut Self) -> ReasonCode,
@@ -127,7 +128,7 @@ impl Core {
     pub(crate) fn refuse(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         publish: &Publish,
         reason: ReasonCode,
         text: &str,
@@ -139,7 +140,7 @@ impl Core {
     pub(crate) fn route(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         publish: &Publish,
         message: &Message,
         now: Instant,
@@ -344,7 +345,7 @@ impl Core {
     pub(crate) fn deliver(
         &mut self,
         client: &str,
-        connection: u64,
+        connection: ConnectionId,
         mut message: Message,
         now: Instant,
     ) -> bool {

@@ -3,6 +3,7 @@
 //! Expired state and state beyond the current limits is dropped. Every drop must be recorded, or
 //! the log and the broker disagree after the next restart.
 
+use statehouse_protocol::SessionId;
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
@@ -80,10 +81,10 @@ impl Core {
     /// this limit and all others drop them first.
     fn fitting(
         &mut self,
-        saved: impl IntoIterator<Item = (u64, SavedSession)>,
+        saved: impl IntoIterator<Item = (SessionId, SavedSession)>,
         dropped: &mut Dropped,
-    ) -> Vec<(u64, SavedSession)> {
-        let mut by_client: HashMap<Arc<str>, (u64, SavedSession)> = HashMap::new();
+    ) -> Vec<(SessionId, SavedSession)> {
+        let mut by_client: HashMap<Arc<str>, (SessionId, SavedSession)> = HashMap::new();
         let mut over = Vec::new();
         for (number, session) in saved {
             self.last_session = self.last_session.max(number);
@@ -107,7 +108,7 @@ impl Core {
         sessions
     }
 
-    fn restore_session(&mut self, number: u64, saved: SavedSession, dropped: &mut Dropped) {
+    fn restore_session(&mut self, number: SessionId, saved: SavedSession, dropped: &mut Dropped) {
         let owner = saved.owner.clone().map_or(Owner::Unknown, Owner::User);
         let account = self.ledger.account(owner);
         let mut session = Session::new(saved.client, number, &account);
@@ -159,7 +160,7 @@ impl Core {
 
     fn restore_messages(
         &mut self,
-        session: u64,
+        session: SessionId,
         queue: &mut SessionQueue,
         messages: impl IntoIterator<Item = (u64, SavedMessage)>,
         dropped: &mut Dropped,

@@ -1,13 +1,14 @@
 //! Delays the report of a session's end until the embedder has processed the end of all its
 //! connections.
 
+use statehouse_protocol::SessionId;
 use std::collections::HashMap;
 
 /// Connections whose end the embedder has not processed yet, by session number.
 #[derive(Debug, Default)]
 pub(super) struct SessionEnds {
-    present: HashMap<u64, Connections>,
-    ended: Vec<u64>,
+    present: HashMap<SessionId, Connections>,
+    ended: Vec<SessionId>,
 }
 
 #[derive(Debug, Default)]
@@ -18,12 +19,12 @@ struct Connections {
 
 impl SessionEnds {
     /// A connection of the session begins.
-    pub(super) fn connection_begins(&mut self, session: u64) {
+    pub(super) fn connection_begins(&mut self, session: SessionId) {
         self.present.entry(session).or_default().open += 1;
     }
 
     /// The embedder was notified that a connection of the session has ended.
-    pub(super) fn disconnect_reported(&mut self, session: u64) {
+    pub(super) fn disconnect_reported(&mut self, session: SessionId) {
         let Some(connections) = self.present.get_mut(&session) else {
             return;
         };
@@ -37,7 +38,7 @@ impl SessionEnds {
     }
 
     /// The session has ended.
-    pub(super) fn session_ended(&mut self, session: u64) {
+    pub(super) fn session_ended(&mut self, session: SessionId) {
         match self.present.get_mut(&session) {
             Some(connections) => connections.session_ended = true,
             None => self.ended.push(session),
@@ -46,7 +47,7 @@ impl SessionEnds {
 
     /// Takes the ended sessions that may be reported: the embedder knows of the end of all their
     /// connections.
-    pub(super) fn take_ended(&mut self) -> Vec<u64> {
+    pub(super) fn take_ended(&mut self) -> Vec<SessionId> {
         std::mem::take(&mut self.ended)
     }
 }

@@ -1,5 +1,6 @@
 //! SUBSCRIBE, UNSUBSCRIBE, and the retained messages for new subscriptions (sections 3.8 to 3.11).
 
+use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, mem, sync::Arc, time::Instant};
 
 use super::{Core, session_at};
@@ -19,7 +20,12 @@ impl Core {
     /// Handles a SUBSCRIBE. The SUBACK is sent first;
     /// [`continue_retained_searches`](Self::continue_retained_searches) sends the retained messages
     /// later.
-    pub(crate) fn subscribe(&mut self, key: SessionKey, connection: u64, subscribe: &Subscribe) {
+    pub(crate) fn subscribe(
+        &mut self,
+        key: SessionKey,
+        connection: ConnectionId,
+        subscribe: &Subscribe,
+    ) {
         if !self.is_open(key, connection) {
             return;
         }
@@ -126,7 +132,7 @@ impl Core {
     pub(crate) fn continue_retained_searches(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         work_end: u64,
         now: Instant,
     ) -> bool {
@@ -245,7 +251,7 @@ impl Core {
     pub(crate) fn unsubscribe(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         unsubscribe: &Unsubscribe,
     ) {
         if !self.is_open(key, connection) {

@@ -1,6 +1,7 @@
 //! The send path of a session: its queue, its send window, redeliveries, and the acknowledgements
 //! that are sent with them (sections 4.3, 4.4, 4.6, 4.9).
 
+use statehouse_protocol::ConnectionId;
 use std::{mem, time::Instant};
 
 use bytes::BytesMut;
@@ -124,7 +125,7 @@ impl Core {
     pub(crate) fn acknowledged(
         &mut self,
         key: SessionKey,
-        connection: u64,
+        connection: ConnectionId,
         packet_type: u8,
         ack: Ack,
         now: Instant,
@@ -182,7 +183,7 @@ impl Core {
     }
 
     /// Handles a PUBREL of a client, which ends its QoS 2 exchange.
-    pub(crate) fn released(&mut self, key: SessionKey, connection: u64, packet_id: u16) {
+    pub(crate) fn released(&mut self, key: SessionKey, connection: ConnectionId, packet_id: u16) {
         if !self.is_open(key, connection) {
             return;
         }
@@ -199,7 +200,7 @@ impl Core {
     }
 
     /// Handles a PINGREQ of a client.
-    pub(crate) fn ping(&mut self, key: SessionKey, connection: u64) {
+    pub(crate) fn ping(&mut self, key: SessionKey, connection: ConnectionId) {
         if self.is_open(key, connection) {
             self.put(key, 0, codec::pingresp);
         }

@@ -2,11 +2,13 @@
 //!
 //! Does not simulate any part of the broker itself.
 
+use statehouse_protocol::SessionId;
+
 use crate::change::{Change, Encoder, Part};
 
 /// A session begins and outlives its connections.
 #[must_use]
-pub fn session_began(number: u64, client: &str) -> Vec<u8> {
+pub fn session_began(number: SessionId, client: &str) -> Vec<u8> {
     batch(
         number,
         Part::Begin {
@@ -19,11 +21,11 @@ pub fn session_began(number: u64, client: &str) -> Vec<u8> {
 
 /// A session ends.
 #[must_use]
-pub fn session_ended(number: u64) -> Vec<u8> {
+pub fn session_ended(number: SessionId) -> Vec<u8> {
     batch(number, Part::End)
 }
 
-fn batch(number: u64, part: Part<'_>) -> Vec<u8> {
+fn batch(number: SessionId, part: Part<'_>) -> Vec<u8> {
     let mut encoder = Encoder::default();
     encoder.write(&Change::Session(number, part));
     encoder.take()
@@ -37,13 +39,14 @@ mod tests {
     #[test]
     fn recovery_distinguishes_live_and_ended_sessions() {
         let mut recovery = Recovery::default();
-        for number in [3, 1 << 32, 7] {
-            assert_eq!(recovery.apply(&session_began(number, "a")), Ok(Vec::new()));
+        let [first, last, ended] = [3, 1 << 32, 7].map(SessionId);
+        for session in [first, last, ended] {
+            assert_eq!(recovery.apply(&session_began(session, "a")), Ok(Vec::new()));
         }
-        assert!(recovery.has_session(7));
-        assert_eq!(recovery.apply(&session_ended(7)), Ok(vec![7]));
-        assert_eq!(recovery.apply(&session_ended(7)), Ok(Vec::new()));
-        assert!(!recovery.has_session(7));
-        assert!(recovery.session_numbers().eq([3, 1 << 32]));
+        assert!(recovery.has_session(ended));
+        assert_eq!(recovery.apply(&session_ended(ended)), Ok(vec![ended]));
+        assert_eq!(recovery.apply(&session_ended(ended)), Ok(Vec::new()));
+        assert!(!recovery.has_session(ended));
+        assert!(recovery.session_numbers().eq([first, last]));
     }
 }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use statehouse_protocol::ConnectionId;
 
 use crate::{
     Broker, Identity, ReasonCode, codec,
@@ -26,7 +27,7 @@ pub struct Wire {
     output: Arc<Output>,
     sink: Arc<Sink>,
     session: SessionKey,
-    connection: u64,
+    connection: ConnectionId,
 }
 
 impl fmt::Debug for Wire {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use statehouse_protocol::SessionId;
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
@@ -307,9 +308,9 @@ impl Service for Echo {
             .push(("disconnected".to_owned(), who.clone()));
     }
 
-    fn sessions_ended(&self, _: &Broker, sessions: &[u64]) {
+    fn sessions_ended(&self, _: &Broker, sessions: &[SessionId]) {
         let disconnected = self.count("disconnected");
-        let ended = sessions.iter().map(|session| (*session, disconnected));
+        let ended = sessions.iter().map(|session| (session.0, disconnected));
         self.ended.lock().unwrap().extend(ended);
     }
 }

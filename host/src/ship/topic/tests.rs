@@ -1,3 +1,4 @@
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::time::Duration;
 
 use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
@@ -144,8 +145,8 @@ async fn a_refused_order_is_counted_by_the_audit() {
     let it = order_rig();
     let from = Origin {
         client: "a".into(),
-        connection: 1,
-        session: 1,
+        connection: ConnectionId(1),
+        session: SessionId(1),
         identity: Identity::anonymous(),
     };
     let request = Request {

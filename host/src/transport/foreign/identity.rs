@@ -50,11 +50,11 @@ fn numbered(client: &str, of: &str) -> Peer {
         .as_bytes()
         .split_first_chunk()
         .unwrap_or((&[0; 8], &[]));
-    let number = Mode::foreign_session(u64::from_be_bytes(*first));
+    let session = Mode::foreign_session(u64::from_be_bytes(*first));
     Peer {
         client: client.into(),
-        connection: number,
-        session: number,
+        connection: session.only_connection(),
+        session,
     }
 }
 
@@ -121,11 +121,11 @@ mod tests {
     fn a_session_is_foreign_and_the_same_after_every_restart() {
         let peer = named("client-id1");
         assert_eq!(Mode::of_session(peer.session), Mode::Foreign);
-        assert_eq!(peer.connection, peer.session);
+        assert_eq!(peer.connection, peer.session.only_connection());
         // The number is recorded on disk. With another number, recovered requests and watches would
         // not belong to their clients.
         let hash = "c8f3ce269c7fa788";
-        assert_eq!(format!("{:x}", peer.session), hash);
+        assert_eq!(format!("{:x}", peer.session.0), hash);
     }
 
     #[test]

@@ -10,12 +10,13 @@ use crate::request::{Delivery, Dialect};
 use crate::store::{
     CapturedReads, Context, Imported, Outcome, Read, Remembered, Right, StoredPayload,
 };
+use statehouse_protocol::{ConnectionId, SessionId};
 
 /// Encodes a remembered request. Only snapshots include the entries that were read.
 pub(in crate::log) fn remembered(out: &mut Vec<u8>, it: &Remembered, entries: bool) {
     number(out, it.number);
-    number(out, it.delivery.session);
-    number(out, it.delivery.connection);
+    number(out, it.delivery.session.0);
+    number(out, it.delivery.connection.0);
     number(out, it.delivery.packet_id.into());
     number(out, it.turn);
     out.extend_from_slice(&it.identity);
@@ -36,8 +37,8 @@ pub(in crate::log) fn read_remembered(
 ) -> Result<Remembered, Malformed> {
     let number = reader.number()?;
     let delivery = Delivery {
-        session: reader.number()?,
-        connection: reader.number()?,
+        session: SessionId(reader.number()?),
+        connection: ConnectionId(reader.number()?),
         packet_id: reader.small()?,
         dup: false,
     };

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 use crate::clock::Fence;
@@ -121,8 +122,8 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
                 Remembered {
                     number,
                     delivery: Delivery {
-                        session,
-                        connection,
+                        session: statehouse_protocol::SessionId(session),
+                        connection: statehouse_protocol::ConnectionId(connection),
                         packet_id,
                         dup: false,
                     },
@@ -227,7 +228,7 @@ proptest! {
         numbers in any::<[u64; 2]>(),
         changes in prop::collection::vec(arb_watch_change(), 0..5),
     ) {
-        let peer = Peer { client: client.into(), connection: numbers[0], session: numbers[1] };
+        let peer = Peer { client: client.into(), connection: ConnectionId(numbers[0]), session: SessionId(numbers[1]) };
         let changes = WatchChanges { peer, changes };
         let mut out = Vec::new();
         watches(&mut out, &changes);

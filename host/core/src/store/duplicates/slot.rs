@@ -14,12 +14,13 @@ use super::super::read_set::{CapturedReads, KeyRef, Read};
 use super::super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use crate::clock::Stamp;
 use crate::request::{Delivery, Dialect};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 /// A request in the window, or among those that are retained beyond it.
 pub(super) struct Slot {
     pub(super) number: u64,
-    pub(super) session: u64,
-    pub(super) connection: u64,
+    pub(super) session: SessionId,
+    pub(super) connection: ConnectionId,
     pub(super) turn: u64,
     pub(super) until_ms: u64,
     pub(super) identity: Identity,
@@ -221,8 +222,8 @@ mod tests {
         Remembered {
             number: 5,
             delivery: Delivery {
-                session: 6,
-                connection: 7,
+                session: SessionId(6),
+                connection: ConnectionId(7),
                 packet_id: 8,
                 dup: false,
             },

@@ -1,6 +1,7 @@
 //! Retention, and which request is a duplicate of which.
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 
 use super::*;
 use crate::clock::Stamp;
@@ -16,8 +17,8 @@ const RETENTION: Retention = Retention {
 
 fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Delivery {
     Delivery {
-        session,
-        connection,
+        session: statehouse_protocol::SessionId(session),
+        connection: statehouse_protocol::ConnectionId(connection),
         packet_id,
         dup,
     }
@@ -112,7 +113,7 @@ fn higher_receive_max_keeps_more_requests() {
     // The Receive Maximum decreases, but this session may still redeliver the requests that it sent
     // before.
     all.raise_per_session(1);
-    all.evict(1, 3_600_000);
+    all.evict(SessionId(1), 3_600_000);
     for packet_id in 31..=50 {
         let again = delivery(1, 2, packet_id, false);
         assert!(all.arrive(&again));
@@ -140,7 +141,7 @@ fn redeliveries_and_reads_evict_nothing() {
             assert!(all.arrive(&delivery(1, connection, packet_id, false)));
         }
     }
-    all.evict(1, 3_600_000);
+    all.evict(SessionId(1), 3_600_000);
     for packet_id in 1..=3u8 {
         assert!(found(&all, delivery(1, 9, packet_id.into(), false), packet_id).is_some());
     }
@@ -186,9 +187,9 @@ fn last_requests_of_a_live_session_never_expire() {
     answer(&mut all, delivery(1, 1, 9, false), 9, 3_600_000);
     assert!(found(&all, delivery(1, 1, 3, true), 3).is_none());
     assert!(found(&all, delivery(1, 1, 4, true), 4).is_some());
-    all.ended(&[1]);
+    all.ended(&[SessionId(1)]);
     assert!(found(&all, delivery(1, 1, 9, true), 9).is_none());
-    all.retain(|session| session == 3);
+    all.retain(|session| session == SessionId(3));
     assert_eq!((all.len(), all.bytes()), (0, 0));
     assert!(all.newest.is_empty() && all.sessions.is_empty());
 }
@@ -253,7 +254,7 @@ mod foreign {
 
     fn from(client: u64) -> Delivery {
         let session = Mode::foreign_session(client);
-        delivery(session, session, 0, true)
+        delivery(session.0, session.0, 0, true)
     }
 
     #[test]
@@ -324,7 +325,7 @@ fn count_and_bytes_stay_bounded_and_consistent() {
     for (policy, count) in &all.policies.0 {
         assert_eq!(*count, by(*policy).count());
     }
-    let sessions: Vec<u64> = all.sessions.keys().copied().collect();
+    let sessions: Vec<SessionId> = all.sessions.keys().copied().collect();
     all.ended(&sessions);
     assert!(all.is_empty() && all.policies().is_empty());
 }

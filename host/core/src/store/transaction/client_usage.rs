@@ -95,14 +95,15 @@ mod tests {
     use crate::policy::{Access, Denial, Fault, Host, Put};
     use crate::request::{Delivery, Dialect, Request};
     use crate::store::{Owners, Peer, Quota, State};
+    use statehouse_protocol::{ConnectionId, SessionId};
 
     const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
 
     fn begin(state: Box<State>, quota: Quota, client: &str) -> Transaction {
         let peer = Peer {
             client: client.into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         };
         let request = Request {
             dialect: Dialect::Sdk,
@@ -112,8 +113,8 @@ mod tests {
             peer: &peer,
             properties: &Properties::default(),
             delivery: Delivery {
-                session: 1,
-                connection: 1,
+                session: SessionId(1),
+                connection: ConnectionId(1),
                 packet_id: 1,
                 dup: false,
             },

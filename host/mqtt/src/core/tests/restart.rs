@@ -6,6 +6,7 @@ mod limits;
 mod messages;
 mod wills;
 
+use statehouse_protocol::ConnectionId;
 use std::{
     borrow::Cow,
     sync::Arc,
@@ -69,13 +70,13 @@ fn session_numbers_last_and_connection_numbers_never_repeat() {
     let other = Peer::new(&life.broker, &Hello::new("b"), now);
     let (first, other) = (first.origin.clone(), other.origin.clone());
     assert_ne!(first.session, other.session);
-    assert_eq!(first.connection, 1, "run 0");
+    assert_eq!(first.connection, ConnectionId(1), "run 0");
     let run = life.journal.len() as u64;
     life.kill(now);
     let again = Peer::new(&life.broker, &Hello::new("a"), now).origin;
     assert_eq!(again.session, first.session);
     assert!(
-        again.connection > run << 32 && again.connection < (run + 1) << 32,
+        again.connection.0 > run << 32 && again.connection.0 < (run + 1) << 32,
         "{again:?}"
     );
     let fresh = Peer::new(&life.broker, &Hello::new("a").clean(), now).origin;

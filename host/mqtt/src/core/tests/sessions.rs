@@ -1,5 +1,6 @@
 //! Expiry, resumption and takeover of sessions, and wills.
 
+use statehouse_protocol::SessionId;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -321,7 +322,7 @@ fn connect_as(
     client: &str,
     output: &Arc<Output>,
     now: Instant,
-) -> Result<u64, ConnectRefusal> {
+) -> Result<SessionId, ConnectRefusal> {
     let connect = crate::codec::decode_connect(&mut Hello::new(client).bytes(), 1 << 16);
     let identity = Identity {
         user: user.map(Into::into),

@@ -77,14 +77,15 @@ impl Ttl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use statehouse_protocol::{ConnectionId, SessionId};
 
     const TTL: Duration = Duration::from_secs(60);
 
     fn watching(clients: &[&str]) -> Vec<Peer> {
         let peer = |client: &&str| Peer {
             client: (*client).into(),
-            connection: 1,
-            session: 1,
+            connection: ConnectionId(1),
+            session: SessionId(1),
         };
         clients.iter().map(peer).collect()
     }

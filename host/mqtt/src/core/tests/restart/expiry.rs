@@ -56,7 +56,7 @@ fn sessions_expire_by_the_wall_clock() {
     life.broker.lock().run_deadlines(now + 31 * SECOND);
     assert_eq!(
         life.broker.sessions(),
-        Vec::<u64>::new(),
+        Vec::new(),
         "its session ends at second 30"
     );
     let mut ended = life.recorder.ended.lock().unwrap().clone();
