@@ -186,7 +186,7 @@ impl JournalListener {
         if let Some((server, broker)) = self.0.get() {
             server.release();
             if let Some(broker) = broker {
-                broker.released(position.0);
+                broker.released(position);
             }
         }
     }

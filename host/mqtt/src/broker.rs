@@ -5,7 +5,7 @@ mod batch;
 mod guard;
 mod options;
 
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{LogPosition, SessionId};
 use std::{
     future::poll_fn,
     io,
@@ -274,7 +274,7 @@ impl Broker {
 
     /// Reports that everything up to this log position is durable. Output that waited for it is
     /// written. May be called from any thread; takes no lock that is held for long.
-    pub fn released(&self, position: u64) {
+    pub fn released(&self, position: LogPosition) {
         self.0.durability_gate.release_to(position);
         self.0.write_batching.write_gathered();
     }

@@ -12,11 +12,12 @@ use std::{
     },
 };
 
-use crate::output::Output;
+use statehouse_protocol::LogPosition;
 
-/// The number of a batch of changes, from 1. Packets are marked with it, because the log position
-/// is only known after the append. As a barrier, 0 means not to wait.
-pub(crate) type BatchNumber = u64;
+use crate::{
+    barrier::{Barrier, BatchNumber},
+    output::Output,
+};
 
 /// The outputs that wait for the log.
 #[derive(Debug, Default)]
@@ -30,14 +31,14 @@ pub(crate) struct DurabilityGate {
 struct State {
     /// Rising in both position and batch.
     waiting: VecDeque<Waiting>,
-    released_position: u64,
+    released_position: LogPosition,
     /// Every batch up to this is durable.
     released: BatchNumber,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    position: u64,
+    position: LogPosition,
     batch: BatchNumber,
     /// Weak, because a stalled log must not hold the sockets of connections that have ended.
     outputs: Vec<Weak<Output>>,
@@ -65,7 +66,7 @@ impl DurabilityGate {
 
     /// Every batch up to this is durable. The value may lag behind but is never too high.
     pub(crate) fn released(&self) -> BatchNumber {
-        self.released.load(Ordering::Acquire)
+        BatchNumber(self.released.load(Ordering::Acquire))
     }
 
     /// Registers the outputs that wait for the appended batch, if there is one, or for earlier
@@ -73,9 +74,9 @@ impl DurabilityGate {
     /// position, since the log may release a batch before this call.
     pub(crate) fn register(
         &self,
-        appended: Option<(u64, BatchNumber)>,
-        released_position: u64,
-        outputs: &mut Vec<(Arc<Output>, BatchNumber)>,
+        appended: Option<(LogPosition, BatchNumber)>,
+        released_position: LogPosition,
+        outputs: &mut Vec<(Arc<Output>, Barrier)>,
     ) {
         let mut state = self.lock();
         if let Some((position, batch)) = appended {
@@ -95,7 +96,8 @@ impl DurabilityGate {
             }
         }
         let mut ready = self.release(&mut state, released_position);
-        for (output, batch) in outputs.drain(..) {
+        for (output, barrier) in outputs.drain(..) {
+            let batch = barrier.batch();
             let at = state.waiting.partition_point(|entry| entry.batch < batch);
             match state.waiting.get_mut(at) {
                 Some(entry) => entry.push(&output),
@@ -107,12 +109,12 @@ impl DurabilityGate {
     }
 
     /// Everything up to this position is durable.
-    pub(crate) fn release_to(&self, position: u64) {
+    pub(crate) fn release_to(&self, position: LogPosition) {
         let ready = self.release(&mut self.lock(), position);
         notify(ready);
     }
 
-    fn release(&self, state: &mut State, position: u64) -> ReadyOutputs {
+    fn release(&self, state: &mut State, position: LogPosition) -> ReadyOutputs {
         state.released_position = state.released_position.max(position);
         let mut ready = Vec::new();
         while let Some(first) = state
@@ -127,7 +129,7 @@ impl DurabilityGate {
                     .map(|output| (output, first.batch)),
             );
         }
-        self.released.store(state.released, Ordering::Release);
+        self.released.store(state.released.0, Ordering::Release);
         ready
     }
 }
@@ -145,19 +147,23 @@ mod tests {
     use super::*;
 
     fn register(gate: &DurabilityGate, output: &Arc<Output>, batch: BatchNumber) {
-        gate.register(Some((batch, batch)), 0, &mut vec![(output.clone(), batch)]);
+        let appended = Some((LogPosition(batch.0), batch));
+        let outputs = &mut vec![(output.clone(), Barrier::after(batch))];
+        gate.register(appended, LogPosition::NONE, outputs);
     }
 
     #[test]
     fn stalled_log_does_not_hold_outputs_of_ended_connections() {
         let gate = DurabilityGate::default();
         let stays = Arc::new(Output::alone(1000, None));
-        assert!(stays.put(1, |_| {}).is_some());
-        register(&gate, &stays, 1);
+        let first = BatchNumber(1);
+        assert!(stays.put(Barrier::after(first), |_| {}).is_some());
+        register(&gate, &stays, first);
         for _ in 0..1000 {
             let ends = Arc::new(Output::alone(1000, None));
             // It has no record of its own and waits for the batch before it.
-            gate.register(None, 0, &mut vec![(ends.clone(), 1)]);
+            let outputs = &mut vec![(ends.clone(), Barrier::after(first))];
+            gate.register(None, LogPosition::NONE, outputs);
             let held = Arc::downgrade(&ends);
             drop(ends);
             assert!(held.upgrade().is_none());
@@ -171,11 +177,11 @@ mod tests {
         assert!(waiting < 20, "{waiting}");
         assert!(
             stays
-                .put(0, |out| out.extend_from_slice(b"answer"))
+                .put(Barrier::NONE, |out| out.extend_from_slice(b"answer"))
                 .is_some()
         );
         assert!(stays.drain().is_empty());
-        gate.release_to(1);
+        gate.release_to(LogPosition(1));
         assert_eq!(&stays.drain()[..], b"answer");
     }
 }

@@ -45,6 +45,7 @@
 
 mod access;
 mod admission;
+mod barrier;
 mod broker;
 mod change;
 mod clock;

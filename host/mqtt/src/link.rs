@@ -8,8 +8,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
     Identity, ReasonCode,
+    barrier::Barrier,
     codec::{self, Violation, packet_type as kind},
-    durability_gate::BatchNumber,
     exchanges::Exchanges,
     limits::SPARE_ENTRIES_MAX,
     output::Output,
@@ -51,7 +51,7 @@ struct PendingAck {
     exactly_once: bool,
     answer: Option<Answer>,
     /// The acknowledgement must not leave before this batch is durable.
-    barrier: BatchNumber,
+    barrier: Barrier,
 }
 
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Link {
             packet_id,
             exactly_once,
             answer: None,
-            barrier: 0,
+            barrier: Barrier::NONE,
         });
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
@@ -124,7 +124,7 @@ impl Link {
         reason: ReasonCode,
         text: Option<&str>,
         queued_before: u64,
-        barrier: BatchNumber,
+        barrier: Barrier,
     ) {
         self.delay_ack(sequence, barrier);
         let problem_info = self.problem_info;
@@ -141,9 +141,9 @@ impl Link {
     }
 
     /// Makes a pending acknowledgement wait for a batch.
-    pub(crate) fn delay_ack(&mut self, sequence: u64, barrier: BatchNumber) {
+    pub(crate) fn delay_ack(&mut self, sequence: u64, barrier: Barrier) {
         if let Some(ack) = self.pending_ack(sequence) {
-            ack.barrier = ack.barrier.max(barrier);
+            ack.barrier = ack.barrier.join(barrier);
         }
     }
 

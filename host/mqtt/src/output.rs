@@ -23,7 +23,7 @@ use bytes::{Buf, BytesMut};
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    durability_gate::BatchNumber,
+    barrier::{Barrier, BatchNumber},
     limits::{IDLE_BUFFER_BYTES_MAX, OUTPUT_BYTES_FREE, OUTPUT_TOTAL_RETRY_INTERVAL},
 };
 
@@ -143,14 +143,12 @@ impl State {
         }
     }
 
-    fn add(&mut self, after: BatchNumber, encode: impl FnOnce(&mut BytesMut)) -> Added {
+    fn add(&mut self, barrier: Barrier, encode: impl FnOnce(&mut BytesMut)) -> Added {
         // A packet behind the mark of a later batch waits long enough already.
-        let covers = self
-            .released
-            .max(self.marks.back().map_or(0, |(_, batch)| *batch));
-        let marked = after > covers;
+        let last = self.marks.back().map(|(_, batch)| *batch);
+        let marked = barrier.holds(self.released.max(last.unwrap_or_default()));
         if marked {
-            self.marks.push_back((self.end(), after));
+            self.marks.push_back((self.end(), barrier.batch()));
         }
         encode(&mut self.buffer);
         let wake = self.marks.is_empty() && mem::take(&mut self.writer_sleeps);
@@ -192,15 +190,15 @@ impl Output {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a packet that must not wait for other packets, only for the release of batch `after`
-    /// (0: for none). `None`: the connection is closing.
+    /// Adds a packet that must not wait for other packets, only for its barrier. Returns `None` if
+    /// the connection is closing.
     pub(crate) fn put(
         &self,
-        after: BatchNumber,
+        barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<Added> {
         let mut state = self.lock();
-        (!state.closing).then(|| self.add(&mut state, after, encode))
+        (!state.closing).then(|| self.add(&mut state, barrier, encode))
     }
 
     /// Like [`put`](Self::put), but refuses the packet (`None`) if the buffer is above its mark.
@@ -208,7 +206,7 @@ impl Output {
     /// the writer will ask the core for more.
     pub(crate) fn offer(
         &self,
-        after: BatchNumber,
+        barrier: Barrier,
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<Added> {
@@ -225,7 +223,7 @@ impl Output {
             }
             return None;
         }
-        Some(self.add(&mut state, after, encode))
+        Some(self.add(&mut state, barrier, encode))
     }
 
     /// Whether a message of this size would be accepted.
@@ -243,10 +241,10 @@ impl Output {
     fn add(
         &self,
         state: &mut State,
-        after: BatchNumber,
+        barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Added {
-        let added = state.add(after, encode);
+        let added = state.add(barrier, encode);
         state.count(&self.total);
         added
     }
@@ -503,7 +501,7 @@ mod tests {
 
     fn offer(output: &Output, bytes: usize) -> bool {
         let packet = |out: &mut BytesMut| out.resize(out.len() + bytes, 0);
-        output.offer(0, bytes, packet).is_some()
+        output.offer(Barrier::NONE, bytes, packet).is_some()
     }
 
     #[test]

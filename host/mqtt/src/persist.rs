@@ -12,15 +12,16 @@
 //! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of
 //! durable state.
 
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{LogPosition, SessionId};
 use std::{fmt, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
 
 use crate::{
+    barrier::{Barrier, BatchNumber},
     change::{Change, Encoder, Part},
     clock::Clock,
-    durability_gate::{BatchNumber, DurabilityGate},
+    durability_gate::DurabilityGate,
     limits::{BATCH_BYTES, BRAKE_PAUSE_MAX, BRAKE_PAUSE_MIN, BRAKE_TIME_MAX},
     output::{Added, Output},
     session_queue::Queued,
@@ -39,7 +40,7 @@ pub trait Persistence: Send + Sync + 'static {
     /// must copy the bytes and never wait for a disk, or every client waits with it. It must not
     /// call the broker, except for [`Broker::released`](crate::Broker::released), nor wait for a
     /// thread that does.
-    fn append(&self, changes: &[u8]) -> u64;
+    fn append(&self, changes: &[u8]) -> LogPosition;
 
     /// Whether the log has room for more than removals and acknowledgements. While it has none, the
     /// broker refuses growth of its durable state. Called with the broker's lock held, so it must
@@ -62,7 +63,7 @@ pub trait Persistence: Send + Sync + 'static {
 
     /// The position up to which everything is durable. The embedder must report later progress with
     /// [`Broker::released`](crate::Broker::released).
-    fn released(&self) -> u64;
+    fn released(&self) -> LogPosition;
 }
 
 /// Collects changes and appends them in batches.
@@ -78,7 +79,7 @@ pub(crate) struct Recorder {
     /// The last batch that was appended.
     appended: BatchNumber,
     /// Outputs that were marked since the last append.
-    marked: Vec<(Arc<Output>, BatchNumber)>,
+    marked: Vec<(Arc<Output>, Barrier)>,
 }
 
 impl fmt::Debug for Recorder {
@@ -101,8 +102,8 @@ impl Recorder {
             clock,
             changes: Encoder::default(),
             count: 0,
-            batch: 1,
-            appended: 0,
+            batch: BatchNumber::default().next(),
+            appended: BatchNumber::default(),
             marked: Vec::new(),
         }
     }
@@ -137,23 +138,25 @@ impl Recorder {
         }
     }
 
-    /// The batch of the next change. Only for packets that depend on a change that is recorded
+    /// The barrier of a packet that depends on a change under the present lock, recorded already or
     /// before the lock is released.
-    pub(crate) fn current(&self) -> BatchNumber {
-        if self.is_on() { self.batch } else { 0 }
+    pub(crate) fn barrier_for_this_batch(&self) -> Barrier {
+        match self.is_on() {
+            true => Barrier::after(self.batch),
+            false => Barrier::NONE,
+        }
     }
 
-    /// The batch of the last recorded change, or 0 if that is durable already.
-    pub(crate) fn latest(&self) -> BatchNumber {
-        let latest = if self.changes.is_empty() {
-            self.appended
-        } else {
-            self.batch
+    /// The barrier of a packet that depends on all changes that were recorded so far.
+    pub(crate) fn barrier_for_all_changes(&self) -> Barrier {
+        let last = match self.changes.is_empty() {
+            true => self.appended,
+            false => self.batch,
         };
-        if latest > self.durability_gate.released() {
-            latest
-        } else {
-            0
+        let barrier = Barrier::after(last);
+        match barrier.holds(self.durability_gate.released()) {
+            true => barrier,
+            false => Barrier::NONE,
         }
     }
 
@@ -161,7 +164,7 @@ impl Recorder {
     pub(crate) fn put(
         &mut self,
         output: &Arc<Output>,
-        barrier: BatchNumber,
+        barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> bool {
         let added = output.put(barrier, encode);
@@ -173,7 +176,7 @@ impl Recorder {
     pub(crate) fn offer(
         &mut self,
         output: &Arc<Output>,
-        barrier: BatchNumber,
+        barrier: Barrier,
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
@@ -181,7 +184,7 @@ impl Recorder {
         Some(self.added(output, barrier, added))
     }
 
-    fn added(&mut self, output: &Arc<Output>, barrier: BatchNumber, added: Added) -> bool {
+    fn added(&mut self, output: &Arc<Output>, barrier: Barrier, added: Added) -> bool {
         if added.marked {
             self.marked.push((output.clone(), barrier));
         }
@@ -218,7 +221,7 @@ impl Recorder {
             self.appended = self.batch;
             self.changes.clear();
         }
-        self.batch += 1;
+        self.batch = self.batch.next();
         self.durability_gate
             .register(appended, persistence.released(), &mut self.marked);
     }
@@ -261,28 +264,26 @@ impl SessionLog<'_> {
         }
     }
 
-    /// See [`Recorder::current`]; 0 for a session that is not durable.
-    pub(crate) fn current(&self) -> BatchNumber {
-        if self.is_on {
-            self.recorder.current()
-        } else {
-            0
+    /// Like [`Recorder::barrier_for_this_batch`], and none for a session that is not durable.
+    pub(crate) fn barrier_for_this_batch(&self) -> Barrier {
+        match self.is_on {
+            true => self.recorder.barrier_for_this_batch(),
+            false => Barrier::NONE,
         }
     }
 
-    /// See [`Recorder::latest`]; 0 for a session that is not durable.
-    pub(crate) fn latest(&self) -> BatchNumber {
-        if self.is_on {
-            self.recorder.latest()
-        } else {
-            0
+    /// Like [`Recorder::barrier_for_all_changes`], and none for a session that is not durable.
+    pub(crate) fn barrier_for_all_changes(&self) -> Barrier {
+        match self.is_on {
+            true => self.recorder.barrier_for_all_changes(),
+            false => Barrier::NONE,
         }
     }
 
     pub(crate) fn put(
         &mut self,
         output: &Arc<Output>,
-        barrier: BatchNumber,
+        barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> bool {
         self.recorder.put(output, barrier, encode)
@@ -291,7 +292,7 @@ impl SessionLog<'_> {
     pub(crate) fn offer(
         &mut self,
         output: &Arc<Output>,
-        barrier: BatchNumber,
+        barrier: Barrier,
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {

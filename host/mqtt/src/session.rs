@@ -17,9 +17,9 @@ use subscriptions::Subscriptions;
 
 use crate::{
     Limits, Origin, ReasonCode,
+    barrier::Barrier,
     change::{Part, RecordedWill},
     codec::{Violation, Will},
-    durability_gate::BatchNumber,
     exchanges::{Exchanges, Known},
     ledger::{Account, Holding, Kind},
     limits::STATE_BYTES_FLOOR,
@@ -431,7 +431,7 @@ impl Session {
         recorder: &mut Recorder,
     ) -> Result<Arrival, Violation> {
         // The answer that an earlier connection got may not be durable yet.
-        let barrier = self.log(recorder).latest();
+        let barrier = self.log(recorder).barrier_for_all_changes();
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);
         };
@@ -487,7 +487,7 @@ impl Session {
         publish: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
-        barrier: BatchNumber,
+        barrier: Barrier,
         recorder: &mut Recorder,
     ) {
         let mut log = self.log(recorder);
@@ -497,7 +497,7 @@ impl Session {
         let mut barrier = barrier;
         if !reason.is_error() {
             log.write(Part::Received { packet_id, reason });
-            barrier = barrier.max(log.current());
+            barrier = barrier.join(log.barrier_for_this_batch());
         }
         self.count_state();
         self.answer(pubrec, reason, text, barrier);
@@ -510,7 +510,7 @@ impl Session {
         position: AckPosition,
         reason: ReasonCode,
         text: Option<&str>,
-        barrier: BatchNumber,
+        barrier: Barrier,
     ) {
         let queued_before = self.queue.progress().0;
         let link = self.link.as_mut();

@@ -1,7 +1,7 @@
 //! A client without a socket, for tests. It encodes packets with rumqttc's codec, and the test
 //! passes the time.
 
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{LogPosition, SessionId};
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex},
@@ -53,17 +53,17 @@ struct JournalState {
 }
 
 impl Persistence for Journal {
-    fn append(&self, changes: &[u8]) -> u64 {
+    fn append(&self, changes: &[u8]) -> LogPosition {
         let mut state = self.0.lock().unwrap();
         state.records.push(changes.to_vec());
         if state.prompt {
             state.released = state.records.len();
         }
-        state.records.len() as u64
+        LogPosition(state.records.len() as u64)
     }
 
-    fn released(&self) -> u64 {
-        self.0.lock().unwrap().released as u64
+    fn released(&self) -> LogPosition {
+        LogPosition(self.0.lock().unwrap().released as u64)
     }
 
     fn has_room(&self) -> bool {
@@ -98,7 +98,7 @@ impl Journal {
     /// Releases records up to this count and notifies the broker.
     pub(crate) fn release(&self, broker: &Broker, count: usize) {
         self.0.lock().unwrap().released = count;
-        broker.released(count as u64);
+        broker.released(LogPosition(count as u64));
     }
 
     pub(crate) fn release_all(&self, broker: &Broker) {

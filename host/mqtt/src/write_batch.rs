@@ -123,6 +123,7 @@ pub(crate) fn write(writers: &[Arc<Output>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::barrier::Barrier;
     use crate::output::Direct;
 
     /// Accepts all bytes and records each write.
@@ -146,7 +147,9 @@ mod tests {
 
     /// A turn: adds a packet and leaves the output to the batch.
     fn turn(batching: &WriteBatching, output: &Arc<Output>, packet: &[u8]) -> Vec<Arc<Output>> {
-        let added = output.put(0, |out| out.extend_from_slice(packet)).unwrap();
+        let added = output
+            .put(Barrier::NONE, |out| out.extend_from_slice(packet))
+            .unwrap();
         let mut writers: Vec<_> = added.wake.then(|| output.clone()).into_iter().collect();
         batching.gather(&mut writers);
         writers

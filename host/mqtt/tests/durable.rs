@@ -3,6 +3,7 @@
 
 mod common;
 
+use statehouse_protocol::LogPosition;
 use std::{
     net::SocketAddr,
     sync::{
@@ -29,17 +30,17 @@ struct Journal {
 }
 
 impl Persistence for Journal {
-    fn append(&self, changes: &[u8]) -> u64 {
+    fn append(&self, changes: &[u8]) -> LogPosition {
         let mut records = self.records.lock().unwrap();
         records.push(changes.to_vec());
-        records.len() as u64
+        LogPosition(records.len() as u64)
     }
 
-    fn released(&self) -> u64 {
+    fn released(&self) -> LogPosition {
         if self.held.load(Ordering::Acquire) {
-            0
+            LogPosition::NONE
         } else {
-            self.len()
+            LogPosition(self.len())
         }
     }
 }
@@ -235,7 +236,7 @@ async fn output_is_written_when_any_thread_releases_it() {
     let silence = timeout(Duration::from_millis(200), client.next()).await;
     assert!(silence.is_err(), "{silence:?}");
     let (releasing, log) = (broker.clone(), journal.clone());
-    std::thread::spawn(move || releasing.released(log.len()))
+    std::thread::spawn(move || releasing.released(LogPosition(log.len())))
         .join()
         .unwrap();
     assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
@@ -289,7 +290,7 @@ async fn connections_end_in_time_if_the_log_never_releases() {
     while broker.stats().connections == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    broker.released(journal.len());
+    broker.released(LogPosition(journal.len()));
     assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
     client
         .send(&[
@@ -324,7 +325,7 @@ async fn log_on_its_own_thread_loses_no_wake_up() {
         let (broker, journal, over) = (broker.clone(), journal.clone(), over.clone());
         move || {
             while !over.load(Ordering::Acquire) {
-                broker.released(journal.len());
+                broker.released(LogPosition(journal.len()));
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
@@ -396,12 +397,12 @@ impl Access for Trap {
 struct PrintingLog(Journal);
 
 impl Persistence for PrintingLog {
-    fn append(&self, changes: &[u8]) -> u64 {
+    fn append(&self, changes: &[u8]) -> LogPosition {
         println!("appended {}", changes.escape_ascii());
         self.0.append(changes)
     }
 
-    fn released(&self) -> u64 {
+    fn released(&self) -> LogPosition {
         self.0.released()
     }
 }

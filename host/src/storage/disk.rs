@@ -97,14 +97,14 @@ impl Journal for Disk {
 }
 
 impl Persistence for Disk {
-    fn append(&self, changes: &[u8]) -> u64 {
+    fn append(&self, changes: &[u8]) -> LogPosition {
         let mut record = Vec::with_capacity(changes.len() + 1);
         record::sessions(&mut record, changes);
-        Journal::append(self, &[&record], false).0
+        Journal::append(self, &[&record], false)
     }
 
-    fn released(&self) -> u64 {
-        self.journal.released().0
+    fn released(&self) -> LogPosition {
+        self.journal.released()
     }
 
     fn has_room(&self) -> bool {

@@ -99,7 +99,7 @@ impl Core {
         connack.session_present = present;
         // The CONNACK reveals this session and the end of an earlier one, so it must wait until
         // both are durable.
-        let barrier = self.recorder.latest();
+        let barrier = self.recorder.barrier_for_all_changes();
         self.recorder
             .put(output, barrier, |out| codec::connack(out, &connack));
         self.pump(key, now);

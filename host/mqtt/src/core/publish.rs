@@ -6,8 +6,8 @@ use std::{borrow::Cow, mem, time::Instant};
 use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
+    barrier::Barrier,
     codec::{self, Delivery, Publish, Violation},
-    durability_gate::BatchNumber,
     limits::work,
     link::AckPosition,
     retained::Publisher,
@@ -76,7 +76,7 @@ impl Core {
                             connection,
                             sequence,
                         };
-                        session.answer(position, reason, Some(text), 0);
+                        session.answer(position, reason, Some(text), Barrier::NONE);
                         self.report_refusal(key, Refused::Publish, reason, Some(text));
                         self.flush_acks(key);
                         return Ok(Begun::Repeated);
@@ -331,7 +331,7 @@ impl Core {
             return true;
         }
         let encode = |out: &mut _| codec::publish(out, message, delivery);
-        let Some(added) = link.output.offer(0, packet_bytes, encode) else {
+        let Some(added) = link.output.offer(Barrier::NONE, packet_bytes, encode) else {
             return false;
         };
         let writer = added.wake.then(|| link.output.clone());
@@ -421,7 +421,7 @@ impl Core {
         let recorded = self.recorder.count();
         let sessions = self.publish(Cow::Owned(message), source, now);
         let barrier = self.barrier_since(recorded);
-        if let Some(token) = token.filter(|_| barrier > 0)
+        if let Some(token) = token.filter(|_| barrier != Barrier::NONE)
             && let Some(session) = self.linked(token.session, token.connection)
             && let Some(link) = &mut session.link
         {
@@ -439,15 +439,15 @@ impl Core {
                 _ => self.report_refusal(token.session, Refused::Publish, reason, text),
             }
         }
-        self.acknowledge_after(token, reason, text, 0);
+        self.acknowledge_after(token, reason, text, Barrier::NONE);
     }
 
-    /// The current batch if changes were recorded after the count `recorded`, otherwise 0.
-    fn barrier_since(&self, recorded: u64) -> BatchNumber {
+    /// The barrier of a packet that depends on changes after the count `recorded`.
+    fn barrier_since(&self, recorded: u64) -> Barrier {
         if self.recorder.count() == recorded {
-            0
+            Barrier::NONE
         } else {
-            self.recorder.current()
+            self.recorder.barrier_for_this_batch()
         }
     }
 
@@ -456,7 +456,7 @@ impl Core {
         token: Token,
         reason: ReasonCode,
         text: Option<&str>,
-        barrier: BatchNumber,
+        barrier: Barrier,
     ) {
         let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;

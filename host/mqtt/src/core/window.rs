@@ -9,8 +9,8 @@ use bytes::BytesMut;
 use super::{Core, Counts, session_at};
 use crate::{
     Limits, Message, QoS, ReasonCode,
+    barrier::Barrier,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
-    durability_gate::BatchNumber,
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
     persist::{Recorder, SessionLog},
@@ -202,7 +202,7 @@ impl Core {
     /// Handles a PINGREQ of a client.
     pub(crate) fn ping(&mut self, key: SessionKey, connection: ConnectionId) {
         if self.is_open(key, connection) {
-            self.put(key, 0, codec::pingresp);
+            self.put(key, Barrier::NONE, codec::pingresp);
         }
     }
 
@@ -212,11 +212,13 @@ impl Core {
         key: SessionKey,
         encode: impl FnOnce(&mut BytesMut),
     ) {
-        let barrier = self.sending(key).map_or(0, |sending| sending.log.latest());
+        let barrier = self.sending(key).map_or(Barrier::NONE, |sending| {
+            sending.log.barrier_for_all_changes()
+        });
         self.put(key, barrier, encode);
     }
 
-    fn put(&mut self, key: SessionKey, barrier: BatchNumber, encode: impl FnOnce(&mut BytesMut)) {
+    fn put(&mut self, key: SessionKey, barrier: Barrier, encode: impl FnOnce(&mut BytesMut)) {
         let Some(Sending { link, mut log, .. }) = self.sending(key) else {
             return;
         };
@@ -262,20 +264,23 @@ impl Sending<'_> {
                             usize::MAX,
                         );
                     };
-                    let Some(wake) = log.offer(&link.output, 0, PUBREL_BYTES, rel) else {
+                    let Some(wake) = log.offer(&link.output, Barrier::NONE, PUBREL_BYTES, rel)
+                    else {
                         return;
                     };
                     tally.wake |= wake;
                 }
                 Some(_) if link.unacknowledged >= link.window => return,
-                Some(queued) => match tally.send(link, queued, (packet_id, true, 0), now, log) {
-                    Sent::Yes => {
-                        entry.connection = link.connection;
-                        link.unacknowledged += 1;
+                Some(queued) => {
+                    match tally.send(link, queued, (packet_id, true, Barrier::NONE), now, log) {
+                        Sent::Yes => {
+                            entry.connection = link.connection;
+                            link.unacknowledged += 1;
+                        }
+                        Sent::TooLarge => _ = queue.complete(packet_id, log),
+                        Sent::NoRoom => return,
                     }
-                    Sent::TooLarge => _ = queue.complete(packet_id, log),
-                    Sent::NoRoom => return,
-                },
+                }
             }
             link.resend.pop_front();
         }
@@ -304,8 +309,8 @@ impl Sending<'_> {
             };
             let barrier = match queued.message.qos {
                 // The packet id is recorded below, in the current batch.
-                QoS::ExactlyOnce => log.current(),
-                _ => 0,
+                QoS::ExactlyOnce => log.barrier_for_this_batch(),
+                _ => Barrier::NONE,
             };
             match tally.send(link, queued, (packet_id, false, barrier), now, log) {
                 Sent::Yes if at_most_once => queue.pop(log),
@@ -392,7 +397,7 @@ impl Tally {
         &mut self,
         link: &Link,
         queued: &Queued,
-        (packet_id, dup, barrier): (u16, bool, BatchNumber),
+        (packet_id, dup, barrier): (u16, bool, Barrier),
         now: Instant,
         log: &mut SessionLog<'_>,
     ) -> Sent {

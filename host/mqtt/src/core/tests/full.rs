@@ -1,5 +1,6 @@
 //! A log without room: growth of the durable state is refused, and everything else continues.
 
+use statehouse_protocol::LogPosition;
 use std::{
     sync::{
         Arc,
@@ -166,12 +167,12 @@ struct Behind {
 }
 
 impl Persistence for Behind {
-    fn append(&self, _: &[u8]) -> u64 {
-        0
+    fn append(&self, _: &[u8]) -> LogPosition {
+        LogPosition::NONE
     }
 
-    fn released(&self) -> u64 {
-        0
+    fn released(&self) -> LogPosition {
+        LogPosition::NONE
     }
 
     fn is_behind(&self) -> bool {

@@ -1,6 +1,7 @@
 //! A packet must not leave before the record that it depends on is durable, and a packet that
 //! depends on no record leaves at once.
 
+use statehouse_protocol::LogPosition;
 use std::{future::Future, sync::Arc, time::Instant};
 
 use wire::{Packet, PubComp, PubRec, PubRel};
@@ -245,11 +246,11 @@ fn log_that_releases_during_append_delays_nothing() {
     /// Releases every record before `append` returns.
     struct Instantly(Arc<Journal>);
     impl Persistence for Instantly {
-        fn append(&self, changes: &[u8]) -> u64 {
+        fn append(&self, changes: &[u8]) -> LogPosition {
             self.0.append(changes)
         }
-        fn released(&self) -> u64 {
-            self.0.len() as u64
+        fn released(&self) -> LogPosition {
+            LogPosition(self.0.len() as u64)
         }
     }
     let journal = Journal::new(false);
