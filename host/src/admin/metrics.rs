@@ -84,14 +84,14 @@ fn store(page: &mut Page, stats: &Stats) {
             stats.duplicates_different,
         ),
         (
-            "told_again",
+            "renotified",
             "Duplicate requests of an earlier run whose notifications were sent again",
-            stats.told_again,
+            stats.renotified,
         ),
         (
-            "not_told_again",
+            "not_renotified",
             "Duplicate requests of an earlier run whose notifications could not be sent again",
-            stats.not_told_again,
+            stats.not_renotified,
         ),
         (
             "forgotten",

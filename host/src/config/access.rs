@@ -15,8 +15,8 @@ settings! {
     /// The access settings of `serve`.
     #[command(next_help_heading = "Access")]
     pub struct AccessFlags {
-        /// A file of users and password hashes, as `statehouse user` writes it. These users may connect
-        /// with name and password
+        /// A file of users and password hashes, as `statehouse user` writes it. These users may
+        /// connect with name and password
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_USERS")]
         pub users: Option<PathBuf>,
 
@@ -29,13 +29,13 @@ settings! {
         #[arg(long, value_name = "cn|FILE", env = "STATEHOUSE_CERTIFICATE_USERS")]
         pub certificate_users: Option<PathBuf>,
 
-        /// Authorization rules (TOML): with them everything is denied that no rule allows. `statehouse
-        /// authz` explains the rules
+        /// Authorization rules (TOML): with them everything is denied that no rule allows.
+        /// `statehouse authz` explains the rules
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_RULES")]
         pub rules: Option<PathBuf>,
 
-        /// Public keys (a JWKS file) that verify service account tokens; clients send these with the
-        /// authentication method K8S-SAT
+        /// Public keys (a JWKS file) that verify service account tokens; clients send these with
+        /// the authentication method K8S-SAT
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_TOKEN_KEYS")]
         pub token_keys: Option<PathBuf>,
 

@@ -19,8 +19,8 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
         pub max_keys: Option<NonZeroU64>,
 
-        /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three eighths
-        /// of the memory, at most 512 MiB]
+        /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three
+        /// eighths of the memory, at most 512 MiB]
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
         pub max_bytes: Option<NonZeroU64>,
 
@@ -50,8 +50,8 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
         pub max_client_watches: Option<NonZeroU64>,
 
-        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600 [default:
-        /// 4000000; range 50000 to 40000000]
+        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600
+        /// [default: 4000000; range 50000 to 40000000]
         #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
         pub max_fuel: Option<Fuel>,
 
@@ -64,8 +64,8 @@ settings! {
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
         pub max_queue_bytes: Option<NonZeroU64>,
 
-        /// Maximum bytes queued for all clients together; sessions of disconnected clients may use half
-        /// of it [default: an eighth of the memory, at most 512 MiB]
+        /// Maximum bytes queued for all clients together; sessions of disconnected clients may use
+        /// half of it [default: an eighth of the memory, at most 512 MiB]
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
         pub max_total_queue_bytes: Option<NonZeroU64>,
 
@@ -73,8 +73,8 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
         pub max_connections: Option<NonZeroU64>,
 
-        /// Maximum number of sessions, including those of disconnected clients [default: one for each
-        /// 128 KiB of memory, at most 20000]
+        /// Maximum number of sessions, including those of disconnected clients [default: one for
+        /// each 128 KiB of memory, at most 20000]
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
         pub max_sessions: Option<NonZeroU64>,
 
@@ -82,8 +82,9 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
         pub max_client_subscriptions: Option<NonZeroU64>,
 
-        /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including requests:
-        /// its Receive Maximum. An existing connection keeps the value that it was sent [default: 1024]
+        /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including
+        /// requests: its Receive Maximum. An existing connection keeps the value that it was sent
+        /// [default: 1024]
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
         pub max_client_in_flight: Option<NonZeroU16>,
 
@@ -92,8 +93,8 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
         pub max_client_rate: Option<NonZeroU32>,
 
-        /// Maximum number of messages that all clients together may publish per second; further ones
-        /// are refused with 0x97 [default: unlimited]
+        /// Maximum number of messages that all clients together may publish per second; further
+        /// ones are refused with 0x97 [default: unlimited]
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
         pub max_rate: Option<NonZeroU32>,
     }

@@ -16,17 +16,17 @@ settings! {
     /// Settings of `statehouse serve`: flags, environment variables and, under the same names with
     /// underscores, keys of the file.
     pub struct Flags {
-        /// The active policy: a .wasm component or core module, or `builtin` for the standard policy
-        /// [default: the policy that the data directory last used]. A policy that the host rolled back
-        /// is only loaded; it becomes active again by `statehouse policy promote`
+        /// The active policy: a .wasm component or core module, or `builtin` for the standard
+        /// policy [default: the policy that the data directory last used]. A policy that the host
+        /// rolled back is only loaded; it becomes active again by `statehouse policy promote`
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
         pub policy: Option<PathBuf>,
 
         /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
-        /// chooses a free port. The file `admin` in the data directory holds the address and a token
-        /// that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for metrics
-        /// scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no token; only
-        /// the store's own account and root can connect to it [default: 127.0.0.1:0]
+        /// chooses a free port. The file `admin` in the data directory holds the address and a
+        /// token that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for
+        /// metrics scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no
+        /// token; only the store's own account and root can connect to it [default: 127.0.0.1:0]
         #[arg(
             long,
             value_name = "ADDR:PORT|unix:PATH",
@@ -80,8 +80,8 @@ settings! {
         )]
         pub guard_failures: Option<u32>,
 
-        /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means never
-        /// [default: 0]
+        /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means
+        /// never [default: 0]
         #[arg(
             long,
             value_name = "FUEL",
@@ -90,8 +90,8 @@ settings! {
         )]
         pub guard_fuel: Option<u64>,
 
-        /// Re-execute one of every N requests on a fresh instance to detect hidden state (above 50000
-        /// requests per second, no more than at 50000); 0 means none [default: 1024]
+        /// Re-execute one of every N requests on a fresh instance to detect hidden state (above
+        /// 50000 requests per second, no more than at 50000); 0 means none [default: 1024]
         #[arg(
             long,
             value_name = "N",
@@ -122,8 +122,8 @@ settings! {
         )]
         pub durability: Option<Durability>,
 
-        /// The longest period of writes that a power cut may lose with --durability interval [default:
-        /// 1s]
+        /// The longest period of writes that a power cut may lose with --durability interval
+        /// [default: 1s]
         #[arg(
             long,
             value_name = "TIME",
@@ -132,8 +132,8 @@ settings! {
         )]
         pub sync_interval: Option<Span>,
 
-        /// Wait this long for more writes to share a flush; spares flash memory, adds latency [default:
-        /// 0ms]
+        /// Wait this long for more writes to share a flush; spares flash memory, adds latency
+        /// [default: 0ms]
         #[arg(
             long,
             value_name = "TIME",
@@ -194,8 +194,8 @@ settings! {
         #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
         pub accept_clock: bool,
 
-        /// A TOML file with any of these settings. The file is reloaded within two seconds of a change,
-        /// and its limits then apply to the running store
+        /// A TOML file with any of these settings. The file is reloaded within two seconds of a
+        /// change, and its limits then apply to the running store
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_CONFIG")]
         #[serde(skip)]
         pub config: Option<PathBuf>,
@@ -208,7 +208,8 @@ settings! {
         #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
         pub log_filter: Option<String>,
 
-        /// The protocol dialect on the current topic; `auto` chooses by the properties of each request
+        /// The protocol dialect on the current topic; `auto` chooses by the properties of each
+        /// request
         #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
         pub dialect: Option<DialectSetting>,
 
@@ -216,8 +217,8 @@ settings! {
         #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
         pub node: Option<Node>,
 
-        /// Threads that serve clients. More threads share the work of sockets and packets, but decide
-        /// requests one at a time [default: half of the cores, at most 4]
+        /// Threads that serve clients. More threads share the work of sockets and packets, but
+        /// decide requests one at a time [default: half of the cores, at most 4]
         #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
         pub threads: Option<Threads>,
 

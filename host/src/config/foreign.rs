@@ -22,8 +22,8 @@ settings! {
     /// The settings of `serve` for a foreign broker.
     #[command(next_help_heading = "Foreign broker")]
     pub struct ForeignFlags {
-        /// Serve through this MQTT 5 broker instead of listening: mqtt://[USER[:PASSWORD]@]HOST[:PORT],
-        /// mqtts://, or ws:// and wss:// with a path
+        /// Serve through this MQTT 5 broker instead of listening:
+        /// mqtt://[USER[:PASSWORD]@]HOST[:PORT], mqtts://, or ws:// and wss:// with a path
         #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
         pub broker: Option<BrokerUrl>,
 
@@ -31,7 +31,8 @@ settings! {
         #[arg(long, value_name = "NAME", env = "STATEHOUSE_BROKER_USER")]
         pub broker_user: Option<String>,
 
-        /// A file with the password [default: STATEHOUSE_BROKER_PASSWORD, or the password in the URL]
+        /// A file with the password [default: STATEHOUSE_BROKER_PASSWORD, or the password in the
+        /// URL]
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_BROKER_PASSWORD_FILE")]
         pub broker_password_file: Option<PathBuf>,
 
@@ -52,8 +53,8 @@ settings! {
         #[arg(long, value_name = "ID", env = "STATEHOUSE_BROKER_CLIENT_ID")]
         pub broker_client_id: Option<ClientId>,
 
-        /// Maximum number of unacknowledged requests from the broker; they use at most this many times
-        /// max_packet_bytes of memory [default: 64]
+        /// Maximum number of unacknowledged requests from the broker; they use at most this many
+        /// times max_packet_bytes of memory [default: 64]
         #[arg(long, value_name = "N", env = "STATEHOUSE_BROKER_WINDOW")]
         pub broker_window: Option<Window>,
 
@@ -66,8 +67,8 @@ settings! {
         #[arg(long, value_name = "KIND", env = "STATEHOUSE_PRESENCE")]
         pub presence: Option<PresenceKind>,
 
-        /// End the watches of a client that for this long sent no request and received no notification
-        /// [default: never]
+        /// End the watches of a client that for this long sent no request and received no
+        /// notification [default: never]
         #[arg(long, value_name = "TIME", env = "STATEHOUSE_WATCH_TTL")]
         pub watch_ttl: Option<Span>,
 

@@ -20,9 +20,9 @@ settings! {
     /// The listener settings of `serve`.
     #[command(next_help_heading = "Listeners")]
     pub struct ListenFlags {
-        /// Where to listen: ADDR:PORT, optionally with mqtt://, mqtts:// (TLS), ws:// (WebSocket) or
-        /// wss:// in front; may be given more than once. Port 0 chooses a free port. Not with --broker
-        /// [default: mqtt://127.0.0.1:1883]
+        /// Where to listen: ADDR:PORT, optionally with mqtt://, mqtts:// (TLS), ws:// (WebSocket)
+        /// or wss:// in front; may be given more than once. Port 0 chooses a free port. Not with
+        /// --broker [default: mqtt://127.0.0.1:1883]
         #[arg(
             long,
             value_name = "URL",
@@ -62,8 +62,8 @@ settings! {
         #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
         pub tls_client_required: bool,
 
-        /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may be
-        /// given more than once [default: pages of the same host]
+        /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may
+        /// be given more than once [default: pages of the same host]
         #[arg(
             long,
             value_name = "ORIGIN",

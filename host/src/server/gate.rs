@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //!
-//! * Nothing leaves before its position is released, or a crash could revoke what a client has seen.
+//! * Nothing leaves before its position is released, or a crash could revoke what a client has
+//!   seen.
 //! * Outputs to one connection leave in the order in which they were decided.
 //! * The outputs of one decision leave in their order, even to several connections, so that no
 //!   PUBACK overtakes a notification.
@@ -57,9 +58,9 @@ struct Waiting {
 }
 
 impl ResponseGate {
-    /// Queues the outputs of one decision, each with the connection that it is for. They are counted
-    /// for `owner`, the connection that sent the request. Decisions must be pushed in order, so the
-    /// server's lock must be held. Returns the bytes of the outputs.
+    /// Queues the outputs of one decision, each with the connection that it is for. They are
+    /// counted for `owner`, the connection that sent the request. Decisions must be pushed in
+    /// order, so the server's lock must be held. Returns the bytes of the outputs.
     pub fn push(
         &self,
         position: LogPosition,

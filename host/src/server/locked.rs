@@ -50,8 +50,8 @@ impl Locked {
             stats.duplicates_different += u64::from(rerun == Rerun::Different);
         }
         match effects.renotified {
-            Some(Renotified::Sent) => stats.told_again += 1,
-            Some(Renotified::Incomplete) => stats.not_told_again += 1,
+            Some(Renotified::Sent) => stats.renotified += 1,
+            Some(Renotified::Incomplete) => stats.not_renotified += 1,
             None => {}
         }
         for notification in effects.expired.iter().chain(&effects.notifications) {

@@ -38,11 +38,10 @@ impl Server {
     }
 
     /// Applies another assignment between two requests, if the present one is still `seen`, which
-    /// the caller derived it from. `ready` are instances for it. The modules of new policies must be
-    /// durable already. Returns the position of its record, for [`Self::wait_durable`].
+    /// the caller derived it from. `ready` are instances for it. The modules of new policies must
+    /// be durable already. Returns the position of its record, for [`Self::wait_durable`].
     ///
-    /// # Errors
-    /// See [`AssignError`]; nothing was changed.
+    /// # Errors See [`AssignError`]; nothing was changed.
     pub fn assign(
         &self,
         seen: &Assignment,
@@ -88,9 +87,8 @@ impl Server {
 
     /// Waits until a record is durable. Must not be called by a thread that serves connections.
     ///
-    /// # Errors
-    /// Returns [`AssignError::Unknown`] if the server stops, because a closed log writes no records.
-    /// The record may be durable all the same.
+    /// # Errors Returns [`AssignError::Unknown`] if the server stops, because a closed log writes
+    /// no records. The record may be durable all the same.
     pub fn wait_durable(&self, position: LogPosition) -> Result<(), AssignError> {
         while self.journal.released() < position {
             if self.stopped.load(Relaxed) {

@@ -7,8 +7,8 @@ pub struct Stats {
     pub requests: u64,
     /// Messages on a request topic that were not handled: malformed, expired, or refused.
     pub refused: u64,
-    /// Requests with a reserved response topic or a wildcard in it. Their clients are disconnected, if
-    /// the transport can do so.
+    /// Requests with a reserved response topic or a wildcard in it. Their clients are disconnected,
+    /// if the transport can do so.
     pub kicked: u64,
     /// Notifications to watchers.
     pub notifications: u64,
@@ -21,9 +21,9 @@ pub struct Stats {
     /// Redelivered requests whose re-execution gave another answer.
     pub duplicates_different: u64,
     /// Redelivered requests of an earlier run whose notifications were sent again.
-    pub told_again: u64,
+    pub renotified: u64,
     /// Redelivered requests of an earlier run whose notifications could not be sent again.
-    pub not_told_again: u64,
+    pub not_renotified: u64,
     /// Requests evicted from the dedup table although they could still be redelivered: see
     /// `max_duplicate_bytes` and `max_duplicates`.
     pub forgotten: u64,

@@ -203,7 +203,7 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
         .iter()
         .filter(|payload| payload.starts_with(b"*4\r\n$6\r\nNOTIFY"));
     assert_eq!(notifications.count(), 1, "{payloads:?}");
-    assert_eq!(second.stats().told_again, 1);
+    assert_eq!(second.stats().renotified, 1);
 }
 
 /// A journal on a disk that is full.
