@@ -12,20 +12,20 @@
 //! This crate is the program: it connects the parts, which are crates of their own.
 //!
 //! * [`app`]: the composition root. It recovers the state, connects the parts, listens, and drains.
-//! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads no
-//!   MQTT.
-//! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign broker.
+//! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads
+//!   no MQTT.
+//! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign
+//!   broker.
 //! * [`server`]: runs the state machine of `statehouse_core` under one lock. Its response gate holds
 //!   responses, notifications and PUBACKs until the log position that they depend on is durable.
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
-//! * [`control`]: loads policies and changes which one is active, while requests are served.
-//! * [`ship`]: policies from outside: signatures, signed orders over MQTT, the drop directory.
+//! * [`policies`]: loads policies, changes which one is active, takes policies from outside.
 //! * [`admin`]: the HTTP API, metrics and the live page.
-//! * [`storage`]: the data directory in use: recovery and snapshots.
+//! * [`data_directory`]: the data directory in use: recovery and snapshots.
 //! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and reason.
 //! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.
 //!
-//! Dependencies point one way: cli → app → control, admin, ship → server → transport. The architecture
+//! Dependencies point one way: cli → app → admin → policies → server → transport. The architecture
 //! document in `host/docs` describes all crates.
 #![forbid(unsafe_code)]
 
@@ -33,16 +33,14 @@ pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod config;
-pub mod control;
+pub mod data_directory;
 mod headers;
 pub mod limits;
 pub mod listener;
 pub mod logging;
-mod opening;
+pub mod policies;
 pub mod server;
 pub mod shadow;
-pub mod ship;
-pub mod storage;
 pub mod transport;
 
 pub use statehouse_precompiled::STANDARD_POLICY;

@@ -7,8 +7,8 @@ use hyper::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::control::{ControlError, ControlErrorKind};
-use crate::ship::ShipError;
+use crate::policies::delivery::ShipError;
+use crate::policies::manager::{ControlError, ControlErrorKind};
 
 pub(super) type Answer = Response<Full<Bytes>>;
 

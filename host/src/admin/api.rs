@@ -43,9 +43,9 @@ use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
 use super::seat::Seat;
 use super::{Sources, metrics, path, usage};
-use crate::control::Control;
 use crate::limits;
-use crate::ship::Gate;
+use crate::policies::delivery::Gate;
+use crate::policies::manager::Control;
 use statehouse_access::audit::{self, Refused};
 use statehouse_core::policy::{CanaryRule, Selector};
 

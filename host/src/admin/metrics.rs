@@ -9,8 +9,8 @@ use statehouse_mqtt::{Broker, RefusalCount};
 
 use super::Sources;
 use crate::config;
-use crate::control::{Listing, PolicyView};
 use crate::logging;
+use crate::policies::manager::{Listing, PolicyView};
 use crate::server::Stats;
 use crate::shadow::ShadowReport;
 use crate::transport::foreign::Figures;
@@ -495,7 +495,7 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::CommandView;
+    use crate::policies::manager::CommandView;
     use statehouse_core::policy::{Digest, Done};
 
     /// Scrapers reject a page that repeats a sample.

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use crate::admin::{Admin, Endpoint, Sources, new_token};
 use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
 use crate::limits;
-use crate::ship::{DropDirectory, Gate, PolicyOrders};
+use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
 
 /// The parts before they run.
 pub(super) struct Administration {

@@ -11,7 +11,7 @@ use super::service_manager;
 use super::signals::Signals;
 use super::start::Started;
 use crate::admin::Sources;
-use crate::control::Listing;
+use crate::policies::manager::Listing;
 use crate::server::Server;
 use statehouse_core::policy::Digest;
 

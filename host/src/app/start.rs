@@ -13,11 +13,11 @@ use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use crate::config::{self, Bounds, Config, Durability, Followed, Storage, TransportChoice};
-use crate::control::Control;
-use crate::opening::Opening;
+use crate::data_directory::{self, Disk, JournalListener, Recovered};
+use crate::policies::delivery::{Gate, PolicyOrders, Trust};
+use crate::policies::manager::Control;
+use crate::policies::startup::Opening;
 use crate::server::{EXIT_STATE_LOST, Server};
-use crate::ship::{Gate, PolicyOrders, Trust};
-use crate::storage::{self, Disk, JournalListener, Recovered};
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
@@ -63,7 +63,7 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
                 None => return Ok(None),
             }
         }
-        _ => Some(storage::recover(&config.storage)?),
+        _ => Some(data_directory::recover(&config.storage)?),
     };
     let data = Data::open(config, recovered, &trust)?;
     let Data {
@@ -272,7 +272,7 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
             tracing::warn!(%error, "cannot print that this standby waits");
         }
     };
-    Ok(storage::stand_by(storage, waits, || {
+    Ok(data_directory::stand_by(storage, waits, || {
         signals.received_any()
     })?)
 }
@@ -314,11 +314,11 @@ fn store_name(
                     %error,
                     "this run has a name of its own, so signed orders must name this one"
                 );
-                storage::new_client_id()?
+                data_directory::new_client_id()?
             }
             (name, _) => name?,
         },
-        (None, None) => storage::new_client_id()?,
+        (None, None) => data_directory::new_client_id()?,
     };
     tracing::info!("the name of this store is {}", name.escape_debug());
     Ok(name)

@@ -5,20 +5,20 @@
 //! that an operator can change are defaults of the configuration.
 
 mod admin;
+mod delivery;
 mod foreign;
 mod listener;
 mod logging;
 mod past;
 mod process;
-mod ship;
 
 pub use admin::*;
+pub use delivery::*;
 pub use foreign::*;
 pub use listener::*;
 pub use logging::*;
 pub use past::*;
 pub use process::*;
-pub use ship::*;
 pub use statehouse_access::limits::*;
 pub use statehouse_core::limits::*;
 pub use statehouse_loadgen::limits::*;

@@ -5,7 +5,7 @@ use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use statehouse::control::Control;
+use statehouse::policies::manager::Control;
 use statehouse::server::Server;
 use statehouse::shadow::ShadowReport;
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
-use crate::ship;
+use crate::policies::delivery;
 use statehouse_testkit::check::{Checked, Kind, check};
 use statehouse_testkit::read_policy;
 
@@ -33,7 +33,7 @@ pub(in crate::cli) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = read_policy(&args.policy)?;
-    let signers = ship::signers(&file);
+    let signers = delivery::signers(&file);
     let checked = check(&file);
     if args.json {
         emit_json(&json(&checked, signers))?;

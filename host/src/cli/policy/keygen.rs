@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cli::output::{Exit, Failure, emit, emit_json};
-use crate::ship;
+use crate::policies::delivery;
 
 /// Generate a key pair: a secret key to sign policies, and a public key for stores
 ///
@@ -40,11 +40,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     if public.exists() {
         return Err(taken(&public));
     }
-    let pair = ship::generate();
+    let pair = delivery::generate();
     create(&secret, 0o600, &pair.sk.to_bytes())?;
     create(&public, 0o644, &pair.pk.to_bytes())?;
-    let digits = ship::digits(&pair.pk);
-    let id = ship::id(&pair.pk);
+    let digits = delivery::digits(&pair.pk);
+    let id = delivery::id(&pair.pk);
     if args.json {
         emit_json(&json!({
             "secret": secret.display().to_string(),

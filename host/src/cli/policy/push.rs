@@ -21,7 +21,7 @@ use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
 use crate::cli::remote::Credentials;
 use crate::config::{BrokerUrl, ClientId};
 use crate::limits;
-use crate::ship::{self, Action, Order};
+use crate::policies::delivery::{self, Action, Order};
 use statehouse_core::policy::Digest;
 use statehouse_testkit::read_policy;
 
@@ -101,14 +101,14 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     check_stores(&args.stores)?;
-    let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
+    let key = delivery::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
     let module = match &args.module {
         Some(path) => {
             let module = read_policy(path)?;
-            let ours = [ship::public(&key)];
-            let signed = match ship::verify(&module, &ours) {
+            let ours = [delivery::public(&key)];
+            let signed = match delivery::verify(&module, &ours) {
                 Ok(_) => Ok(module),
-                Err(_) => ship::sign(&module, &key),
+                Err(_) => delivery::sign(&module, &key),
             };
             signed.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?
         }
@@ -247,7 +247,10 @@ impl<'a> Push<'a> {
                     self.prepare(max.unwrap_or(u32::MAX))?;
                     // If an earlier connection published everything, the retained status of this
                     // order already exists.
-                    (self.client.try_subscribe(ship::STATUS, QoS::AtLeastOnce)).map_err(full)?;
+                    (self
+                        .client
+                        .try_subscribe(delivery::STATUS, QoS::AtLeastOnce))
+                    .map_err(full)?;
                 }
                 Event::Incoming(Packet::SubAck(ack)) => {
                     subscribed(&ack)?;
@@ -302,11 +305,11 @@ impl<'a> Push<'a> {
                 self.module.len()
             )));
         }
-        let signature = ship::sign_order(&payload, self.key);
+        let signature = delivery::sign_order(&payload, self.key);
         self.waiting = (chunks.enumerate())
             .map(|(index, chunk)| {
                 (
-                    format!("{}{digest}/{index}", ship::CHUNKS),
+                    format!("{}{digest}/{index}", delivery::CHUNKS),
                     chunk.to_vec(),
                     None,
                 )
@@ -314,7 +317,7 @@ impl<'a> Push<'a> {
             .rev()
             .collect();
         self.waiting
-            .push((ship::ORDER.to_owned(), payload, Some(signature)));
+            .push((delivery::ORDER.to_owned(), payload, Some(signature)));
         Ok(())
     }
 
@@ -324,7 +327,7 @@ impl<'a> Push<'a> {
             return Ok(());
         };
         let user_properties = signature
-            .map(|signature| (ship::SIGNATURE.to_owned(), signature))
+            .map(|signature| (delivery::SIGNATURE.to_owned(), signature))
             .into_iter()
             .collect();
         let properties = PublishProperties {
@@ -352,7 +355,7 @@ fn subscribed(ack: &SubAck) -> Result<(), Failure> {
             EXIT_REFUSED,
             format!(
                 "the broker refused the subscription to {}: {other:?}",
-                ship::STATUS
+                delivery::STATUS
             ),
         )),
     }

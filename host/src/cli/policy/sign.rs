@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::cli::output::{Exit, Failure, emit, emit_json};
-use crate::ship;
+use crate::policies::delivery;
 use statehouse_testkit::read_policy;
 
 /// Sign a policy, so that stores can verify its origin
@@ -38,9 +38,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let key = ship::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
+    let key = delivery::secret_key(&args.key).map_err(|error| Failure::usage(error.to_string()))?;
     let module = read_policy(&args.module)?;
-    let signed = ship::sign(&module, &key).map_err(|error| {
+    let signed = delivery::sign(&module, &key).map_err(|error| {
         Failure::usage(format!(
             "{} cannot be signed: {error}",
             args.module.display()
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         Failure::usage(format!("cannot write {}: {error}", args.output.display()))
     })?;
     let digest = blake3::hash(&signed);
-    let id = ship::id(&ship::public(&key));
+    let id = delivery::id(&delivery::public(&key));
     if args.json {
         emit_json(&json!({
             "file": args.output.display().to_string(),

@@ -1,6 +1,6 @@
 //! Ways to ship a policy: signatures, the drop directory, and orders over MQTT.
 //!
-//! Files and orders from outside lead to calls of [`Control`](crate::control::Control). An input
+//! Files and orders from outside lead to calls of [`Control`](crate::policies::manager::Control). An input
 //! must be treated as hostile until its signature is verified. This module must never touch the
 //! store's table or the path of a request.
 

@@ -5,8 +5,8 @@ use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::control::tests::{Rig, STORE, rig};
-use crate::ship::{Trust, digits, generate, sign_order};
+use crate::policies::delivery::{Trust, digits, generate, sign_order};
+use crate::policies::manager::tests::{Rig, STORE, rig};
 
 struct OrderRig {
     orders: Arc<PolicyOrders>,

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::PolicyChoice;
-use crate::control::trial;
 use crate::limits;
-use crate::ship::Trust;
+use crate::policies::delivery::Trust;
+use crate::policies::manager::trial;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{

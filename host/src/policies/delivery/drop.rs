@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use super::gate::{Gate, ShipError};
 use crate::config::DropAction;
-use crate::control::PolicyView;
 use crate::limits;
+use crate::policies::manager::PolicyView;
 use statehouse_access::audit;
 use statehouse_core::policy::{Digest, Selector};
 use statehouse_files::atomic::replace;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::control::{Control, ControlError, PolicyView};
+use crate::policies::manager::{Control, ControlError, PolicyView};
 
 use super::trust::{Trust, TrustError};
 
