@@ -12,7 +12,9 @@ use super::clients::Clients;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
-use crate::config::{self, Bounds, Config, Durability, Followed, Storage, TransportChoice};
+use crate::config::{
+    self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice,
+};
 use crate::data_directory::{self, Disk, JournalListener, Recovered};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
@@ -78,12 +80,8 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let promise = data.journal().promise();
     let (engine, name) = (engine.clone(), name.clone());
     let modules = disk.is_some().then(|| modules.clone());
-    let Serving {
-        server,
-        run,
-        sessions,
-        expired,
-    } = Serving::begin(config, data);
+    let serving = Serving::begin(config, data);
+    let server = serving.server.clone();
     server.set_audit(audit.clone());
     let control = Control::new(server.clone(), engine, modules, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
@@ -91,39 +89,19 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let administration = Administration::open(config, gate, orders.clone())?;
 
     let mut reloads = Reloads::default();
-    let recheck_watches = recheck(&access, &server);
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {
             let options = Options {
                 limits: config.bounds.broker.clone(),
                 persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
-                run,
                 access: access.clone(),
                 state_lost: || logging::exit(EXIT_STATE_LOST),
+                run: serving.run,
             };
-            let service = StoreService::new(server.clone())
-                .with_orders(orders)
-                .under(access.rules().cloned());
-            let broker = Broker::restore(options, Arc::new(service), sessions);
-            server.attach(Arc::new(Embedded::new(broker.clone())));
-            server.retain_sessions(&broker.sessions());
-            access.watch(&mut reloads, {
-                let broker = broker.clone();
-                move || {
-                    broker.recheck();
-                    recheck_watches();
-                }
-            });
-            Clients::Embedded(broker)
+            serving.through_embedded_broker(options, orders, &access, &mut reloads)
         }
         TransportChoice::Foreign(foreign) => {
-            let rules = access.rules().cloned();
-            let clients = Clients::foreign(&server, foreign, name, rules);
-            // Watches survive a restart, and the rules may have changed since.
-            recheck_watches();
-            access.watch(&mut reloads, recheck_watches);
-            server.renotify_expired(&expired);
-            clients
+            serving.through_foreign_broker(foreign, name, &access, &mut reloads)
         }
     };
     listener.attach(server.clone(), clients.broker().cloned());
@@ -259,6 +237,49 @@ impl Serving {
             sessions: image.sessions,
             expired,
         }
+    }
+
+    /// Serves as the broker of its clients.
+    fn through_embedded_broker(
+        self,
+        options: Options,
+        orders: Arc<PolicyOrders>,
+        access: &Arc<AccessControl>,
+        reloads: &mut Reloads,
+    ) -> Clients {
+        let server = self.server;
+        let service = StoreService::new(server.clone())
+            .with_orders(orders)
+            .under(access.rules().cloned());
+        let broker = Broker::restore(options, Arc::new(service), self.sessions);
+        server.attach(Arc::new(Embedded::new(broker.clone())));
+        server.retain_sessions(&broker.sessions());
+        let recheck_watches = recheck(access, &server);
+        access.watch(reloads, {
+            let broker = broker.clone();
+            move || {
+                broker.recheck();
+                recheck_watches();
+            }
+        });
+        Clients::Embedded(broker)
+    }
+
+    /// Serves as a client of a foreign broker.
+    fn through_foreign_broker(
+        self,
+        foreign: &ForeignConfig,
+        name: String,
+        access: &Arc<AccessControl>,
+        reloads: &mut Reloads,
+    ) -> Clients {
+        let clients = Clients::foreign(&self.server, foreign, name, access.rules().cloned());
+        let recheck_watches = recheck(access, &self.server);
+        // Watches survive a restart, and the rules may have changed since.
+        recheck_watches();
+        access.watch(reloads, recheck_watches);
+        self.server.renotify_expired(&self.expired);
+        clients
     }
 }
 
