@@ -131,6 +131,9 @@ struct Shared {
     stop: Notify,
     /// Aborts connections that have not ended within the grace period of a shutdown.
     abort: Notify,
+    /// The time of a simulation, which replaces the system's time.
+    #[cfg(any(test, feature = "simulation"))]
+    simulated: Mutex<Option<Instant>>,
 }
 
 impl Broker {
@@ -190,6 +193,8 @@ impl Broker {
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
             abort: Notify::new(),
+            #[cfg(any(test, feature = "simulation"))]
+            simulated: Mutex::new(None),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
             publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
@@ -308,8 +313,24 @@ impl Broker {
         let mut core = self.lock();
         f(&mut Batch {
             core: &mut core,
-            now: Instant::now(),
+            now: self.now(),
         })
+    }
+
+    /// The present time: the system's, unless a simulation has set another.
+    pub(crate) fn now(&self) -> Instant {
+        #[cfg(any(test, feature = "simulation"))]
+        if let Some(now) = *self.simulated() {
+            return now;
+        }
+        Instant::now()
+    }
+
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn simulated(&self) -> MutexGuard<'_, Option<Instant>> {
+        // An assignment cannot panic half way.
+        let simulated = self.0.simulated.lock();
+        simulated.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports that everything up to this log position is durable. Output that waited for it is

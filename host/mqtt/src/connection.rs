@@ -215,12 +215,12 @@ async fn send_refusal<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 
 /// A connection that the core knows. However its task ends, dropping this notifies the session,
 /// then the service, then a connection that took the session over.
-struct Attached {
-    broker: Broker,
-    session: SessionKey,
-    origin: Origin,
-    output: Arc<Output>,
-    read_bytes_max: usize,
+pub(crate) struct Attached {
+    pub(crate) broker: Broker,
+    pub(crate) session: SessionKey,
+    pub(crate) origin: Origin,
+    pub(crate) output: Arc<Output>,
+    pub(crate) read_bytes_max: usize,
 }
 
 impl Attached {
@@ -235,7 +235,7 @@ impl Drop for Attached {
         self.output.close(|_| {});
         self.broker
             .lock()
-            .detach(self.session, self.origin.connection, Instant::now());
+            .detach(self.session, self.origin.connection, self.broker.now());
         self.broker.service().gone(&self.broker, &self.origin);
         self.broker.lock().disconnect_reported(self.origin.session);
         self.output.end();
