@@ -15,7 +15,7 @@ impl World {
             }
         }
         let dice = &mut self.dice;
-        if let Some(link) = self.clients[who].links.last_mut()
+        if let Some(link) = self.clients[who].link()
             && !link.down.is_empty()
         {
             let some = dice.below(link.down.len() as u64) as usize;
@@ -25,7 +25,7 @@ impl World {
 
     /// One packet arrives. Returns false if there is none.
     pub(crate) fn deliver_down_some(&mut self, who: usize) -> bool {
-        let Some(link) = self.clients[who].links.last_mut() else {
+        let Some(link) = self.clients[who].link() else {
             return false;
         };
         let packet = loop {
@@ -211,7 +211,8 @@ impl World {
     /// Obligation 4: once at QoS 2, in the order of publication.
     fn message_arrives(&mut self, who: usize, it: &Publish, lasts: bool) {
         let number = number_in(&it.payload, "m").expect("a message of a client");
-        let qos2 = self.qos2.contains(&number) && it.qos == 2;
+        let published = self.qos.get(&number).copied().unwrap_or(0);
+        let qos2 = published == 2 && it.qos == 2;
         let client = &mut self.clients[who];
         let (times, _) = client.arrived.entry(number).or_insert((0, it.qos));
         *times += 1;
@@ -220,8 +221,10 @@ impl World {
             first || !qos2 || !lasts,
             "obligation 4: the QoS 2 message {number} arrived twice at c{who}"
         );
-        if first {
-            let last = client.last.insert((it.topic.clone(), it.qos), number);
+        if first && it.qos > 0 {
+            let last = client
+                .last
+                .insert((it.topic.clone(), published, it.qos), number);
             assert!(
                 last.is_none_or(|last| last < number),
                 "obligation 4: message {number} on {} arrived at c{who} behind {last:?}",

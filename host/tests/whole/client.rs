@@ -53,6 +53,8 @@ pub(crate) struct Link {
     /// Bytes that left the broker and are no whole packet.
     pub(crate) egress: Vec<u8>,
     pub(crate) connacked: bool,
+    /// The client has opened another connection, and reads nothing from this one.
+    pub(crate) abandoned: bool,
     /// Packet ids of the client's exchanges by this connection: their number.
     pub(crate) exchanges: HashMap<u16, u64>,
     /// The position of the CONNECT, and of each SUBSCRIBE.
@@ -81,6 +83,7 @@ impl Link {
             inbox: Vec::new(),
             egress: Vec::new(),
             connacked: false,
+            abandoned: false,
             exchanges: HashMap::new(),
             positions: HashMap::new(),
             connected_at: 0,
@@ -122,8 +125,8 @@ pub(crate) struct Client {
     pub(crate) received: HashSet<u16>,
     /// How often each message arrived, and with which QoS.
     pub(crate) arrived: HashMap<u64, (u64, u8)>,
-    /// The last first arrival from each publisher on each topic, by QoS.
-    pub(crate) last: HashMap<(String, u8), u64>,
+    /// The last first arrival on each topic, by QoS of the publisher and of the delivery.
+    pub(crate) last: HashMap<(String, u8, u8), u64>,
     /// Wills that arrived.
     pub(crate) wills: BTreeMap<String, u64>,
     /// Each response with its version.
@@ -132,6 +135,8 @@ pub(crate) struct Client {
     pub(crate) acknowledged: Vec<u64>,
     /// When the session was left without a connection.
     pub(crate) detached_ms: u64,
+    /// The last position of each CONNECT, and the value of `detached_ms` before it.
+    pub(crate) attachments: Vec<(u64, u64)>,
 }
 
 impl Client {
@@ -155,16 +160,17 @@ impl Client {
             responses: HashMap::new(),
             acknowledged: Vec::new(),
             detached_ms: 0,
+            attachments: Vec::new(),
         }
     }
 
     pub(crate) fn link(&mut self) -> Option<&mut Link> {
-        self.links.last_mut()
+        self.links.last_mut().filter(|it| !it.abandoned)
     }
 
     /// The connection over which the client may send packets.
     pub(crate) fn open(&mut self) -> Option<&mut Link> {
-        self.links.last_mut().filter(|it| it.connacked)
+        self.link().filter(|it| it.connacked)
     }
 
     pub(crate) fn packet_id(&mut self) -> u16 {
@@ -182,7 +188,8 @@ impl Client {
         let Self {
             outgoing, links, ..
         } = self;
-        let Some(link) = links.last_mut() else { return };
+        let link = links.last_mut().filter(|it| !it.abandoned);
+        let Some(link) = link else { return };
         for it in outgoing.iter_mut() {
             link.exchanges.insert(it.publish.id, it.number);
             if it.released {
@@ -205,7 +212,7 @@ impl Client {
             publish,
             released: false,
         };
-        let Some(link) = self.links.last_mut() else {
+        let Some(link) = self.link() else {
             return;
         };
         link.exchanges.insert(it.publish.id, number);
@@ -213,6 +220,18 @@ impl Client {
         if it.publish.qos > 0 {
             self.outgoing.push_back(it);
         }
+    }
+
+    /// The log ends at this position, at this time: the session may be that of an earlier CONNECT.
+    pub(crate) fn crash(&mut self, position: u64, now_ms: u64) {
+        if self.links.iter().any(|it| it.wire.is_some()) {
+            self.detached_ms = now_ms;
+        }
+        while let Some((_, detached_ms)) = self.attachments.pop_if(|it| it.0 > position) {
+            self.detached_ms = detached_ms;
+        }
+        self.attachments.clear();
+        self.links.clear();
     }
 
     /// The broker has no session of this client any more.
@@ -227,7 +246,7 @@ impl Client {
     pub(crate) fn subscribe(&mut self) {
         let filters = self.filters.clone();
         let id = self.packet_id() + 100;
-        if let Some(link) = self.links.last_mut() {
+        if let Some(link) = self.link() {
             let bytes = packet::subscribe(id, &filters);
             link.send(bytes, Sent::Subscribe { id, filters });
         }

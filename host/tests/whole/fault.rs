@@ -27,14 +27,6 @@ impl World {
             self.tally.count("power cuts");
             self.disk.crash(self.dice.roll())
         };
-        for client in &mut self.clients {
-            if client.links.iter().any(|it| it.wire.is_some()) {
-                client.detached_ms = self.elapsed_ms;
-            }
-            // Dropped while the old life still exists; its log reaches no disk any more.
-            client.links.clear();
-        }
-        self.egress.lock().expect("one thread").clear();
         self.heal();
         if self.plan.clock_steps && self.dice.once_in(4) {
             self.step_clock();
@@ -64,7 +56,14 @@ impl World {
         }
         self.oracle
             .crash(found.position, &found.table, self.now_ms());
+        self.acked.clear();
+        self.open.extend(self.unrecorded.drain());
         self.wills.crash(found.position);
+        for client in &mut self.clients {
+            // Drops the broker's ends while the old life exists; its log reaches no disk any more.
+            client.crash(found.position, self.elapsed_ms);
+        }
+        self.egress.lock().expect("one thread").clear();
         self.node = node;
         self.life += 1;
         self.started_ms = self.elapsed_ms;

@@ -103,7 +103,8 @@ impl World {
             Sent::Subscribe { id, filters } => {
                 let lasts = self.clients[who].expiry_s > 0;
                 let (first, last) = if lasts { (first, last) } else { (1, 0) };
-                self.clients[who].links[at].positions.insert(id, last);
+                let needed = if first <= last { last } else { 0 };
+                self.clients[who].links[at].positions.insert(id, needed);
                 for (filter, qos) in filters {
                     let change = Change::Subscribed {
                         client: who,
@@ -145,6 +146,8 @@ impl World {
         let wire = wire.unwrap_or_else(|reason| panic!("CONNECT was refused: {reason:?}"));
         let last = self.node.appended();
         let session = wire.session();
+        let detached_ms = self.clients[who].detached_ms;
+        self.clients[who].attachments.push((last, detached_ms));
         for link in served {
             self.detached(who, link);
         }
@@ -238,6 +241,9 @@ impl World {
             self.tally
                 .count("requests redelivered without a second effect");
             return;
+        }
+        if qos == 2 && self.reads.contains(&number) {
+            self.unrecorded.insert(number);
         }
         if is_request && !self.handled.insert(number) {
             self.tally.count("requests redelivered after a crash");
@@ -333,9 +339,11 @@ impl World {
             },
             _ => Some(std::mem::take(&mut response)),
         };
-        if full && *command == Command::Watch {
+        if full && *command == Command::Watch || self.open.contains(&number) {
             response = None;
-            link.watches.insert(key.clone(), false);
+            if matches!(command, Command::Watch | Command::Unwatch) {
+                link.watches.insert(key.clone(), false);
+            }
         }
         self.trace.add(|| {
             let text = response.as_deref().map(String::from_utf8_lossy);

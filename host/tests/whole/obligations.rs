@@ -21,7 +21,7 @@ impl World {
         }
         for round in 0..40 {
             for who in 0..self.clients.len() {
-                if self.clients[who].links.is_empty() {
+                if self.clients[who].link().is_none() {
                     self.connect(who);
                 }
             }

@@ -76,10 +76,11 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     pub(crate) fn note(&mut self, first: u64, last: u64, change: Change) {
-        if let Change::Done { number, .. } = change
-            && first <= last
-        {
-            self.positions.insert(number, last);
+        if let Change::Done { number, .. } = change {
+            self.positions.remove(&number);
+            if first <= last {
+                self.positions.insert(number, last);
+            }
         }
         self.apply(&change);
         // Without a record nothing survives a crash.

@@ -92,7 +92,7 @@ impl Drop for Trace {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("trace of seed {}:", self.seed);
-            let skipped = self.lines.len().saturating_sub(400);
+            let skipped = self.lines.len().saturating_sub(2_000);
             for line in &self.lines[skipped..] {
                 eprintln!("  {line}");
             }

@@ -12,7 +12,7 @@ enum Fate {
     Pending(u64),
     Never,
     Must,
-    /// A crash came before the broker's decision was durable.
+    /// A crash came before the broker's decision was durable, or the disk was full.
     Maybe,
 }
 
@@ -91,8 +91,12 @@ impl Wills {
     }
 
     /// The host has handled what decided the last fates; its log ends here.
-    pub(crate) fn stamp(&mut self, position: u64) {
+    pub(crate) fn stamp(&mut self, position: u64, has_room: bool) {
         for will in &mut self.0 {
+            if will.position.is_none() && will.fate == Fate::Must && !has_room {
+                // A full disk refuses the message to a durable session.
+                will.fate = Fate::Maybe;
+            }
             will.position.get_or_insert(position);
         }
     }

@@ -41,10 +41,16 @@ pub(crate) struct World {
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
     pub(crate) crashed_at: bool,
-    /// The numbers of all requests, of those that only read, and of messages at QoS 2.
+    /// The numbers of all requests, and of those that only read; the QoS of each operation.
     pub(crate) requests: HashSet<u64>,
     pub(crate) reads: HashSet<u64>,
-    pub(crate) qos2: HashSet<u64>,
+    pub(crate) qos: HashMap<u64, u8>,
+    /// Reads at QoS 2 whose packet id may not be recorded, and those that a crash left so.
+    pub(crate) unrecorded: HashSet<u64>,
+    pub(crate) open: HashSet<u64>,
+    /// Operations whose acknowledgement has just left, and how many commits there were before.
+    pub(crate) acked: Vec<(u64, u64)>,
+    pub(crate) commits: u64,
     /// Every response that a request had when it was handled.
     pub(crate) possible: HashMap<u64, HashSet<Vec<u8>>>,
     /// Requests that were handled while the disk was full, when a response may be dropped.
@@ -107,7 +113,11 @@ impl World {
             crashed_at: false,
             requests: HashSet::new(),
             reads: HashSet::new(),
-            qos2: HashSet::new(),
+            qos: HashMap::new(),
+            unrecorded: HashSet::new(),
+            open: HashSet::new(),
+            acked: Vec::new(),
+            commits: 0,
             possible: HashMap::new(),
             cramped: HashSet::new(),
             handled: HashSet::new(),
@@ -165,7 +175,7 @@ impl World {
 
     /// A client connects if it is not connected, or does something new.
     fn act(&mut self, who: usize) {
-        if self.clients[who].links.is_empty() {
+        if self.clients[who].link().is_none() {
             self.connect(who);
             return;
         }
@@ -182,9 +192,8 @@ impl World {
             if !operation.writes() {
                 self.reads.insert(number);
             }
-        } else if qos == 2 {
-            self.qos2.insert(number);
         }
+        self.qos.insert(number, qos);
         let now_ms = self.time.wall_ms.min(self.now_ms());
         let publish = operation.publish(&self.clients[who].name, number, qos, now_ms);
         self.trace
@@ -238,6 +247,9 @@ impl World {
         };
         let mut link = Link::new(number);
         link.send(packet::connect(&connect), Sent::Connect(connect));
+        for link in &mut client.links {
+            link.abandoned = true;
+        }
         client.links.push(link);
         self.trace.add(|| format!("c{who} connects: link {number}"));
     }
@@ -291,6 +303,7 @@ impl World {
     }
 
     pub(crate) fn commit(&mut self) {
+        self.commits += 1;
         if self.node.commit() {
             self.tally.count("write-ahead log syncs");
         }
@@ -330,7 +343,8 @@ impl World {
             let outgoing = self.clients.iter().flat_map(|it| &it.outgoing);
             self.cramped.extend(outgoing.map(|it| it.number));
         }
-        self.wills.stamp(self.node.appended());
+        let has_room = self.node.has_room();
+        self.wills.stamp(self.node.appended(), has_room);
         self.take_egress();
     }
 
