@@ -83,7 +83,11 @@ impl World {
         );
         assert!(!link.connacked, "obligation 8: a second CONNACK");
         link.connacked = true;
-        if present {
+        // If the CONNACK of a new session is lost, Session Present of the next one is about that
+        // session. A client cannot tell; the simulation can, and begins again.
+        let session = link.session;
+        let known = std::mem::replace(&mut client.session, session) == session;
+        if present && known {
             client.resend();
         } else {
             client.begin_session();

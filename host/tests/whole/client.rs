@@ -60,10 +60,13 @@ pub(crate) struct Link {
     /// The position of the CONNECT, and of each SUBSCRIBE.
     pub(crate) positions: HashMap<u16, u64>,
     pub(crate) connected_at: u64,
-    /// Whether the broker had a session.
+    /// Whether the broker had a session, and the session's number.
     pub(crate) resumed: bool,
+    pub(crate) session: u64,
     /// The keys that this connection watches; false if it is open whether it still does.
     pub(crate) watches: BTreeMap<String, bool>,
+    /// The keys for which it was open at some time.
+    pub(crate) open_keys: HashSet<String>,
     /// Notifications that the broker owes this connection, in order for each key.
     pub(crate) owed: BTreeMap<String, VecDeque<(u64, Option<Vec<u8>>)>>,
     /// The last version of each watched key.
@@ -88,7 +91,9 @@ impl Link {
             positions: HashMap::new(),
             connected_at: 0,
             resumed: false,
+            session: 0,
             watches: BTreeMap::new(),
+            open_keys: HashSet::new(),
             owed: BTreeMap::new(),
             versions: HashMap::new(),
             in_flight: HashSet::new(),
@@ -119,6 +124,8 @@ pub(crate) struct Client {
     pub(crate) links: Vec<Link>,
     pub(crate) outgoing: VecDeque<Outgoing>,
     next_id: u16,
+    /// The number of the session that the client knows of.
+    pub(crate) session: u64,
     /// Subscribed in this session.
     pub(crate) subscribed: bool,
     /// Packet ids of QoS 2 messages whose PUBREL has not arrived.
@@ -152,6 +159,7 @@ impl Client {
             links: Vec::new(),
             outgoing: VecDeque::new(),
             next_id: 1,
+            session: 0,
             subscribed: false,
             received: HashSet::new(),
             arrived: HashMap::new(),

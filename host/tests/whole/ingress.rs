@@ -181,6 +181,7 @@ impl World {
         }
         let link = &mut self.clients[who].links[at];
         link.resumed = resumed;
+        link.session = session;
         link.connected_at = if first <= last { first } else { 0 };
         link.wire = Some(wire);
     }
@@ -343,6 +344,7 @@ impl World {
             response = None;
             if matches!(command, Command::Watch | Command::Unwatch) {
                 link.watches.insert(key.clone(), false);
+                link.open_keys.insert(key.clone());
             }
         }
         self.trace.add(|| {
@@ -354,8 +356,12 @@ impl World {
             possible.insert(response.clone());
         }
         if full && change.is_none() && first > last {
-            // A request that changes nothing is not remembered on a full disk.
-            return;
+            // A request that changes nothing is not remembered on a full disk, except by its packet
+            // id at QoS 2.
+            if self.qos.get(&number) != Some(&2) {
+                return;
+            }
+            self.unrecorded.insert(number);
         }
         self.oracle
             .note(first, last, Change::Done { number, response });
