@@ -355,7 +355,7 @@ impl World {
             let possible = self.possible.entry(number).or_default();
             possible.insert(response.clone());
         }
-        if full && change.is_none() && first > last {
+        if full && change.is_none() {
             // A request that changes nothing is not remembered on a full disk, except by its packet
             // id at QoS 2.
             if self.qos.get(&number) != Some(&2) {
