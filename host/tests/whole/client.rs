@@ -26,7 +26,6 @@ pub(crate) enum Sent {
     },
     Publish {
         number: u64,
-        id: u16,
         operation: Operation,
         qos: u8,
         dup: bool,
@@ -36,6 +35,9 @@ pub(crate) enum Sent {
         reason: u8,
     },
 }
+
+/// The number of the request that changed a key, and the new value if there is one.
+pub(crate) type Notification = (u64, Option<Vec<u8>>);
 
 /// One network connection.
 pub(crate) struct Link {
@@ -68,7 +70,7 @@ pub(crate) struct Link {
     /// The keys for which it was open at some time.
     pub(crate) open_keys: HashSet<String>,
     /// Notifications that the broker owes this connection, in order for each key.
-    pub(crate) owed: BTreeMap<String, VecDeque<(u64, Option<Vec<u8>>)>>,
+    pub(crate) owed: BTreeMap<String, VecDeque<Notification>>,
     /// The last version of each watched key.
     pub(crate) versions: HashMap<String, String>,
     /// Unacknowledged PUBLISH packets of the broker.
@@ -264,7 +266,6 @@ impl Client {
 fn sent(it: &Outgoing) -> Sent {
     Sent::Publish {
         number: it.number,
-        id: it.publish.id,
         operation: it.operation.clone(),
         qos: it.publish.qos,
         dup: it.publish.dup,

@@ -265,6 +265,9 @@ impl World {
             "messages at QoS 2",
         ];
         self.tally.count(count[usize::from(qos)]);
+        if !self.handled.insert(number) {
+            self.repeated.insert(number);
+        }
         if qos > 0 {
             let response = None;
             self.oracle

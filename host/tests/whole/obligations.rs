@@ -9,6 +9,17 @@ impl World {
     pub(crate) fn check(&self) {
         let durable = self.node.log.durable().0;
         assert!(durable <= self.node.appended());
+        let links = self.clients.iter().flat_map(|it| &it.links);
+        let wires = links.filter_map(|it| it.wire.as_ref());
+        let open: Vec<u64> = wires.map(|it| it.connection()).collect();
+        for peer in self.node.server.watching() {
+            assert!(
+                open.contains(&peer.connection),
+                "obligation 3: the watches of {} outlive connection {}",
+                peer.client,
+                peer.connection
+            );
+        }
     }
 
     /// Faults cease, every client connects, and everything on its way arrives.

@@ -55,8 +55,9 @@ pub(crate) struct World {
     pub(crate) possible: HashMap<u64, HashSet<Vec<u8>>>,
     /// Requests that were handled while the disk was full, when a response may be dropped.
     pub(crate) cramped: HashSet<u64>,
-    /// Requests that some life has handled.
+    /// Operations that some life has handled, and messages that were published again.
     pub(crate) handled: HashSet<u64>,
+    pub(crate) repeated: HashSet<u64>,
     /// Retained messages that the last subscriber received.
     pub(crate) retained: BTreeMap<String, u64>,
 }
@@ -121,6 +122,7 @@ impl World {
             possible: HashMap::new(),
             cramped: HashSet::new(),
             handled: HashSet::new(),
+            repeated: HashSet::new(),
             retained: BTreeMap::new(),
         }
     }

@@ -206,6 +206,12 @@ impl Wire {
         self.attached.origin.session
     }
 
+    /// The number of the connection.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.attached.origin.connection
+    }
+
     /// The bytes written since the last call, unless the client brought its own socket.
     pub fn receive(&mut self) -> Vec<u8> {
         let Some(buffer) = &self.buffer else {
