@@ -70,7 +70,7 @@ impl World {
             }
             Packet::Ack { kind, id, reason } => self.acknowledged(who, kind, id, reason),
             Packet::Disconnect { reason } => panic!("the broker disconnects c{who}: {reason:#x}"),
-            Packet::Pingresp => panic!("nobody has sent PINGREQ"),
+            Packet::Pingresp => panic!("no client has sent PINGREQ"),
         }
     }
 
@@ -84,7 +84,7 @@ impl World {
         assert!(!link.connacked, "obligation 8: a second CONNACK");
         link.connacked = true;
         // If the CONNACK of a new session is lost, Session Present of the next one is about that
-        // session. A client cannot tell; the simulation can, and begins again.
+        // session. A client cannot detect this; the simulation can, and begins again.
         let session = link.session;
         let known = std::mem::replace(&mut client.session, session) == session;
         if present && known {

@@ -69,7 +69,7 @@ pub(crate) struct Link {
     pub(crate) watches: BTreeMap<String, bool>,
     /// The keys for which it was open at some time.
     pub(crate) open_keys: HashSet<String>,
-    /// Notifications that the broker owes this connection, in order for each key.
+    /// Notifications that this connection must receive, in order for each key.
     pub(crate) owed: BTreeMap<String, VecDeque<Notification>>,
     /// The last version of each watched key.
     pub(crate) versions: HashMap<String, String>,

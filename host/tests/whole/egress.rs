@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// The response to a request, against the oracle. Returns the position that it depends on.
+    /// Checks the response to a request against the oracle. Returns the position that it depends on.
     fn check_response(&mut self, it: &Publish) -> u64 {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");
@@ -190,7 +190,7 @@ impl World {
         self.needed_for(number)
     }
 
-    /// A notification, against what is owed. Returns the position that it depends on.
+    /// Checks a notification against the expected ones. Returns the position that it depends on.
     fn check_notification(&mut self, who: usize, at: usize, it: &Publish) -> u64 {
         self.tally.count("notifications");
         let mut parts = it.topic.rsplit('/');

@@ -57,15 +57,13 @@ impl World {
         let Some(at) = self.clients[who].links.iter().position(ready) else {
             return false;
         };
-        let grows = |sent: &Sent| {
-            let message = matches!(
-                sent,
-                Sent::Publish {
-                    operation: Operation::Message { .. },
-                    ..
-                }
-            );
-            message || matches!(sent, Sent::Connect(_) | Sent::Subscribe { .. })
+        let grows = |sent: &Sent| match sent {
+            // At QoS 2 it is open whether a crash preserves the packet id of a refused request.
+            Sent::Publish { operation, qos, .. } => {
+                *qos == 2 || matches!(operation, Operation::Message { .. })
+            }
+            Sent::Connect(_) | Sent::Subscribe { .. } => true,
+            Sent::Ack | Sent::Disconnect { .. } => false,
         };
         let link = &mut self.clients[who].links[at];
         if grows(&link.up[0].1) && !self.node.has_room() {
@@ -359,12 +357,8 @@ impl World {
             possible.insert(response.clone());
         }
         if full && change.is_none() {
-            // A request that changes nothing is not remembered on a full disk, except by its packet
-            // id at QoS 2.
-            if self.qos.get(&number) != Some(&2) {
-                return;
-            }
-            self.unrecorded.insert(number);
+            // A request that changes nothing is not remembered on a full disk.
+            return;
         }
         self.oracle
             .note(first, last, Change::Done { number, response });

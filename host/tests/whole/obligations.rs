@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Obligation 4: nothing that is owed to a session is missing.
+    /// Obligation 4: every expected message has arrived.
     fn check_messages(&self) {
         for ((who, number), qos) in &self.oracle.owed {
             let arrived = self.clients[*who].arrived.get(number);

@@ -1,4 +1,4 @@
-//! What the host must hold: the table, sessions, retained messages and owed deliveries.
+//! What the host must hold: the table, sessions, retained messages and expected deliveries.
 //!
 //! The oracle is a history of changes, each with the log positions that it depends on. A crash
 //! removes the changes behind the last position that survived, and the rest is built again.
@@ -140,7 +140,7 @@ impl Oracle {
         self.history = whole;
         self.uncertain.clear();
         if between {
-            // The table tells whether the packet at the end was handled.
+            // The table shows whether the packet at the end was handled.
             self.rebuild();
             if self.live(now_ms) != *found {
                 let (kept, cut): (Vec<_>, Vec<_>) = std::mem::take(&mut self.history)
