@@ -18,6 +18,25 @@
 //! 6. A will is published if its connection ended without DISCONNECT 0x00, after its delay, once.
 //! 7. No packet leaves before the log position that it depends on is durable.
 //! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5.
+//!
+//! Each of these defects, put into the host on purpose, must fail the quick seeds:
+//!
+//! | defect | found by obligation |
+//! |---|---|
+//! | the response gate releases one position early | 7 |
+//! | the broker's gate releases one position early | 7 |
+//! | a CONNACK does not wait for the record of its session | 7 |
+//! | the broker does not record the packet id of a QoS 2 message | 4 |
+//! | a will is published although the client sent DISCONNECT 0x00 | 6 |
+//! | recovery does not restore remembered requests | 2 |
+//! | the watches of a connection do not end with it | 3 |
+//! | a retained message is not recorded | 5 |
+//! | a subscription is not recorded | 2 |
+//! | PUBACK leaves before the notifications of its change | 3 |
+//! | the broker sends one message more than the Receive Maximum | 8 |
+//!
+//! Not simulated: the interval durability mode, a clean stop, message expiry, shared subscriptions,
+//! clients that do not read, and several packets in one read.
 
 mod arrival;
 mod client;
