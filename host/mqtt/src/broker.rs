@@ -10,7 +10,7 @@ use std::{
     future::poll_fn,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     task::Poll,
@@ -91,6 +91,9 @@ struct Shared {
     stop: Notify,
     /// Aborts connections that have not ended within the grace period of a shutdown.
     abort: Notify,
+    /// The time of a simulation, which replaces the system's time.
+    #[cfg(any(test, feature = "simulation"))]
+    simulated: OnceLock<Mutex<Instant>>,
 }
 
 impl Broker {
@@ -150,6 +153,8 @@ impl Broker {
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
             abort: Notify::new(),
+            #[cfg(any(test, feature = "simulation"))]
+            simulated: OnceLock::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
             publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
@@ -268,8 +273,25 @@ impl Broker {
         let mut core = self.lock();
         f(&mut Batch {
             core: &mut core,
-            now: Instant::now(),
+            now: self.now(),
         })
+    }
+
+    /// The present time: the system's, unless a simulation has set another.
+    pub(crate) fn now(&self) -> Instant {
+        #[cfg(any(test, feature = "simulation"))]
+        if let Some(simulated) = self.0.simulated.get() {
+            return *simulated.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        Instant::now()
+    }
+
+    /// Replaces the system's time.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn set_simulated(&self, now: Instant) {
+        let simulated = self.0.simulated.get_or_init(|| Mutex::new(now));
+        // An assignment cannot panic half way.
+        *simulated.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// Reports that everything up to this log position is durable. Output that waited for it is

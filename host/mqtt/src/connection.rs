@@ -7,7 +7,7 @@ mod read_buffer;
 mod reader;
 mod writer;
 
-use std::{future::pending, net::SocketAddr, sync::Arc, time::Instant};
+use std::{future::pending, net::SocketAddr, sync::Arc};
 
 use bytes::BytesMut;
 use read_buffer::make_room;
@@ -267,12 +267,12 @@ async fn linger<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut, lim
 
 /// A connection that the core knows. However its task ends, dropping this notifies the session,
 /// then the service, then a connection that took the session over.
-struct Attached {
-    broker: Broker,
-    session: SessionKey,
-    origin: Origin,
-    output: Arc<Output>,
-    read_bytes_max: usize,
+pub(crate) struct Attached {
+    pub(crate) broker: Broker,
+    pub(crate) session: SessionKey,
+    pub(crate) origin: Origin,
+    pub(crate) output: Arc<Output>,
+    pub(crate) read_bytes_max: usize,
 }
 
 impl Attached {
@@ -293,7 +293,7 @@ impl Drop for Attached {
         self.output.close(|_| {});
         self.broker
             .lock()
-            .detach(self.session, self.origin.connection, Instant::now());
+            .detach(self.session, self.origin.connection, self.broker.now());
         self.broker
             .service()
             .disconnected(&self.broker, &self.origin);

@@ -465,6 +465,12 @@ impl Output {
         }
     }
 
+    /// Whether [`end`](Self::end) was called.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
     /// Removes the bytes that may be written, as a writer does that sleeps afterwards.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn drain(&self) -> BytesMut {

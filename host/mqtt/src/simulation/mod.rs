@@ -1,7 +1,8 @@
 //! Single parts of a broker, for tests and measurements of an embedder.
 
 mod changes;
+mod time;
 mod wire;
 
 pub use changes::{session_began, session_ended};
-pub use wire::Wire;
+pub use wire::{Socket, Wire};

@@ -1,63 +1,78 @@
 //! A connection without a socket, through the code that serves sockets.
 //!
 //! Bytes go in as one read of a socket would return them; the bytes that would be written to it
-//! are returned. Uses the system's time and no tasks: everything happens in the call.
+//! are returned. Uses the broker's time and no tasks: everything happens in the call.
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     fmt, io, mem,
     net::Ipv4Addr,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
 };
 
 use bytes::BytesMut;
-use statehouse_protocol::ConnectionId;
 
 use crate::{
     Broker, Identity, ReasonCode, codec,
+    connection::Attached,
     dispatch::{Dispatch, Turn},
     output::{Direct, Output},
-    router::SessionKey,
 };
 
-/// A connected client.
+/// Takes the bytes that a broker writes to a client.
+pub trait Socket: Send + Sync {
+    /// Takes all bytes of one write. Must not call the broker.
+    fn write(&self, bytes: &[u8]);
+}
+
+/// A connected client. Dropping it ends the connection without DISCONNECT.
+///
+/// The fields are dropped in this order, as a connection's task does it.
 pub struct Wire {
-    broker: Broker,
     dispatch: Dispatch,
-    output: Arc<Output>,
-    sink: Arc<Sink>,
-    session: SessionKey,
-    connection: ConnectionId,
+    attached: Attached,
+    /// Bytes that are no complete packet yet, or wait for their turn.
+    inbox: BytesMut,
+    /// The output of the connection that this one took over.
+    previous: Option<Arc<Output>>,
+    socket: Direction,
+    /// What a [`Buffer`] has taken, if the client brought no socket.
+    buffer: Option<Arc<Buffer>>,
 }
 
 impl fmt::Debug for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wire")
-            .field("connection", &self.connection)
+            .field("connection", &self.attached.origin.connection)
             .finish_non_exhaustive()
     }
 }
 
-/// Ends the connection without DISCONNECT.
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.output.close(|_| {});
-        self.broker
-            .lock()
-            .detach(self.session, self.connection, Instant::now());
+/// A socket that takes every byte.
+#[derive(Clone)]
+struct Direction(Arc<dyn Socket>);
+
+impl fmt::Debug for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direction").finish_non_exhaustive()
     }
 }
 
-/// A socket that takes every byte.
-#[derive(Debug, Default)]
-struct Sink(Mutex<Vec<u8>>);
-
-impl Direct for Sink {
+impl Direct for Direction {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+}
+
+#[derive(Default)]
+struct Buffer(Mutex<Vec<u8>>);
+
+impl Socket for Buffer {
+    fn write(&self, bytes: &[u8]) {
         // Appending bytes cannot panic half way.
         let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         written.extend_from_slice(bytes);
-        Ok(bytes.len())
     }
 }
 
@@ -67,17 +82,32 @@ impl Wire {
     /// # Errors
     /// The reason code that the broker refuses the client with.
     pub fn connect(broker: &Broker, bytes: &[u8]) -> Result<Self, ReasonCode> {
+        let buffer = Arc::new(Buffer::default());
+        let mut wire = Self::connect_to(broker, bytes, buffer.clone())?;
+        wire.buffer = Some(buffer);
+        Ok(wire)
+    }
+
+    /// Like [`Wire::connect`], and writes to this socket.
+    ///
+    /// # Errors
+    /// The reason code that the broker refuses the client with.
+    pub fn connect_to(
+        broker: &Broker,
+        bytes: &[u8],
+        socket: Arc<dyn Socket>,
+    ) -> Result<Self, ReasonCode> {
         let mut bytes = BytesMut::from(bytes);
         let connect = match codec::decode_connect(&mut bytes, broker.limits().connect_bytes_max) {
             Ok(Some(connect)) => connect,
             Ok(None) => return Err(ReasonCode::MALFORMED_PACKET),
             Err(fault) => return Err(fault.violation.reason),
         };
-        let sink = Arc::new(Sink::default());
+        let socket = Direction(socket);
         let output = Output::new(
             broker.limits().output_bytes_high,
             broker.outputs(),
-            Some(sink.clone()),
+            Some(Arc::new(socket.clone())),
         );
         let output = Arc::new(output);
         let accepted = broker
@@ -87,15 +117,17 @@ impl Wire {
                 Identity::anonymous(),
                 Ipv4Addr::LOCALHOST.into(),
                 &output,
-                Instant::now(),
+                broker.now(),
             )
             .map_err(|(reason, _)| reason)?;
-        // Take the writer's first step; from then on other threads write in its place.
-        let connack = output.drain();
-        _ = sink.try_write(&connack);
-        let mut wire = Self {
+        let attached = Attached {
+            broker: broker.clone(),
             session: accepted.session,
-            connection: accepted.origin.connection,
+            origin: accepted.origin.clone(),
+            output,
+            read_bytes_max: accepted.limits.read_bytes,
+        };
+        let mut wire = Self {
             dispatch: Dispatch::new(
                 broker.clone(),
                 accepted.session,
@@ -103,34 +135,90 @@ impl Wire {
                 &accepted.account,
                 &accepted.limits,
             ),
-            broker: broker.clone(),
-            output,
-            sink,
+            attached,
+            inbox: BytesMut::new(),
+            previous: accepted.previous,
+            socket,
+            buffer: None,
         };
+        // Take the writer's first step; from then on other threads write in its place.
+        wire.write();
         wire.send(bytes);
         Ok(wire)
     }
 
-    /// Handles all complete packets of one read, and writes the output. Returns false once the
-    /// connection is over.
-    pub fn send(&mut self, mut bytes: BytesMut) -> bool {
+    /// Handles all complete packets, with these bytes as the result of one read, and writes the
+    /// output. Returns false once the connection is over.
+    ///
+    /// A connection that took over another one handles nothing before that one has ended.
+    pub fn send(&mut self, bytes: BytesMut) -> bool {
+        self.inbox.unsplit(bytes);
+        if self.previous.as_ref().is_some_and(|it| !it.has_ended()) {
+            return !self.is_closing();
+        }
+        let broker = self.attached.broker.clone();
         loop {
-            let now = Instant::now();
-            let round = self.broker.write_batching().open(now);
-            let turn = self.dispatch.turn(&mut bytes, now);
+            let now = broker.now();
+            let round = broker.write_batching().open(now);
+            let turn = self.dispatch.turn(&mut self.inbox, now);
             drop(round);
             match turn {
                 Turn::More | Turn::Cut => {}
-                Turn::Drained | Turn::Paused => return !self.output.is_closing(),
+                Turn::Drained | Turn::Paused => return !self.is_closing(),
                 // Re-authentication is not supported here.
                 Turn::Authenticate | Turn::Over => return false,
             }
         }
     }
 
-    /// The bytes written since the last call.
+    /// Takes the writer's step: writes what may be written, and lets the session fill the room.
+    pub fn write(&mut self) {
+        let Attached {
+            broker,
+            session,
+            origin,
+            output,
+            ..
+        } = &self.attached;
+        loop {
+            let mut chunk = output.drain();
+            if chunk.is_empty() {
+                return;
+            }
+            self.socket.0.write(&chunk);
+            if output.written(&mut chunk) {
+                let mut core = broker.lock();
+                if core.is_open(*session, origin.connection) {
+                    core.pump(*session, broker.now());
+                }
+            }
+        }
+    }
+
+    /// Whether the broker ends this connection: it was taken over or broke a rule.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.attached.output.is_closing()
+    }
+
+    /// The number of the session.
+    #[must_use]
+    pub fn session(&self) -> SessionId {
+        self.attached.origin.session
+    }
+
+    /// The number of the connection.
+    #[must_use]
+    pub fn connection(&self) -> ConnectionId {
+        self.attached.origin.connection
+    }
+
+    /// The bytes written since the last call, unless the client brought its own socket.
     pub fn receive(&mut self) -> Vec<u8> {
-        let mut written = self.sink.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(buffer) = &self.buffer else {
+            return Vec::new();
+        };
+        let mut written = buffer.0.lock().unwrap_or_else(PoisonError::into_inner);
         mem::take(&mut *written)
     }
 }
@@ -146,8 +234,10 @@ mod tests {
         let hello = testing::Hello::new("c").bytes();
         let mut wire = Wire::connect(&broker, &hello).ok().unwrap();
         assert_eq!(wire.receive()[0] >> 4, 2, "CONNACK");
-        assert!(wire.send(BytesMut::from(&[0xC0, 0, 0xC0, 0][..])));
-        assert_eq!(wire.receive(), [0xD0, 0, 0xD0, 0]);
+        assert!(wire.send(BytesMut::from(&[0xC0, 0, 0xC0][..])));
+        assert_eq!(wire.receive(), [0xD0, 0]);
+        assert!(wire.send(BytesMut::from(&[0][..])));
+        assert_eq!(wire.receive(), [0xD0, 0]);
         assert!(!wire.send(BytesMut::from(&[0xE0, 0][..])));
     }
 
@@ -157,5 +247,20 @@ mod tests {
         let refused = |bytes: &[u8]| Wire::connect(&broker, bytes).err();
         assert_eq!(refused(&[0x10]), Some(ReasonCode::MALFORMED_PACKET));
         assert!(refused(&[0xC0, 0]).is_some());
+    }
+
+    #[test]
+    fn a_takeover_waits_for_the_end_of_the_other_connection() {
+        let broker = testing::broker(Limits::default());
+        let hello = testing::Hello::new("c").bytes();
+        let first = Wire::connect(&broker, &hello).ok().unwrap();
+        let mut second = Wire::connect(&broker, &hello).ok().unwrap();
+        assert!(first.is_closing());
+        assert_eq!(second.receive()[0] >> 4, 2, "CONNACK");
+        assert!(second.send(BytesMut::from(&[0xC0, 0][..])));
+        assert!(second.receive().is_empty());
+        drop(first);
+        assert!(second.send(BytesMut::new()));
+        assert_eq!(second.receive(), [0xD0, 0]);
     }
 }

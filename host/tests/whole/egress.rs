@@ -1,0 +1,236 @@
+//! Bytes leave the broker. At that moment the log must hold what they reveal.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use statehouse_mqtt::simulation::Socket;
+use statehouse_wal::Log;
+
+use crate::client::Link;
+use crate::node::Node;
+use crate::oracle::Change;
+use crate::packet::{self, Ack, Packet, Publish};
+use crate::world::World;
+
+/// One write of the broker.
+pub(crate) struct Egress {
+    link: u64,
+    bytes: Vec<u8>,
+    /// The last durable position at that moment.
+    durable: u64,
+}
+
+/// The socket of a connection. Takes down every write with the position that was durable.
+pub(crate) struct Tap {
+    link: u64,
+    log: Arc<Log>,
+    egress: Arc<Mutex<Vec<Egress>>>,
+}
+
+impl Tap {
+    pub(crate) fn new(link: u64, node: &Node, egress: &Arc<Mutex<Vec<Egress>>>) -> Self {
+        Self {
+            link,
+            log: node.log.clone(),
+            egress: egress.clone(),
+        }
+    }
+}
+
+impl Socket for Tap {
+    fn write(&self, bytes: &[u8]) {
+        let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        egress.push(Egress {
+            link: self.link,
+            bytes: bytes.to_vec(),
+            durable: self.log.durable().0,
+        });
+    }
+}
+
+/// The number at the end of a value, a message or a correlation, behind `prefix`.
+pub(crate) fn number_in(text: &[u8], prefix: &str) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.strip_prefix(prefix)?.parse().ok()
+}
+
+impl World {
+    pub(crate) fn take_egress(&mut self) {
+        let egress = std::mem::take(&mut *self.egress.lock().expect("one thread"));
+        for Egress {
+            link,
+            bytes,
+            durable,
+        } in egress
+        {
+            let of = |it: &Link| it.number == link;
+            let place = (0..self.clients.len()).find_map(|who| {
+                let at = self.clients[who].links.iter().position(of)?;
+                Some((who, at))
+            });
+            let Some((who, at)) = place else { continue };
+            let link = &mut self.clients[who].links[at];
+            link.down.extend(&bytes);
+            link.egress.extend(bytes);
+            while let Some(packet) = packet::decode(&mut self.clients[who].links[at].egress) {
+                self.leaves(who, at, &packet, durable);
+            }
+        }
+        let due = self.commits.saturating_sub(3);
+        for (number, acked) in std::mem::take(&mut self.acked) {
+            match acked <= due {
+                true => self.check_notified(number, None),
+                false => self.acked.push((number, acked)),
+            }
+        }
+    }
+
+    /// A packet leaves the broker for a connection of a client.
+    fn leaves(&mut self, who: usize, at: usize, packet: &Packet, durable: u64) {
+        let lasts = self.clients[who].expiry_s > 0;
+        let link = &self.clients[who].links[at];
+        self.trace.add(|| {
+            let shown = format!("{packet:?}");
+            format!("  leaves for link {}: {shown:.150}", link.number)
+        });
+        let needed = match packet {
+            Packet::Connack { .. } => link.connected_at,
+            Packet::Suback { id, .. } => link.positions.get(id).copied().unwrap_or(0),
+            Packet::Ack {
+                kind: Ack::Puback | Ack::Pubrec,
+                id,
+                reason: 0..0x80,
+            } => {
+                let number = link.exchanges.get(id).copied();
+                let number = number.unwrap_or_else(|| {
+                    panic!("obligation 8: an acknowledgement for packet id {id}, which is unused")
+                });
+                // In this order over one connection. Others may wait for records of their own.
+                let over = link.number;
+                let needed = self.needed_for(number);
+                self.check_notified(number, Some(over));
+                self.acked.push((number, self.commits));
+                if self.unrecorded.remove(&number) {
+                    // Its packet id was recorded before this PUBREC.
+                    let response = self.oracle.response(number).cloned();
+                    let change = Change::Done { number, response };
+                    self.oracle.note(durable, durable, change);
+                }
+                needed
+            }
+            Packet::Publish(it) if it.topic.starts_with("r/") => self.check_response(it),
+            Packet::Publish(it) if it.topic.starts_with("t/") => match lasts && it.qos == 2 {
+                true => number_in(&it.payload, "m").map_or(0, |it| self.oracle.position(it)),
+                false => 0,
+            },
+            Packet::Publish(it) if it.topic.starts_with("clients/") => {
+                self.check_notification(who, at, it)
+            }
+            _ => 0,
+        };
+        assert!(
+            needed <= durable,
+            "obligation 7: {packet:?} leaves for c{who} with position {needed}, durable is {durable}"
+        );
+    }
+
+    /// The position that the acknowledgement of an operation depends on.
+    fn needed_for(&self, number: u64) -> u64 {
+        match self.reads.contains(&number) {
+            true => 0,
+            false => self.oracle.position(number),
+        }
+    }
+
+    /// Obligation 3: a watcher is notified before the change is acknowledged.
+    fn check_notified(&self, number: u64, over: Option<u64>) {
+        for client in self.clients.iter().filter(|it| it.receive_max == 100) {
+            for link in client.links.iter().filter(|it| it.is_served()) {
+                if over.is_some_and(|it| it != link.number) {
+                    continue;
+                }
+                let owed = link.owed.values().flatten();
+                let mut missing = owed.filter(|(change, _)| *change == number);
+                assert!(
+                    missing.next().is_none(),
+                    "obligation 3: {number} is acknowledged before {} is notified",
+                    client.name
+                );
+            }
+        }
+    }
+
+    /// Checks the response to a request against the oracle. Returns the position that it depends on.
+    fn check_response(&mut self, it: &Publish) -> u64 {
+        let correlation = it.correlation.as_deref().unwrap_or_default();
+        let number = number_in(correlation, "").expect("a request of a client");
+        let payload = it.payload.clone();
+        if self.open.contains(&number) {
+            // A crash made it unknown whether it was handled.
+        } else if self.reads.contains(&number) || self.cramped.contains(&number) {
+            let possible = self.possible.get(&number);
+            assert!(
+                possible.is_none_or(|it| it.contains(&payload)),
+                "obligation 2: the response to request {number} was never right"
+            );
+        } else if !self.oracle.uncertain.contains(&number)
+            && let Some(expected) = self.oracle.response(number)
+        {
+            assert_eq!(
+                String::from_utf8_lossy(&it.payload),
+                String::from_utf8_lossy(expected),
+                "obligation 2: the response to request {number} (right: expected)"
+            );
+        }
+        let payload = String::from_utf8_lossy(&it.payload);
+        let hit = payload.lines().nth(1).map(str::to_owned);
+        if let Some(value) = hit.and_then(|it| number_in(it.as_bytes(), "v")) {
+            self.tally.count("GET hits");
+            return self.oracle.position(value);
+        }
+        self.needed_for(number)
+    }
+
+    /// Checks a notification against the expected ones. Returns the position that it depends on.
+    fn check_notification(&mut self, who: usize, at: usize, it: &Publish) -> u64 {
+        self.tally.count("notifications");
+        let mut parts = it.topic.rsplit('/');
+        let key = parts.next().map(unhex).expect("a key");
+        let client = parts.nth(2).map(unhex).expect("a client");
+        let name = self.clients[who].name.clone();
+        assert_eq!(
+            client, name,
+            "obligation 3: a notification for another client"
+        );
+        let link = &mut self.clients[who].links[at];
+        let lines = String::from_utf8_lossy(&it.payload).into_owned();
+        let last = lines.lines().last().unwrap_or_default().to_owned();
+        let open = it.dup || link.open_keys.contains(&key);
+        let owed = link.owed.entry(key.clone()).or_default();
+        let expected = owed.front().map(|(_, value)| match value {
+            Some(value) => String::from_utf8_lossy(value).into_owned(),
+            None => "DELETE".to_owned(),
+        });
+        if expected.as_ref() != Some(&last) {
+            assert!(
+                open,
+                "obligation 3: {name} receives {last:?} of {key}, and {expected:?} is next"
+            );
+            return 0;
+        }
+        let number = owed.pop_front().map_or(0, |(number, _)| number);
+        let version = it.user.iter().find(|(name, _)| name == "__ts");
+        let version = version.map(|(_, it)| it.clone()).expect("a version");
+        let before = link.versions.insert(key, version.clone());
+        assert!(
+            before.is_none_or(|it| it < version),
+            "obligation 3: versions must rise"
+        );
+        self.oracle.position(number)
+    }
+}
+
+fn unhex(text: &str) -> String {
+    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+    let bytes = (0..text.len()).step_by(2).map(byte).collect();
+    String::from_utf8(bytes).expect("UTF-8")
+}

@@ -1,0 +1,375 @@
+//! Bytes from clients reach the broker, and the oracle learns what they must lead to.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use statehouse_mqtt::simulation::Wire;
+
+use crate::client::{Link, Sent};
+use crate::egress::Tap;
+use crate::operation::{Command, Operation, value};
+use crate::oracle::Change;
+use crate::packet::Connect;
+use crate::world::World;
+
+impl World {
+    /// Some bytes of a client arrive, up to a few packets.
+    pub(crate) fn deliver_up(&mut self, who: usize) {
+        if self.dice.once_in(3) && self.deliver_part(who) {
+            return;
+        }
+        for _ in 0..1 + self.dice.below(4) {
+            if !self.deliver_up_some(who) {
+                break;
+            }
+        }
+    }
+
+    /// A part of a packet arrives.
+    fn deliver_part(&mut self, who: usize) -> bool {
+        let dice = &mut self.dice;
+        for link in &mut self.clients[who].links {
+            let (Some(wire), Some((bytes, _))) = (&mut link.wire, link.up.front()) else {
+                continue;
+            };
+            let rest = &bytes[link.up_done..];
+            if rest.len() < 2 || wire.is_closing() {
+                continue;
+            }
+            let some = 1 + dice.below(rest.len() as u64 - 1) as usize;
+            wire.send(BytesMut::from(&rest[..some]));
+            link.up_done += some;
+            return true;
+        }
+        false
+    }
+
+    /// The rest of one packet of the client arrives. Returns false if there is none.
+    pub(crate) fn deliver_up_some(&mut self, who: usize) -> bool {
+        let closing = |it: &Link| it.wire.as_ref().is_some_and(Wire::is_closing);
+        if let Some(at) = self.clients[who].links.iter().position(closing) {
+            // A connection that took over waits for the end of the other one.
+            self.tally.count("connections that a takeover ended");
+            self.end(who, at, "taken over");
+            return true;
+        }
+        let ready = |it: &Link| !it.up.is_empty();
+        let Some(at) = self.clients[who].links.iter().position(ready) else {
+            return false;
+        };
+        let grows = |sent: &Sent| match sent {
+            // At QoS 2 it is open whether a crash preserves the packet id of a refused request.
+            Sent::Publish { operation, qos, .. } => {
+                *qos == 2 || matches!(operation, Operation::Message { .. })
+            }
+            Sent::Connect(_) | Sent::Subscribe { .. } => true,
+            Sent::Ack | Sent::Disconnect { .. } => false,
+        };
+        let link = &mut self.clients[who].links[at];
+        if grows(&link.up[0].1) && !self.node.has_room() {
+            // What the broker refuses while its disk is full is not in the oracle.
+            return false;
+        }
+        let Some((bytes, sent)) = link.up.pop_front() else {
+            return false;
+        };
+        let done = std::mem::take(&mut link.up_done);
+        let bytes = BytesMut::from(&bytes[done..]);
+        self.trace.add(|| {
+            let shown = format!("{sent:?}");
+            format!("c{who} link {}: {shown:.120}", link.number)
+        });
+        self.handle(who, at, bytes, sent);
+        self.after();
+        true
+    }
+
+    fn handle(&mut self, who: usize, at: usize, bytes: BytesMut, sent: Sent) {
+        if let Sent::Connect(connect) = sent {
+            self.handle_connect(who, at, &bytes, &connect);
+            return;
+        }
+        let first = self.node.appended() + 1;
+        let full = !self.node.has_room();
+        let link = &mut self.clients[who].links[at];
+        let Some(wire) = &mut link.wire else { return };
+        wire.send(bytes);
+        let last = self.node.appended();
+        self.trace.add(|| format!("  records {first} to {last}"));
+        match sent {
+            Sent::Connect(_) | Sent::Ack => {}
+            Sent::Subscribe { id, filters } => {
+                let lasts = self.clients[who].expiry_s > 0;
+                let (first, last) = if lasts { (first, last) } else { (1, 0) };
+                let needed = if first <= last { last } else { 0 };
+                self.clients[who].links[at].positions.insert(id, needed);
+                for (filter, qos) in filters {
+                    let change = Change::Subscribed {
+                        client: who,
+                        filter,
+                        qos,
+                    };
+                    self.oracle.note(first, last, change);
+                }
+            }
+            Sent::Publish {
+                number,
+                operation,
+                qos,
+                dup,
+                ..
+            } => {
+                if dup {
+                    self.tally.count("duplicate PUBLISH packets");
+                }
+                let range = (first, last);
+                self.handle_publish(who, at, number, &operation, qos, range, full);
+            }
+            Sent::Disconnect { reason } => self.handle_disconnect(who, at, reason),
+        }
+    }
+
+    fn handle_connect(&mut self, who: usize, at: usize, bytes: &[u8], connect: &Connect) {
+        let first = self.node.appended() + 1;
+        let number = self.clients[who].links[at].number;
+        let served: Vec<u64> = self.clients[who]
+            .links
+            .iter()
+            .filter(|it| it.is_served())
+            .map(|it| it.number)
+            .collect();
+        let expected = self.expects_session(who, !served.is_empty());
+        let tap = Tap::new(number, &self.node, &self.egress);
+        let wire = Wire::connect_to(&self.node.broker, bytes, Arc::new(tap));
+        let wire = wire.unwrap_or_else(|reason| panic!("CONNECT was refused: {reason:?}"));
+        let last = self.node.appended();
+        let session = wire.session();
+        let detached_ms = self.clients[who].detached_ms;
+        self.clients[who].attachments.push((last, detached_ms));
+        for link in served {
+            self.detached(who, link);
+        }
+        let resumed = self.oracle.sessions.get(&who) == Some(&session);
+        assert!(
+            expected.is_none_or(|it| it == resumed),
+            "obligation 5: a session of c{who} exists: expected {expected:?}, found {resumed}"
+        );
+        let lasts = connect.expiry_s > 0;
+        let (first, last) = if lasts { (first, last) } else { (1, 0) };
+        if resumed {
+            self.tally.count("sessions resumed");
+            if self.clients[who].detached_ms <= self.started_ms && self.life > 1 {
+                self.tally.count("sessions resumed after a crash");
+            }
+        } else {
+            if self.oracle.sessions.contains_key(&who) {
+                self.tally.count("expired sessions");
+                self.oracle
+                    .note(first, last, Change::SessionEnded { client: who });
+            }
+            let change = Change::Session {
+                client: who,
+                number: session,
+            };
+            self.oracle.note(first, last, change);
+        }
+        self.wills.connected(who, resumed, &mut self.tally);
+        if let Some(will) = &connect.will {
+            self.wills.arm(number, who, will.delay_s);
+        }
+        let link = &mut self.clients[who].links[at];
+        link.resumed = resumed;
+        link.session = session;
+        link.connected_at = if first <= last { first } else { 0 };
+        link.wire = Some(wire);
+    }
+
+    /// Whether the broker must have a session of this client; none if either is right.
+    fn expects_session(&self, who: usize, connected: bool) -> Option<bool> {
+        let client = &self.clients[who];
+        if !self.oracle.sessions.contains_key(&who) {
+            return Some(false);
+        }
+        let expiry_ms = u64::from(client.expiry_s) * 1000;
+        if connected {
+            return Some(expiry_ms > 0);
+        }
+        let now_ms = self.elapsed_ms;
+        // After a crash the time may begin again with the start.
+        if now_ms - client.detached_ms < expiry_ms {
+            Some(true)
+        } else if now_ms - client.detached_ms.max(self.started_ms) >= expiry_ms {
+            Some(false)
+        } else {
+            None
+        }
+    }
+
+    fn handle_disconnect(&mut self, who: usize, at: usize, reason: u8) {
+        let link = self.clients[who].links.remove(at);
+        self.tally.count("DISCONNECT packets");
+        if reason == 0 {
+            self.wills.disconnected(link.number, &mut self.tally);
+        }
+        self.detached(who, link.number);
+        drop(link);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is a fact about one packet")]
+    fn handle_publish(
+        &mut self,
+        who: usize,
+        at: usize,
+        number: u64,
+        operation: &Operation,
+        qos: u8,
+        (first, last): (u64, u64),
+        full: bool,
+    ) {
+        let is_request = matches!(operation, Operation::Request { .. });
+        // Reads are not remembered, and execute again. A request at QoS 2 runs once in any case.
+        let repeats = qos == 1
+            && matches!(
+                operation,
+                Operation::Request {
+                    command: Command::Get | Command::Watch,
+                    ..
+                }
+            );
+        if self.oracle.is_done(number) && !repeats && (is_request || qos == 2) {
+            self.tally
+                .count("requests redelivered without a second effect");
+            return;
+        }
+        if qos == 2 && self.reads.contains(&number) {
+            self.unrecorded.insert(number);
+        }
+        if is_request && !self.handled.insert(number) {
+            self.tally.count("requests redelivered after a crash");
+        }
+        if is_request {
+            if full {
+                self.cramped.insert(number);
+            }
+            if qos == 2 {
+                self.tally.count("a QoS 2 request");
+            }
+            self.handle_request(who, at, number, operation, (first, last), full);
+            return;
+        }
+        let count = [
+            "messages at QoS 0",
+            "messages at QoS 1",
+            "messages at QoS 2",
+        ];
+        self.tally.count(count[usize::from(qos)]);
+        if !self.handled.insert(number) {
+            self.repeated.insert(number);
+        }
+        if qos > 0 {
+            let response = None;
+            self.oracle
+                .note(first, last, Change::Done { number, response });
+        }
+        let Operation::Message {
+            topic,
+            retain,
+            empty,
+        } = operation
+        else {
+            return;
+        };
+        if *retain {
+            if *empty {
+                self.tally.count("retained messages removed");
+            }
+            let change = Change::Retained {
+                topic: topic.clone(),
+                number: (!empty).then_some(number),
+            };
+            self.oracle.note(first, last, change);
+        }
+        if !topic.starts_with("t/") {
+            return;
+        }
+        let subscribers = self.oracle.subscriptions.iter();
+        let subscribers: Vec<_> = subscribers
+            .filter(|((_, filter), _)| filter == "t/#")
+            .map(|((client, _), granted)| (*client, (*granted).min(qos)))
+            .filter(|(_, qos)| *qos > 0)
+            .collect();
+        for (client, qos) in subscribers {
+            let lasts = self.clients[client].expiry_s > 0;
+            let (first, last) = if lasts { (first, last) } else { (1, 0) };
+            let change = Change::Owed {
+                client,
+                number,
+                qos,
+            };
+            self.oracle.note(first, last, change);
+        }
+    }
+
+    fn handle_request(
+        &mut self,
+        who: usize,
+        at: usize,
+        number: u64,
+        operation: &Operation,
+        (first, last): (u64, u64),
+        full: bool,
+    ) {
+        let Operation::Request { key, command } = operation else {
+            return;
+        };
+        let now_ms = self.now_ms();
+        let (mut response, change) = self.oracle.handle(operation, number, now_ms, full);
+        if full && response.starts_with(b"-ERR") {
+            self.tally.count("refused for a full disk");
+        }
+        let link = &mut self.clients[who].links[at];
+        let mut response = match command {
+            Command::Watch => {
+                // A watch that is open may have begun already.
+                link.watches.insert(key.clone(), true);
+                Some(response)
+            }
+            Command::Unwatch => match link.watches.remove(key) {
+                Some(true) => Some(response),
+                Some(false) => None,
+                None => Some(b":0\r\n".to_vec()),
+            },
+            _ => Some(std::mem::take(&mut response)),
+        };
+        if full && *command == Command::Watch || self.open.contains(&number) {
+            response = None;
+            if matches!(command, Command::Watch | Command::Unwatch) {
+                link.watches.insert(key.clone(), false);
+                link.open_keys.insert(key.clone());
+            }
+        }
+        self.trace.add(|| {
+            let text = response.as_deref().map(String::from_utf8_lossy);
+            format!("  handled {number}: {text:?}")
+        });
+        if let Some(response) = &response {
+            let possible = self.possible.entry(number).or_default();
+            possible.insert(response.clone());
+        }
+        if full && change.is_none() {
+            // A request that changes nothing is not remembered on a full disk.
+            return;
+        }
+        self.oracle
+            .note(first, last, Change::Done { number, response });
+        let Some(change) = change else { return };
+        let value = matches!(change, Change::Set { .. }).then(|| value(number));
+        self.oracle.note(first, last, change);
+        for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
+            if link.is_served() && link.watches.get(key) == Some(&true) {
+                let owed = link.owed.entry(key.clone()).or_default();
+                owed.push_back((number, value.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! One simulation of the whole host: broker, state machine, response gate, write-ahead log and the
+//! packets of clients, in one thread, on a simulated disk, clock and network.
+//!
+//! A seed determines a run. Everything that decides is production code. A seed that fails prints
+//! its trace, and fails again:
+//!
+//! ```text
+//! WHOLE_SEED=<seed> cargo test -p statehouse --test whole seeds -- --nocapture
+//! ```
+//!
+//! `WHOLE_SEEDS` sets the number of seeds. The obligations are numbered in the messages:
+//!
+//! 1. An acknowledged write survives every crash, and each request has one effect.
+//! 2. Each request has one response; a redelivery gets the same bytes.
+//! 3. A watcher is notified before the change is acknowledged, in the order of versions.
+//! 4. A message reaches each session at least once at QoS 1, exactly once at QoS 2, in order.
+//! 5. Sessions and retained messages are those that were acknowledged.
+//! 6. A will is published if its connection ended without DISCONNECT 0x00, after its delay, once.
+//! 7. No packet leaves before the log position that it depends on is durable.
+//! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5.
+//!
+//! Each of these defects, put into the host on purpose, must fail the quick seeds:
+//!
+//! | defect | found by obligation |
+//! |---|---|
+//! | the response gate releases one position early | 7 |
+//! | the broker's gate releases one position early | 7 |
+//! | a CONNACK does not wait for the record of its session | 7 |
+//! | the broker does not record the packet id of a QoS 2 message | 4 |
+//! | a will is published although the client sent DISCONNECT 0x00 | 6 |
+//! | recovery does not restore remembered requests | 2 |
+//! | the watches of a connection do not end with it | 3 |
+//! | a retained message is not recorded | 5 |
+//! | a subscription is not recorded | 2 |
+//! | PUBACK leaves before the notifications of its change | 3 |
+//! | the broker sends one message more than the Receive Maximum | 8 |
+//!
+//! Not simulated: the interval durability mode, a clean stop, message expiry, shared subscriptions,
+//! clients that do not read, and several packets in one read.
+
+mod arrival;
+mod client;
+mod egress;
+mod fault;
+mod fault_plan;
+mod ingress;
+mod node;
+mod obligations;
+mod operation;
+mod oracle;
+mod packet;
+mod trace;
+mod wills;
+mod world;
+
+use std::env;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fault_plan::FaultPlan;
+use trace::Tally;
+use world::World;
+
+/// Seeds of the quick test, and of the long one.
+const SEEDS: u64 = 2_000;
+const SEEDS_LONG: u64 = 20_000;
+
+fn number(variable: &str) -> Option<u64> {
+    let value = env::var(variable).ok()?;
+    Some(value.parse().expect("a number"))
+}
+
+fn run(seed: u64, plan: Option<FaultPlan>) -> (Tally, u64) {
+    let result = catch_unwind(AssertUnwindSafe(|| World::run(seed, plan)));
+    result.unwrap_or_else(|_| panic!("seed {seed} failed: WHOLE_SEED={seed} repeats it"))
+}
+
+fn run_all(seeds: Range<u64>) {
+    let mut total = Tally::default();
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        total.add(&run(seed, None).0);
+    }
+    println!("{count} seeds: {total:#?}");
+    if count >= 1_000 {
+        total.assert_everything_happened();
+    }
+}
+
+#[test]
+fn seeds_meet_every_obligation() {
+    match number("WHOLE_SEED") {
+        Some(seed) => run_all(seed..seed + 1),
+        None => run_all(0..number("WHOLE_SEEDS").unwrap_or(SEEDS)),
+    }
+}
+
+#[test]
+#[ignore = "takes some minutes"]
+fn many_seeds_meet_every_obligation() {
+    run_all(SEEDS..SEEDS + number("WHOLE_SEEDS").unwrap_or(SEEDS_LONG));
+}
+
+/// The same run, crashed once behind each log position.
+#[test]
+fn a_crash_at_every_log_position_is_recovered() {
+    let (_, end) = run(7, Some(FaultPlan::one_crash(u64::MAX)));
+    for position in 1..=end {
+        run(7, Some(FaultPlan::one_crash(position)));
+    }
+    println!("{end} positions");
+}

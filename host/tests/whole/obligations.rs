@@ -1,0 +1,111 @@
+//! What must hold after each event, and at the end when faults have ceased.
+
+use statehouse_protocol::ConnectionId;
+use std::collections::BTreeMap;
+
+use crate::client::Client;
+use crate::world::World;
+
+impl World {
+    pub(crate) fn check(&self) {
+        let durable = self.node.log.durable().0;
+        assert!(durable <= self.node.appended());
+        let links = self.clients.iter().flat_map(|it| &it.links);
+        let wires = links.filter_map(|it| it.wire.as_ref());
+        let open: Vec<ConnectionId> = wires.map(|it| it.connection()).collect();
+        for peer in self.node.server.watching() {
+            assert!(
+                open.contains(&peer.connection),
+                "obligation 3: the watches of {} outlive connection {}",
+                peer.client,
+                peer.connection
+            );
+        }
+    }
+
+    /// Faults cease, every client connects, and everything on its way arrives.
+    pub(crate) fn settle(&mut self) {
+        self.trace.add(|| "faults cease".to_owned());
+        self.heal();
+        self.plan.crash_once_in = u64::MAX;
+        if self.node.log.maintain(self.time.wall_ms).is_err() || !self.node.has_room() {
+            self.crash();
+        }
+        for round in 0..40 {
+            for who in 0..self.clients.len() {
+                if self.clients[who].link().is_none() {
+                    self.connect(who);
+                }
+            }
+            self.flow();
+            if round == 20 {
+                self.advance(11_000);
+            }
+        }
+        for client in &self.clients {
+            let left: Vec<u64> = client.outgoing.iter().map(|it| it.number).collect();
+            assert!(
+                left.is_empty() && client.subscribed,
+                "obligation 2: {} waits for acknowledgements of {left:?}",
+                client.name
+            );
+        }
+        self.check_responses();
+        self.check_messages();
+        let arrived = self.clients[0].wills.clone();
+        self.wills.check(&arrived);
+        self.check_retained();
+        self.check_table();
+    }
+
+    /// Obligation 2: every acknowledged request has a response.
+    fn check_responses(&self) {
+        for client in self.clients.iter().filter(|it| it.expiry_s == 3600) {
+            for number in &client.acknowledged {
+                let answered = self.requests.contains(number) && !self.cramped.contains(number);
+                assert!(
+                    !answered || client.responses.contains_key(number),
+                    "obligation 2: request {number} of {} has no response",
+                    client.name
+                );
+            }
+        }
+    }
+
+    /// Obligation 4: every expected message has arrived.
+    fn check_messages(&self) {
+        for ((who, number), qos) in &self.oracle.owed {
+            let arrived = self.clients[*who].arrived.get(number);
+            assert!(
+                arrived.is_some(),
+                "obligation 4: message {number} at QoS {qos} did not arrive at c{who}"
+            );
+        }
+    }
+
+    /// Obligation 5: a new subscriber receives exactly the retained messages of the oracle.
+    fn check_retained(&mut self) {
+        let mut probe = Client::new(self.clients.len());
+        probe.filters = vec![("ret/#".into(), 1)];
+        probe.expiry_s = 0;
+        self.clients.push(probe);
+        self.connect(self.clients.len() - 1);
+        for _ in 0..6 {
+            self.flow();
+        }
+        for _ in &self.oracle.retained {
+            self.tally.count("retained messages checked");
+        }
+        let found: BTreeMap<String, u64> = self.retained.clone();
+        assert_eq!(
+            found, self.oracle.retained,
+            "obligation 5: retained messages (right: expected)"
+        );
+    }
+
+    /// Obligation 1: one more recovery finds exactly the table of the oracle.
+    fn check_table(&mut self) {
+        self.commit();
+        self.crash();
+    }
+}
