@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// Checks the response to a request against the oracle. Returns the position that it depends on.
+    /// Checks the response to a request against the oracle. Returns the position that it needs.
     fn check_response(&mut self, it: &Publish) -> u64 {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");

@@ -360,8 +360,13 @@ impl World {
             // A request that changes nothing is not remembered on a full disk.
             return;
         }
-        self.oracle
-            .note(first, last, Change::Done { number, response });
+        // Records of a read are of keys that expired before it.
+        let (own_first, own_last) = match command {
+            Command::Get | Command::Watch => (1, 0),
+            _ => (first, last),
+        };
+        let done = Change::Done { number, response };
+        self.oracle.note(own_first, own_last, done);
         let Some(change) = change else { return };
         let value = matches!(change, Change::Set { .. }).then(|| value(number));
         self.oracle.note(first, last, change);
