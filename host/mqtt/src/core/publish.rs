@@ -408,8 +408,9 @@ impl Core {
     ) -> Result<usize, ReasonCode> {
         let reply_session = token
             // At QoS 2 a client that repeats its request gets the PUBREC only, because the broker
-            // knows the packet id.
-            .filter(|token| !token.exactly_once)
+            // knows the packet id. So the answer is recorded like any message, unless the log has
+            // no room: then it is sent unrecorded rather than dropped.
+            .filter(|token| !token.exactly_once || !self.recorder.has_room())
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
         let source = Source {

@@ -299,6 +299,24 @@ fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
     })
 }
 
+/// The PUBREC of a request at QoS 2 says success, so its answer must not be dropped for want of
+/// room in the log. It is sent without a record, as answers at QoS 1 are.
+#[test]
+fn full_log_drops_no_answer_of_a_qos_2_request() {
+    let recorder = Arc::new(Recorder::default());
+    let held = Held::new(recorder.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    held.journal.set_full(true);
+    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 1, held.now);
+    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
+    held.journal.release_all(&held.broker);
+    let packets = peer.receive();
+    assert!(
+        matches!(&packets[..], [Packet::Publish(message), Packet::PubRec(_)] if message.topic == "answers"),
+        "{packets:?}"
+    );
+}
+
 #[test]
 fn answer_sent_at_once_is_not_recorded() {
     let recorder = Arc::new(Recorder::default());
