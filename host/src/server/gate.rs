@@ -6,8 +6,9 @@
 //! * Nothing leaves before its position is released, or a crash could revoke what a client has
 //!   seen.
 //! * Outputs to one connection leave in the order in which they were decided.
-//! * The outputs of one decision leave in their order, even to several connections, so that no
-//!   PUBACK overtakes a notification.
+//! * The outputs of one decision are passed to the transport in their order, even to several
+//!   connections, so that no PUBACK is written before a notification of the same decision. Between
+//!   two sockets the network may still change the order.
 //!
 //! An output that depends on nothing unreleased, such as the response to a GET of a key that was
 //! not just written, does not wait for other connections.
