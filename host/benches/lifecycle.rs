@@ -7,7 +7,6 @@
 //!
 //! All figures are medians of many rounds in one process. Quote only ratios.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +19,7 @@ use statehouse_core::policy::{
 };
 use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};

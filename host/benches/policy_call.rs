@@ -5,7 +5,6 @@
 //! cargo bench -p statehouse --bench policy_call
 //! ```
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -20,6 +19,7 @@ use statehouse_mqtt::Properties;
 use statehouse_policy::{
     Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Stamp, resp,
 };
+use statehouse_protocol::{ConnectionId, SessionId};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";

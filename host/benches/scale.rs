@@ -10,7 +10,6 @@
 //!
 //! All times are CPU times of one thread in one process. Quote only ratios.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +21,7 @@ use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";

@@ -9,7 +9,6 @@
 //! without interruptions. `statehouse bench` shows more CPU time per request than the whole path
 //! here. The difference is the kernel's time for sockets and waking threads.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -35,6 +34,7 @@ use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
     ReasonCode, Service,
 };
+use statehouse_protocol::{ConnectionId, SessionId};
 
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;

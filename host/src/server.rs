@@ -4,13 +4,13 @@
 //! order of the decisions, and never before the log position that they depend on is released. The
 //! lock must never be held while a socket or the disk is touched.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use statehouse_mqtt::ReasonCode;
+use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::sync::Notify;
 
 use crate::limits;

@@ -1,7 +1,6 @@
 //! Runs the standard policy's own cases on its component in the host's engine. The answers must
 //! have the same bytes as those of the native code.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
 use statehouse_mqtt::Properties;
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 /// A store with the standard policy, as the subject of the cases.
 struct Host {

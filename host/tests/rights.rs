@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,6 +12,7 @@ use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::rights::ClientRights;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const NOT_AUTHORIZED: &str = "-ERR not authorized\r\n";

@@ -4,13 +4,13 @@
 //! must never be used after the rules or the identity of the client have changed. This module
 //! disconnects no client: the caller of [`Authorizer::changed`] must recheck all connections.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehouse_mqtt::{Identity, Origin};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::rules::{Grants, Principal, Rules};
 use crate::limits;

@@ -5,7 +5,6 @@ mod batch;
 mod guard;
 mod options;
 
-use statehouse_protocol::{LogPosition, SessionId};
 use std::{
     future::poll_fn,
     io,
@@ -20,6 +19,7 @@ use std::{
 pub use batch::Batch;
 pub(crate) use guard::Guard;
 pub use options::Options;
+use statehouse_protocol::{LogPosition, SessionId};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,

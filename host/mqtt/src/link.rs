@@ -3,8 +3,9 @@
 //! Acknowledgements to the client must leave in the order of its PUBLISHes (section 4.6), although
 //! requests are acknowledged later than ordinary messages.
 
-use statehouse_protocol::ConnectionId;
 use std::{collections::VecDeque, sync::Arc};
+
+use statehouse_protocol::ConnectionId;
 
 use crate::{
     Identity, ReasonCode,

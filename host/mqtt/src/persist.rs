@@ -12,10 +12,10 @@
 //! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of
 //! durable state.
 
-use statehouse_protocol::{LogPosition, SessionId};
 use std::{fmt, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
+use statehouse_protocol::{LogPosition, SessionId};
 
 use crate::{
     barrier::{Barrier, BatchNumber},

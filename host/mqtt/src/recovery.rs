@@ -5,13 +5,13 @@
 //! start from exceeding the memory ([`Recovery::within`]). The broker applies the other limits and
 //! drops expired messages when it starts.
 
-use statehouse_protocol::SessionId;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 
 use crate::{
     Limits, Message, ReasonCode,

@@ -1,6 +1,5 @@
 //! The interface of the embedder: which topics it claims, and which events it receives.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     hash::{Hash, Hasher},
     sync::Arc,
@@ -8,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use crate::{Broker, Identity, Properties, QoS, ReasonCode};
 

@@ -5,7 +5,6 @@
 
 mod subscriptions;
 
-use statehouse_protocol::SessionId;
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -13,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 use subscriptions::Subscriptions;
 
 use crate::{

@@ -6,11 +6,11 @@
 //! possible. Every change of durable messages must be written to the [`SessionLog`] in the same
 //! method, or recovery loses it. The queue neither encodes messages nor decides when to send them.
 
-use statehouse_protocol::ConnectionId;
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
+use statehouse_protocol::ConnectionId;
 
 use crate::{
     Message, QoS,

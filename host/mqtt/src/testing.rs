@@ -1,7 +1,6 @@
 //! A client without a socket, for tests. It encodes packets with rumqttc's codec, and the test
 //! passes the time.
 
-use statehouse_protocol::{LogPosition, SessionId};
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex},
@@ -10,6 +9,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
+use statehouse_protocol::{LogPosition, SessionId};
 use wire::Packet;
 
 use crate::{

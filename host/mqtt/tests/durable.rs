@@ -3,7 +3,6 @@
 
 mod common;
 
-use statehouse_protocol::LogPosition;
 use std::{
     net::SocketAddr,
     sync::{
@@ -19,6 +18,7 @@ use statehouse_mqtt::{
     Access, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options, Origin,
     Persistence, QoS, Recovery, Service, Verdict,
 };
+use statehouse_protocol::LogPosition;
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 use wire::{DisconnectReasonCode, Packet};
 

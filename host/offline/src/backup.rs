@@ -4,12 +4,12 @@
 //! position. Unlike a snapshot it also contains the modules of the policies, which a data directory
 //! stores in a directory of their own.
 
-use statehouse_protocol::SessionId;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, ImageCursor, Limits, NoService, Options};
+use statehouse_protocol::SessionId;
 use statehouse_wal::{LogPosition, Source};
 
 use super::{Past, PastError};

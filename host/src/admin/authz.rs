@@ -2,12 +2,12 @@
 //!
 //! For `statehouse authz explain`. Asking has no side effects.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use statehouse_mqtt::{Broker, ClientStatus};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::Sources;
 use statehouse_access::explain::{Explanation, Question, Wanted};

@@ -17,13 +17,12 @@
 //! request caused them. A connection that writes faster than the disk is not read from until its
 //! outputs have left.
 
-use statehouse_protocol::ConnectionId;
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
+use statehouse_protocol::ConnectionId;
 
 use crate::limits;
 use crate::transport::{Outbound, Transport};

@@ -3,10 +3,10 @@
 //! Requests arrive on the client's own connection. So the client id is proven, the end of a
 //! connection is known, and a PUBACK carries a reason.
 
-use statehouse_protocol::SessionId;
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
+use statehouse_protocol::SessionId;
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_access::{Authorizer, CachedGrants};

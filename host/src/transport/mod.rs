@@ -6,10 +6,10 @@
 pub mod embedded;
 pub mod foreign;
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::time::Duration;
 
 use statehouse_mqtt::{Message, ReasonCode, Token};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use crate::limits;
 use statehouse_core::request::Incoming;

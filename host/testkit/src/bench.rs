@@ -3,13 +3,13 @@
 //! The requests are a few basic ones and those of transcripts. Fuel is the same on every machine.
 //! Times are medians; on another machine only their ratios are meaningful.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::check::median;
 use super::client::array;

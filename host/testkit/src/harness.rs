@@ -3,7 +3,6 @@
 //! Every request runs on a used and on a fresh instance of the policy. Both must give the same
 //! result, because redeliveries are re-executed on fresh instances.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::answer::{Answer, Came, Notification, Reads, is_same};
 use super::client::{Client, Publish};

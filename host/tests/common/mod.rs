@@ -1,6 +1,5 @@
 //! Helpers for tests of policies on a store: a client, and the policies of the tests.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -8,6 +7,7 @@ use bytes::Bytes;
 use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Effects, Event, Peer, Store};
 use statehouse_mqtt::Properties;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
 

@@ -1,7 +1,6 @@
 //! Supervision of policies: the guard of the active policy and of a canary, and the comparison with
 //! a shadow.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use statehouse_core::request::{Incoming, REQUEST_TOPIC};
 use statehouse_core::store::{Key, Mode, Reexecution};
 use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 

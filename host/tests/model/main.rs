@@ -13,7 +13,6 @@ mod ops;
 mod oracle;
 mod scan;
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -34,6 +33,7 @@ use statehouse_core::store::{
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use ops::{Op, Redelivery};
 use oracle::{Oracle, OracleRequest, Reading, Version, WatcherNotification};

@@ -1,7 +1,6 @@
 //! The differences between the two modes: behind a foreign broker, watches and dedup entries are
 //! durable and notifications are repeated after a start. With the embedded broker they are not.
 
-use statehouse_protocol::SessionId;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,6 +13,7 @@ use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified};
 use statehouse_core::{Core, Decision, Input, Settings};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_protocol::SessionId;
 
 use crate::{START_MS, now, policies, promote, records, retention, store_from_image};
 

@@ -1,7 +1,6 @@
 //! MQTT clients with sessions: a session outlives its connections, and a client sends requests
 //! again until they are acknowledged.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::request::Delivery;
 use statehouse_core::store::Mode;
 use statehouse_mqtt::Properties;
+use statehouse_protocol::{ConnectionId, SessionId};
 use statehouse_wal::simulation::Dice;
 
 use crate::workload::{NewRequest, ReadSubject, Workload};

@@ -1,6 +1,5 @@
 //! The expected state of the store after each record, for comparison with a recovered store.
 
-use statehouse_protocol::SessionId;
 use std::collections::BTreeMap;
 
 use statehouse::limits::ENTRY_OVERHEAD_BYTES;
@@ -9,6 +8,7 @@ use statehouse_core::log::Image;
 use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Duplicates, Entry, Key, Peer, Remembered, State, Watches};
+use statehouse_protocol::SessionId;
 
 type OwnedEntries = Vec<(Entry, Option<Box<str>>)>;
 

@@ -3,13 +3,13 @@
 //! Invariant: a start must recover every durable record, and the state after the last recovered
 //! record must equal the state that the store had there.
 
-use statehouse_protocol::SessionId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehouse::limits;
 use statehouse_core::log::Image;
 use statehouse_core::store::Retention;
+use statehouse_protocol::SessionId;
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
 

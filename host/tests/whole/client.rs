@@ -1,9 +1,9 @@
 //! A client as MQTT 5 describes it: its session state, its connections, and what it received.
 
-use statehouse_protocol::SessionId;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use statehouse_mqtt::simulation::Wire;
+use statehouse_protocol::SessionId;
 
 use crate::operation::Operation;
 use crate::packet::{self, Ack, Publish};

@@ -2,7 +2,6 @@
 //!
 //! Everything that decides is production code. A life starts as `host/src/cli/serve.rs` does it.
 
-use statehouse_protocol::ConnectionId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -21,6 +20,7 @@ use statehouse_core::store::{Mode, Quota, Retention, Store, Transaction};
 use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Persistence, Recovery};
 use statehouse_offline::ImageSink;
+use statehouse_protocol::ConnectionId;
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Error, Log, LogPosition, Options, Room};
 

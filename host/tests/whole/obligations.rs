@@ -1,7 +1,8 @@
 //! What must hold after each event, and at the end when faults have ceased.
 
-use statehouse_protocol::ConnectionId;
 use std::collections::BTreeMap;
+
+use statehouse_protocol::ConnectionId;
 
 use crate::client::Client;
 use crate::world::World;

@@ -3,8 +3,9 @@
 //! The oracle is a history of changes, each with the log positions that it depends on. A crash
 //! removes the changes behind the last position that survived, and the rest is built again.
 
-use statehouse_protocol::SessionId;
 use std::collections::{BTreeMap, HashMap, HashSet};
+
+use statehouse_protocol::SessionId;
 
 use crate::operation::{Command, Operation, value};
 

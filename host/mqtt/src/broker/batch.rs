@@ -1,7 +1,8 @@
 //! Operations of the embedder that run under one lock.
 
-use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, time::Instant};
+
+use statehouse_protocol::ConnectionId;
 
 use crate::{
     Message, ReasonCode, Token,

@@ -14,11 +14,11 @@ mod encode;
 #[cfg(test)]
 mod tests;
 
-use statehouse_protocol::SessionId;
 use std::borrow::Cow;
 
 pub(crate) use decode::Decoder;
 pub(crate) use encode::Encoder;
+use statehouse_protocol::SessionId;
 use thiserror::Error;
 
 use crate::{Message, QoS, ReasonCode, clock::Clock, codec::Will, router::Subscription};

@@ -1,6 +1,5 @@
 //! The task that writes the output of a connection to its socket.
 
-use statehouse_protocol::ConnectionId;
 use std::{
     io,
     sync::Arc,
@@ -8,6 +7,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use statehouse_protocol::ConnectionId;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     task::JoinHandle,

@@ -17,7 +17,6 @@ mod subscribe;
 mod tests;
 mod window;
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
@@ -27,6 +26,7 @@ use std::{
 
 pub(crate) use connect::{Accepted, ConnectRefusal};
 pub(crate) use publish::{Begun, Source};
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use session_ends::SessionEnds;
 

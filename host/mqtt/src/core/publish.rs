@@ -1,7 +1,8 @@
 //! Routing of messages from clients and the embedder to sessions (sections 3.3 and 4.3).
 
-use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, mem, time::Instant};
+
+use statehouse_protocol::ConnectionId;
 
 use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{

@@ -3,10 +3,10 @@
 //! Expired state and state beyond the current limits is dropped. Every drop must be recorded, or
 //! the log and the broker disagree after the next restart.
 
-use statehouse_protocol::SessionId;
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
+use statehouse_protocol::SessionId;
 
 use super::{Core, session_at};
 use crate::{

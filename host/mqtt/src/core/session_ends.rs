@@ -1,8 +1,9 @@
 //! Delays the report of a session's end until the embedder has processed the end of all its
 //! connections.
 
-use statehouse_protocol::SessionId;
 use std::collections::HashMap;
+
+use statehouse_protocol::SessionId;
 
 /// Connections whose end the embedder has not processed yet, by session number.
 #[derive(Debug, Default)]

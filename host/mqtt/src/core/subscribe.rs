@@ -1,7 +1,8 @@
 //! SUBSCRIBE, UNSUBSCRIBE, and the retained messages for new subscriptions (sections 3.8 to 3.11).
 
-use statehouse_protocol::ConnectionId;
 use std::{borrow::Cow, mem, sync::Arc, time::Instant};
+
+use statehouse_protocol::ConnectionId;
 
 use super::{Core, session_at};
 use crate::{

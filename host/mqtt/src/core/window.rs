@@ -1,10 +1,10 @@
 //! The send path of a session: its queue, its send window, redeliveries, and the acknowledgements
 //! that are sent with them (sections 4.3, 4.4, 4.6, 4.9).
 
-use statehouse_protocol::ConnectionId;
 use std::{mem, time::Instant};
 
 use bytes::BytesMut;
+use statehouse_protocol::ConnectionId;
 
 use super::{Core, Counts, session_at};
 use crate::{

@@ -3,7 +3,6 @@
 //! Bytes go in as one read of a socket would return them; the bytes that would be written to it
 //! are returned. Uses the broker's time and no tasks: everything happens in the call.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     fmt, io, mem,
     net::Ipv4Addr,
@@ -11,6 +10,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use crate::{
     Broker, Identity, ReasonCode, codec,

@@ -2,7 +2,6 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use statehouse_protocol::SessionId;
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
@@ -15,6 +14,7 @@ use statehouse_mqtt::{
     Broker, Claim, Door, Limits, Message, NoService, Options, Origin, Properties,
     PropertiesBuilder, QoS, ReasonCode, Request, Service,
 };
+use statehouse_protocol::SessionId;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},

@@ -2,11 +2,11 @@
 //!
 //! The trial shows whether the policy can respond at all. The responses are not checked.
 
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};

@@ -1,6 +1,5 @@
 //! A log without room: growth of the durable state is refused, and everything else continues.
 
-use statehouse_protocol::LogPosition;
 use std::{
     sync::{
         Arc,
@@ -9,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use statehouse_protocol::LogPosition;
 use wire::{Packet, PubAckReason, PubRecReason, SubscribeReasonCode};
 
 use crate::{

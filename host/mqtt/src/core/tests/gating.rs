@@ -1,9 +1,9 @@
 //! A packet must not leave before the record that it depends on is durable, and a packet that
 //! depends on no record leaves at once.
 
-use statehouse_protocol::LogPosition;
 use std::{future::Future, sync::Arc, time::Instant};
 
+use statehouse_protocol::LogPosition;
 use wire::{Packet, PubComp, PubRec, PubRel};
 
 use crate::{

@@ -6,13 +6,13 @@ mod limits;
 mod messages;
 mod wills;
 
-use statehouse_protocol::ConnectionId;
 use std::{
     borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use statehouse_protocol::ConnectionId;
 use wire::{Packet, PubRec, PubRel};
 
 use crate::{Broker, Limits, Message, NoService, QoS, testing::*};

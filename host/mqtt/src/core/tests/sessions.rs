@@ -1,11 +1,11 @@
 //! Expiry, resumption and takeover of sessions, and wills.
 
-use statehouse_protocol::SessionId;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use statehouse_protocol::SessionId;
 use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
 
 use crate::{

@@ -1,7 +1,7 @@
-use statehouse_protocol::{ConnectionId, SessionId};
 use std::time::Duration;
 
 use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
+use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
