@@ -149,7 +149,7 @@ impl Server {
     pub fn stats(&self) -> Stats {
         let mut locked = self.lock();
         // Updates the figures about the clock.
-        locked.now();
+        locked.now_ms();
         let store = locked.core.store();
         let (state, duplicates) = (store.state(), store.duplicates());
         Stats {
@@ -252,16 +252,16 @@ impl Server {
     /// The next block of a snapshot; `None` at its end.
     pub fn snapshot(&self, progress: &mut Progress) -> Option<Vec<u8>> {
         let mut locked = self.lock();
-        let now = locked.now();
-        locked.core.snapshot(progress, now.ms)
+        let now_ms = locked.now_ms();
+        locked.core.snapshot(progress, now_ms)
     }
 
     /// Appends the last record of this run. Nothing may be decided or assigned after it, because it
     /// would be lost.
     pub fn stop(&self) {
         let mut locked = self.lock();
-        let now = locked.now();
-        locked.core.stop(now.ms);
+        let now_ms = locked.now_ms();
+        locked.core.stop(now_ms);
         self.stopped.store(true, Relaxed);
     }
 
@@ -403,19 +403,22 @@ impl Server {
 
 impl Server {
     /// Handles a part of a batch, until the end of the batch or the time `end`. Returns whether
-    /// inputs are left. `owner` is the connection of the batch, if it has only one; `disconnected`
+    /// inputs are left. `begun` is the time at which the batch began, and `owner` is the connection of the batch, if it has only one; `disconnected`
     /// is set if that connection is being closed, so that the rest must be skipped.
     fn take_part(
         &self,
         owner: Option<ConnectionId>,
-        end: Option<Instant>,
+        (begun, end): (Instant, Option<Instant>),
         batch: &mut dyn Iterator<Item = Inbound<'_>>,
         disconnected: &mut bool,
     ) -> bool {
         let mut more = true;
         {
             let mut locked = self.lock();
-            let now = locked.now();
+            let now = Now {
+                ms: locked.now_ms(),
+                instant: begun,
+            };
             locked.check_disk_space(&*self.journal);
             let next_expiry_ms = locked.core.store().next_expiry_ms();
             let mut reply_bytes = 0;
@@ -457,23 +460,24 @@ impl Server {
     }
 }
 
-/// The instant after this time; `None` if it is never reached.
-fn end(time_max: Duration) -> Option<Instant> {
-    Instant::now().checked_add(time_max)
+/// The present instant, and the one after this time; `None` if it is never reached.
+fn from_now(time_max: Duration) -> (Instant, Option<Instant>) {
+    let begun = Instant::now();
+    (begun, begun.checked_add(time_max))
 }
 
 impl Intake for Server {
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let end = end(time_max);
+        let time = from_now(time_max);
         let mut disconnected = false;
-        while self.take_part(None, end, batch, &mut disconnected) {}
+        while self.take_part(None, time, batch, &mut disconnected) {}
     }
 
     fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let end = end(limits::REQUESTS_PER_TURN_TIME);
+        let time = from_now(limits::REQUESTS_PER_TURN_TIME);
         let mut disconnected = false;
         // Inputs after a request that ended its connection are never left over.
-        while self.take_part(Some(connection), end, batch, &mut disconnected) && disconnected {}
+        while self.take_part(Some(connection), time, batch, &mut disconnected) && disconnected {}
     }
 }
 

@@ -203,8 +203,13 @@ impl Core {
             Input::Sweep => Event::Sweep,
         };
         let effects = self.store.step(event, now.ms);
-        let position = self.recorder.step(None, &effects, false);
-        self.decision(position, Outcome::Event, effects, now)
+        Decision {
+            position: self.recorder.step(None, &effects, false),
+            swapped: self.roll_back_if_tripped(&effects, now),
+            outcome: Outcome::Event,
+            effects,
+            acknowledge: false,
+        }
     }
 
     fn publish<'a>(&mut self, incoming: &'a Incoming<'a>, now: Now) -> Decision<'a> {
@@ -241,28 +246,17 @@ impl Core {
             _ => (LogPosition::NONE, Effects::default()),
         };
         Decision {
+            position,
+            swapped: self.roll_back_if_tripped(&effects, now),
+            outcome,
+            effects,
             acknowledge: incoming.qos != QoS::AtMostOnce,
-            ..self.decision(position, outcome, effects, now)
         }
     }
 
-    /// Completes a decision. A policy that failed once too often is rolled back before the next
-    /// input.
-    fn decision<'a>(
-        &mut self,
-        position: LogPosition,
-        outcome: Outcome<'a>,
-        effects: Effects,
-        now: Now,
-    ) -> Decision<'a> {
-        let swapped = (effects.tripped.as_ref()).and_then(|trip| self.roll_back(trip, now.ms));
-        Decision {
-            position,
-            outcome,
-            effects,
-            swapped,
-            acknowledge: false,
-        }
+    /// Rolls a policy back that failed once too often, before the next input.
+    fn roll_back_if_tripped(&mut self, effects: &Effects, now: Now) -> Option<Swapped> {
+        (effects.tripped.as_ref()).and_then(|trip| self.roll_back(trip, now.ms))
     }
 
     /// The outputs of a decision, in the order in which they must be sent: notifications of keys

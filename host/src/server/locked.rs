@@ -70,10 +70,10 @@ impl Locked {
         next: Assignment,
         ready: Vec<Instance<Transaction>>,
     ) -> Result<(LogPosition, Vec<Instance<Transaction>>), Absent> {
-        let now = self.now();
+        let now_ms = self.now_ms();
         let assigned = self.core.assign(next, ready)?;
         if let Some(swapped) = assigned.swapped {
-            self.note_swap(swapped, now.ms);
+            self.note_swap(swapped, now_ms);
         }
         Ok((assigned.position, assigned.left))
     }
@@ -103,13 +103,21 @@ impl Locked {
 
     /// Whether the system clock was stepped back so far that an operator should look.
     pub(super) fn is_clock_behind(&mut self) -> bool {
-        self.now();
+        self.now_ms();
         self.wall_behind
+    }
+
+    /// The present time of both clocks.
+    pub(super) fn now(&mut self) -> Now {
+        Now {
+            ms: self.now_ms(),
+            instant: Instant::now(),
+        }
     }
 
     /// Reads the clock. If the system clock was stepped ahead, no time has passed, so every
     /// deadline is postponed by the step.
-    pub(super) fn now(&mut self) -> Now {
+    pub(super) fn now_ms(&mut self) -> u64 {
         let Reading {
             now_ms,
             wall_behind_ms,
@@ -135,9 +143,6 @@ impl Locked {
                 tracing::info!("the system clock has caught up with the store's time");
             }
         }
-        Now {
-            ms: now_ms,
-            instant: Instant::now(),
-        }
+        now_ms
     }
 }
