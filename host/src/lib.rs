@@ -20,7 +20,7 @@
 //!   responses, notifications and PUBACKs until the log position that they depend on is durable.
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
 //! * [`policies`]: loads policies, changes which one is active, takes policies from outside.
-//! * [`admin`]: the HTTP API, metrics and the live page.
+//! * [`admin`]: the HTTP API and metrics.
 //! * [`data_directory`]: the data directory in use: recovery and snapshots.
 //! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and reason.
 //! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.

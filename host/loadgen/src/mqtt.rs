@@ -11,7 +11,7 @@ use statehouse_mqtt::PropertiesBuilder;
 use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
-use statehouse_core::request::REQUEST_TOPIC;
+use statehouse_protocol::topics::REQUEST_TOPIC;
 
 /// The prefix of notification topics. The client id in Base 16 follows (the protocol, section 1).
 const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";

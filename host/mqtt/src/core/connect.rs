@@ -1,5 +1,5 @@
 //! The life cycle of connections: new and resumed sessions, takeover, session expiry and wills
-//! (sections 3.1, 3.14, 4.1).
+//! (sections 3.1, 3.14, 4.1). Checks of a CONNECT that need no state are in [`crate::admission`].
 
 use statehouse_protocol::ConnectionId;
 use statehouse_protocol::SessionId;
