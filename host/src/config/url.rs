@@ -110,84 +110,85 @@ impl fmt::Display for BrokerUrl {
     }
 }
 
+const UNEXPECTED: &str = "unexpected text after the host and port";
+const INVALID_PORT: &str = "the port is invalid";
+
 impl FromStr for BrokerUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         // The text may hold a password, so no error may repeat it.
-        let invalid = |what: &str| {
-            Err(format!(
+        parse(text).map_err(|what| {
+            format!(
                 "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, or ws:// or wss:// with a path, optionally with USER:PASSWORD@ before HOST"
-            ))
-        };
-        let parts = text.split_once("://");
-        let Some((scheme, rest)) =
-            parts.and_then(|(name, rest)| Some((Scheme::named(name)?, rest)))
-        else {
-            return invalid("it begins with none of mqtt://, mqtts://, ws:// or wss://");
-        };
-        // A password may contain a slash, so the path is searched behind it.
-        let login_end = rest.rfind('@').map_or(0, |at| at + 1);
-        let slash = rest[login_end..].find('/').map(|at| login_end + at);
-        let (rest, path) = rest.split_at(slash.unwrap_or(rest.len()));
-        let path = match (scheme.websocket, path) {
-            (true, "") => "/",
-            (true, path) => path,
-            (false, "" | "/") => "",
-            (false, _) => return invalid("unexpected text after the host and port"),
-        };
-        let (login, place) = match rest.rsplit_once('@') {
-            Some((login, place)) => (Some(login), place),
-            None => (None, rest),
-        };
-        if place.contains(['?', '#'])
-            || path.contains(|c: char| c.is_whitespace() || c.is_control())
-        {
-            return invalid("unexpected text after the host and port");
-        }
-        let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
-            Some((host, "")) => (host, None),
-            Some((host, port)) => match port.strip_prefix(':') {
-                Some(port) => (host, Some(port)),
-                None => return invalid("the port is invalid"),
-            },
-            None => match place.split_once(':') {
-                Some((_, port)) if port.contains(':') => {
-                    return invalid("an IPv6 address needs brackets");
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        if host.is_empty() || host.contains(char::is_whitespace) {
-            return invalid("the host is missing");
-        }
-        let port = match port.map(u16::from_str) {
-            None => scheme.port(),
-            Some(Ok(port @ 1..)) => port,
-            Some(_) => return invalid("the port is invalid"),
-        };
-        let (user, password) = match login.map(|it| it.split_once(':').unwrap_or((it, ""))) {
-            None => (None, None),
-            Some((user, password)) => match (decode(user), decode(password)) {
-                (Some(user), Some(password)) => (
-                    Some(user),
-                    (!password.is_empty()).then_some(Secret(password)),
-                ),
-                _ => {
-                    return invalid("the user or password has a % without two hexadecimal digits");
-                }
-            },
-        };
-        Ok(Self {
-            scheme,
-            host: host.to_owned(),
-            port,
-            path: path.to_owned(),
-            user,
-            password,
+            )
         })
     }
+}
+
+fn parse(text: &str) -> Result<BrokerUrl, &'static str> {
+    let parts = text.split_once("://");
+    let (scheme, rest) = parts
+        .and_then(|(name, rest)| Some((Scheme::named(name)?, rest)))
+        .ok_or("it begins with none of mqtt://, mqtts://, ws:// or wss://")?;
+    // A password may contain a slash, so the path is searched behind it.
+    let login_end = rest.rfind('@').map_or(0, |at| at + 1);
+    let slash = rest[login_end..].find('/').map(|at| login_end + at);
+    let (rest, path) = rest.split_at(slash.unwrap_or(rest.len()));
+    let path = match (scheme.websocket, path) {
+        (true, "") => "/",
+        (true, path) => path,
+        (false, "" | "/") => "",
+        (false, _) => return Err(UNEXPECTED),
+    };
+    let (login, place) = match rest.rsplit_once('@') {
+        Some((login, place)) => (Some(login), place),
+        None => (None, rest),
+    };
+    if place.contains(['?', '#']) || path.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err(UNEXPECTED);
+    }
+    let (host, port) = host_and_port(place)?;
+    let port = match port.map(u16::from_str) {
+        None => scheme.port(),
+        Some(Ok(port @ 1..)) => port,
+        Some(_) => return Err(INVALID_PORT),
+    };
+    let (user, password) = match login {
+        None => (None, None),
+        Some(login) => {
+            let (user, password) = login.split_once(':').unwrap_or((login, ""));
+            let wrong = "the user or password has a % without two hexadecimal digits";
+            (
+                Some(decode(user).ok_or(wrong)?),
+                Some(decode(password).ok_or(wrong)?),
+            )
+        }
+    };
+    Ok(BrokerUrl {
+        scheme,
+        host: host.to_owned(),
+        port,
+        path: path.to_owned(),
+        user,
+        password: password.filter(|it| !it.is_empty()).map(Secret),
+    })
+}
+
+fn host_and_port(place: &str) -> Result<(&str, Option<&str>), &'static str> {
+    let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or(INVALID_PORT)?)),
+        None => match place.split_once(':') {
+            Some((_, port)) if port.contains(':') => return Err("an IPv6 address needs brackets"),
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        },
+    };
+    if host.is_empty() || host.contains(char::is_whitespace) {
+        return Err("the host is missing");
+    }
+    Ok((host, port))
 }
 
 /// Decodes percent-encoding (RFC 3986 section 2.1).
