@@ -4,13 +4,13 @@
 //! notifications are acknowledged with the next bytes that are sent.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use statehouse_mqtt::PropertiesBuilder;
 
 use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
+use statehouse_core::clock::wall_ms;
 use statehouse_core::request::REQUEST_TOPIC;
 
 /// The prefix of notification topics. The client id in Base 16 follows (the protocol, section 1).
@@ -246,10 +246,7 @@ impl Protocol for Mqtt {
     }
 
     fn ask(&mut self, slot: u16, number: u64, request: Request, out: &mut Vec<u8>) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let wall_ms = u64::try_from(now.as_millis()).unwrap_or(0);
+        let wall_ms = wall_ms();
         if self.wall_ms != wall_ms {
             self.wall_ms = wall_ms;
             write_digits(&mut self.envelope[self.wall_at..][..WALL_DIGITS], wall_ms);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use super::ConfigError;
-use crate::limits;
+use crate::{limits, percent};
 
 /// The protocol at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +159,7 @@ fn parse(text: &str) -> Result<BrokerUrl, &'static str> {
         Some(login) => {
             let (user, password) = login.split_once(':').unwrap_or((login, ""));
             let wrong = "the user or password has a % without two hexadecimal digits";
+            let decode = |it| percent::decode(it).and_then(|it| String::from_utf8(it).ok());
             (
                 Some(decode(user).ok_or(wrong)?),
                 Some(decode(password).ok_or(wrong)?),
@@ -189,25 +190,6 @@ fn host_and_port(place: &str) -> Result<(&str, Option<&str>), &'static str> {
         return Err("the host is missing");
     }
     Ok((host, port))
-}
-
-/// Decodes percent-encoding (RFC 3986 section 2.1).
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, behind)) = rest.split_first() {
-        rest = behind;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, behind) = rest.split_first_chunk::<2>()?;
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let (high, low) = (digit(digits[0])?, digit(digits[1])?);
-        bytes.push(u8::try_from(high << 4 | low).ok()?);
-        rest = behind;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// The password in a file: its first line, since editors add a line break.
