@@ -76,8 +76,8 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     watching.abort();
     server.stop();
     // Acknowledged writes do not depend on this; it makes the next start faster.
-    if let Some(Err(error)) = disk.map(|disk| disk.journal().close()) {
-        tracing::error!(%error, "the journal could not be closed");
+    if let Some(Err(error)) = disk.map(|disk| disk.log().close()) {
+        tracing::error!(%error, "the write-ahead log could not be closed");
     }
     log_figures(&server);
     served

@@ -15,7 +15,7 @@ use super::signals::Signals;
 use crate::config::{
     self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice,
 };
-use crate::data_directory::{self, Disk, JournalListener, Recovered};
+use crate::data_directory::{self, Disk, LogListener, Recovered};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
 use crate::policies::startup::Opening;
@@ -128,7 +128,7 @@ struct Data {
     name: String,
     state: State,
     disk: Option<Arc<Disk>>,
-    listener: JournalListener,
+    listener: LogListener,
 }
 
 /// The state that a run begins with.
@@ -170,12 +170,12 @@ impl Data {
             keeps: recovered.is_some(),
         };
         let (registry, named) = opening.registry(&config.policy, image)?;
-        let listener = JournalListener::default();
+        let listener = LogListener::default();
         let (disk, image) = match recovered {
             Some(recovered) => {
                 let (disk, image) = recovered
                     .start(&listener)
-                    .context("cannot start the journal's threads")?;
+                    .context("cannot start the write-ahead log's threads")?;
                 (Some(disk), image)
             }
             None => (None, empty),

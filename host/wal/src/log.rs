@@ -1,7 +1,7 @@
 //! The log without its threads: append, write, sync, publish.
 //!
-//! The threads of [`crate::Journal`], or a test, drive it. Input is groups of records; output is
-//! log positions and bytes on the disk.
+//! The threads of [`crate::WriteAheadLog`], or a test, drive it. Input is groups of records; output
+//! is log positions and bytes on the disk.
 //!
 //! Invariants:
 //!
