@@ -11,7 +11,9 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
 use crate::clock::Stamp;
 use crate::store::Peer;
 use statehouse_protocol::rights::ClientRights;
-pub use statehouse_protocol::topics::{NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
+pub use statehouse_protocol::topics::{
+    NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
+};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 /// The answer to a request at QoS 0 (protocol, section 1).

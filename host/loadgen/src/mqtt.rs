@@ -18,10 +18,7 @@ use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
 use statehouse_core::clock::wall_ms;
-use statehouse_core::request::REQUEST_TOPIC;
-
-/// The prefix of notification topics. The client id in Base 16 follows (the protocol, section 1).
-const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
+use statehouse_core::request::{REQUEST_TOPIC, notification_topic};
 
 /// The beginning of the notification of a SET. The value follows as a bulk string (the protocol,
 /// section 8).
@@ -148,11 +145,8 @@ impl Mqtt {
         if self.role == Role::Watches {
             // The store's own broker delivers notifications without a subscription, a foreign one
             // does not.
-            let hex: String = self.id.bytes().map(|byte| format!("{byte:02X}")).collect();
-            push_text(
-                &mut body,
-                format!("{NOTIFICATIONS}{hex}/command/notify/#").as_bytes(),
-            );
+            let filter = notification_topic(&self.id, b"") + "#";
+            push_text(&mut body, filter.as_bytes());
             body.push(1);
         }
         push_packet(out, 0x82, &body);

@@ -5,7 +5,7 @@ use statehouse_transcript::{self as language, Said, Word, has_sign, quote, shown
 use super::report::{Difference, Report};
 use super::run::Run;
 use crate::{Came, Notification};
-use statehouse_core::request::NOTIFICATION_TOPICS;
+use statehouse_core::request::notification_topic;
 
 impl Run {
     pub(super) fn differs(&mut self, at: usize, came: String) {
@@ -83,7 +83,7 @@ impl Run {
         let given = words
             .iter()
             .find_map(|word| word.bare()?.strip_prefix("@topic="));
-        let usual = topic(&notification.client, key);
+        let usual = notification_topic(&notification.client, key);
         let right_topic = notification.topic == given.unwrap_or(&usual);
         let about = Said {
             payload: &notification.payload,
@@ -167,19 +167,9 @@ impl Run {
     }
 }
 
-/// The topic of a client's notifications about a key (the protocol, section 8).
-fn topic(client: &str, key: &[u8]) -> String {
-    let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02X}")).collect() };
-    format!(
-        "{NOTIFICATION_TOPICS}/{}/command/notify/{}",
-        hex(client.as_bytes()),
-        hex(key)
-    )
-}
-
 /// The key in a notification topic of the client; `None` for any other topic.
 fn key_of(name: &str, client: &str) -> Option<Vec<u8>> {
-    let hex = name.strip_prefix(&topic(client, b""))?;
+    let hex = name.strip_prefix(&notification_topic(client, b""))?;
     let digits = hex.as_bytes().chunks(2);
     digits
         .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
