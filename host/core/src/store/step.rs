@@ -34,7 +34,7 @@ use statehouse_protocol::{Peer, SessionId};
 
 /// The input of a step.
 #[derive(Clone, Copy)]
-pub enum Event<'a> {
+pub(crate) enum Event<'a> {
     /// A client's request.
     Request(&'a Request<'a>),
     /// A connection ended. Its watches end with it.
@@ -213,7 +213,7 @@ impl Store {
 
     /// Handles one event. `now_ms` must not be lower than in an earlier step, or versions and
     /// expiry would run backwards.
-    pub fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
+    pub(crate) fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
         let mut effects = Effects::default();
         let mut state = self
             .state
