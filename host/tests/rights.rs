@@ -117,12 +117,16 @@ fn peer(client: &str) -> Peer {
 }
 
 fn grants(client: &str) -> Option<Arc<Grants>> {
+    grants_by(RULES, client)
+}
+
+fn grants_by(rules: &str, client: &str) -> Option<Arc<Grants>> {
     let principal = Principal {
         client,
         user: None,
         attributes: &[],
     };
-    Some(Rules::parse(RULES).unwrap().grants(principal))
+    Some(Rules::parse(rules).unwrap().grants(principal))
 }
 
 #[test]
@@ -258,7 +262,8 @@ fn scan_token_from_without_rules_is_invalid_with_rules() {
 fn duplicate_is_answered_with_its_original_rights() {
     let mut world = World::new();
     let set: &[&[u8]] = &[b"SET", b"shared/a", b"v"];
-    let (all, none) = (grants("both"), grants("nobody"));
+    let changed = RULES.replace("both", "another");
+    let (all, none) = (grants("both"), grants_by(&changed, "both"));
     let (_, first) = world.send("both", all.as_ref(), set, 1, false);
     assert_eq!(first, "+OK\r\n");
     let (effects, again) = world.send("both", none.as_ref(), set, 1, true);

@@ -1,5 +1,7 @@
 //! Topics of the protocol.
 
+use alloc::{format, string::String};
+
 /// The request topic of current clients (protocol, section 1).
 pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
 /// The request topic of clients of the 2023 preview.
