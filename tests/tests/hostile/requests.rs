@@ -300,10 +300,10 @@ fn absurd_timestamps_are_refused_and_move_no_clock() {
         );
     }
     assert_eq!(attacker.get("attacked"), None);
-    // A node may be any text, since it is only compared.
+    // A node may be any text, since it is only compared. The second request fences its key.
     let node = format!("1:0:{}", &long[..60_000]);
     for name in ["__ts", "__ft"] {
-        let request = attacker.command(&["SET", "attacked", "v"]);
+        let request = attacker.command(&["SET", name, "v"]);
         let answer = attacker.call(&request.without(name).with(name, &node));
         assert_eq!(answer.text(), "+OK\\r\\n");
     }
