@@ -171,14 +171,15 @@ impl Egress {
         all.extend(outputs_of(&effects.notifications, record));
         let count = all.len() as u64;
         all.extend(acknowledgement);
-        let numbered = all.into_iter().map(|(destination, output)| {
+        let mut outputs = self.gate.begin(position, ConnectionId(0));
+        for (destination, output) in all {
             self.last_number += 1;
             self.waiting.insert(self.last_number, (destination, output));
             let number = self.last_number.to_be_bytes().to_vec();
             let message = Message::new("out", number, QoS::AtLeastOnce);
-            (destination, Outbound::Response(message, None))
-        });
-        self.gate.push(position, ConnectionId(0), numbered);
+            outputs.push(destination, Outbound::Response(message, None));
+        }
+        outputs.end();
         count
     }
 
