@@ -11,7 +11,10 @@ use std::path::Path;
 
 use anyhow::Context;
 use tokio::runtime::{self, Runtime};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, fmt};
 
 use self::clients::PreparedTransport;
 use crate::config::{self, Config, Flags, LogFormat, TransportChoice};
@@ -96,20 +99,22 @@ fn runtime(threads: usize) -> io::Result<Runtime> {
 }
 
 fn start_logging(config: &Config) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&config.log_filter).with_context(|| {
+    let filter: Targets = config.log_filter.parse().with_context(|| {
         format!(
             "the log filter `{}` is not a level (error, warn, info, debug, trace) or a list of target=level",
             config.log_filter
         )
     })?;
     let writer = logging::start().context("cannot start the thread that writes the log")?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(writer);
-    match config.log {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
-    }
+    let lines = fmt::layer().with_writer(writer);
+    let lines = match config.log {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .init();
     Ok(())
 }
 

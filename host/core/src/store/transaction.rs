@@ -82,12 +82,7 @@ impl Origin {
 
 impl Transaction {
     /// Begins a request.
-    pub fn begin(
-        state: Box<State>,
-        quota: Quota,
-        now_ms: u64,
-        request: &Request<'_>,
-    ) -> Box<Self> {
+    pub fn begin(state: Box<State>, quota: Quota, now_ms: u64, request: &Request<'_>) -> Box<Self> {
         let origin = Origin {
             peer: request.peer.clone(),
             dialect: request.dialect,
