@@ -123,6 +123,8 @@ pub(crate) struct Client {
     /// The delay of its will in seconds, if it brings one.
     pub(crate) will_delay_s: Option<u32>,
     pub(crate) watches: bool,
+    /// Whether it sets DUP when it sends a QoS 1 message again. Some clients do not.
+    pub(crate) sets_dup: bool,
     /// The open connections. Only the last one is the client's; the others end.
     pub(crate) links: Vec<Link>,
     pub(crate) outgoing: VecDeque<Outgoing>,
@@ -159,6 +161,7 @@ impl Client {
             filters: vec![(format!("r/c{index}"), 1)],
             will_delay_s: None,
             watches: true,
+            sets_dup: true,
             links: Vec::new(),
             outgoing: VecDeque::new(),
             next_id: 1,
@@ -197,7 +200,10 @@ impl Client {
     /// Sends what this session has not completed, in order (section 4.4).
     pub(crate) fn resend(&mut self) {
         let Self {
-            outgoing, links, ..
+            outgoing,
+            links,
+            sets_dup,
+            ..
         } = self;
         let link = links.last_mut().filter(|it| !it.abandoned);
         let Some(link) = link else { return };
@@ -207,7 +213,7 @@ impl Client {
                 link.send(packet::ack(Ack::Pubrel, it.publish.id), Sent::Ack);
                 continue;
             }
-            it.publish.dup = true;
+            it.publish.dup = *sets_dup || it.publish.qos == 2;
             link.send(packet::publish(&it.publish), sent(it));
         }
     }

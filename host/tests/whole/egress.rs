@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use statehouse_core::clock::Stamp;
 use statehouse_mqtt::simulation::Socket;
 use statehouse_wal::Log;
 
@@ -9,14 +10,30 @@ use crate::client::Link;
 use crate::node::Node;
 use crate::oracle::Change;
 use crate::packet::{self, Ack, Packet, Publish};
+use crate::policies;
 use crate::world::World;
 
 /// One write of the broker.
 pub(crate) struct Egress {
     link: u64,
     bytes: Vec<u8>,
-    /// The last durable position at that moment.
-    durable: u64,
+    reached: Reached,
+}
+
+/// How far the log was when something left the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached {
+    pub(crate) durable: u64,
+    released: u64,
+}
+
+impl Reached {
+    pub(crate) fn of(log: &Log) -> Self {
+        Self {
+            durable: log.durable().0,
+            released: log.released().0,
+        }
+    }
 }
 
 /// The socket of a connection. Takes down every write with the position that was durable.
@@ -42,7 +59,7 @@ impl Socket for Tap {
         egress.push(Egress {
             link: self.link,
             bytes: bytes.to_vec(),
-            durable: self.log.durable().0,
+            reached: Reached::of(&self.log),
         });
     }
 }
@@ -55,11 +72,12 @@ pub(crate) fn number_in(text: &[u8], prefix: &str) -> Option<u64> {
 
 impl World {
     pub(crate) fn take_egress(&mut self) {
+        self.take_departures();
         let egress = std::mem::take(&mut *self.egress.lock().expect("one thread"));
         for Egress {
             link,
             bytes,
-            durable,
+            reached,
         } in egress
         {
             let of = |it: &Link| it.number == link;
@@ -72,7 +90,7 @@ impl World {
             link.down.extend(&bytes);
             link.egress.extend(bytes);
             while let Some(packet) = packet::decode(&mut self.clients[who].links[at].egress) {
-                self.leaves(who, at, &packet, durable);
+                self.leaves(who, at, &packet, reached);
             }
         }
         let due = self.commits.saturating_sub(3);
@@ -85,7 +103,7 @@ impl World {
     }
 
     /// A packet leaves the broker for a connection of a client.
-    fn leaves(&mut self, who: usize, at: usize, packet: &Packet, durable: u64) {
+    fn leaves(&mut self, who: usize, at: usize, packet: &Packet, reached: Reached) {
         let lasts = self.clients[who].expiry_s > 0;
         let link = &self.clients[who].links[at];
         self.trace.add(|| {
@@ -109,11 +127,11 @@ impl World {
                 let needed = self.needed_for(number);
                 self.check_notified(number, Some(over));
                 self.acked.push((number, self.commits));
-                if self.unrecorded.remove(&number) {
+                if !self.plan.interval && self.unrecorded.remove(&number) {
                     // Its packet id was recorded before this PUBREC.
                     let response = self.oracle.response(number).cloned();
                     let change = Change::Done { number, response };
-                    self.oracle.note(durable, durable, change);
+                    self.oracle.note(reached.durable, reached.durable, change);
                 }
                 needed
             }
@@ -127,18 +145,62 @@ impl World {
             }
             _ => 0,
         };
+        let urgent = matches!(packet, Packet::Publish(it) if is_urgent_answer(it));
+        self.check_left(needed, reached, urgent, || format!("{packet:?} for c{who}"));
+        if let Packet::Publish(it) = packet {
+            self.observe(it.user("__ts"));
+        }
+    }
+
+    /// Obligation 7: what leaves depends on durable records, or on released ones in interval mode.
+    pub(crate) fn check_left(
+        &self,
+        needed: u64,
+        reached: Reached,
+        urgent: bool,
+        what: impl FnOnce() -> String,
+    ) {
+        let Reached { durable, released } = reached;
+        let promised = urgent || !self.plan.interval;
         assert!(
-            needed <= durable,
-            "obligation 7: {packet:?} leaves for c{who} with position {needed}, durable is {durable}"
+            needed <= if promised { durable } else { released },
+            "obligation 7: {} leaves with position {needed}, log is at {reached:?}",
+            what()
+        );
+        assert!(
+            self.plan.interval || released <= durable,
+            "obligation 7: the log released a position that is not durable: {reached:?}"
         );
     }
 
+    /// A client sees a version. All later ones must be higher.
+    pub(crate) fn observe(&mut self, version: Option<&str>) {
+        let version = version.and_then(stamp).unwrap_or_default();
+        self.observed = self.observed.max(version);
+    }
+
     /// The position that the acknowledgement of an operation depends on.
-    fn needed_for(&self, number: u64) -> u64 {
+    pub(crate) fn needed_for(&self, number: u64) -> u64 {
         match self.reads.contains(&number) {
-            true => 0,
+            true => self.needed.get(&number).copied().unwrap_or(0),
             false => self.oracle.position(number),
         }
+    }
+
+    /// Obligation 9: the policy that the assignment named answers a request.
+    pub(crate) fn check_policy(&mut self, number: u64, policy: Option<&str>) {
+        let Some(by) = self.by.get(&number) else {
+            return;
+        };
+        // The store does not know the name of a policy whose module is lost.
+        let right = match policy {
+            Some(policy) => by.iter().any(|it| policies::policy(*it).tag == policy),
+            None => self.plan.missing_policy,
+        };
+        assert!(
+            right,
+            "obligation 9: {policy:?} answered {number}, not {by:?}"
+        );
     }
 
     /// Obligation 3: a watcher is notified before the change is acknowledged.
@@ -160,10 +222,11 @@ impl World {
     }
 
     /// Checks the response to a request against the oracle. Returns the position that it needs.
-    fn check_response(&mut self, it: &Publish) -> u64 {
+    pub(crate) fn check_response(&mut self, it: &Publish) -> u64 {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");
         let payload = it.payload.clone();
+        self.check_policy(number, it.user("policy"));
         if self.open.contains(&number) {
             // A crash made it unknown whether it was handled.
         } else if self.reads.contains(&number) || self.cramped.contains(&number) {
@@ -183,9 +246,8 @@ impl World {
         }
         let payload = String::from_utf8_lossy(&it.payload);
         let hit = payload.lines().nth(1).map(str::to_owned);
-        if let Some(value) = hit.and_then(|it| number_in(it.as_bytes(), "v")) {
+        if hit.is_some_and(|it| number_in(it.as_bytes(), "v").is_some()) {
             self.tally.count("GET hits");
-            return self.oracle.position(value);
         }
         self.needed_for(number)
     }
@@ -193,17 +255,13 @@ impl World {
     /// Checks a notification against the expected ones. Returns the position that it depends on.
     fn check_notification(&mut self, who: usize, at: usize, it: &Publish) -> u64 {
         self.tally.count("notifications");
-        let mut parts = it.topic.rsplit('/');
-        let key = parts.next().map(unhex).expect("a key");
-        let client = parts.nth(2).map(unhex).expect("a client");
+        let (client, key, last) = notification(&it.topic, &it.payload);
         let name = self.clients[who].name.clone();
         assert_eq!(
             client, name,
             "obligation 3: a notification for another client"
         );
         let link = &mut self.clients[who].links[at];
-        let lines = String::from_utf8_lossy(&it.payload).into_owned();
-        let last = lines.lines().last().unwrap_or_default().to_owned();
         let open = it.dup || link.open_keys.contains(&key);
         let owed = link.owed.entry(key.clone()).or_default();
         let expected = owed.front().map(|(_, value)| match value {
@@ -218,8 +276,7 @@ impl World {
             return 0;
         }
         let number = owed.pop_front().map_or(0, |(number, _)| number);
-        let version = it.user.iter().find(|(name, _)| name == "__ts");
-        let version = version.map(|(_, it)| it.clone()).expect("a version");
+        let version = it.user("__ts").expect("a version").to_owned();
         let before = link.versions.insert(key, version.clone());
         assert!(
             before.is_none_or(|it| it < version),
@@ -227,6 +284,29 @@ impl World {
         );
         self.oracle.position(number)
     }
+}
+
+/// The client, the key and the new value of a notification.
+pub(crate) fn notification(topic: &str, payload: &[u8]) -> (String, String, String) {
+    let mut parts = topic.rsplit('/');
+    let key = parts.next().map(unhex).expect("a key");
+    let client = parts.nth(2).map(unhex).expect("a client");
+    let lines = String::from_utf8_lossy(payload);
+    let last = lines.lines().last().unwrap_or_default();
+    (client, key, last.to_owned())
+}
+
+/// The version in a user property.
+pub(crate) fn stamp(text: &str) -> Option<Stamp> {
+    let mut parts = text.split(':').map_while(|it| it.parse().ok());
+    let (wall, counter) = (parts.next()?, parts.next()?);
+    let counter = u32::try_from(counter).ok()?;
+    Some(Stamp { wall, counter })
+}
+
+/// Whether a response promises that a write is durable in any mode.
+pub(crate) fn is_urgent_answer(it: &Publish) -> bool {
+    it.user("persisted").is_some()
 }
 
 fn unhex(text: &str) -> String {

@@ -7,7 +7,7 @@ use statehouse_mqtt::simulation::Wire;
 
 use crate::client::{Link, Sent};
 use crate::egress::Tap;
-use crate::operation::{Command, Operation, value};
+use crate::operation::{Command, Operation};
 use crate::oracle::Change;
 use crate::packet::Connect;
 use crate::world::World;
@@ -60,7 +60,14 @@ impl World {
         let grows = |sent: &Sent| match sent {
             // At QoS 2 it is open whether a crash preserves the packet id of a refused request.
             Sent::Publish { operation, qos, .. } => {
-                *qos == 2 || matches!(operation, Operation::Message { .. })
+                let hides = matches!(
+                    operation,
+                    Operation::Request {
+                        command: Command::Hide,
+                        ..
+                    }
+                );
+                *qos == 2 || hides || matches!(operation, Operation::Message { .. })
             }
             Sent::Connect(_) | Sent::Subscribe { .. } => true,
             Sent::Ack | Sent::Disconnect { .. } => false,
@@ -91,6 +98,7 @@ impl World {
         }
         let first = self.node.appended() + 1;
         let full = !self.node.has_room();
+        self.sweeps = self.has_expired();
         let link = &mut self.clients[who].links[at];
         let Some(wire) = &mut link.wire else { return };
         wire.send(bytes);
@@ -123,10 +131,22 @@ impl World {
                     self.tally.count("duplicate PUBLISH packets");
                 }
                 let range = (first, last);
+                let is_request = matches!(operation, Operation::Request { .. });
+                assert!(
+                    !is_request || !self.has_expired(),
+                    "an expired key is in the table"
+                );
                 self.handle_publish(who, at, number, &operation, qos, range, full);
             }
             Sent::Disconnect { reason } => self.handle_disconnect(who, at, reason),
         }
+    }
+
+    /// Whether the next step removes expired keys.
+    pub(crate) fn has_expired(&self) -> bool {
+        let now_ms = self.now_ms();
+        let next_ms = (self.node.server).inspect(|store| store.next_expiry_ms());
+        self.plan.expiry && next_ms.is_some_and(|next_ms| next_ms <= now_ms)
     }
 
     fn handle_connect(&mut self, who: usize, at: usize, bytes: &[u8], connect: &Connect) {
@@ -140,7 +160,8 @@ impl World {
             .collect();
         let expected = self.expects_session(who, !served.is_empty());
         let tap = Tap::new(number, &self.node, &self.egress);
-        let wire = Wire::connect_to(&self.node.broker, bytes, Arc::new(tap));
+        let broker = self.node.broker.as_ref().expect("the broker is embedded");
+        let wire = Wire::connect_to(broker, bytes, Arc::new(tap));
         let wire = wire.unwrap_or_else(|reason| panic!("CONNECT was refused: {reason:?}"));
         let last = self.node.appended();
         let session = wire.session();
@@ -307,74 +328,6 @@ impl World {
                 qos,
             };
             self.oracle.note(first, last, change);
-        }
-    }
-
-    fn handle_request(
-        &mut self,
-        who: usize,
-        at: usize,
-        number: u64,
-        operation: &Operation,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let Operation::Request { key, command } = operation else {
-            return;
-        };
-        let now_ms = self.now_ms();
-        let (mut response, change) = self.oracle.handle(operation, number, now_ms, full);
-        if full && response.starts_with(b"-ERR") {
-            self.tally.count("refused for a full disk");
-        }
-        let link = &mut self.clients[who].links[at];
-        let mut response = match command {
-            Command::Watch => {
-                // A watch that is open may have begun already.
-                link.watches.insert(key.clone(), true);
-                Some(response)
-            }
-            Command::Unwatch => match link.watches.remove(key) {
-                Some(true) => Some(response),
-                Some(false) => None,
-                None => Some(b":0\r\n".to_vec()),
-            },
-            _ => Some(std::mem::take(&mut response)),
-        };
-        if full && *command == Command::Watch || self.open.contains(&number) {
-            response = None;
-            if matches!(command, Command::Watch | Command::Unwatch) {
-                link.watches.insert(key.clone(), false);
-                link.open_keys.insert(key.clone());
-            }
-        }
-        self.trace.add(|| {
-            let text = response.as_deref().map(String::from_utf8_lossy);
-            format!("  handled {number}: {text:?}")
-        });
-        if let Some(response) = &response {
-            let possible = self.possible.entry(number).or_default();
-            possible.insert(response.clone());
-        }
-        if full && change.is_none() {
-            // A request that changes nothing is not remembered on a full disk.
-            return;
-        }
-        // Records of a read are of keys that expired before it.
-        let (own_first, own_last) = match command {
-            Command::Get | Command::Watch => (1, 0),
-            _ => (first, last),
-        };
-        let done = Change::Done { number, response };
-        self.oracle.note(own_first, own_last, done);
-        let Some(change) = change else { return };
-        let value = matches!(change, Change::Set { .. }).then(|| value(number));
-        self.oracle.note(first, last, change);
-        for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
-            if link.is_served() && link.watches.get(key) == Some(&true) {
-                let owed = link.owed.entry(key.clone()).or_default();
-                owed.push_back((number, value.clone()));
-            }
         }
     }
 }

@@ -1,91 +1,78 @@
 //! One life of the host: the log on the simulated disk, the state machine, the broker.
 //!
-//! Everything that decides is production code. A life starts as `host/src/cli/serve.rs` does it.
+//! Everything that decides is production code. A life starts as `host/src/app/start.rs` does it.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use statehouse::STANDARD_POLICY;
 use statehouse::server::Server;
 use statehouse::transport::embedded::{Embedded, StoreService};
-use statehouse::transport::{Inbound, Intake};
+use statehouse::transport::{Inbound, Intake, Transport};
 use statehouse_core::clock::{Clock, ManualSource};
-use statehouse_core::log::record::{self, PolicyRecord};
-use statehouse_core::log::{Image, Journal, Recorder};
-use statehouse_core::policy::{Engine, Policy, Registry};
+use statehouse_core::log::record::{self, Record};
+use statehouse_core::log::{Image, Recorder};
+use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Mode, Quota, Retention, Store, Transaction};
+use statehouse_core::store::{Mode, Store};
 use statehouse_core::{Core, Settings};
-use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Persistence, Recovery};
-use statehouse_offline::ImageSink;
+use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Recovery};
 use statehouse_protocol::ConnectionId;
 use statehouse_wal::simulation::Simulation;
-use statehouse_wal::{Error, Log, LogPosition, Options, Room};
+use statehouse_wal::{Error, Log, LogPosition, Opened, Room, Sink};
+
+use crate::captured::Captured;
+use crate::fault_plan::FaultPlan;
+use crate::journal::LogJournal;
+use crate::packet::Publish;
+use crate::policies;
 
 /// The Receive Maximum of the broker.
 pub(crate) const RECEIVE_MAX: u16 = 16;
 
-/// The log as the store and the broker see it.
-struct OnLog(Arc<Log>, AtomicU64);
+/// All requests that clients have sent, by their timestamps, which are unique.
+pub(crate) type Requests = HashMap<String, Publish>;
 
-impl Journal for OnLog {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
-        let bytes: usize = records.iter().map(|it| it.len()).sum();
-        self.1.fetch_add(bytes as u64, Ordering::Relaxed);
-        let appended = match urgent {
-            true => self.0.append_urgent(records),
-            false => self.0.append(records),
-        };
-        appended.expect("small records")
-    }
-
-    fn released(&self) -> LogPosition {
-        self.0.released()
-    }
-
-    fn persisted(&self, _urgent: bool) -> &'static str {
-        "disk"
-    }
-
-    fn has_room(&self) -> bool {
-        matches!(self.0.room(), Room::Plenty | Room::Tight)
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
+/// Applies the log to an image, and checks that records contain requests as clients sent them.
+/// Recovery does not read these parts; history and replays do.
+struct CheckedSink<'a> {
+    image: Image,
+    requests: &'a Requests,
+    /// The requests with writes, if none may be recorded twice.
+    executed: Option<HashSet<String>>,
 }
 
-impl Persistence for OnLog {
-    fn append(&self, changes: &[u8]) -> LogPosition {
-        let mut record = Vec::new();
-        record::sessions(&mut record, changes);
-        Journal::append(self, &[&record], false)
+impl Sink for CheckedSink<'_> {
+    fn reset(&mut self) {
+        self.image.reset();
+        self.executed = self.executed.take().map(|_| HashSet::new());
     }
 
-    fn released(&self) -> LogPosition {
-        self.0.released()
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn has_room(&self) -> bool {
-        Journal::has_room(self)
-    }
-
-    fn appended_here(&self) -> u64 {
-        self.1.load(Ordering::Relaxed)
+    fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
+        let read = record::read(record).map_err(|error| error.to_string())?;
+        if let Record::Handled(found) = read {
+            let timestamp = found.timestamp.expect("every request has one");
+            let sent = &self.requests[timestamp];
+            assert!(timestamp.ends_with(&format!(":{}", found.client)));
+            assert_eq!(found.payload, &sent.payload[..], "a record of a request");
+            assert_eq!(found.fencing_token, sent.user("__ft"));
+            if let Some(executed) = self.executed.as_mut().filter(|_| !found.writes.is_empty()) {
+                let first = executed.insert(timestamp.to_owned());
+                assert!(first, "obligation 1: {timestamp} is recorded twice");
+            }
+        }
+        (self.image.record(record)).map_err(|error| error.to_string())
     }
 }
 
 /// The server without a reference count, which would keep every life in memory.
-struct Requests(Weak<Server>);
+struct Entrance(Weak<Server>);
 
-impl Intake for Requests {
+impl Intake for Entrance {
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         if let Some(server) = self.0.upgrade() {
             server.take_within(time_max, batch);
@@ -111,79 +98,105 @@ pub(crate) struct Time {
 pub(crate) struct Node {
     pub(crate) log: Arc<Log>,
     pub(crate) server: Arc<Server>,
-    pub(crate) broker: Broker,
+    /// None behind a foreign broker.
+    pub(crate) broker: Option<Broker>,
+    /// The position of the assignment that the start recorded.
+    pub(crate) began: u64,
 }
 
 /// What a start found on the disk.
 pub(crate) struct Found {
-    pub(crate) position: u64,
-    pub(crate) torn: bool,
-    pub(crate) from_snapshot: bool,
-    pub(crate) table: BTreeMap<String, Vec<u8>>,
+    pub(crate) log: Log,
+    pub(crate) image: Image,
+    pub(crate) opened: Opened,
 }
 
-fn policy() -> Arc<Policy<Transaction>> {
-    static POLICY: OnceLock<Arc<Policy<Transaction>>> = OnceLock::new();
-    let load = || {
-        // A seed ends the same way on a slow machine.
-        let engine = Engine::without_watchdog().expect("an engine");
-        Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"))
-    };
-    POLICY.get_or_init(load).clone()
+impl Found {
+    /// Reads the disk as a start does.
+    pub(crate) fn read(
+        disk: &Simulation,
+        plan: &FaultPlan,
+        wall_ms: u64,
+        requests: &Requests,
+    ) -> Result<Self, Error> {
+        let mut image = Image::new(plan.retention());
+        image.sessions = Recovery::within(&limits());
+        let mut sink = CheckedSink {
+            image,
+            requests,
+            // A foreign broker may redeliver a request after its retention.
+            executed: (!plan.foreign).then(HashSet::new),
+        };
+        let disk = Arc::new(disk.clone());
+        let (log, opened) = Log::open(disk, plan.options(), wall_ms, &mut sink)?;
+        let mut image = sink.image;
+        image.finish();
+        Ok(Self { log, image, opened })
+    }
+
+    pub(crate) fn captured(&self) -> Captured {
+        let image = &self.image;
+        let position = self.opened.position.0;
+        Captured::of(position, image.run, image.assignment.as_ref(), &image.state)
+    }
+
+    /// Keys and values without those that have expired.
+    pub(crate) fn table(&self, wall_ms: u64) -> BTreeMap<String, Vec<u8>> {
+        let now_ms = self.image.now_ms.max(wall_ms);
+        let table = self.image.state.table.range(b"", None);
+        let live = table.filter(|it| !it.expired(now_ms)).map(|it| {
+            let key = String::from_utf8(it.key().to_vec()).expect("keys are ASCII");
+            (key, it.value().to_vec())
+        });
+        live.collect()
+    }
 }
 
 impl Node {
+    /// Starts on what was found. The module of the policy `missing` is lost.
     pub(crate) fn start(
-        disk: &Simulation,
-        options: &Options,
+        found: Found,
+        plan: &FaultPlan,
         time: &Time,
-    ) -> Result<(Self, Found), Error> {
-        let mut image = Image::new(Retention {
-            per_session: RECEIVE_MAX.into(),
-            ..Retention::default()
-        });
-        let limits = limits();
-        image.sessions = Recovery::within(&limits);
-        let (log, opened) = Log::open(
-            Arc::new(disk.clone()),
-            options.clone(),
-            time.wall_ms,
-            &mut ImageSink(&mut image),
-        )?;
-        image.finish();
-        image.begin(Mode::Embedded);
-        let table = image.state.table.range(b"", None);
-        let found = Found {
-            position: opened.position.0,
-            torn: opened.torn,
-            from_snapshot: opened.base > LogPosition::NONE,
-            table: table
-                .filter(|it| !it.expired(image.now_ms.max(time.wall_ms)))
-                .map(|it| {
-                    let key = String::from_utf8(it.key().to_vec()).expect("keys are ASCII");
-                    (key, it.value().to_vec())
-                })
-                .collect(),
-        };
+        (assignment, missing): (&Assignment, Option<usize>),
+        outlet: impl FnOnce(&Arc<Log>) -> Arc<dyn Transport>,
+    ) -> Self {
+        let Found { log, mut image, .. } = found;
+        let mode = plan.mode();
+        image.begin(mode);
+        let expired = image.ends();
         let log = Arc::new(log);
-        let journal = Arc::new(OnLog(log.clone(), AtomicU64::new(0)));
+        let journal = Arc::new(LogJournal::new(log.clone()));
         let mut clock = Clock::resume(time.source.clone(), image.now_ms);
         let run = image.run + 1;
         let recorder = Recorder::new(journal.clone(), image.policies, image.active);
-        let registry = Registry::new(policy(), None);
-        let store = Store::restore(registry, Quota::default(), image.state, image.duplicates);
+        let registry = policies::registry(assignment, missing);
+        let mut store = Store::restore(registry, plan.quota(), image.state, image.duplicates);
+        store.supervision().guard.failures_max = plan.guard_failures;
+        // Re-execution on fresh instances runs in a thread.
+        store.supervision().purity_every = 0;
         let settings = Settings {
             node: "StateStore".into(),
             dialect: Some(Dialect::Sdk),
-            ..Settings::default()
+            policy_property: true,
         };
         let mut core = Core::new(store, recorder, run, settings);
-        let named = vec![PolicyRecord::of(&policy(), true)];
-        core.begin(Mode::Embedded, named, clock.read().now_ms);
-        let server = Server::new(core, clock, Mode::Embedded);
-        let service = StoreService::new(Arc::new(Requests(Arc::downgrade(&server))));
+        core.begin(mode, policies::records(), clock.read().now_ms);
+        let began = log.appended().0;
+        let server = Server::new(core, clock, mode);
+        if mode == Mode::Foreign {
+            server.attach(outlet(&log));
+            server.renotify_expired(&expired);
+            return Self {
+                log,
+                server,
+                broker: None,
+                began,
+            };
+        }
+        let service = StoreService::new(Arc::new(Entrance(Arc::downgrade(&server))));
         let broker_options = BrokerOptions {
-            limits,
+            limits: limits(),
             persistence: Some(journal),
             run,
             state_lost: || panic!("the broker lost its state"),
@@ -198,25 +211,21 @@ impl Node {
         );
         server.attach(Arc::new(Embedded::new(broker.clone())));
         server.retain_sessions(&broker.sessions());
-        let node = Self {
+        Self {
             log,
             server,
-            broker,
-        };
-        Ok((node, found))
+            broker: Some(broker),
+            began,
+        }
     }
 
-    /// Makes everything durable, and lets go what waited for it, as the log's listener does.
-    pub(crate) fn commit(&self) -> bool {
-        let committed = self.log.commit().is_ok();
-        self.release();
-        committed
-    }
-
+    /// Lets go what waited for the log, as the log's listener does.
     pub(crate) fn release(&self) {
         if self.log.failure().is_none() {
             self.server.release();
-            self.broker.released(self.log.released());
+            if let Some(broker) = &self.broker {
+                broker.released(self.log.released());
+            }
         }
     }
 

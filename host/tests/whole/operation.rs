@@ -3,17 +3,28 @@
 use statehouse_core::request::REQUEST_TOPIC;
 use statehouse_wal::simulation::Dice;
 
+use crate::fault_plan::FaultPlan;
 use crate::packet::Publish;
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
-    Set { px_ms: Option<u64>, nx: bool },
+    Set {
+        px_ms: Option<u64>,
+        nx: bool,
+    },
     Get,
     Delete,
-    DeleteIf(Vec<u8>),
+    /// Deletes a key if it has the value of the operation with this number.
+    DeleteIf(u64),
     Watch,
     Unwatch,
+    /// A SET that the faulty policy accepts, or one at which it fails.
+    Fault {
+        fine: bool,
+    },
+    /// Writes a hidden key. Only the faulty policy knows this command.
+    Hide,
 }
 
 /// The meaning of a PUBLISH.
@@ -30,27 +41,50 @@ pub(crate) enum Operation {
     },
 }
 
-/// The value that a SET with this number writes. No two are equal.
+/// The first number of a run with large values.
+pub(crate) const LARGE: u64 = 1_000_000;
+
+/// The value that a SET with this number writes. No two are equal. Large ones are below and above
+/// the limit of captured reads.
 pub(crate) fn value(number: u64) -> Vec<u8> {
-    format!("v{number}").into_bytes()
+    let digits = match number >= LARGE {
+        true => [3_000, 9_000, 17_000][(number % 3) as usize],
+        false => 0,
+    };
+    format!("v{number:0>digits$}").into_bytes()
+}
+
+/// Whether a request with this number asks that its record is flushed before its response is sent.
+fn is_urgent(number: u64) -> bool {
+    number.is_multiple_of(5)
 }
 
 impl Operation {
     /// Whether it changes the table if it is handled.
     pub(crate) fn writes(&self) -> bool {
-        use Command::{Delete, DeleteIf, Set};
+        use Command::{Delete, DeleteIf, Fault, Hide, Set};
         matches!(
             self,
             Self::Request {
-                command: Set { .. } | Delete | DeleteIf(_),
+                command: Set { .. } | Delete | DeleteIf(_) | Fault { .. } | Hide,
                 ..
             }
         )
     }
 
     /// A request of a client.
-    pub(crate) fn request(dice: &mut Dice, watches: bool, px: bool, number: u64) -> Self {
-        let key = format!("k{}", dice.below(4));
+    pub(crate) fn request(dice: &mut Dice, watches: bool, plan: &FaultPlan, number: u64) -> Self {
+        // The last one is fenced.
+        let key = ["k0", "k1", "k2", "f"][dice.below(4) as usize].to_owned();
+        let px = plan.expiry;
+        if plan.faulty && dice.once_in(3) {
+            let key = format!("e{}", dice.below(2));
+            let command = match dice.below(4) {
+                0 => Command::Hide,
+                which => Command::Fault { fine: which == 1 },
+            };
+            return Self::Request { key, command };
+        }
         let (key, command) = match dice.below(14) {
             0..=3 => (
                 key,
@@ -60,19 +94,21 @@ impl Operation {
                 },
             ),
             4 | 5 if px => {
-                // Keys that expire are never watched: it is open when their watchers learn of it.
+                // With the embedded broker, keys that expire are never watched: it is open when
+                // their watchers are notified.
                 let px_ms = Some([50, 2_000, 400_000][dice.below(3) as usize]);
-                (
-                    format!("e{}", dice.below(2)),
-                    Command::Set { px_ms, nx: false },
-                )
+                let key = match plan.foreign {
+                    true => key,
+                    false => format!("e{}", dice.below(2)),
+                };
+                (key, Command::Set { px_ms, nx: false })
             }
             6 if px => (format!("e{}", dice.below(2)), Command::Get),
             4..=8 => (key, Command::Get),
             9 => (key, Command::Delete),
             10 => {
                 let back = 1 + dice.below(8);
-                (key, Command::DeleteIf(value(number.saturating_sub(back))))
+                (key, Command::DeleteIf(number.saturating_sub(back)))
             }
             11 | 12 if watches => (key, Command::Watch),
             13 if watches => (key, Command::Unwatch),
@@ -90,19 +126,30 @@ impl Operation {
     /// The PUBLISH of a client, without its packet id.
     pub(crate) fn publish(&self, client: &str, number: u64, qos: u8, now_ms: u64) -> Publish {
         match self {
-            Self::Request { key, command } => Publish {
-                topic: REQUEST_TOPIC.to_owned(),
-                payload: resp(key, command, number),
-                qos,
-                response_topic: Some(format!("r/{client}")),
-                correlation: Some(number.to_string().into_bytes()),
-                user: vec![
+            Self::Request { key, command } => {
+                // The counter makes the timestamp unique.
+                let count = number % 10_000;
+                let mut user = vec![
                     ("__protVer".into(), "1.0".into()),
-                    ("__ts".into(), format!("{now_ms:015}:00000:{client}")),
+                    ("__ts".into(), format!("{now_ms:015}:{count:05}:{client}")),
                     ("__srcId".into(), client.into()),
-                ],
-                ..Publish::default()
-            },
+                ];
+                if key.starts_with('f') {
+                    user.push(("__ft".into(), "000000000000001:00000:lock".into()));
+                }
+                if is_urgent(number) {
+                    user.push(("aio-persistence".into(), "true".into()));
+                }
+                Publish {
+                    topic: REQUEST_TOPIC.to_owned(),
+                    payload: resp(key, command, number),
+                    qos,
+                    response_topic: Some(format!("r/{client}")),
+                    correlation: Some(number.to_string().into_bytes()),
+                    user,
+                    ..Publish::default()
+                }
+            }
             Self::Message {
                 topic,
                 retain,
@@ -121,6 +168,12 @@ impl Operation {
     }
 }
 
+/// The value of [`Command::Fault`].
+pub(crate) fn fault(fine: bool) -> Vec<u8> {
+    let mode: &[u8] = if fine { b"fine" } else { b"panic" };
+    mode.to_vec()
+}
+
 fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
     let key = key.as_bytes().to_vec();
     let mut words: Vec<Vec<u8>> = Vec::new();
@@ -136,7 +189,9 @@ fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
         }
         Command::Get => words.extend([b"GET".to_vec(), key]),
         Command::Delete => words.extend([b"DEL".to_vec(), key]),
-        Command::DeleteIf(value) => words.extend([b"VDEL".to_vec(), key, value.clone()]),
+        Command::DeleteIf(number) => words.extend([b"VDEL".to_vec(), key, value(*number)]),
+        Command::Fault { fine } => words.extend([b"SET".to_vec(), key, fault(*fine)]),
+        Command::Hide => words.extend([b"HIDE".to_vec(), key]),
         Command::Watch => words.extend([b"KEYNOTIFY".to_vec(), key]),
         Command::Unwatch => words.extend([b"KEYNOTIFY".to_vec(), key, b"STOP".to_vec()]),
     }

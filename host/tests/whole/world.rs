@@ -1,20 +1,23 @@
 //! One run: the host, its disk, its clients, the network and the time.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use statehouse_core::clock::ManualSource;
+use statehouse_core::clock::{ManualSource, Stamp};
 use statehouse_wal::simulation::{Dice, Simulation};
 
-use crate::client::{Client, Link, Sent};
+use crate::captured::Captured;
+use crate::client::Client;
 use crate::egress::Egress;
 use crate::fault::Snapshotting;
 use crate::fault_plan::FaultPlan;
-use crate::node::{Node, RECEIVE_MAX, Time};
-use crate::operation::Operation;
-use crate::oracle::{Change, Oracle};
-use crate::packet::{self, Connect, Will};
+use crate::foreign::Foreign;
+use crate::node::{Found, Node, RECEIVE_MAX, Requests, Time};
+use crate::operation::{LARGE, Operation};
+use crate::oracle::Oracle;
+use crate::packet::Publish;
+use crate::policies;
 use crate::trace::{Tally, Trace};
 use crate::wills::Wills;
 
@@ -60,6 +63,25 @@ pub(crate) struct World {
     pub(crate) repeated: HashSet<u64>,
     /// Retained messages that the last subscriber received.
     pub(crate) retained: BTreeMap<String, u64>,
+    /// All requests as clients sent them, for comparison with records.
+    pub(crate) sent: Requests,
+    /// The policies that handled each request, and the position that its response depends on if it
+    /// only reads.
+    pub(crate) by: HashMap<u64, HashSet<usize>>,
+    pub(crate) needed: HashMap<u64, u64>,
+    /// Whether the present step removes expired keys.
+    pub(crate) sweeps: bool,
+    /// Failures of policies since the guard last rolled one back, and in this life.
+    pub(crate) failures: u64,
+    pub(crate) failed: u64,
+    /// The states behind the records that a crash may end with.
+    pub(crate) captured: VecDeque<Captured>,
+    pub(crate) run: u32,
+    /// The highest version that a client saw.
+    pub(crate) observed: Stamp,
+    /// A crash has lost records that were released before they were durable.
+    pub(crate) lossy: bool,
+    pub(crate) foreign: Foreign,
 }
 
 /// The instant at which every run begins. Far ahead, so that the system's time never reaches it.
@@ -89,11 +111,18 @@ impl World {
             wall_ms: START_MS,
         };
         let disk = Simulation::new(dice.roll());
-        let (node, _) = Node::start(&disk, &plan.options(), &time).expect("an empty disk");
+        let found = Found::read(&disk, &plan, START_MS, &Requests::new()).expect("an empty disk");
+        let captured = VecDeque::from([found.captured()]);
+        let assignment = policies::assignment();
+        let foreign = Foreign::new(&mut dice);
+        let node = Node::start(found, &plan, &time, (&assignment, None), |log| {
+            foreign.outlet(log)
+        });
         let clients = plan.clients(&mut dice);
         let mut trace = Trace::new(seed);
         trace.add(|| format!("{plan:?}"));
-        Self {
+        let next_number = if plan.large { LARGE } else { 1 };
+        let mut world = Self {
             dice,
             plan,
             disk,
@@ -108,7 +137,7 @@ impl World {
             egress: Arc::default(),
             snapshot: None,
             next_link: 1,
-            next_number: 1,
+            next_number,
             tally: Tally::default(),
             trace,
             crashed_at: false,
@@ -124,7 +153,23 @@ impl World {
             handled: HashSet::new(),
             repeated: HashSet::new(),
             retained: BTreeMap::new(),
-        }
+            sent: Requests::new(),
+            by: HashMap::new(),
+            needed: HashMap::new(),
+            sweeps: false,
+            failures: 0,
+            failed: 0,
+            captured,
+            run: 1,
+            observed: Stamp::default(),
+            lossy: false,
+            foreign,
+        };
+        let tally = &mut world.tally;
+        tally.add_to("runs behind a foreign broker", world.plan.foreign.into());
+        tally.add_to("runs in interval mode", world.plan.interval.into());
+        world.begin(assignment);
+        world
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
@@ -133,6 +178,9 @@ impl World {
 
     /// The observer's subscriptions are durable before anything else happens.
     fn warm_up(&mut self) {
+        if self.plan.foreign {
+            return;
+        }
         self.connect(0);
         for _ in 0..4 {
             self.flow();
@@ -141,7 +189,6 @@ impl World {
     }
 
     fn event(&mut self) {
-        let who = self.dice.below(self.clients.len() as u64) as usize;
         if self.dice.once_in(self.plan.crash_once_in) {
             self.crash();
             return;
@@ -155,6 +202,11 @@ impl World {
         if self.dice.once_in(self.plan.commit_once_in) {
             self.commit();
         }
+        if self.plan.foreign {
+            self.foreign_event();
+            return;
+        }
+        let who = self.dice.below(self.clients.len() as u64) as usize;
         if self.dice.once_in(self.plan.cut_once_in) {
             self.cut(who);
             return;
@@ -166,13 +218,24 @@ impl World {
             32 => self.pass_time(),
             33 => self.hang_up(who),
             34 if self.plan.takeovers => self.connect(who),
-            35 => self.snapshot_step(),
+            35 => self.common_event(),
             36 => self.fault(),
             _ => {
                 self.deliver_up(who);
                 self.deliver_down(who);
             }
         }
+    }
+
+    /// Something that happens in front of both kinds of brokers.
+    pub(crate) fn common_event(&mut self) {
+        match self.dice.below(8) {
+            0 => self.check_copy(),
+            1 | 2 if self.plan.policies => self.change_assignment(),
+            3 => self.sweep(),
+            _ => self.snapshot_step(),
+        }
+        self.after();
     }
 
     /// A client connects if it is not connected, or does something new.
@@ -189,18 +252,31 @@ impl World {
         let number = self.next_number;
         self.next_number += 1;
         let (operation, qos) = self.think(who, number);
-        if matches!(operation, Operation::Request { .. }) {
+        let publish = self.create(who, number, &operation, qos);
+        self.clients[who].publish(number, operation, publish);
+    }
+
+    /// Creates a PUBLISH of a client.
+    pub(crate) fn create(
+        &mut self,
+        who: usize,
+        number: u64,
+        operation: &Operation,
+        qos: u8,
+    ) -> Publish {
+        self.qos.insert(number, qos);
+        let now_ms = self.time.wall_ms.min(self.now_ms());
+        let publish = operation.publish(&format!("c{who}"), number, qos, now_ms);
+        if let Some(timestamp) = publish.user("__ts") {
+            self.sent.insert(timestamp.to_owned(), publish.clone());
             self.requests.insert(number);
             if !operation.writes() {
                 self.reads.insert(number);
             }
         }
-        self.qos.insert(number, qos);
-        let now_ms = self.time.wall_ms.min(self.now_ms());
-        let publish = operation.publish(&self.clients[who].name, number, qos, now_ms);
         self.trace
             .add(|| format!("c{who} sends {number} at QoS {qos}: {operation:?}"));
-        self.clients[who].publish(number, operation, publish);
+        publish
     }
 
     fn think(&mut self, who: usize, number: u64) -> (Operation, u8) {
@@ -222,102 +298,57 @@ impl World {
             return (operation, qos);
         }
         let watches = self.clients[who].watches;
-        let operation = Operation::request(&mut self.dice, watches, self.plan.expiry, number);
-        let qos = 1 + u8::from(self.dice.once_in(3));
+        let operation = Operation::request(&mut self.dice, watches, &self.plan, number);
+        // It is open whether a crash preserves the packet id of a request that failed.
+        let qos = 1 + u8::from(!self.plan.faulty && self.dice.once_in(3));
         (operation, qos)
     }
 
-    /// Opens a connection. If the client has one, the broker ends it when CONNECT arrives.
-    pub(crate) fn connect(&mut self, who: usize) {
-        // An earlier connection whose CONNECT has not arrived would take over this one.
-        if self.clients[who].links.iter().any(|it| it.wire.is_none()) {
-            return;
-        }
-        let number = self.next_link;
-        self.next_link += 1;
-        let client = &mut self.clients[who];
-        let connect = Connect {
-            client: client.name.clone(),
-            clean_start: false,
-            expiry_s: client.expiry_s,
-            receive_max: client.receive_max,
-            will: client.will_delay_s.map(|delay_s| Will {
-                topic: format!("will/{}", client.name),
-                payload: format!("w{number}").into_bytes(),
-                delay_s,
-            }),
-        };
-        let mut link = Link::new(number);
-        link.send(packet::connect(&connect), Sent::Connect(connect));
-        for link in &mut client.links {
-            link.abandoned = true;
-        }
-        client.links.push(link);
-        self.trace.add(|| format!("c{who} connects: link {number}"));
-    }
-
-    /// The client ends its connection by DISCONNECT.
-    fn hang_up(&mut self, who: usize) {
-        // The observer keeps its connection, and its session in any case.
-        let reason = if self.dice.once_in(3) { 4 } else { 0 };
-        if let Some(link) = self.clients[who].open() {
-            let bytes = packet::disconnect(reason);
-            link.send(bytes, Sent::Disconnect { reason });
-            self.trace
-                .add(|| format!("c{who} sends DISCONNECT {reason}"));
-        }
-    }
-
-    /// The network loses a connection of a client, with everything on its way.
-    pub(crate) fn cut(&mut self, who: usize) {
-        let count = self.clients[who].links.len() as u64;
-        if count > 0 {
-            let at = self.dice.below(count) as usize;
-            self.tally.count("connections cut");
-            self.end(who, at, "cut");
-        }
-    }
-
-    /// Both ends of a connection are over.
-    pub(crate) fn end(&mut self, who: usize, at: usize, why: &str) {
-        let link = self.clients[who].links.remove(at);
-        self.trace
-            .add(|| format!("link {} of c{who} ends: {why}", link.number));
-        if let Some(wire) = link.wire {
-            // The observer and the oracle know the end of a connection that was taken over.
-            if !wire.is_closing() {
-                self.detached(who, link.number);
-            }
-            drop(wire);
-        }
-        self.after();
-    }
-
-    /// The session has lost its connection, without DISCONNECT.
-    pub(crate) fn detached(&mut self, who: usize, link: u64) {
-        let expiry_s = self.clients[who].expiry_s;
-        self.clients[who].detached_ms = self.elapsed_ms;
-        let now_ms = self.elapsed_ms;
-        self.wills.lost(link, expiry_s, now_ms, &mut self.tally);
-        if expiry_s == 0 {
-            self.oracle.note(1, 0, Change::SessionEnded { client: who });
-        }
-    }
-
+    /// Makes everything durable, and lets go what waited for it.
     pub(crate) fn commit(&mut self) {
         self.commits += 1;
-        if self.node.commit() {
+        if self.node.log.commit().is_ok() {
             self.tally.count("write-ahead log syncs");
         }
+        self.after_log();
+    }
+
+    /// Writes or syncs the log without the other.
+    pub(crate) fn write_or_sync(&mut self) {
+        let done = match self.dice.once_in(2) {
+            true => self.node.log.write(),
+            false => self.node.log.sync().map(drop),
+        };
+        self.trace
+            .add(|| format!("writes or syncs: {:?}", done.err()));
+        self.after_log();
+    }
+
+    /// The log has written something, or has failed.
+    pub(crate) fn after_log(&mut self) {
+        self.node.release();
         self.after();
         if self.node.log.failure().is_some() {
-            self.tally.count("sync errors");
+            self.tally.count("disk errors");
             self.crash();
         }
     }
 
-    fn pass_time(&mut self) {
-        let ms = [1, 100, 1_000, 4_000, 12_000][self.dice.below(5) as usize];
+    /// Expired keys are removed between two requests.
+    fn sweep(&mut self) {
+        if self.plan.foreign {
+            self.foreign_sweep();
+        } else {
+            self.node.server.sweep_once();
+        }
+    }
+
+    pub(crate) fn pass_time(&mut self) {
+        let mut ms = [1, 100, 1_000, 4_000, 12_000][self.dice.below(5) as usize];
+        if self.plan.foreign && self.dice.once_in(6) {
+            // The retention of requests there ends with time.
+            ms = [70_000, 700_000][self.dice.below(2) as usize];
+        }
         self.advance(ms);
     }
 
@@ -328,7 +359,9 @@ impl World {
         self.time.now += Duration::from_millis(ms);
         self.trace.add(|| format!("{ms} ms pass"));
         self.wills.due(self.elapsed_ms, &mut self.tally);
-        self.node.broker.advance(self.time.now, self.time.wall_ms);
+        if let Some(broker) = &self.node.broker {
+            broker.advance(self.time.now, self.time.wall_ms);
+        }
         self.after();
     }
 
@@ -348,6 +381,10 @@ impl World {
         let has_room = self.node.has_room();
         self.wills.stamp(self.node.appended(), has_room);
         self.take_egress();
+        if self.plan.faulty {
+            self.check_guard();
+        }
+        self.capture();
     }
 
     /// Everything on its way arrives, and everything appended becomes durable.

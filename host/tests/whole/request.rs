@@ -1,0 +1,141 @@
+//! The store handles a request as a new one: what it must answer and change.
+
+use std::collections::HashSet;
+
+use statehouse_core::store::INTERNAL_ERROR;
+
+use crate::operation::{Command, Operation};
+use crate::oracle::{Asked, Change, QUOTA_EXCEEDED};
+use crate::policies::{self, Chosen};
+use crate::world::World;
+
+impl World {
+    pub(crate) fn handle_request(
+        &mut self,
+        who: usize,
+        at: usize,
+        number: u64,
+        operation: &Operation,
+        (first, last): (u64, u64),
+        full: bool,
+    ) {
+        let Operation::Request { key, command } = operation else {
+            return;
+        };
+        // The faulty policy wants that even a watch is not executed again.
+        let by_faulty = |by: &HashSet<usize>| by.contains(&policies::FAULTY);
+        let before = self.by.get(&number).is_some_and(by_faulty);
+        let Some((mut response, change)) = self.decide(who, number, key, command, first, full)
+        else {
+            return;
+        };
+        let faulty = self.chosen(&self.clients[who].name, key).policy == policies::FAULTY;
+        let link = &mut self.clients[who].links[at];
+        match command {
+            // A watch that is open may have begun already.
+            Command::Watch => _ = link.watches.insert(key.clone(), true),
+            // The faulty policy watches in any case.
+            Command::Unwatch if faulty => _ = link.watches.insert(key.clone(), true),
+            Command::Unwatch => match link.watches.remove(key) {
+                Some(true) => {}
+                Some(false) => response = None,
+                None => response = Some(b":0\r\n".to_vec()),
+            },
+            _ => {}
+        }
+        let refused = full && *command == Command::Watch;
+        if refused || before || self.open.contains(&number) {
+            response = None;
+            if matches!(command, Command::Watch | Command::Unwatch) {
+                link.watches.insert(key.clone(), false);
+                link.open_keys.insert(key.clone());
+            }
+        }
+        self.trace.add(|| {
+            let text = response.as_deref().map(String::from_utf8_lossy);
+            format!("  handled {number}: {text:.60?}")
+        });
+        if let Some(response) = &response {
+            let possible = self.possible.entry(number).or_default();
+            possible.insert(response.clone());
+        }
+        if full && change.is_none() {
+            // A request that changes nothing is not remembered on a full disk.
+            return;
+        }
+        // Records of a read are of keys that expired before it.
+        let (own_first, own_last) = match command {
+            Command::Get | Command::Watch => (1, 0),
+            _ => (first, last),
+        };
+        let done = Change::Done { number, response };
+        self.oracle.note(own_first, own_last, done);
+        let Some(change) = change else { return };
+        let value = match &change {
+            Change::Set { value, .. } => Some(value.clone()),
+            _ => None,
+        };
+        self.oracle.note(first, last, change);
+        for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
+            if link.is_served() && link.watches.get(key) == Some(&true) {
+                let owed = link.owed.entry(key.clone()).or_default();
+                owed.push_back((number, value.clone()));
+            }
+        }
+    }
+
+    /// The response to a request that is handled now, and its change. None if the policy fails.
+    /// The response is none if it is open.
+    pub(crate) fn decide(
+        &mut self,
+        who: usize,
+        number: u64,
+        key: &str,
+        command: &Command,
+        first: u64,
+        full: bool,
+    ) -> Option<(Option<Vec<u8>>, Option<Change>)> {
+        let Chosen { policy, routed } = self.chosen(&format!("c{who}"), key);
+        let now_ms = self.now_ms();
+        let (response, change) = self.oracle.handle(&Asked {
+            client: who,
+            key,
+            command,
+            number,
+            now_ms,
+            full,
+            faulty: policy == policies::FAULTY,
+            client_keys_max: self.plan.client_keys_max,
+        });
+        if *command == Command::Hide {
+            return Some((None, None));
+        }
+        self.by.entry(number).or_default().insert(policy);
+        if policy != policies::STANDARD {
+            self.tally.count("requests handled by another policy");
+        }
+        if *response == *INTERNAL_ERROR {
+            // It is not remembered, and handled again if it is redelivered.
+            self.cramped.insert(number);
+            self.possible.entry(number).or_default().insert(response);
+            self.failed += 1;
+            self.failures += u64::from(!routed);
+            return None;
+        }
+        if *response == *QUOTA_EXCEEDED {
+            self.tally.count(match full {
+                true => "refused for a full disk",
+                false => "refused by the quota of a client",
+            });
+        }
+        if *command == Command::Get {
+            let mut needed = self.oracle.changed(key);
+            if self.sweeps {
+                // The removal of expired keys is the first record.
+                needed = needed.max(first);
+            }
+            self.needed.insert(number, needed);
+        }
+        Some((Some(response), change))
+    }
+}
