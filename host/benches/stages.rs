@@ -9,7 +9,6 @@
 //! without interruptions. `statehouse bench` shows more CPU time per request than the whole path
 //! here. The difference is the kernel's time for sockets and waking threads.
 
-use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +24,8 @@ use statehouse_core::policy::{self, Assignment, Engine, Instance, Policy, Regist
 use statehouse_core::request::{
     Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
 };
-use statehouse_core::store::{Event, Mode, Peer, Quota, Store, Transaction};
-use statehouse_core::{Core, Settings};
+use statehouse_core::store::{Mode, Peer, Quota, State, Store, Transaction};
+use statehouse_core::{Core, Decision, Input, Now, Settings};
 use statehouse_loadgen::Request as Asked;
 use statehouse_loadgen::{Catalogue, Mqtt, Protocol, Received, Role, Verb};
 use statehouse_mqtt::simulation::Wire;
@@ -304,173 +303,188 @@ fn parsed<'a>(incoming: &'a Incoming<'a>) -> (Request<'a>, ReplyTo<'a>) {
 }
 
 /// Times of the parts of a request inside the store, in nanoseconds.
-#[derive(Default)]
 struct Parts {
     parse: f64,
-    step: f64,
+    store: f64,
     policy: f64,
     record: f64,
-    properties: f64,
+    outputs: f64,
 }
 
 /// Requests that are prepared and timed together.
 const PREPARED: u64 = 16;
 
-fn parts(policy: &Loaded, verb: Verb) -> Parts {
-    let store = RefCell::new(store(policy));
+/// A core with the keys of `statehouse bench`.
+fn filled(policy: &Loaded, journal: Arc<dyn Journal>) -> Core {
+    let recorder = recorder(policy, journal);
+    let mut core = Core::new(store(policy), recorder, 1, Settings::default());
     for number in 0..KEYS {
         let arrived = Arrived::new(Verb::Set, number);
-        store
-            .borrow_mut()
-            .step(Event::Request(&parsed(&arrived.incoming()).0), NOW_MS);
+        core.handle(Input::Publish(&arrived.incoming()), now(NOW_MS));
     }
-    let mut recorder = recorder(policy, Arc::new(DiscardingJournal));
+    core
+}
+
+/// No request here expires, so the instant does not matter.
+fn now(ms: u64) -> Now {
+    Now {
+        ms,
+        instant: Instant::now(),
+    }
+}
+
+fn parts(policy: &Loaded, verb: Verb) -> Parts {
+    let mut core = filled(policy, Arc::new(Memory));
+    let mut durable = filled(policy, Arc::new(DiscardingJournal));
     let mut instance = Instance::warm(policy.clone()).expect("the standard policy starts");
     let mut samples: [Vec<Duration>; 5] = Default::default();
     for sample in 0..SAMPLES as u64 {
-        let arrived: Vec<Arrived> = (0..PREPARED)
-            .map(|it| Arrived::new(verb, KEYS + sample * PREPARED + it))
-            .collect();
-        let mut note = |stage: usize, took| samples[stage].push(took);
-        note(
-            0,
-            timed(|| {
-                arrived
-                    .iter()
-                    .for_each(|it| _ = black_box(parsed(&it.incoming())))
-            }),
+        let first = KEYS + sample * PREPARED;
+        let arrived = (first..first + PREPARED).map(|number| Arrived::new(verb, number));
+        let arrived: Vec<Arrived> = arrived.collect();
+        let incoming: Vec<Incoming<'_>> = arrived.iter().map(Arrived::incoming).collect();
+        let now = now(NOW_MS + sample);
+        let parse = timed(|| incoming.iter().for_each(|it| _ = black_box(parsed(it))));
+        let (store, decisions) = decide(&mut core, &incoming, now);
+        let (logged, _) = decide(&mut durable, &incoming, now);
+        let outputs = timed(|| {
+            for decision in decisions {
+                core.outputs(decision).for_each(|it| _ = black_box(it));
+            }
+        });
+        let requests: Vec<_> = incoming.iter().map(|it| parsed(it).0).collect();
+        let policy = call_policy(
+            &mut instance,
+            core.store_mut().state_mut(),
+            &requests,
+            now.ms,
         );
-        let mut store = store.borrow_mut();
-        let mut effects = Vec::with_capacity(arrived.len());
-        let incoming: Vec<_> = arrived.iter().map(Arrived::incoming).collect();
-        let parsed: Vec<_> = incoming.iter().map(parsed).collect();
-        let took = timed(|| {
-            let steps = parsed
-                .iter()
-                .map(|(request, _)| store.step(Event::Request(request), NOW_MS + sample));
-            effects.extend(steps);
-        });
-        assert!(effects.iter().all(|it| it.failures == 0));
-        note(1, took);
-        let took = timed(|| {
-            for ((request, _), effects) in parsed.iter().zip(&effects) {
-                recorder.step(Some(request), effects, false);
-            }
-        });
-        note(3, took);
-        let took = timed(|| {
-            for ((_, to), effects) in parsed.iter().zip(&effects) {
-                let version = effects.answer.as_ref().and_then(|it| it.version);
-                black_box(to.properties(version, "StateStore", None, None));
-            }
-        });
-        note(4, took);
-        // Repeat the policy calls on the same state, and roll each one back.
-        let mut state = Some(Box::new(std::mem::take(store.state_mut())));
-        let took = timed(|| {
-            for (request, _) in &parsed {
-                let given = state.take().expect("it was given back");
-                let transaction =
-                    Transaction::begin(given, Quota::default(), NOW_MS + sample, request);
-                let mut call = instance.begin(transaction, request.payload.clone());
-                let outcome = call.handle(policy::Request {
-                    payload: request.payload,
-                    dialect: policy::Dialect::Sdk,
-                    timestamp: request.timestamp,
-                    fencing_token: None,
-                    client: request.peer.known(),
-                    now: NOW_MS + sample,
-                });
-                assert!(black_box(outcome).is_ok());
-                state = Some(call.end().roll_back());
-            }
-        });
-        note(2, took);
-        *store.state_mut() = *state.take().expect("it was given back");
+        let taken = [parse, store, logged, outputs, policy];
+        samples
+            .iter_mut()
+            .zip(taken)
+            .for_each(|(all, took)| all.push(took));
     }
-    let [parse, step, policy, record, properties] =
+    let [parse, store, logged, outputs, policy] =
         samples.map(|samples| undisturbed(samples, PREPARED as usize));
     Parts {
         parse,
-        step,
+        store: store - parse,
         policy,
-        record,
-        properties,
+        record: logged - store,
+        outputs,
+    }
+}
+
+/// Handles requests. Returns the time and the decisions.
+fn decide<'a>(
+    core: &mut Core,
+    incoming: &'a [Incoming<'a>],
+    now: Now,
+) -> (Duration, Vec<Decision<'a>>) {
+    let mut decisions = Vec::with_capacity(incoming.len());
+    let took = timed(|| {
+        let handled = incoming
+            .iter()
+            .map(|it| core.handle(Input::Publish(it), now));
+        decisions.extend(handled);
+    });
+    assert!(decisions.iter().all(|it| it.effects.failures == 0));
+    (took, decisions)
+}
+
+/// Repeats the policy calls on the state, and rolls each one back.
+fn call_policy(
+    instance: &mut Instance<Transaction>,
+    state: &mut State,
+    requests: &[Request<'_>],
+    now_ms: u64,
+) -> Duration {
+    let mut lent = Some(Box::new(std::mem::take(state)));
+    let took = timed(|| {
+        for request in requests {
+            let given = lent.take().expect("it was given back");
+            let transaction = Transaction::begin(given, Quota::default(), now_ms, request);
+            let mut call = instance.begin(transaction, request.payload.clone());
+            let outcome = call.handle(policy::Request {
+                payload: request.payload,
+                dialect: policy::Dialect::Sdk,
+                timestamp: request.timestamp,
+                fencing_token: None,
+                client: request.peer.known(),
+                now: now_ms,
+            });
+            assert!(black_box(outcome).is_ok());
+            lent = Some(call.end().roll_back());
+        }
+    });
+    *state = *lent.take().expect("it was given back");
+    took
+}
+
+/// Times of the whole path and of its packets, for one request and for sixteen in a read.
+struct Paths {
+    whole: [[f64; 2]; 2],
+    packets: [[f64; 2]; 2],
+}
+
+const VERBS: [Verb; 2] = [Verb::Get, Verb::Set];
+
+fn paths(policy: &Loaded) -> Paths {
+    let mut client = served(policy, Limits::default());
+    // A GET has a value in its response, a SET has none.
+    let echo = |value_bytes: usize, requests: u16| {
+        let broker = Broker::new(Options::default(), Arc::new(Echo::new(value_bytes)));
+        Client::new(&broker).figure(Verb::Get, requests)
+    };
+    Paths {
+        whole: [1, 16].map(|requests| VERBS.map(|verb| client.figure(verb, requests))),
+        packets: [1, 16].map(|requests| [VALUE_BYTES, 0].map(|bytes| echo(bytes, requests))),
     }
 }
 
 fn main() {
     let engine = Engine::new().expect("an engine");
     let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
-    let mut client = served(&policy, Limits::default());
-    let whole = [
-        (Verb::Get, 1),
-        (Verb::Set, 1),
-        (Verb::Get, 16),
-        (Verb::Set, 16),
-    ]
-    .map(|(verb, requests)| client.figure(verb, requests));
-    let echo = |value_bytes: usize, requests: u16| {
-        let broker = Broker::new(Options::default(), Arc::new(Echo::new(value_bytes)));
-        Client::new(&broker).figure(Verb::Get, requests)
-    };
-    let packets = [echo(64, 1), echo(0, 1), echo(64, 16), echo(0, 16)];
-    let (get, set) = (parts(&policy, Verb::Get), parts(&policy, Verb::Set));
-    let rates = [Verb::Get, Verb::Set].map(|verb| counting_rates(&policy, verb));
+    let Paths { whole, packets } = paths(&policy);
+    let parts = VERBS.map(|verb| parts(&policy, verb));
+    let rates = VERBS.map(|verb| counting_rates(&policy, verb));
+    let of = |figure: fn(&Parts) -> f64| [figure(&parts[0]), figure(&parts[1])];
+    let inside = of(|it| it.parse + it.store + it.outputs);
+    let rest = [0, 1].map(|verb| whole[1][verb] - packets[1][verb] - inside[verb]);
 
     println!(
         "{:<58}{:>8}{:>8}   ns of a request",
         "values of 64 B, table of 10 000 keys, in memory", "GET", "SET"
     );
-    let row = |name: &str, get: f64, set: f64| println!("{name:<58}{get:>8.0}{set:>8.0}");
-    row(
-        "the whole path without a socket, one request a read",
-        whole[0],
-        whole[1],
-    );
-    row(
-        "  packets: PUBLISH and PUBACK in, answer and PUBACK out",
-        packets[0],
-        packets[1],
-    );
-    row(
-        "the whole path without a socket, sixteen a read",
-        whole[2],
-        whole[3],
-    );
-    row("  packets", packets[2], packets[3]);
-    row("  request: properties to request", get.parse, set.parse);
-    row(
-        "  store: duplicates, transaction, policy, commit",
-        get.step,
-        set.step,
-    );
-    row(
-        "    of it transaction and policy call",
-        get.policy,
-        set.policy,
-    );
-    row(
-        "  outbox: properties of the answer",
-        get.properties,
-        set.properties,
-    );
-    let rest = |at: usize, parts: &Parts| {
-        whole[at] - packets[at] - parts.parse - parts.step - parts.properties
-    };
-    row(
-        "  outbox and wiring: the rest",
-        rest(2, &get),
-        rest(3, &set),
-    );
-    row(
-        "journal: encoding the record, in durable modes",
-        get.record,
-        set.record,
-    );
-    row(
-        "max_rate and max_client_rate, if they are set",
-        rates[0],
-        rates[1],
-    );
+    for (name, [get, set]) in [
+        (
+            "the whole path without a socket, one request a read",
+            whole[0],
+        ),
+        (
+            "  packets: PUBLISH and PUBACK in, answer and PUBACK out",
+            packets[0],
+        ),
+        ("the whole path without a socket, sixteen a read", whole[1]),
+        ("  packets", packets[1]),
+        ("  request: properties to request", of(|it| it.parse)),
+        (
+            "  store: duplicates, transaction, policy, commit",
+            of(|it| it.store),
+        ),
+        ("    of it transaction and policy call", of(|it| it.policy)),
+        (
+            "  outputs: the response and its properties",
+            of(|it| it.outputs),
+        ),
+        ("  response gate and wiring: the rest", rest),
+        (
+            "log: encoding the record, in durable modes",
+            of(|it| it.record),
+        ),
+        ("max_rate and max_client_rate, if they are set", rates),
+    ] {
+        println!("{name:<58}{get:>8.0}{set:>8.0}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Opens a data directory: recovers an [`Image`] of the state at the start, then runs the journal
+//! Opens a data directory: recovers an [`Image`] of the state at the start, then runs the log
 //! that writes records and snapshots.
 //!
 //! Recovery must never run a policy.
@@ -33,9 +33,9 @@ const EXIT_DISK: i32 = 74;
 /// Why a data directory cannot be used. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The journal cannot be opened.
+    /// The log cannot be opened.
     #[error("the data directory {0} cannot be used: {1}")]
-    Journal(PathBuf, statehouse_wal::Error),
+    Log(PathBuf, statehouse_wal::Error),
     /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]
     ClientId(PathBuf, ClientIdError),
@@ -72,7 +72,7 @@ pub struct Recovered {
 
 /// Locks the directory and recovers its state.
 pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
-    let failed = |error| StorageError::Journal(storage.directory.clone(), error);
+    let failed = |error| StorageError::Log(storage.directory.clone(), error);
     let disk = Directory::open(&storage.directory).map_err(failed)?;
     read(storage, disk)
 }
@@ -115,7 +115,7 @@ pub fn stand_by(
                 thread::sleep(limits::STANDBY_POLL);
             }
             Ok(disk) => break disk,
-            Err(error) => return Err(StorageError::Journal(storage.directory.clone(), error)),
+            Err(error) => return Err(StorageError::Log(storage.directory.clone(), error)),
         }
     };
     read(storage, disk).map(Some)
@@ -124,7 +124,7 @@ pub fn stand_by(
 fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
-    let failed = |error| StorageError::Journal(storage.directory.clone(), error);
+    let failed = |error| StorageError::Log(storage.directory.clone(), error);
     let options = Options {
         durability: match storage.durability {
             Durability::Interval => statehouse_wal::Durability::Interval(Duration::from_millis(
@@ -170,12 +170,12 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     })
 }
 
-/// The receivers of the journal's callbacks. They are attached after the journal has started,
+/// The receivers of the log's callbacks. They are attached after the log has started,
 /// because they need it.
 #[derive(Clone, Default)]
-pub struct JournalListener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
+pub struct LogListener(Arc<OnceLock<(Arc<Server>, Option<Broker>)>>);
 
-impl JournalListener {
+impl LogListener {
     /// Attaches the store, and the broker if it is embedded. Only the first call has an effect.
     pub fn attach(&self, server: Arc<Server>, broker: Option<Broker>) {
         // The start calls this once.
@@ -236,10 +236,10 @@ impl Recovered {
         )
     }
 
-    /// Starts the journal's threads, and returns the state.
+    /// Starts the log's threads, and returns the state.
     pub fn start(
         self,
-        listener: &JournalListener,
+        listener: &LogListener,
     ) -> Result<(Arc<Disk>, Image), statehouse_wal::Error> {
         for (position, what) in &self.opened.damaged_snapshots {
             tracing::error!(%position, what, "a snapshot is damaged: recovered from an older one and the log after it");
@@ -253,7 +253,7 @@ impl Recovered {
             released: Box::new(move |position| released.released(position)),
             failed: Box::new(|failure| {
                 if failure.panicked {
-                    tracing::error!(%failure, "a thread of the journal panicked: stopping, because no further write would be durable");
+                    tracing::error!(%failure, "a thread of the write-ahead log panicked: stopping, because no further write would be durable");
                     logging::exit(crate::server::EXIT_STATE_LOST)
                 }
                 tracing::error!(%failure, "the disk failed: stopping, so that no write is acknowledged that may be lost. Repair the disk, then start again");
@@ -262,16 +262,16 @@ impl Recovered {
             source: Box::new(source),
             now_ms: Box::new(wall_ms),
         };
-        let journal = statehouse_wal::Journal::start(self.log, callbacks)?;
+        let log = statehouse_wal::WriteAheadLog::start(self.log, callbacks)?;
         let place = self.directory.display().to_string();
-        Ok((Disk::new(journal, self.durability, place), self.image))
+        Ok((Disk::new(log, self.durability, place), self.image))
     }
 }
 
 /// The blocks of a snapshot of the running store: sessions first, then the store.
 /// `host/core/src/log/image.rs` explains why remembered requests must be the last piece.
 struct SnapshotSource {
-    listener: JournalListener,
+    listener: LogListener,
     progress: Option<(Option<statehouse_mqtt::ImageCursor>, Progress)>,
 }
 
@@ -347,9 +347,9 @@ mod tests {
         {
             let recovered = recover(&settings(false)).unwrap();
             assert!(recovered.report().ends_with("is new"));
-            let (disk, _) = recovered.start(&JournalListener::default()).unwrap();
+            let (disk, _) = recovered.start(&LogListener::default()).unwrap();
             Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms, Mode::Embedded);
-            disk.journal().close().unwrap();
+            disk.log().close().unwrap();
         }
         let refused = recover(&settings(false))
             .err()
@@ -385,7 +385,7 @@ mod tests {
         };
         let (disk, _) = recover(&settings("first"))
             .unwrap()
-            .start(&JournalListener::default())
+            .start(&LogListener::default())
             .unwrap();
         let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
         recorder.started(1, wall_ms(), Mode::Foreign);
@@ -398,7 +398,7 @@ mod tests {
             ..Effects::default()
         };
         recorder.step(None, &effects, false);
-        disk.journal().close().unwrap();
+        disk.log().close().unwrap();
         drop((recorder, disk));
 
         let backup = place.path().join("backup");
@@ -431,14 +431,14 @@ mod tests {
         };
         let (disk, _) = recover(&settings("first"))
             .unwrap()
-            .start(&JournalListener::default())
+            .start(&LogListener::default())
             .unwrap();
         let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
         recorder.started(1, wall_ms(), Mode::Embedded);
         for receive_max in [5000, 3000] {
             recorder.record_receive_max(receive_max);
         }
-        disk.journal().close().unwrap();
+        disk.log().close().unwrap();
         drop((recorder, disk));
 
         let backup = place.path().join("backup");

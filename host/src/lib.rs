@@ -16,13 +16,15 @@
 //!   no MQTT.
 //! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign
 //!   broker.
-//! * [`server`]: runs the state machine of `statehouse_core` under one lock. Its response gate holds
-//!   responses, notifications and PUBACKs until the log position that they depend on is durable.
+//! * [`server`]: runs the state machine of `statehouse_core` under one lock. Its response gate
+//!   holds responses, notifications and PUBACKs until the log position that they depend on is
+//!   durable.
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
 //! * [`policies`]: loads policies, changes which one is active, takes policies from outside.
-//! * [`admin`]: the HTTP API, metrics and the live page.
+//! * [`admin`]: the HTTP API and metrics.
 //! * [`data_directory`]: the data directory in use: recovery and snapshots.
-//! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and reason.
+//! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and
+//!   reason.
 //! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.
 //!
 //! Dependencies point one way: cli → app → admin → policies → server → transport. The architecture
@@ -38,6 +40,7 @@ mod headers;
 pub mod limits;
 pub mod listener;
 pub mod logging;
+mod percent;
 pub mod policies;
 pub mod server;
 pub mod shadow;

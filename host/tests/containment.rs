@@ -6,10 +6,11 @@ mod common;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use common::{NOW_MS, faulty, module};
+use common::{NOW_MS, at, faulty, module};
 use statehouse::{STANDARD_POLICY, limits};
 use statehouse_core::policy::{Engine, Failure, LoadError, Policy, Registry};
-use statehouse_core::store::{Effects, Event, Quota, Store, Transaction};
+use statehouse_core::store::{Effects, Quota, Store, Transaction};
+use statehouse_core::{Core, Input};
 
 fn malformed() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
@@ -25,59 +26,63 @@ fn load(module: &[u8]) -> Arc<Policy<Transaction>> {
     Arc::new(engine().load(module).expect("a policy"))
 }
 
-fn store(previous: Option<Arc<Policy<Transaction>>>) -> Store {
-    store_under(load(faulty()), previous)
+fn core(previous: Option<Arc<Policy<Transaction>>>) -> Core {
+    core_under(load(faulty()), previous)
 }
 
-fn store_under(
+fn core_under(
     active: Arc<Policy<Transaction>>,
     previous: Option<Arc<Policy<Transaction>>>,
-) -> Store {
-    Store::new(Registry::new(active, previous), Quota::default())
+) -> Core {
+    common::core(Store::new(
+        Registry::new(active, previous),
+        Quota::default(),
+    ))
 }
 
-fn ask(store: &mut Store, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
-    common::ask(store, "tester", arguments, now_ms)
+fn ask(core: &mut Core, arguments: &[&str], now_ms: u64) -> (Effects, Bytes) {
+    common::ask(core, "tester", arguments, now_ms)
 }
 
 #[test]
 fn every_fault_is_contained() {
-    let mut store = store(None);
+    let mut core = core(None);
     assert_eq!(
-        ask(&mut store, &["SET", "kept", "fine"], NOW_MS).1,
+        ask(&mut core, &["SET", "kept", "fine"], NOW_MS).1,
         "+OK\r\n"
     );
-    let kept = store
+    let kept = core
+        .store()
         .state()
         .table
         .get(b"kept")
         .expect("it was set")
         .clone();
-    let clock = store.state().hlc;
+    let clock = core.store().state().hlc;
     for mode in include_str!("../../tests/policies/faulty/faults.txt").lines() {
         for key in ["kept", "new"] {
-            let (effects, answer) = ask(&mut store, &["SET", key, mode], NOW_MS);
+            let (effects, answer) = ask(&mut core, &["SET", key, mode], NOW_MS);
             assert_eq!(answer, "-ERR internal error\r\n", "{mode}");
             assert_eq!(effects.failures, 1, "{mode}");
             assert_eq!(
-                store.state().table.keys(),
+                core.store().state().table.keys(),
                 1,
                 "{mode} left something behind"
             );
             assert_eq!(
-                store.state().table.get(b"kept"),
+                core.store().state().table.get(b"kept"),
                 Some(&kept),
                 "{mode} changed something"
             );
-            assert_eq!(store.state().hlc, clock, "{mode} moved the clock");
+            assert_eq!(core.store().state().hlc, clock, "{mode} moved the clock");
             // The instance was replaced, even if it only returned an invalid value.
             assert_eq!(
-                ask(&mut store, &["COUNT", "-"], NOW_MS).1,
+                ask(&mut core, &["COUNT", "-"], NOW_MS).1,
                 ":1\r\n",
                 "{mode}"
             );
             assert_eq!(
-                ask(&mut store, &["GET", "kept"], NOW_MS).1,
+                ask(&mut core, &["GET", "kept"], NOW_MS).1,
                 "$4\r\nfine\r\n",
                 "{mode}"
             );
@@ -97,7 +102,7 @@ fn loop_over_an_import_ends_when_its_fuel_is_used_up() {
     // Without the watchdog, so that the fuel ends the loop even on a busy machine.
     let engine = Engine::without_watchdog().expect("an engine");
     let policy = Arc::new(engine.load(faulty()).expect("a policy"));
-    let mut store = store_under(policy.clone(), None);
+    let mut core = core_under(policy.clone(), None);
     let mut before = 0;
     for (import, calls_max) in [
         ("load", moving),
@@ -111,7 +116,7 @@ fn loop_over_an_import_ends_when_its_fuel_is_used_up() {
         ("head", small),
         ("keys", small),
     ] {
-        let (effects, answer) = ask(&mut store, &["SET", "k", "repeat", import], NOW_MS);
+        let (effects, answer) = ask(&mut core, &["SET", "k", "repeat", import], NOW_MS);
         assert_eq!(answer, "-ERR internal error\r\n", "{import}");
         assert_eq!(effects.failed, Some(Failure::Fuel), "{import}");
         assert!(effects.fuel >= fuel, "{import}: {}", effects.fuel);
@@ -119,68 +124,69 @@ fn loop_over_an_import_ends_when_its_fuel_is_used_up() {
         let calls = policy.counters.all()["repeated"] - before;
         before += calls;
         assert!((1..=calls_max + 1).contains(&calls), "{import}: {calls}");
-        assert_eq!(store.state().table.keys(), 0, "{import}");
+        assert_eq!(core.store().state().table.keys(), 0, "{import}");
     }
 }
 
 #[test]
 fn values_outside_the_contract_are_contained() {
-    let mut store = store_under(load(malformed()), None);
+    let mut core = core_under(load(malformed()), None);
     assert_eq!(
-        ask(&mut store, &["SET", "kept", "fine"], NOW_MS).1,
+        ask(&mut core, &["SET", "kept", "fine"], NOW_MS).1,
         "+OK\r\n"
     );
-    let kept = store.state().table.get(b"kept").cloned();
-    let clock = store.state().hlc;
+    let kept = core.store().state().table.get(b"kept").cloned();
+    let clock = core.store().state().hlc;
     let modes = include_str!("../../tests/policies/malformed/malformations.txt");
     assert!(modes.lines().count() > 20);
     for mode in modes.lines() {
         for key in ["kept", "new"] {
-            let (effects, answer) = ask(&mut store, &["SET", key, mode], NOW_MS);
+            let (effects, answer) = ask(&mut core, &["SET", key, mode], NOW_MS);
             assert_eq!(answer, "-ERR internal error\r\n", "{mode}");
             assert_eq!(effects.failures, 1, "{mode}");
         }
-        assert_eq!(store.state().table.keys(), 1, "{mode}");
-        assert_eq!(store.state().table.get(b"kept").cloned(), kept, "{mode}");
-        assert_eq!(store.state().hlc, clock, "{mode} moved the clock");
+        assert_eq!(core.store().state().table.keys(), 1, "{mode}");
+        assert_eq!(
+            core.store().state().table.get(b"kept").cloned(),
+            kept,
+            "{mode}"
+        );
+        assert_eq!(core.store().state().hlc, clock, "{mode} moved the clock");
     }
-    assert_eq!(
-        ask(&mut store, &["SET", "new", "fine"], NOW_MS).1,
-        "+OK\r\n"
-    );
+    assert_eq!(ask(&mut core, &["SET", "new", "fine"], NOW_MS).1, "+OK\r\n");
 }
 
 #[test]
 fn occasional_failure_affects_only_its_own_request() {
-    let mut store = store(None);
+    let mut core = core(None);
     let mut failed = Vec::new();
     for number in 1..=3500 {
         let key = number.to_string();
-        let (effects, answer) = ask(&mut store, &["SET", &key, "thousandth"], NOW_MS);
+        let (effects, answer) = ask(&mut core, &["SET", &key, "thousandth"], NOW_MS);
         if effects.failures == 0 {
             assert_eq!(answer, "+OK\r\n");
             continue;
         }
         assert_eq!(answer, "-ERR internal error\r\n");
-        assert!(store.state().table.get(key.as_bytes()).is_none());
+        assert!(core.store().state().table.get(key.as_bytes()).is_none());
         failed.push(number);
     }
     // Each failure starts a new instance, which counts from zero.
     assert_eq!(failed, [1000, 2000, 3000]);
-    assert_eq!(store.state().table.keys(), 3497);
+    assert_eq!(core.store().state().table.keys(), 3497);
 }
 
 #[test]
 fn request_without_notification_is_rolled_back() {
-    let mut store = store(None);
-    ask(&mut store, &["KEYNOTIFY", "bad-notify"], NOW_MS);
-    let (effects, answer) = ask(&mut store, &["SET", "bad-notify", "fine"], NOW_MS);
+    let mut core = core(None);
+    ask(&mut core, &["KEYNOTIFY", "bad-notify"], NOW_MS);
+    let (effects, answer) = ask(&mut core, &["SET", "bad-notify", "fine"], NOW_MS);
     assert_eq!(answer, "-ERR internal error\r\n");
     assert!(effects.notifications.is_empty());
-    assert_eq!(store.state().table.keys(), 0);
+    assert_eq!(core.store().state().table.keys(), 0);
     // This key has no watcher, so no notification is needed.
     assert_eq!(
-        ask(&mut store, &["SET", "bad-notify-2", "fine"], NOW_MS).1,
+        ask(&mut core, &["SET", "bad-notify-2", "fine"], NOW_MS).1,
         "+OK\r\n"
     );
 }
@@ -189,20 +195,23 @@ fn request_without_notification_is_rolled_back() {
 fn expired_key_is_removed_even_if_notify_fails() {
     for previous in [None, Some(load(STANDARD_POLICY))] {
         let falls_back = previous.is_some();
-        let mut store = store(previous);
+        let mut core = core(previous);
         assert_eq!(
-            ask(&mut store, &["SET", "bad-notify", "fine"], NOW_MS).1,
+            ask(&mut core, &["SET", "bad-notify", "fine"], NOW_MS).1,
             "+OK\r\n"
         );
-        ask(&mut store, &["KEYNOTIFY", "bad-notify"], NOW_MS);
-        let effects = store.step(Event::Sweep, NOW_MS + 999);
+        ask(&mut core, &["KEYNOTIFY", "bad-notify"], NOW_MS);
+        let effects = core.handle(Input::Sweep, at(NOW_MS + 999)).effects;
         assert_eq!(
-            (effects.failures, store.state().table.keys()),
+            (effects.failures, core.store().state().table.keys()),
             (0, 1),
             "not before its time"
         );
-        let effects = store.step(Event::Sweep, NOW_MS + 1000);
-        assert_eq!((effects.failures, store.state().table.keys()), (1, 0));
+        let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
+        assert_eq!(
+            (effects.failures, core.store().state().table.keys()),
+            (1, 0)
+        );
         // If there is a previous policy, it renders the notification, because the waiters of a lock
         // need it.
         assert_eq!(effects.expired.len(), usize::from(falls_back));
@@ -214,17 +223,23 @@ fn expired_key_is_removed_even_if_notify_fails() {
 
 #[test]
 fn hidden_keys_are_unreadable_and_expire() {
-    let mut store = store(None);
-    assert_eq!(ask(&mut store, &["HIDE", "books"], NOW_MS).1, "+OK\r\n");
-    assert_eq!(ask(&mut store, &["GET", "books"], NOW_MS).1, "$-1\r\n");
+    let mut core = core(None);
+    assert_eq!(ask(&mut core, &["HIDE", "books"], NOW_MS).1, "+OK\r\n");
+    assert_eq!(ask(&mut core, &["GET", "books"], NOW_MS).1, "$-1\r\n");
     assert_eq!(
-        (store.state().hidden.keys(), store.state().table.keys()),
+        (
+            core.store().state().hidden.keys(),
+            core.store().state().table.keys()
+        ),
         (1, 0)
     );
-    assert_eq!(store.next_expiry_ms(), Some(NOW_MS + 1000));
-    store.step(Event::Sweep, NOW_MS + 1000);
+    assert_eq!(core.store().next_expiry_ms(), Some(NOW_MS + 1000));
+    core.handle(Input::Sweep, at(NOW_MS + 1000));
     assert_eq!(
-        (store.state().hidden.keys(), store.next_expiry_ms()),
+        (
+            core.store().state().hidden.keys(),
+            core.store().next_expiry_ms()
+        ),
         (0, None)
     );
 }

@@ -4,14 +4,16 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse::limits;
 use statehouse_core::policy::{Engine, Policy, Registry};
-use statehouse_core::request::{Dialect, Request};
-use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
-use statehouse_mqtt::Properties;
+use statehouse_core::request::{Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
 use statehouse_protocol::{ConnectionId, SessionId};
@@ -21,7 +23,7 @@ struct Host {
     policy: Arc<Policy<Transaction>>,
     /// Whether each request gets a new instance, which shows hidden state.
     fresh: bool,
-    store: Store,
+    core: Core,
     quota: Quota,
     now_ms: u64,
     deliveries: Vec<Delivery>,
@@ -30,15 +32,24 @@ struct Host {
 impl Host {
     fn new(policy: Arc<Policy<Transaction>>, fresh: bool) -> Self {
         let quota = quota(None);
-        let store = Store::new(Registry::new(policy.clone(), None), quota);
         Self {
+            core: core(&policy, quota),
             policy,
             fresh,
-            store,
             quota,
             now_ms: 0,
             deliveries: Vec::new(),
         }
+    }
+
+    fn handle(&mut self, input: Input<'_>) -> Effects {
+        let now = Now {
+            ms: self.now_ms,
+            instant: Instant::now(),
+        };
+        let effects = self.core.handle(input, now).effects;
+        self.record(&effects);
+        effects
     }
 
     fn record(&mut self, effects: &Effects) {
@@ -59,6 +70,11 @@ impl Host {
     }
 }
 
+fn core(policy: &Arc<Policy<Transaction>>, quota: Quota) -> Core {
+    let store = Store::new(Registry::new(policy.clone(), None), quota);
+    Core::in_memory(store, Settings::default())
+}
+
 fn quota(keys_max: Option<usize>) -> Quota {
     Quota {
         keys_max: keys_max.map_or(limits::KEYS_MAX_DEFAULT, |keys| keys as u64),
@@ -77,40 +93,51 @@ fn peer(client: &str) -> Peer {
 impl Subject for Host {
     fn begin(&mut self, now_ms: u64, keys_max: Option<usize>) {
         self.quota = quota(keys_max);
-        self.store = Store::new(Registry::new(self.policy.clone(), None), self.quota);
+        self.core = core(&self.policy, self.quota);
         self.now_ms = now_ms;
         self.deliveries.clear();
     }
 
     fn advance(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
-        let effects = self.store.step(Event::Sweep, now_ms);
-        self.record(&effects);
+        self.handle(Input::Sweep);
     }
 
     fn call(&mut self, request: &statehouse_policy::Request) -> Answer {
         if self.fresh {
-            *self.store.registry() = Registry::new(self.policy.clone(), None);
+            *self.core.store_mut().registry() = Registry::new(self.policy.clone(), None);
         }
         let peer = peer(request.client.as_deref().unwrap_or_default());
         let payload = Bytes::from(request.payload.clone());
-        let properties = Properties::default();
-        let request = Request {
-            dialect: match request.dialect {
-                statehouse_policy::Dialect::Sdk => Dialect::Sdk,
-                statehouse_policy::Dialect::Documents => Dialect::Documents,
-                statehouse_policy::Dialect::Preview => Dialect::Preview,
-            },
+        let (topic, dialect) = match request.dialect {
+            statehouse_policy::Dialect::Sdk => (REQUEST_TOPIC, Dialect::Sdk),
+            statehouse_policy::Dialect::Documents => (REQUEST_TOPIC, Dialect::Documents),
+            statehouse_policy::Dialect::Preview => (PREVIEW_TOPIC, Dialect::Preview),
+        };
+        self.core.settings_mut().dialect = Some(dialect);
+        let mut properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(b"1");
+        for (name, reading) in [
+            (dialect.version_property(), &request.timestamp),
+            (dialect.fencing_property(), &request.fencing_token),
+        ] {
+            if let Some(reading) = reading {
+                properties = properties.user(name, reading);
+            }
+        }
+        let properties = properties.finish().and_then(Properties::parse);
+        let incoming = Incoming {
+            topic,
             payload: &payload,
-            timestamp: request.timestamp.as_deref(),
-            fencing_token: request.fencing_token.as_deref(),
-            peer: &peer,
-            properties: &properties,
+            properties: &properties.expect("short properties"),
+            qos: QoS::AtLeastOnce,
             delivery: statehouse_core::request::Delivery::default(),
+            expires: None,
+            peer: &peer,
             grants: None,
         };
-        let mut effects = self.store.step(Event::Request(&request), self.now_ms);
-        self.record(&effects);
+        let mut effects = self.handle(Input::Publish(&incoming));
         let answer = effects.answer.take().expect("every request has an answer");
         Answer {
             bytes: answer.payload.to_vec(),
@@ -127,10 +154,7 @@ impl Subject for Host {
     }
 
     fn disconnect(&mut self, client: &str) {
-        let effects = self
-            .store
-            .step(Event::Disconnected(&peer(client)), self.now_ms);
-        self.record(&effects);
+        self.handle(Input::Disconnected(&peer(client)));
     }
 
     fn deliveries(&mut self) -> Vec<Delivery> {

@@ -3,14 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Effects, Event, Peer, Quota, Rerun, Right, Store};
-use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Effects, Peer, Quota, Rerun, Right, Store};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::rights::ClientRights;
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -33,8 +35,7 @@ stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["k49?7"] 
 
 /// A store and its clients, which send requests one after the other.
 struct World {
-    store: Store,
-    properties: Properties,
+    core: Core,
     packet_id: u16,
 }
 
@@ -43,12 +44,12 @@ impl World {
         let policy = Engine::new().unwrap().load(STANDARD_POLICY).unwrap();
         let mut store = Store::new(Registry::new(Arc::new(policy), None), Quota::default());
         store.supervision().purity_every = 1;
-        let properties = PropertiesBuilder::new()
-            .response_topic("clients/x/y")
-            .correlation_data(b"1");
+        let settings = Settings {
+            dialect: Some(Dialect::Sdk),
+            ..Settings::default()
+        };
         Self {
-            store,
-            properties: Properties::parse(properties.finish().unwrap()).unwrap(),
+            core: Core::in_memory(store, settings),
             packet_id: 0,
         }
     }
@@ -75,23 +76,32 @@ impl World {
     ) -> (Effects, Bytes) {
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
         let peer = peer(client);
-        let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
-        let request = Request {
-            dialect: Dialect::Sdk,
+        let properties = PropertiesBuilder::new()
+            .response_topic(&format!("clients/{client}/y"))
+            .correlation_data(b"1")
+            .user("__ts", "1700000000000:0:client");
+        let properties = Properties::parse(properties.finish().unwrap()).unwrap();
+        let incoming = Incoming {
+            topic: REQUEST_TOPIC,
             payload: &payload,
-            timestamp: Some("1700000000000:0:client"),
-            fencing_token: None,
-            peer: &peer,
-            properties: &self.properties,
+            properties: &properties,
+            qos: QoS::AtLeastOnce,
             delivery: Delivery {
                 session: peer.session,
                 connection: peer.connection,
                 packet_id,
                 dup,
             },
-            grants: grants.as_ref(),
+            expires: None,
+            peer: &peer,
+            grants: grants.map(|it| it.clone() as Arc<dyn ClientRights>),
         };
-        let mut effects = self.store.step(Event::Request(&request), NOW_MS);
+        let now = Now {
+            ms: NOW_MS,
+            instant: Instant::now(),
+        };
+        let decision = self.core.handle(Input::Publish(&incoming), now);
+        let mut effects = decision.effects;
         let answer = effects.answer.take().expect("every request has an answer");
         (effects, answer.payload)
     }
@@ -107,12 +117,16 @@ fn peer(client: &str) -> Peer {
 }
 
 fn grants(client: &str) -> Option<Arc<Grants>> {
+    grants_by(RULES, client)
+}
+
+fn grants_by(rules: &str, client: &str) -> Option<Arc<Grants>> {
     let principal = Principal {
         client,
         user: None,
         attributes: &[],
     };
-    Some(Rules::parse(RULES).unwrap().grants(principal))
+    Some(Rules::parse(rules).unwrap().grants(principal))
 }
 
 #[test]
@@ -148,7 +162,7 @@ fn each_command_needs_its_right() {
                     !wrote && effects.notifications.is_empty(),
                     "{client} {command:?}"
                 );
-                assert!(world.store.state().table.get(b"shared/a").is_some());
+                assert!(world.core.store().state().table.get(b"shared/a").is_some());
             }
         }
     }
@@ -248,7 +262,8 @@ fn scan_token_from_without_rules_is_invalid_with_rules() {
 fn duplicate_is_answered_with_its_original_rights() {
     let mut world = World::new();
     let set: &[&[u8]] = &[b"SET", b"shared/a", b"v"];
-    let (all, none) = (grants("both"), grants("nobody"));
+    let changed = RULES.replace("both", "another");
+    let (all, none) = (grants("both"), grants_by(&changed, "both"));
     let (_, first) = world.send("both", all.as_ref(), set, 1, false);
     assert_eq!(first, "+OK\r\n");
     let (effects, again) = world.send("both", none.as_ref(), set, 1, true);

@@ -18,7 +18,6 @@ use crate::{
     dice::Dice,
     linearizable::{self, Answer, Command, Operation, Version},
     packet::{self, Packet, kind},
-    property::Property,
     resp,
     server::Server,
     store::{Request, Store, version},
@@ -243,14 +242,7 @@ fn wait(store: &mut Store, request: &Request, packet_id: u16) -> Option<Answer> 
 
 fn read(packet: &Packet, request: &Request) -> Option<Answer> {
     let publish = packet.publish();
-    let correlation = publish
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::CorrelationData(data) => Some(data),
-            _ => None,
-        });
-    if correlation != request.correlation.as_ref() {
+    if publish.correlation() != request.correlation.as_deref() {
         return None;
     }
     let version: Option<Version> = version(&publish).map(|hlc| (hlc.wall_ms, hlc.counter));

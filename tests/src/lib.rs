@@ -1,5 +1,6 @@
 //! The harness of the end-to-end tests: runs the built `statehouse` binary on its own ports,
-//! connects clients that show every byte, and compares transcripts byte for byte.
+//! connects clients that show every byte, and compares transcripts byte for byte. Tests of the MQTT
+//! clients use its scripted broker.
 //!
 //! The harness never builds the server. It must not share code with the server, because an encoder
 //! that checks its own output proves nothing.
@@ -12,6 +13,7 @@
 pub mod admin;
 pub mod attack;
 pub mod binary;
+pub mod broker;
 pub mod cgroup;
 pub mod client;
 pub mod command;

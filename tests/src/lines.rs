@@ -60,6 +60,18 @@ impl Lines {
         self.until(timeout, |lines| lines.get(number).cloned())
     }
 
+    /// Prints the last 60 lines of the log of `process`, which has ended, after a failed test.
+    pub(crate) fn print_last(&self, process: &str) {
+        // The reading thread may lag behind the end of the process.
+        self.wait(Duration::from_secs(1), |_| false);
+        eprintln!("--- {process} logged (its last 60 lines)");
+        let log = self.all();
+        for line in &log[log.len().saturating_sub(60)..] {
+            eprintln!("{line}");
+        }
+        eprintln!("---");
+    }
+
     fn until(
         &self,
         timeout: Duration,

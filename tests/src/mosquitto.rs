@@ -185,14 +185,7 @@ impl Drop for Mosquitto {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            // The reading thread may lag behind the end of the process.
-            self.log.wait(Duration::from_secs(1), |_| false);
-            eprintln!("--- mosquitto logged (its last 60 lines)");
-            let log = self.log();
-            for line in &log[log.len().saturating_sub(60)..] {
-                eprintln!("{line}");
-            }
-            eprintln!("---");
+            self.log.print_last("mosquitto");
         }
     }
 }

@@ -137,6 +137,28 @@ impl Packet {
         }
     }
 
+    /// The Clean Start flag of a CONNECT.
+    pub fn clean_start(&self) -> bool {
+        let mut reader = Reader(&self.body);
+        let protocol = (self.head, reader.text(), reader.byte());
+        assert_eq!(protocol, (0x10, "MQTT".into(), 5), "{self:?}");
+        reader.byte() & 2 == 2
+    }
+
+    /// Reads a SUBSCRIBE: packet id and filters, without their options.
+    pub fn subscribe(&self) -> (u16, Vec<String>) {
+        assert_eq!(self.head, 0x82, "{self:?} is not a SUBSCRIBE");
+        let mut reader = Reader(&self.body);
+        let id = reader.short();
+        property::read(&mut reader);
+        let mut filters = Vec::new();
+        while !reader.0.is_empty() {
+            filters.push(reader.text());
+            reader.byte();
+        }
+        (id, filters)
+    }
+
     /// Reads a SUBACK or UNSUBACK: packet id and reasons.
     pub fn suback(&self) -> (u16, Vec<u8>) {
         assert!(
@@ -236,6 +258,22 @@ impl Publish {
         self
     }
 
+    /// The Correlation Data.
+    pub fn correlation(&self) -> Option<&[u8]> {
+        self.properties.iter().find_map(|property| match property {
+            Property::CorrelationData(data) => Some(&data[..]),
+            _ => None,
+        })
+    }
+
+    /// The first user property with this name.
+    pub fn user(&self, name: &str) -> Option<&str> {
+        self.properties.iter().find_map(|property| match property {
+            Property::User(found, value) if found == name => Some(&value[..]),
+            _ => None,
+        })
+    }
+
     /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
         let head = 0x30 | u8::from(self.dup) << 3 | self.qos << 1 | u8::from(self.retain);
@@ -255,6 +293,29 @@ pub fn packet(head: u8, body: &[u8]) -> Vec<u8> {
     out.extend(variable(u32::try_from(body.len()).unwrap()));
     out.extend_from_slice(body);
     out
+}
+
+/// CONNACK with reason 0.
+pub fn connack(session_present: bool, properties: &[Property]) -> Vec<u8> {
+    let mut body = vec![u8::from(session_present), 0];
+    body.extend(property::write(properties));
+    packet(0x20, &body)
+}
+
+/// SUBACK with a reason per filter.
+pub fn suback(packet_id: u16, reasons: &[u8]) -> Vec<u8> {
+    let mut body = packet_id.to_be_bytes().to_vec();
+    body.push(0);
+    body.extend(reasons);
+    packet(0x90, &body)
+}
+
+/// PUBACK with a reason and properties.
+pub fn puback(packet_id: u16, reason: u8, properties: &[Property]) -> Vec<u8> {
+    let mut body = packet_id.to_be_bytes().to_vec();
+    body.push(reason);
+    body.extend(property::write(properties));
+    packet(0x40, &body)
 }
 
 /// PUBACK, PUBREC, PUBREL or PUBCOMP with reason 0 in its short form.

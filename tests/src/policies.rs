@@ -12,6 +12,15 @@ use std::{
 #[path = "../policies/building.rs"]
 mod building;
 
+/// Files that are no policies, with their names.
+pub const INVALID: [(&str, &[u8]); 5] = [
+    ("empty.wasm", b""),
+    ("rubbish.wasm", b"this is no policy"),
+    ("module.wasm", b"\0asm\x01\0\0\0"),
+    ("component.wasm", b"\0asm\x0D\0\x01\0"),
+    ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
+];
+
 /// The module of `policies/faulty`.
 pub fn faulty() -> &'static str {
     static MODULE: OnceLock<String> = OnceLock::new();

@@ -90,7 +90,14 @@ struct Shared {
 struct State {
     connections: Vec<Arc<Connection>>,
     seen: Vec<Seen>,
-    held: Vec<(Arc<Connection>, Way, Packet)>,
+    held: Vec<Held>,
+}
+
+/// A packet that waits for [`Proxy::release`].
+pub struct Held {
+    connection: Arc<Connection>,
+    way: Way,
+    bytes: Vec<u8>,
 }
 
 struct Connection {
@@ -157,22 +164,18 @@ impl Proxy {
         self.shared.bytes_per_second.store(limit, SeqCst);
     }
 
-    /// Forwards the held packets of the connection that sent the last one, after `order` has
-    /// reordered them. Drops those of other connections.
-    pub fn release(&self, order: impl FnOnce(&mut Vec<(Way, Packet)>)) {
-        let held = std::mem::take(&mut self.shared.state.lock().unwrap().held);
-        let Some((connection, ..)) = held.last() else {
-            return;
-        };
-        let connection = connection.clone();
-        let mut packets = held
-            .into_iter()
-            .filter(|(of, ..)| Arc::ptr_eq(of, &connection))
-            .map(|(_, way, packet)| (way, packet))
-            .collect();
-        order(&mut packets);
-        for (way, packet) in packets {
-            connection.write(way, &packet.bytes());
+    /// Forwards the held packets of all connections that have not ended, after `order` has
+    /// reordered them.
+    pub fn release(&self, order: impl FnOnce(&mut Vec<Held>)) {
+        let mut held = std::mem::take(&mut self.shared.state.lock().unwrap().held);
+        order(&mut held);
+        for Held {
+            connection,
+            way,
+            bytes,
+        } in held
+        {
+            connection.write(way, &bytes);
         }
     }
 
@@ -278,7 +281,12 @@ impl Shared {
                 connection.end();
             }
             Fate::Hold => {
-                let held = (connection.clone(), way, seen.packet);
+                let connection = connection.clone();
+                let held = Held {
+                    connection,
+                    way,
+                    bytes,
+                };
                 self.state.lock().unwrap().held.push(held);
             }
             Fate::Delay(time) => {
@@ -401,23 +409,24 @@ mod tests {
     fn held_packets_are_released_in_the_given_order() {
         let broker = Mosquitto::start();
         let proxy = Proxy::start(broker.address());
-        let mut client = subscriber(&proxy);
+        let mut clients = ["one", "two"].map(|id| subscriber_as(&proxy, id));
         proxy.script(|seen| match seen.packet.kind() {
             kind::PUBLISH => Fate::Hold,
             _ => Fate::Pass,
         });
         publish(&broker, 3);
-        while proxy.held() < 3 {
+        while proxy.held() < 6 {
             thread::yield_now();
         }
         // Other packets pass.
-        client.ping();
-        client.expect_nothing();
+        for client in &mut clients {
+            client.expect_nothing();
+        }
         proxy.release(|packets| packets.reverse());
-        let order: Vec<u8> = (0..3)
-            .flat_map(|_| client.next().publish().payload)
-            .collect();
-        assert_eq!(order, [2, 1, 0]);
+        for client in &mut clients {
+            let order = [0; 3].map(|_| client.next().publish().payload[0]);
+            assert_eq!(order, [2, 1, 0]);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
+    admin::Admin,
     binary,
     cgroup::Cgroup,
     client::{Client, PATIENCE},
@@ -171,6 +172,12 @@ impl Server {
         assert_eq!(status.code(), None, "it had already ended: {status}");
     }
 
+    /// Ends the server as an operator does.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.wait(PATIENCE).code(), Some(0));
+    }
+
     /// Starts the server again with the same directory and address. It must have ended.
     pub fn restart(&mut self) {
         self.restart_with(&[]);
@@ -273,6 +280,36 @@ impl Server {
         }
     }
 
+    /// The value of a metric, such as `keys` or `limit{setting="max_keys"}`. It must exist.
+    pub fn metric(&self, name: &str) -> u64 {
+        self.metric_if_any(name)
+            .unwrap_or_else(|| panic!("there is no metric {name}"))
+    }
+
+    /// The value of a metric, if it exists.
+    pub fn metric_if_any(&self, name: &str) -> Option<u64> {
+        let (status, page) = Admin::of(self).ask("GET", "/metrics", b"");
+        assert_eq!(status, 200, "{page}");
+        let value = page.lines().find_map(|line| {
+            let line = line.strip_prefix("statehouse_")?;
+            line.strip_prefix(name)?.strip_prefix(' ')
+        });
+        value.map(|value| value.parse().unwrap())
+    }
+
+    /// How often the server has refused an action to clients.
+    pub fn refused(&self, what: &str) -> u64 {
+        let counter = format!("access_refused_total{{what=\"{what}\"}}");
+        self.metric_if_any(&counter).unwrap_or(0)
+    }
+
+    /// How often the server has read files of this kind again, with this result.
+    pub fn reloads(&self, what: &str, result: &str) -> u64 {
+        self.metric(&format!(
+            "reloads_total{{what=\"{what}\",result=\"{result}\"}}"
+        ))
+    }
+
     /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -324,16 +361,9 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            // The reading threads may lag behind the end of the process.
-            self.stderr.wait(Duration::from_secs(1), |_| false);
             eprintln!("--- the server printed");
             self.stdout().iter().for_each(|line| eprintln!("{line}"));
-            eprintln!("--- the server logged (its last 60 lines)");
-            let log = self.stderr();
-            for line in &log[log.len().saturating_sub(60)..] {
-                eprintln!("{line}");
-            }
-            eprintln!("---");
+            self.stderr.print_last("the server");
         }
     }
 }

@@ -149,10 +149,8 @@ impl Answer {
 
 /// The version of a message, from either property that can carry it.
 pub fn version(publish: &Publish) -> Option<Hlc> {
-    property::users(&publish.properties)
-        .iter()
-        .find(|(name, _)| name == "__ts" || name == "Timestamp")
-        .map(|(_, value)| Hlc::parse_padded(value).unwrap())
+    let version = publish.user("__ts").or(publish.user("Timestamp"));
+    version.map(|version| Hlc::parse_padded(version).unwrap())
 }
 
 /// A client of the store.
@@ -317,9 +315,8 @@ impl Store {
 }
 
 /// Whether a packet is the answer to the request with this correlation data.
-pub(crate) fn is_answer(packet: &Packet, correlation: Option<&[u8]>) -> bool {
+pub fn is_answer(packet: &Packet, correlation: Option<&[u8]>) -> bool {
     packet.kind() == kind::PUBLISH
-        && packet.publish().properties.iter().any(
-            |property| matches!(property, Property::CorrelationData(d) if Some(&d[..]) == correlation),
-        )
+        && correlation.is_some()
+        && packet.publish().correlation() == correlation
 }

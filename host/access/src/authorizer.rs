@@ -35,9 +35,10 @@ struct Cache {
     admitted: VecDeque<(Box<str>, Evaluated)>,
     /// Clients that have a connection number but no session yet. Bounded for the same reason.
     connecting: VecDeque<(ConnectionId, Evaluated)>,
-    /// Clients of a foreign broker, by connection number. Bounded, because such a client may claim
-    /// any client id, and because the store does not see its disconnection.
-    foreign: HashMap<ConnectionId, Evaluated>,
+    /// Clients of a foreign broker, by client id: the connection number of one client may be that
+    /// of another. Bounded, because such a client may claim any client id, and because the store
+    /// does not see its disconnection.
+    foreign: HashMap<Arc<str>, Evaluated>,
 }
 
 /// The grants of one connection, and what they depend on.
@@ -206,7 +207,7 @@ impl Authorizer {
 
     fn foreign(&self, peer: &Peer) -> Arc<Grants> {
         let (generation, identity) = (self.generation(), Identity::anonymous());
-        let entry = self.cache().foreign.get(&peer.connection).cloned();
+        let entry = self.cache().foreign.get(&*peer.client).cloned();
         if let Some(grants) = entry.and_then(|it| it.grants_if_current(generation, &identity)) {
             return grants;
         }
@@ -214,10 +215,12 @@ impl Authorizer {
         let grants = entry.grants.clone();
         if peer.client.len() <= limits::GRANTS_FOREIGN_CLIENT_BYTES_MAX {
             let mut cache = self.cache();
+            // Costs each other client one evaluation. A client that claims many ids causes it once
+            // per `GRANTS_FOREIGN_MAX` evaluations for its own requests.
             if cache.foreign.len() >= limits::GRANTS_FOREIGN_MAX {
                 cache.foreign.clear();
             }
-            cache.foreign.insert(peer.connection, entry);
+            cache.foreign.insert(peer.client.clone(), entry);
         }
         grants
     }
@@ -274,6 +277,23 @@ mod tests {
             session,
             identity: Identity::anonymous(),
         }
+    }
+
+    fn foreign(client: &str, number: u64) -> Peer {
+        Peer {
+            client: client.into(),
+            connection: ConnectionId(number),
+            session: SessionId(number),
+        }
+    }
+
+    /// A client without an id has a number by its response topic, which it chooses.
+    #[test]
+    fn foreign_clients_with_one_number_have_their_own_grants() {
+        let authorizer = authorizer();
+        let grants = ["first", "", "first"].map(|it| authorizer.grants_of(&foreign(it, 1)));
+        let [first, unknown, again] = grants.map(|it| it.may_connect());
+        assert_eq!((first, unknown, again), (true, false, true));
     }
 
     #[test]
@@ -340,12 +360,7 @@ mod tests {
         for number in 0..2 * most {
             authorizer.prepare("first", &Arc::default());
             _ = authorizer.grants(&origin("first", ConnectionId(number), SessionId(0)));
-            let peer = Peer {
-                client: "c".into(),
-                connection: ConnectionId(number),
-                session: SessionId(number),
-            };
-            _ = authorizer.grants_of(&peer);
+            _ = authorizer.grants_of(&foreign(&number.to_string(), number));
         }
         let cache = authorizer.cache();
         assert!(cache.connections.is_empty());

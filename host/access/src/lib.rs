@@ -7,6 +7,7 @@
 
 pub mod audit;
 mod authorizer;
+pub mod base64;
 pub mod certificates;
 pub mod explain;
 mod known_logins;

@@ -4,6 +4,7 @@
 //! hexadecimal (the Go client). So two clients can own the same topics: `A` and `41` both own
 //! `clients/41/…`. Both may subscribe, but a response must never reach the other client.
 
+use data_encoding::HEXUPPER;
 use statehouse_protocol::topics::NOTIFICATION_TOPICS;
 
 /// The first level of all own topics.
@@ -13,23 +14,14 @@ const CLIENTS: &[u8] = b"clients";
 /// only, whether or not other clients subscribe.
 const STORE: &[u8] = b"statestore";
 
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02X}");
-    }
-    text
-}
-
 /// The levels that stand for a client. An id with a slash or a wildcard is not used as written:
 /// `victim/x` would own topics of `victim`, and `+` those of every client.
 fn levels(client: &str) -> impl Iterator<Item = String> {
     let is_a_level = !client.contains(['/', '+', '#']);
     let as_written = is_a_level.then(|| client.to_owned());
-    let both = as_written.into_iter().chain([hex(client.as_bytes())]);
+    let both = as_written
+        .into_iter()
+        .chain([HEXUPPER.encode(client.as_bytes())]);
     both.filter(|level| !level.is_empty())
 }
 

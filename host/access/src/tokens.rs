@@ -278,36 +278,19 @@ mod tests {
     const NOW_S: u64 = 2_000_000_000;
     const SUBJECT: &str = "system:serviceaccount:factory:press";
 
-    /// The Base64 variant of RFC 4648 for URLs, without padding.
-    fn base64url(bytes: &[u8]) -> String {
-        const DIGITS: &[u8; 64] =
-            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let mut text = String::new();
-        for three in bytes.chunks(3) {
-            let all = three
-                .iter()
-                .fold(0, |all, byte| all << 8 | usize::from(*byte))
-                << (8 * (3 - three.len()));
-            for digit in 0..=three.len() {
-                text.push(char::from(DIGITS[all >> (18 - 6 * digit) & 63]));
-            }
-        }
-        text
-    }
-
     fn pair(seed: u8) -> KeyPair {
         KeyPair::from_seed(Seed::new([seed; 32]))
     }
 
     fn jwk(pair: &KeyPair, id: &str) -> Json {
-        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": base64url(&pair.pk[..])})
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": BASE64URL_NOPAD.encode(&pair.pk[..])})
     }
 
     fn signed(pair: &KeyPair, header: &Json, claims: &Json) -> String {
-        let part = |json: &Json| base64url(json.to_string().as_bytes());
+        let part = |json: &Json| BASE64URL_NOPAD.encode(json.to_string().as_bytes());
         let message = format!("{}.{}", part(header), part(claims));
         let signature = pair.sk.sign(&message, None);
-        format!("{message}.{}", base64url(&signature[..]))
+        format!("{message}.{}", BASE64URL_NOPAD.encode(&signature[..]))
     }
 
     fn open(keys: &str, issuers: &[&str]) -> Result<KeySet, String> {

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use data_encoding::BASE64;
 use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request};
 
 use crate::servers::{Process, free_address};
@@ -134,16 +135,7 @@ const MALFORMED: Broken = Broken::Malformed("an invalid answer of the gateway");
 
 /// Base 64 with padding (RFC 4648 section 4).
 fn push_base64(bytes: &[u8], out: &mut Vec<u8>) {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for group in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, at| {
-            bits << 8 | usize::from(group.get(at).copied().unwrap_or(0))
-        });
-        for at in 0..4 {
-            out.push(match at <= group.len() {
-                true => DIGITS[bits >> (18 - 6 * at) & 63],
-                false => b'=',
-            });
-        }
-    }
+    let at = out.len();
+    out.resize(at + BASE64.encode_len(bytes.len()), 0);
+    BASE64.encode_mut(bytes, &mut out[at..]);
 }

@@ -6,12 +6,16 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Broker, Greeting, Peer, VERSION, correlation, property};
-use rumqttc::v5::mqttbytes::QoS;
-use rumqttc::v5::mqttbytes::v5::{PubAckReason, SubscribeReasonCode};
+use common::{Broker, Greeting, Peer, VERSION};
 use statehouse_client::{
     Client, Condition, Error, LockOptions, SetOptions, SetResult, VdelResult, Version, WatchEvent,
 };
+use statehouse_tests::Property;
+
+/// MQTT 5 reason codes.
+const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
+const IMPLEMENTATION_SPECIFIC_ERROR: u8 = 0x83;
+const NOT_AUTHORIZED: u8 = 0x87;
 
 async fn connected() -> (Broker, Peer, Client) {
     let (broker, options) = Broker::start().await;
@@ -26,7 +30,7 @@ fn version() -> Version {
 #[tokio::test]
 async fn request_has_all_properties_of_the_protocol() {
     let (_broker, mut peer, client) = connected().await;
-    assert!(peer.clean_start);
+    assert!(peer.mqtt.clean_start);
     let options = SetOptions {
         condition: Condition::IfAbsentOrEqual,
         expiry: Some(Duration::from_secs(10)),
@@ -48,20 +52,16 @@ async fn request_has_all_properties_of_the_protocol() {
         })
     );
     assert_eq!(
-        request.payload.as_ref(),
+        request.payload,
         b"*6\r\n$3\r\nSET\r\n$3\r\nkey\r\n$4\r\n\r\n\0\xff\r\n$3\r\nNEX\r\n$2\r\nPX\r\n$5\r\n10000\r\n"
     );
-    assert_eq!(property(&request, "__protVer"), Some("1.0"));
-    assert_eq!(property(&request, "__srcId"), Some("tester"));
-    assert_eq!(
-        property(&request, "__ft"),
-        Some("000000000000005:00000:other")
-    );
-    let timestamp: Version = property(&request, "__ts").unwrap().parse().unwrap();
+    assert_eq!(request.user("__protVer"), Some("1.0"));
+    assert_eq!(request.user("__srcId"), Some("tester"));
+    assert_eq!(request.user("__ft"), Some("000000000000005:00000:other"));
+    let timestamp: Version = request.user("__ts").unwrap().parse().unwrap();
     assert_eq!(timestamp.node(), "tester");
-    assert_eq!(correlation(&request).len(), 16);
-    let properties = request.properties.unwrap();
-    assert_eq!(properties.message_expiry_interval, Some(5));
+    assert_eq!(request.correlation().unwrap().len(), 16);
+    assert!(request.properties.contains(&Property::MessageExpiry(5)));
 }
 
 #[tokio::test]
@@ -157,8 +157,7 @@ async fn invalid_responses_are_errors() {
         for (payload, properties) in answers {
             let request = peer.request().await;
             peer.answer_with(&request, payload, properties).await;
-            peer.acknowledge(&request, PubAckReason::Success, None)
-                .await;
+            peer.acknowledge(&request, 0, None).await;
         }
     };
     let caller = async {
@@ -178,12 +177,12 @@ async fn puback_with_an_error_code_fails_the_request() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
-        let reason = PubAckReason::ImplementationSpecificError;
-        peer.acknowledge(&request, reason, Some("no correlation data"))
+        let text = Some("no correlation data");
+        peer.acknowledge(&request, IMPLEMENTATION_SPECIFIC_ERROR, text)
             .await;
         let request = peer.request().await;
-        let reason = PubAckReason::NoMatchingSubscribers;
-        peer.acknowledge(&request, reason, None).await;
+        peer.acknowledge(&request, NO_MATCHING_SUBSCRIBERS, None)
+            .await;
     };
     let caller = async {
         assert_eq!(
@@ -198,10 +197,7 @@ async fn puback_with_an_error_code_fails_the_request() {
 #[tokio::test]
 async fn oversized_request_is_not_sent() {
     let (broker, options) = Broker::start().await;
-    let greeting = Greeting {
-        max_packet_size: Some(1000),
-        ..Greeting::default()
-    };
+    let greeting = Greeting::default().with(Property::MaximumPacketSize(1000));
     let (peer, client) = tokio::join!(broker.accept(greeting), Client::connect(options));
     let (mut peer, client) = (peer, client.unwrap());
     let set = client
@@ -218,9 +214,7 @@ async fn refused_response_subscription_fails_connect() {
     let (broker, options) = Broker::start().await;
     let store = async {
         let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
-        let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
-        peer.answer_subscribe([SubscribeReasonCode::NotAuthorized, granted])
-            .await;
+        peer.answer_subscribe([NOT_AUTHORIZED, 1]).await;
     };
     let (client, ()) = tokio::join!(Client::connect(options), store);
     assert!(matches!(client, Err(Error::Rejected(_))));
@@ -231,9 +225,7 @@ async fn refused_notification_subscription_fails_watch() {
     let (broker, options) = Broker::start().await;
     let store = async {
         let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
-        let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
-        peer.answer_subscribe([granted, SubscribeReasonCode::NotAuthorized])
-            .await;
+        peer.answer_subscribe([1, NOT_AUTHORIZED]).await;
         peer
     };
     let (client, mut peer) = tokio::join!(Client::connect(options), store);
@@ -249,20 +241,17 @@ async fn watch_is_registered_notified_and_ended() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
-        assert_eq!(
-            request.payload.as_ref(),
-            b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n"
-        );
+        assert_eq!(request.payload, b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n");
         peer.answer(&request, b"+OK\r\n", None).await;
         let set = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nv\r\n";
-        peer.notify("6B", set, "8:0:n").await;
-        peer.notify("00", set, "8:1:n").await; // a key that is not watched
-        peer.notify("6B", b"what?", "8:2:n").await;
-        peer.notify("6B", b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", "9:0:n")
+        peer.notify(b"k", set, "8:0:n").await;
+        peer.notify(b"\0", set, "8:1:n").await; // a key that is not watched
+        peer.notify(b"k", b"what?", "8:2:n").await;
+        peer.notify(b"k", b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", "9:0:n")
             .await;
         let request = peer.request().await;
         assert_eq!(
-            request.payload.as_ref(),
+            request.payload,
             b"*3\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n$4\r\nSTOP\r\n"
         );
     };
@@ -296,7 +285,7 @@ async fn lock_waits_for_its_holder() {
         peer.serve(watch, b"+OK\r\n", None).await;
         peer.serve(set, b":-1\r\n", Some("1:0:n")).await;
         let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
-        peer.notify("6C6F636B", delete, "2:0:n").await;
+        peer.notify(b"lock", delete, "2:0:n").await;
         peer.serve(set, b"+OK\r\n", Some(VERSION)).await;
         let stop = b"*3\r\n$9\r\nKEYNOTIFY\r\n$4\r\nlock\r\n$4\r\nSTOP\r\n";
         peer.serve(stop, b"+OK\r\n", None).await;

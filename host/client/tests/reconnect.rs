@@ -7,18 +7,15 @@ mod common;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use common::{Broker, Greeting, Peer, VERSION, correlation, property};
-use rumqttc::v5::mqttbytes::v5::{DisconnectReasonCode, PubAckReason};
+use common::{Broker, Greeting, Peer, VERSION};
 use statehouse_client::{Client, Error, GapCause, Options, SetOptions, Watch, WatchEvent};
+use statehouse_tests::{Property, resp};
 
 const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 
-fn resumed() -> Greeting {
-    Greeting {
-        session_present: true,
-        ..Greeting::default()
-    }
-}
+/// MQTT 5 reason codes.
+const SERVER_SHUTTING_DOWN: u8 = 0x8B;
+const SESSION_TAKEN_OVER: u8 = 0x8E;
 
 async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
     let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
@@ -30,19 +27,19 @@ async fn watch(peer: &mut Peer, client: &Client) -> Watch {
 }
 
 async fn watch_key(peer: &mut Peer, client: &Client, key: &str) -> Watch {
-    let registered = keynotify(key, "");
+    let registered = keynotify(key);
     let (watch, ()) = tokio::join!(client.watch(key), peer.serve(&registered, b"+OK\r\n", None));
     watch.unwrap()
 }
 
-/// The request that registers a key of one byte, or ends the registration with `STOP`.
-fn keynotify(key: &str, stop: &str) -> Vec<u8> {
-    let request = format!("$9\r\nKEYNOTIFY\r\n$1\r\n{key}\r\n");
-    match stop {
-        "" => format!("*2\r\n{request}"),
-        stop => format!("*3\r\n{request}$4\r\n{stop}\r\n"),
-    }
-    .into_bytes()
+/// The request that registers a key.
+fn keynotify(key: &str) -> Vec<u8> {
+    resp::array(&["KEYNOTIFY", key])
+}
+
+/// The request that ends the registration of a key.
+fn stop(key: &str) -> Vec<u8> {
+    resp::array(&["KEYNOTIFY", key, "STOP"])
 }
 
 /// A SET whose response is lost must not be executed twice. The store recognizes it by packet id or
@@ -54,13 +51,13 @@ async fn resumed_session_resends_a_request_as_duplicate() {
     let store = async {
         let first = peer.request().await;
         drop(peer);
-        let mut peer = broker.accept_unsubscribed(resumed()).await;
-        assert!(!peer.clean_start);
+        let mut peer = broker.accept_unsubscribed(Greeting::resumed()).await;
+        assert!(!peer.mqtt.clean_start);
         let again = peer.request().await;
         assert_eq!(again.payload, first.payload);
-        assert_eq!(correlation(&again), correlation(&first));
-        assert_eq!(property(&again, "__ts"), property(&first, "__ts"));
-        assert_eq!(again.pkid, first.pkid);
+        assert_eq!(again.correlation(), first.correlation());
+        assert_eq!(again.user("__ts"), first.user("__ts"));
+        assert_eq!(again.packet_id, first.packet_id);
         assert!(!first.dup && again.dup);
         peer.grant().await;
         peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
@@ -77,11 +74,11 @@ async fn new_session_resends_a_request() {
     let store = async {
         let first = peer.request().await;
         // With a foreign broker, an acknowledgement does not imply a response.
-        peer.acknowledge(&first, PubAckReason::Success, None).await;
+        peer.acknowledge(&first, 0, None).await;
         drop(peer);
         let mut peer = broker.accept(Greeting::default()).await;
         let again = peer.request().await;
-        assert_eq!(correlation(&again), correlation(&first));
+        assert_eq!(again.correlation(), first.correlation());
         assert!(!again.dup);
         peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
         peer
@@ -94,15 +91,14 @@ async fn new_session_resends_a_request() {
 /// response. Together this would send the request twice.
 #[tokio::test]
 async fn request_made_without_a_connection_is_sent_once() {
-    for greeting in [resumed(), Greeting::default()] {
+    for greeting in [Greeting::resumed(), Greeting::default()] {
         let (broker, options) = Broker::start().await;
         let (mut peer, client) = connect(&broker, options).await;
-        peer.disconnect(DisconnectReasonCode::ServerShuttingDown)
-            .await;
+        peer.disconnect(SERVER_SHUTTING_DOWN).await;
         drop(peer);
         let mut peer = broker.accept_connect().await;
         let store = async {
-            peer.greet(greeting).await;
+            peer.mqtt.greet(&greeting).await;
             peer.grant().await;
             peer.serve(GET, b"$-1\r\n", None).await;
             peer.serve(GET, b"$1\r\n2\r\n", Some(VERSION)).await;
@@ -133,7 +129,7 @@ async fn abandoned_request_is_not_resent() {
     abandoned.await;
     let mut peer = broker.accept_connect().await;
     let store = async {
-        peer.greet(resumed()).await;
+        peer.mqtt.greet(&Greeting::resumed()).await;
         peer.grant().await;
         peer.serve(GET, b"$-1\r\n", None).await;
     };
@@ -179,15 +175,14 @@ async fn reconnected_watch_reports_a_gap() {
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
     drop(peer);
-    let mut peer = broker.accept(resumed()).await;
-    let keynotify = b"*2\r\n$9\r\nKEYNOTIFY\r\n$1\r\nk\r\n";
-    peer.serve(keynotify, b"+OK\r\n", None).await;
+    let mut peer = broker.accept(Greeting::resumed()).await;
+    peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
     assert_eq!(
         watch.next().await,
         Ok(WatchEvent::Gap(GapCause::Reconnected))
     );
     let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
-    peer.notify("6B", delete, VERSION).await;
+    peer.notify(b"k", delete, VERSION).await;
     assert!(matches!(watch.next().await, Ok(WatchEvent::Deleted { .. })));
 }
 
@@ -201,16 +196,15 @@ async fn watch_dropped_before_its_turn_is_not_registered_again() {
         watches.insert(key, watch_key(&mut peer, &client, key).await);
     }
     drop(peer);
-    let mut peer = broker.accept(resumed()).await;
+    let mut peer = broker.accept(Greeting::resumed()).await;
     let first = peer.request().await;
-    let (again, other) = match first.payload == keynotify("k", "") {
+    let (again, other) = match first.payload == keynotify("k") {
         true => ("k", "j"),
         false => ("j", "k"),
     };
-    assert_eq!(first.payload, keynotify(again, ""));
+    assert_eq!(first.payload, keynotify(again));
     watches.remove(other);
-    peer.serve(&keynotify(other, "STOP"), b"+OK\r\n", None)
-        .await;
+    peer.serve(&stop(other), b"+OK\r\n", None).await;
     peer.answer(&first, b"+OK\r\n", None).await;
     let gap = watches.get_mut(again).unwrap().next().await;
     assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
@@ -225,18 +219,18 @@ async fn watch_dropped_while_disconnected_ends_its_second_registration() {
     let (mut peer, client) = connect(&broker, options).await;
     let watch = watch(&mut peer, &client).await;
     drop(peer);
-    let mut peer = broker.accept(resumed()).await;
+    let mut peer = broker.accept(Greeting::resumed()).await;
     let first = peer.request().await;
-    assert_eq!(first.payload, keynotify("k", ""));
+    assert_eq!(first.payload, keynotify("k"));
     drop(peer);
     let mut peer = broker.accept_connect().await;
     drop(watch);
-    peer.greet(resumed()).await;
+    peer.mqtt.greet(&Greeting::resumed()).await;
     let again = peer.request().await;
-    assert_eq!(correlation(&again), correlation(&first));
+    assert_eq!(again.correlation(), first.correlation());
     peer.grant().await;
     peer.answer(&again, b"+OK\r\n", None).await;
-    peer.serve(&keynotify("k", "STOP"), b"+OK\r\n", None).await;
+    peer.serve(&stop("k"), b"+OK\r\n", None).await;
     let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
     assert_eq!(get, Ok(None));
 }
@@ -247,7 +241,7 @@ async fn watch_refused_after_reconnect_ends() {
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
     drop(peer);
-    let mut peer = broker.accept(resumed()).await;
+    let mut peer = broker.accept(Greeting::resumed()).await;
     let request = peer.request().await;
     peer.answer(&request, b"-ERR the quota has been exceeded\r\n", None)
         .await;
@@ -262,8 +256,7 @@ async fn session_taken_over_is_not_taken_back() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let mut watch = watch(&mut peer, &client).await;
-    peer.disconnect(DisconnectReasonCode::SessionTakenOver)
-        .await;
+    peer.disconnect(SESSION_TAKEN_OVER).await;
     let ended = watch.next().await.unwrap_err();
     assert!(ended.to_string().contains("SessionTakenOver"), "{ended}");
     assert_eq!(client.get("k").await, Err(ended));
@@ -280,15 +273,11 @@ async fn smaller_receive_maximum_does_not_stop_the_client() {
         }
         let first = peer.request().await;
         drop(peer);
-        let small = || Greeting {
-            session_present: true,
-            receive_max: Some(3),
-            ..Greeting::default()
-        };
+        let small = || Greeting::resumed().with(Property::ReceiveMaximum(3));
         drop(broker.accept_unsubscribed(small()).await);
         let mut peer = broker.accept_unsubscribed(small()).await;
         let again = peer.request().await;
-        assert_eq!(correlation(&again), correlation(&first));
+        assert_eq!(again.correlation(), first.correlation());
         assert!(again.dup);
         peer.grant().await;
         peer.answer(&again, b"$-1\r\n", None).await;

@@ -11,7 +11,9 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
 use crate::clock::Stamp;
 use crate::store::Peer;
 use statehouse_protocol::rights::ClientRights;
-pub use statehouse_protocol::topics::{NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC};
+pub use statehouse_protocol::topics::{
+    NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
+};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 /// The answer to a request at QoS 0 (protocol, section 1).
@@ -204,22 +206,8 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
     let response_topic = properties
         .response_topic_bytes()
         .filter(|topic| !topic.is_empty());
-    if let Some(topic) = response_topic {
-        if topic.contains(&b'+') || topic.contains(&b'#') {
-            return Parsed::Disconnect(
-                ReasonCode::PROTOCOL_ERROR,
-                "the response topic of a request holds a wildcard",
-            );
-        }
-        if topic == REQUEST_TOPIC.as_bytes()
-            || topic == PREVIEW_TOPIC.as_bytes()
-            || topic.starts_with(NOTIFICATION_TOPICS.as_bytes())
-        {
-            return Parsed::Disconnect(
-                ReasonCode::TOPIC_NAME_INVALID,
-                "the response topic of a request is reserved by the state store",
-            );
-        }
+    if let Some((reason, text)) = response_topic.and_then(violation) {
+        return Parsed::Disconnect(reason, text);
     }
     let (topic, correlation_data) = match (response_topic, properties.correlation_data()) {
         (Some(topic), Some(correlation_data)) => (topic, correlation_data),
@@ -272,6 +260,23 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
         grants: incoming.grants.as_ref(),
     };
     Parsed::Run(request, reply_to)
+}
+
+/// Why a client must not use this response topic.
+fn violation(response_topic: &[u8]) -> Option<(ReasonCode, &'static str)> {
+    if response_topic.contains(&b'+') || response_topic.contains(&b'#') {
+        return Some((
+            ReasonCode::PROTOCOL_ERROR,
+            "the response topic of a request holds a wildcard",
+        ));
+    }
+    let is_reserved = response_topic == REQUEST_TOPIC.as_bytes()
+        || response_topic == PREVIEW_TOPIC.as_bytes()
+        || response_topic.starts_with(NOTIFICATION_TOPICS.as_bytes());
+    is_reserved.then_some((
+        ReasonCode::TOPIC_NAME_INVALID,
+        "the response topic of a request is reserved by the state store",
+    ))
 }
 
 /// The codec has checked that this is UTF-8.

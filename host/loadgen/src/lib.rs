@@ -20,14 +20,13 @@ mod pace;
 mod process;
 mod protocol;
 mod run;
+mod share;
 mod stream;
 mod tally;
 mod work;
 
-use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -43,11 +42,9 @@ pub use stream::Encryption;
 pub use tally::{Errors, Latencies, Tally};
 pub use work::{Catalogue, Job, PREFIX, Reply, Request, Verb, write_digits};
 
-use conversation::Conversation;
-use drive::Connection;
 use pace::{Schedule, Turns};
 use run::Run;
-use work::Source;
+use share::{Share, Start};
 
 /// The parameters of a load.
 #[derive(Clone, Debug)]
@@ -152,13 +149,6 @@ pub enum LoadError {
     System(#[source] io::Error),
 }
 
-/// The start signal for a client thread, sent when all clients are connected.
-struct Start {
-    run: Arc<Run>,
-    /// In an open loop: one for each connection that sends requests.
-    wakes: Option<Vec<Arc<Notify>>>,
-}
-
 /// Puts a load on a server. `client` creates the client side of a connection with this role and
 /// number. `watch` regularly receives the progress.
 ///
@@ -180,7 +170,12 @@ pub fn put_on<P: Protocol>(
             starts.push(start);
             let connected = connected.clone();
             let thread = thread::Builder::new().name(format!("load-{number}"));
-            let work = move || run_thread(plan, number, threads, client, &connected, &started);
+            let share = Share {
+                plan,
+                number,
+                threads,
+            };
+            let work = move || share.run(client, &connected, &started);
             // If this fails, the threads that already run receive no start signal and end.
             clients.push(
                 thread
@@ -195,16 +190,7 @@ pub fn put_on<P: Protocol>(
                 return Err(error);
             }
         }
-        let schedule = schedule(plan);
-        let watched = usize::try_from(plan.keys)
-            .unwrap_or(usize::MAX)
-            .min(plan.watchers);
-        let catalogue = plan.catalogue.clone();
-        let run = Run::new(schedule, catalogue, plan.timeout, watched, plan.job);
-        let run = Arc::new(run);
-        for _ in 0..plan.connections {
-            run.connection_started();
-        }
+        let run = Arc::new(begin(plan));
         let wakes = match plan.pace {
             Pace::Closed => None,
             Pace::Open { .. } => Some((0..plan.connections).map(|_| Arc::default()).collect()),
@@ -215,6 +201,7 @@ pub fn put_on<P: Protocol>(
             let _ = start.send(Start { run, wakes });
         }
         if let (Pace::Open { per_second }, Some(wakes)) = (plan.pace, wakes) {
+            let schedule = run.schedule;
             scope.spawn(move || wake_connections(per_second, &schedule, &wakes, done));
         }
         // A thread that panicked cannot report the end of its connections, so this also checks the
@@ -236,6 +223,18 @@ pub fn put_on<P: Protocol>(
             client: used,
         })
     })
+}
+
+/// The run of a plan whose clients are all connected.
+fn begin(plan: &Plan) -> Run {
+    let keys = usize::try_from(plan.keys).unwrap_or(usize::MAX);
+    let watched = keys.min(plan.watchers);
+    let catalogue = plan.catalogue.clone();
+    let run = Run::new(schedule(plan), catalogue, plan.timeout, watched, plan.job);
+    for _ in 0..plan.connections {
+        run.connection_started();
+    }
+    run
 }
 
 fn schedule(plan: &Plan) -> Schedule {
@@ -322,93 +321,4 @@ fn wake_connections(
             }
         }
     }
-}
-
-/// Runs one client thread: connects its share of the clients and runs them until the end.
-fn run_thread<P: Protocol>(
-    plan: &Plan,
-    number: usize,
-    threads: usize,
-    client: &(impl Fn(Role, usize) -> P + Sync),
-    connected: &mpsc::Sender<Result<(), LoadError>>,
-    started: &mpsc::Receiver<Start>,
-) -> Tally {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = connected.send(Err(LoadError::System(error)));
-            return Tally::default();
-        }
-    };
-    let connections = runtime.block_on(async {
-        let (mut senders, mut watchers) = (Vec::new(), Vec::new());
-        let encryption = plan.encryption.as_ref();
-        for number in (number..plan.connections).step_by(threads) {
-            let client = client(Role::Asks, number);
-            let connection =
-                Connection::open(plan.address, encryption, client, plan.timeout).await?;
-            let max = connection.in_flight_max();
-            let in_flight = match plan.in_flight {
-                Some(asked) if asked > max => return Err(LoadError::InFlight { asked, max }),
-                in_flight => in_flight.unwrap_or(max),
-            };
-            senders.push((number, in_flight, connection));
-        }
-        for number in (number..plan.watchers).step_by(threads) {
-            let client = client(Role::Watches, number);
-            let mut connection =
-                Connection::open(plan.address, encryption, client, plan.timeout).await?;
-            let key = number as u64 % plan.keys;
-            connection.watch(plan.address, key, plan.timeout).await?;
-            watchers.push((key, connection));
-        }
-        Ok((senders, watchers))
-    });
-    let (senders, watchers) = match connections {
-        Ok(connections) => connections,
-        Err(error) => {
-            let _ = connected.send(Err(error));
-            return Tally::default();
-        }
-    };
-    let _ = connected.send(Ok(()));
-    let Ok(Start { run, wakes }) = started.recv() else {
-        // Another thread could not connect.
-        return Tally::default();
-    };
-    let tally = Rc::new(RefCell::new(Tally::default()));
-    tally.borrow_mut().sent += watchers.len() as u64;
-    tally.borrow_mut().replied += watchers.len() as u64;
-    let local = tokio::task::LocalSet::new();
-    for (number, in_flight, connection) in senders {
-        let source = Source::new(plan.job, plan.keys, plan.seed, number, plan.connections);
-        let turns = match plan.pace {
-            Pace::Closed => None,
-            Pace::Open { per_second } => Some(Turns::new(per_second, number, plan.connections)),
-        };
-        let (stream, protocol, input) = connection.split();
-        let (run_of, tally_of) = (run.clone(), tally.clone());
-        let conversation = Conversation::new(protocol, run_of, tally_of, source, turns, in_flight);
-        let wake = wakes.as_ref().map(|wakes| wakes[number].clone());
-        local.spawn_local(drive::converse(
-            stream,
-            conversation,
-            input,
-            run.clone(),
-            wake,
-        ));
-    }
-    for (key, connection) in watchers {
-        local.spawn_local(drive::count_notifications(
-            connection,
-            key,
-            run.clone(),
-            tally.clone(),
-        ));
-    }
-    runtime.block_on(local);
-    tally.take()
 }

@@ -3,18 +3,22 @@
 //! The common parts of all requests are encoded once, so a request is mostly a copy. Answers and
 //! notifications are acknowledged with the next bytes that are sent.
 
+mod packet;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use statehouse_mqtt::PropertiesBuilder;
 
+use self::packet::{
+    MALFORMED, Scan, packet, properties, push_length, push_packet, push_text, text,
+};
 use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
-use statehouse_core::request::REQUEST_TOPIC;
-
-/// The prefix of notification topics. The client id in Base 16 follows (the protocol, section 1).
-const NOTIFICATIONS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/";
+use statehouse_core::clock::wall_ms;
+use statehouse_core::request::{REQUEST_TOPIC, notification_topic};
 
 /// The beginning of the notification of a SET. The value follows as a bulk string (the protocol,
 /// section 8).
@@ -141,11 +145,8 @@ impl Mqtt {
         if self.role == Role::Watches {
             // The store's own broker delivers notifications without a subscription, a foreign one
             // does not.
-            let hex: String = self.id.bytes().map(|byte| format!("{byte:02X}")).collect();
-            push_text(
-                &mut body,
-                format!("{NOTIFICATIONS}{hex}/command/notify/#").as_bytes(),
-            );
+            let filter = notification_topic(&self.id, b"") + "#";
+            push_text(&mut body, filter.as_bytes());
             body.push(1);
         }
         push_packet(out, 0x82, &body);
@@ -246,10 +247,7 @@ impl Protocol for Mqtt {
     }
 
     fn ask(&mut self, slot: u16, number: u64, request: Request, out: &mut Vec<u8>) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let wall_ms = u64::try_from(now.as_millis()).unwrap_or(0);
+        let wall_ms = wall_ms();
         if self.wall_ms != wall_ms {
             self.wall_ms = wall_ms;
             write_digits(&mut self.envelope[self.wall_at..][..WALL_DIGITS], wall_ms);
@@ -333,8 +331,6 @@ impl Protocol for Mqtt {
     }
 }
 
-const MALFORMED: Broken = Broken::Malformed("a packet that no MQTT 5 broker sends");
-
 /// Decodes the payload of an answer (the protocol, section 4).
 fn reply(payload: &[u8]) -> Reply<'_> {
     match payload {
@@ -359,290 +355,4 @@ fn bulk(payload: &[u8]) -> Option<&[u8]> {
         .strip_prefix(b"\r\n")?
         .strip_suffix(b"\r\n")?;
     (value.len() == length).then_some(value)
-}
-
-/// The first byte of a packet, and the offsets of its body and its end. `None` until the packet is
-/// complete.
-fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
-    let [first, rest @ ..] = bytes else {
-        return Ok(None);
-    };
-    let Some((length, at)) = number(rest)? else {
-        return Ok(None);
-    };
-    let (at, end) = (1 + at, 1 + at + length);
-    Ok((bytes.len() >= end).then_some((*first, at, end)))
-}
-
-/// A Variable Byte Integer and its encoded length (section 1.5.5).
-fn number(bytes: &[u8]) -> Result<Option<(usize, usize)>, Broken> {
-    let mut number = 0;
-    for (at, byte) in bytes.iter().take(4).enumerate() {
-        number |= usize::from(byte & 127) << (7 * at);
-        if byte & 128 == 0 {
-            return Ok(Some((number, at + 1)));
-        }
-    }
-    match bytes.len() {
-        0..4 => Ok(None),
-        _ => Err(MALFORMED),
-    }
-}
-
-/// The properties, and the bytes after them.
-fn properties(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
-    let (length, at) = number(bytes)?.ok_or(MALFORMED)?;
-    bytes[at..].split_at_checked(length).ok_or(MALFORMED)
-}
-
-/// A string with a length prefix, and the bytes after it.
-fn text(bytes: &[u8]) -> Result<(&[u8], &[u8]), Broken> {
-    let (length, rest) = bytes.split_first_chunk::<2>().ok_or(MALFORMED)?;
-    let length = usize::from(u16::from_be_bytes(*length));
-    rest.split_at_checked(length).ok_or(MALFORMED)
-}
-
-/// Iterates over properties: identifier and value. A string or binary value comes without its
-/// length prefix, a pair with both prefixes.
-struct Scan<'a>(&'a [u8]);
-
-impl<'a> Scan<'a> {
-    fn one(&mut self, id: u8, rest: &'a [u8]) -> Result<(u8, &'a [u8]), Broken> {
-        let fixed = match id {
-            // Section 2.2.2.2.
-            0x01 | 0x17 | 0x19 | 0x24 | 0x25 | 0x28..=0x2A => 1,
-            0x13 | 0x21..=0x23 => 2,
-            0x02 | 0x11 | 0x18 | 0x27 => 4,
-            0x0B => number(rest)?.ok_or(MALFORMED)?.1,
-            0x03 | 0x08 | 0x09 | 0x12 | 0x15 | 0x16 | 0x1A | 0x1C | 0x1F => {
-                let (value, rest) = text(rest)?;
-                self.0 = rest;
-                return Ok((id, value));
-            }
-            0x26 => {
-                let behind = text(text(rest)?.1)?.1;
-                rest.len() - behind.len()
-            }
-            _ => return Err(MALFORMED),
-        };
-        let (value, rest) = rest.split_at_checked(fixed).ok_or(MALFORMED)?;
-        self.0 = rest;
-        Ok((id, value))
-    }
-}
-
-impl<'a> Iterator for Scan<'a> {
-    type Item = Result<(u8, &'a [u8]), Broken>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (id, rest) = self.0.split_first()?;
-        let one = self.one(*id, rest);
-        if one.is_err() {
-            self.0 = &[];
-        }
-        Some(one)
-    }
-}
-
-fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
-    out.push(first);
-    push_length(out, body.len());
-    out.extend_from_slice(body);
-}
-
-fn push_text(out: &mut Vec<u8>, text: &[u8]) {
-    // All texts are short: topics, client ids of this program, a user name and a password.
-    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
-    out.extend_from_slice(&length.to_be_bytes());
-    out.extend_from_slice(text);
-}
-
-fn push_length(out: &mut Vec<u8>, mut length: usize) {
-    loop {
-        let more = length > 127;
-        out.push((length & 127) as u8 | if more { 128 } else { 0 });
-        length >>= 7;
-        if !more {
-            break;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn client() -> Mqtt {
-        Mqtt::new(Arc::new(Catalogue::new(5)), 7, Role::Asks, 3)
-    }
-
-    /// Decodes bytes: the consumed length, the debug form of each message, and the
-    /// acknowledgements.
-    fn decode(bytes: &[u8]) -> Result<(usize, Vec<String>, Vec<u8>), Broken> {
-        let (mut messages, mut out) = (Vec::new(), Vec::new());
-        let done = client().read(bytes, &mut out, |it| messages.push(format!("{it:?}")))?;
-        Ok((done, messages, out))
-    }
-
-    fn answer(topic: &str, properties: &[u8], payload: &[u8]) -> Vec<u8> {
-        let mut body = Vec::new();
-        push_text(&mut body, topic.as_bytes());
-        body.extend_from_slice(&[0, 9]);
-        push_length(&mut body, properties.len());
-        body.extend_from_slice(properties);
-        body.extend_from_slice(payload);
-        let mut bytes = Vec::new();
-        push_packet(&mut bytes, 0x32, &body);
-        bytes
-    }
-
-    const TOPIC: &str = "clients/bench-0000000000000007-3/bench";
-    const OK: &[u8] = b"\x09\0\x08\0\x02\0\0\0\0\0\x05\x26\0\x06__stat\0\x03200";
-
-    #[test]
-    fn login_is_flagged_and_is_the_last_field() {
-        let (mut plain, mut out) = (Vec::new(), Vec::new());
-        client().connect(&mut plain);
-        let login = Some(("me".to_owned(), "secret".to_owned()));
-        client().with_login(login).connect(&mut out);
-        // The flags follow the fixed header, the protocol name and its version.
-        assert_eq!((plain[9], out[9]), (0x02, 0xc2));
-        let (head, tail) = out[10..].split_at(plain.len() - 10);
-        assert_eq!(head, &plain[10..]);
-        assert_eq!(tail, b"\0\x02me\0\x06secret");
-    }
-
-    #[test]
-    fn request_is_a_valid_publish() {
-        let mut out = Vec::new();
-        let mut client = client();
-        client.ask(
-            2,
-            5,
-            Request {
-                verb: Verb::Set,
-                key: 1,
-            },
-            &mut out,
-        );
-        let (first, at, end) = packet(&out).unwrap().unwrap();
-        assert_eq!((first, end), (0x32, out.len()));
-        let (topic, rest) = text(&out[at..]).unwrap();
-        assert_eq!(topic, REQUEST_TOPIC.as_bytes());
-        assert_eq!(rest[..2], [0, 3]);
-        let (raw, payload) = properties(&rest[2..]).unwrap();
-        let value = Catalogue::new(5);
-        let value = String::from_utf8_lossy(value.value(1)).into_owned();
-        let expected = format!("*3\r\n$3\r\nSET\r\n$18\r\nbench/5/0000000001\r\n$5\r\n{value}\r\n");
-        assert_eq!(payload, expected.as_bytes());
-        let parsed = statehouse_mqtt::Properties::parse(raw.to_vec()).unwrap();
-        assert_eq!(parsed.response_topic(), Some(TOPIC));
-        assert_eq!(
-            parsed.correlation_data().unwrap()[..],
-            [0, 2, 0, 0, 0, 0, 0, 5]
-        );
-        let user: Vec<_> = parsed.user().collect();
-        assert_eq!(user[0], ("__protVer", "1.0"));
-        assert!(
-            user[1].1.ends_with(":00000:bench") && user[1].1.starts_with("0017"),
-            "{user:?}"
-        );
-    }
-
-    #[test]
-    fn answer_names_its_slot_and_is_acknowledged() {
-        let bytes = answer(TOPIC, OK, b"$5\r\nhello\r\n");
-        let (done, messages, out) = decode(&bytes).unwrap();
-        assert_eq!(done, bytes.len());
-        assert_eq!(messages.len(), 1);
-        assert!(
-            messages[0].starts_with("Answer { slot: 2, number: 5, reply: Value("),
-            "{messages:?}"
-        );
-        assert_eq!(out, [0x40, 2, 0, 9]);
-        // An incomplete packet is no message.
-        for end in 0..bytes.len() {
-            assert_eq!(decode(&bytes[..end]).unwrap().0, 0);
-        }
-    }
-
-    #[test]
-    fn answers_decode_as_the_protocol_defines() {
-        for (payload, expected) in [
-            (&b"+OK\r\n"[..], Reply::Done),
-            (b"$-1\r\n", Reply::Nothing),
-            (b":0\r\n", Reply::Nothing),
-            (b":1\r\n", Reply::Done),
-            (b"$0\r\n\r\n", Reply::Value(b"")),
-            (b"$2\r\n\r\n\r\n", Reply::Value(b"\r\n")),
-            (b"-ERR syntax error\r\n", Reply::Refused(b"syntax error")),
-            (b"$3\r\nab\r\n", Reply::Strange),
-            (b"$\r\nab\r\n", Reply::Strange),
-            (b":-1\r\n", Reply::Strange),
-            (b"", Reply::Strange),
-        ] {
-            assert_eq!(reply(payload), expected, "{}", payload.escape_ascii());
-        }
-        // Every official client fails a call without `__stat`=`200`.
-        let messages = decode(&answer(TOPIC, &OK[..11], b"+OK\r\n")).unwrap().1;
-        assert!(messages[0].contains("Strange"), "{messages:?}");
-    }
-
-    #[test]
-    fn notifications_and_acknowledgements_are_distinguished() {
-        let mut bytes = answer(
-            "clients/other",
-            &[],
-            b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$1\r\nx\r\n",
-        );
-        bytes.extend_from_slice(&[0x40, 2, 0, 1, 0x40, 4, 0, 2, 0x97, 0, 0x40, 3, 0, 3, 0x10]);
-        let messages = decode(&bytes).unwrap().1;
-        assert_eq!(messages[0], "Notification(Some([120]))");
-        assert_eq!(messages[1], "Acknowledged { slot: 0, refused: None }");
-        assert!(
-            messages[2].contains("0x97") && messages[3].contains("no store"),
-            "{messages:?}"
-        );
-    }
-
-    #[test]
-    fn malformed_packets_are_errors_and_never_panic() {
-        for bytes in [
-            &[0x30, 0xff, 0xff, 0xff, 0xff][..],
-            &[0x00, 0],
-            &[0x20, 1, 0],
-            &[0x32, 0],
-            &[0x32, 4, 0, 9, b'a', b'b'],
-            &[0x40, 2, 0, 0],
-            &[0x90, 1, 0],
-            &[0x20, 3, 0, 0x87, 0],
-            &[0xE0, 1, 0x8E],
-            &answer(TOPIC, &[0x7f, 0], b""),
-            &answer(TOPIC, &[0x26, 0, 9], b""),
-        ] {
-            assert!(decode(bytes).is_err(), "{bytes:02x?}");
-        }
-        assert!(
-            matches!(decode(&[0xE0, 1, 0x8E]), Err(Broken::Ended(why)) if why.contains("0x8e"))
-        );
-        assert!(matches!(
-            decode(&[0x20, 3, 0, 0x87, 0]),
-            Err(Broken::Refused(_))
-        ));
-    }
-
-    #[test]
-    fn values_above_the_packet_limit_are_refused_at_once() {
-        let connack = |bytes: u32| {
-            let mut packet = vec![0x20, 11, 0, 0, 8, 0x21, 0, 20, 0x27];
-            packet.extend_from_slice(&bytes.to_be_bytes());
-            packet
-        };
-        let mut client = client();
-        let read = client.read(&connack(1000), &mut Vec::new(), |_| {});
-        assert!(read.is_ok());
-        assert_eq!(client.in_flight_max(), 20);
-        let read = client.read(&connack(100), &mut Vec::new(), |_| {});
-        assert!(matches!(read, Err(Broken::Refused(why)) if why.contains("takes 100")));
-    }
 }

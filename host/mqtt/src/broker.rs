@@ -37,7 +37,7 @@ use crate::{
     ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
     output::{Direct, OutputTotal},
-    persist::{Brake, Recorder},
+    persist::{Brake, ChangeLog},
     rate_limit::SharedRateLimit,
     refusal::Refusals,
     shared_writer::SharedWriter,
@@ -122,7 +122,7 @@ impl Broker {
         let limits = Arc::new(options.limits);
         let durability_gate = Arc::new(DurabilityGate::default());
         let persistence = options.persistence;
-        let recorder = Recorder::new(persistence.clone(), durability_gate.clone(), clock);
+        let change_log = ChangeLog::new(persistence.clone(), durability_gate.clone(), clock);
         let access = options.access;
         let refusals = Arc::new(Refusals::new(access.clone()));
         let mut core = Core::new(
@@ -130,7 +130,7 @@ impl Broker {
             access.clone(),
             refusals.clone(),
             options.run,
-            recorder,
+            change_log,
         );
         core.restore(recovery);
         Self(Arc::new(Shared {

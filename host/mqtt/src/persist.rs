@@ -1,6 +1,6 @@
 //! Records durable state in the embedder's log.
 //!
-//! The recorder collects changes of durable sessions and retained messages under the core's lock,
+//! The change log collects changes of durable sessions and retained messages under the core's lock,
 //! and appends them as one batch before the lock is released. It marks outputs with the batch that
 //! their packets depend on: **no packet may leave before the record that it depends on is
 //! durable**, or a crash could undo what a client has seen.
@@ -67,7 +67,7 @@ pub trait Persistence: Send + Sync + 'static {
 }
 
 /// Collects changes and appends them in batches.
-pub(crate) struct Recorder {
+pub(crate) struct ChangeLog {
     persistence: Option<Arc<dyn Persistence>>,
     durability_gate: Arc<DurabilityGate>,
     clock: Clock,
@@ -82,15 +82,15 @@ pub(crate) struct Recorder {
     marked: Vec<(Arc<Output>, Barrier)>,
 }
 
-impl fmt::Debug for Recorder {
+impl fmt::Debug for ChangeLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder")
+        f.debug_struct("ChangeLog")
             .field("batch", &self.batch)
             .finish_non_exhaustive()
     }
 }
 
-impl Recorder {
+impl ChangeLog {
     pub(crate) fn new(
         persistence: Option<Arc<dyn Persistence>>,
         durability_gate: Arc<DurabilityGate>,
@@ -196,7 +196,7 @@ impl Recorder {
         SessionLog {
             session,
             is_on: is_durable && self.is_on(),
-            recorder: self,
+            change_log: self,
         }
     }
 
@@ -227,12 +227,12 @@ impl Recorder {
     }
 }
 
-/// Writes the changes of one session to the recorder, if the session is durable.
+/// Writes the changes of one session to the change log, if the session is durable.
 #[derive(Debug)]
 pub(crate) struct SessionLog<'a> {
     session: SessionId,
     is_on: bool,
-    recorder: &'a mut Recorder,
+    change_log: &'a mut ChangeLog,
 }
 
 impl SessionLog<'_> {
@@ -242,40 +242,40 @@ impl SessionLog<'_> {
 
     /// Whether the log has room for a change that the session could also keep in memory only.
     pub(crate) fn has_room(&self) -> bool {
-        self.recorder.has_room()
+        self.change_log.has_room()
     }
 
     pub(crate) fn write(&mut self, part: Part<'_>) {
         if self.is_on {
-            self.recorder.write(&Change::Session(self.session, part));
+            self.change_log.write(&Change::Session(self.session, part));
         }
     }
 
     pub(crate) fn detached(&mut self, at: Instant) {
-        let at_ms = self.recorder.clock.wall_ms(at);
+        let at_ms = self.change_log.clock.wall_ms(at);
         self.write(Part::Detach { at_ms });
     }
 
     pub(crate) fn message(&mut self, number: u64, queued: &Queued) {
         if self.is_on {
-            let Recorder { changes, clock, .. } = &mut *self.recorder;
+            let ChangeLog { changes, clock, .. } = &mut *self.change_log;
             changes.message(self.session, number, queued, clock);
-            self.recorder.count += 1;
+            self.change_log.count += 1;
         }
     }
 
-    /// Like [`Recorder::barrier_for_this_batch`], and none for a session that is not durable.
+    /// Like [`ChangeLog::barrier_for_this_batch`], and none for a session that is not durable.
     pub(crate) fn barrier_for_this_batch(&self) -> Barrier {
         match self.is_on {
-            true => self.recorder.barrier_for_this_batch(),
+            true => self.change_log.barrier_for_this_batch(),
             false => Barrier::NONE,
         }
     }
 
-    /// Like [`Recorder::barrier_for_all_changes`], and none for a session that is not durable.
+    /// Like [`ChangeLog::barrier_for_all_changes`], and none for a session that is not durable.
     pub(crate) fn barrier_for_all_changes(&self) -> Barrier {
         match self.is_on {
-            true => self.recorder.barrier_for_all_changes(),
+            true => self.change_log.barrier_for_all_changes(),
             false => Barrier::NONE,
         }
     }
@@ -286,7 +286,7 @@ impl SessionLog<'_> {
         barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> bool {
-        self.recorder.put(output, barrier, encode)
+        self.change_log.put(output, barrier, encode)
     }
 
     pub(crate) fn offer(
@@ -296,7 +296,7 @@ impl SessionLog<'_> {
         packet_bytes: usize,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Option<bool> {
-        self.recorder.offer(output, barrier, packet_bytes, encode)
+        self.change_log.offer(output, barrier, packet_bytes, encode)
     }
 }
 

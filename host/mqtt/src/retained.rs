@@ -9,7 +9,7 @@ use crate::{
     change::{Change, Content},
     ledger::{Account, Kind},
     limits::{RETAINED_BYTES_FLOOR, RETAINED_FLOOR},
-    persist::Recorder,
+    persist::ChangeLog,
     topic,
 };
 
@@ -91,24 +91,24 @@ impl Retained {
         from: Option<Publisher>,
         limits: &Limits,
         now: Instant,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) -> bool {
         if message.payload.is_empty() {
             if self.remove(&message.topic) {
-                recorder.write(&Change::RetainedRemoved {
+                change_log.write(&Change::RetainedRemoved {
                     topic: &message.topic,
                 });
             }
             return true;
         }
         if !self.has_room(message, from.as_ref(), limits) {
-            self.remove_expired(now, recorder);
+            self.remove_expired(now, change_log);
             if !self.has_room(message, from.as_ref(), limits) {
                 return false;
             }
         }
-        let clock = *recorder.clock();
-        recorder.write(&Change::Retained {
+        let clock = *change_log.clock();
+        change_log.write(&Change::Retained {
             message: Content::new(message, &clock),
             from: from.as_ref().map(|from| &*from.client),
         });
@@ -238,14 +238,14 @@ impl Retained {
         old.is_some()
     }
 
-    fn remove_expired(&mut self, now: Instant, recorder: &mut Recorder) {
+    fn remove_expired(&mut self, now: Instant, change_log: &mut ChangeLog) {
         let bytes = &mut self.bytes;
         self.messages.retain(|topic, entry| {
             let keep = !entry.message.is_expired(now);
             if !keep {
                 *bytes -= entry.cost_bytes();
                 entry.uncharge();
-                recorder.write(&Change::RetainedRemoved { topic });
+                change_log.write(&Change::RetainedRemoved { topic });
             }
             keep
         });
@@ -317,8 +317,8 @@ mod tests {
     use super::*;
     use crate::{QoS, clock::Clock};
 
-    fn unrecorded() -> Recorder {
-        Recorder::new(None, Arc::default(), Clock::now())
+    fn unlogged() -> ChangeLog {
+        ChangeLog::new(None, Arc::default(), Clock::now())
     }
 
     fn message(topic: &'static str, payload: &'static str) -> Message {
@@ -403,7 +403,7 @@ mod tests {
                 None,
                 &Limits::default(),
                 now,
-                &mut unrecorded()
+                &mut unlogged()
             ));
         }
         let found = |filter: &str| found(&retained, filter, usize::MAX).0;
@@ -426,25 +426,25 @@ mod tests {
         };
         let mut soon = message("a", "1");
         soon.expires = Some(now + Duration::from_secs(1));
-        assert!(retained.set(&soon, None, &limits, now, &mut unrecorded()));
-        assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unrecorded()));
+        assert!(retained.set(&soon, None, &limits, now, &mut unlogged()));
+        assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unlogged()));
         assert!(
-            !retained.set(&message("c", "3"), None, &limits, now, &mut unrecorded()),
+            !retained.set(&message("c", "3"), None, &limits, now, &mut unlogged()),
             "a third message has no room"
         );
         assert!(
-            retained.set(&message("b", "22"), None, &limits, now, &mut unrecorded()),
+            retained.set(&message("b", "22"), None, &limits, now, &mut unlogged()),
             "a replacement has room"
         );
         let later = now + Duration::from_secs(2);
         assert!(
-            retained.set(&message("c", "3"), None, &limits, later, &mut unrecorded()),
+            retained.set(&message("c", "3"), None, &limits, later, &mut unlogged()),
             "an expired message makes room"
         );
-        assert!(retained.set(&message("b", ""), None, &limits, later, &mut unrecorded()));
-        assert!(retained.set(&message("c", ""), None, &limits, later, &mut unrecorded()));
+        assert!(retained.set(&message("b", ""), None, &limits, later, &mut unlogged()));
+        assert!(retained.set(&message("c", ""), None, &limits, later, &mut unlogged()));
         assert_eq!((retained.count(), retained.bytes()), (0, 0));
         let large = Message::new("d", vec![0; 1000], QoS::AtMostOnce);
-        assert!(!retained.set(&large, None, &limits, later, &mut unrecorded()));
+        assert!(!retained.set(&large, None, &limits, later, &mut unlogged()));
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     ledger::{Account, Holding, Kind},
     limits::STATE_BYTES_FLOOR,
     link::{AckPosition, Link},
-    persist::{Recorder, SessionLog},
+    persist::{ChangeLog, SessionLog},
     router::Subscription,
     session_queue::SessionQueue,
 };
@@ -144,8 +144,8 @@ impl Session {
     }
 
     /// The log of this session's changes.
-    pub(crate) fn log<'a>(&self, recorder: &'a mut Recorder) -> SessionLog<'a> {
-        recorder.session_log(self.number, self.durable)
+    pub(crate) fn log<'a>(&self, change_log: &'a mut ChangeLog) -> SessionLog<'a> {
+        change_log.session_log(self.number, self.durable)
     }
 
     /// Begins or resumes the session for a CONNECT. Without an expiry the session stops being
@@ -155,10 +155,10 @@ impl Session {
         begins: bool,
         expiry_s: u32,
         will: Option<Will>,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) {
         if expiry_s == 0 {
-            self.log(recorder).write(Part::End);
+            self.log(change_log).write(Part::End);
         }
         self.durable = expiry_s > 0;
         self.expiry_s = expiry_s;
@@ -166,11 +166,11 @@ impl Session {
         self.count_state();
         (self.detached, self.will_due, self.ends) = (None, None, None);
         self.drop_logged = false;
-        let clock = *recorder.clock();
-        self.will_recorded = self.durable && recorder.has_room();
+        let clock = *change_log.clock();
+        self.will_recorded = self.durable && change_log.has_room();
         let will = self.recorded_will();
         let will = will.map(|will| RecordedWill::new(will, &clock));
-        self.log(recorder).write(if begins {
+        self.log(change_log).write(if begins {
             Part::Begin {
                 client: &self.client,
                 expiry_s,
@@ -223,33 +223,33 @@ impl Session {
 
     /// Makes this user the owner if the session has none. Must be called after
     /// [`attach`](Self::attach).
-    pub(crate) fn claim(&mut self, user: Option<&str>, recorder: &mut Recorder) {
+    pub(crate) fn claim(&mut self, user: Option<&str>, change_log: &mut ChangeLog) {
         if let (None, Some(user)) = (&self.owner, user) {
             self.owner = Some(user.into());
-            self.log(recorder).write(Part::Owner { user });
+            self.log(change_log).write(Part::Owner { user });
         }
     }
 
     /// Changes the Session Expiry Interval for a DISCONNECT. Returns false if the client tries to
     /// raise it from zero (section 3.14.2.2.2).
-    pub(crate) fn set_expiry(&mut self, expiry_s: u32, recorder: &mut Recorder) -> bool {
+    pub(crate) fn set_expiry(&mut self, expiry_s: u32, change_log: &mut ChangeLog) -> bool {
         if self.expiry_s == 0 && expiry_s > 0 {
             return false;
         }
         if self.expiry_s != expiry_s {
             self.expiry_s = expiry_s;
-            self.log(recorder).write(Part::Expiry(expiry_s));
+            self.log(change_log).write(Part::Expiry(expiry_s));
         }
         true
     }
 
     /// Removes the will, to publish or to drop it.
-    pub(crate) fn take_will(&mut self, recorder: &mut Recorder) -> Option<Will> {
+    pub(crate) fn take_will(&mut self, change_log: &mut ChangeLog) -> Option<Will> {
         self.will_due = None;
         let will = self.will.take();
         if will.is_some() {
             self.count_state();
-            self.log(recorder).write(Part::NoWill);
+            self.log(change_log).write(Part::NoWill);
         }
         will
     }
@@ -260,10 +260,10 @@ impl Session {
         &mut self,
         now: Instant,
         shutting_down: bool,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) -> usize {
         self.link = None;
-        let mut log = self.log(recorder);
+        let mut log = self.log(change_log);
         log.detached(now);
         let dropped = self.queue.drop_transient(&mut log);
         // While the log has no room, these messages are kept in memory only.
@@ -300,8 +300,8 @@ impl Session {
     }
 
     /// Records the end of the session.
-    pub(crate) fn end(&mut self, recorder: &mut Recorder) {
-        self.log(recorder).write(Part::End);
+    pub(crate) fn end(&mut self, change_log: &mut ChangeLog) {
+        self.log(change_log).write(Part::End);
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
@@ -364,11 +364,11 @@ impl Session {
         &mut self,
         filter: &Bytes,
         subscription: Subscription,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) -> bool {
         let old = (self.subscriptions).insert(filter, subscription, &self.client);
         if old != Some(subscription) {
-            self.log(recorder).write(Part::Subscribe {
+            self.log(change_log).write(Part::Subscribe {
                 filter,
                 subscription,
             });
@@ -388,10 +388,10 @@ impl Session {
     }
 
     /// Removes a subscription. Returns false if there was none.
-    pub(crate) fn unsubscribe(&mut self, filter: &Bytes, recorder: &mut Recorder) -> bool {
+    pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
         let existed = self.subscriptions.remove(filter, &self.client);
         if existed {
-            self.log(recorder).write(Part::Unsubscribe { filter });
+            self.log(change_log).write(Part::Unsubscribe { filter });
         }
         existed
     }
@@ -402,8 +402,8 @@ impl Session {
     }
 
     /// The parts that sending needs, if there is a connection.
-    pub(crate) fn sending<'a>(&'a mut self, recorder: &'a mut Recorder) -> Option<Sending<'a>> {
-        let log = self.log(recorder);
+    pub(crate) fn sending<'a>(&'a mut self, change_log: &'a mut ChangeLog) -> Option<Sending<'a>> {
+        let log = self.log(change_log);
         Some(Sending {
             link: self.link.as_mut()?,
             queue: &mut self.queue,
@@ -428,10 +428,10 @@ impl Session {
         &mut self,
         packet_id: u16,
         limits: &Limits,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) -> Result<Arrival, Violation> {
         // The answer that an earlier connection got may not be durable yet.
-        let barrier = self.log(recorder).barrier_for_all_changes();
+        let barrier = self.log(change_log).barrier_for_all_changes();
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);
         };
@@ -488,9 +488,9 @@ impl Session {
         reason: ReasonCode,
         text: Option<&str>,
         barrier: Barrier,
-        recorder: &mut Recorder,
+        change_log: &mut ChangeLog,
     ) {
-        let mut log = self.log(recorder);
+        let mut log = self.log(change_log);
         let Some(pubrec) = self.exchanges.answer(packet_id, publish, reason) else {
             return;
         };
@@ -520,11 +520,11 @@ impl Session {
     }
 
     /// Handles a PUBREL. Returns false if no answered message has this packet id.
-    pub(crate) fn release_received(&mut self, packet_id: u16, recorder: &mut Recorder) -> bool {
+    pub(crate) fn release_received(&mut self, packet_id: u16, change_log: &mut ChangeLog) -> bool {
         let Some(counted) = self.exchanges.release(packet_id) else {
             return false;
         };
-        self.log(recorder).write(Part::Completed { packet_id });
+        self.log(change_log).write(Part::Completed { packet_id });
         if let Some(link) = self.link.as_mut().filter(|_| counted) {
             link.unreleased -= 1;
         }

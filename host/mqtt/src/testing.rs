@@ -40,10 +40,10 @@ pub(crate) fn broker(limits: Limits) -> Broker {
 
 /// A log in memory.
 #[derive(Default)]
-pub(crate) struct Journal(Mutex<JournalState>);
+pub(crate) struct TestLog(Mutex<TestLogState>);
 
 #[derive(Default)]
-struct JournalState {
+struct TestLogState {
     records: Vec<Vec<u8>>,
     released: usize,
     /// Releases every record at once.
@@ -52,7 +52,7 @@ struct JournalState {
     full: bool,
 }
 
-impl Persistence for Journal {
+impl Persistence for TestLog {
     fn append(&self, changes: &[u8]) -> LogPosition {
         let mut state = self.0.lock().unwrap();
         state.records.push(changes.to_vec());
@@ -71,12 +71,12 @@ impl Persistence for Journal {
     }
 }
 
-impl Journal {
+impl TestLog {
     /// A log that releases every record at once, or only on request of the test.
     pub(crate) fn new(prompt: bool) -> Arc<Self> {
-        let journal = Self::default();
-        journal.0.lock().unwrap().prompt = prompt;
-        Arc::new(journal)
+        let log = Self::default();
+        log.0.lock().unwrap().prompt = prompt;
+        Arc::new(log)
     }
 
     pub(crate) fn set_full(&self, full: bool) {
@@ -130,9 +130,9 @@ impl Journal {
 /// The wall clock at the start of a test.
 pub(crate) const WALL_MS: u64 = 1_700_000_000_000;
 
-/// A broker restored from a journal, at time `now` of a test that began at `began`.
+/// A broker restored from a log, at time `now` of a test that began at `began`.
 pub(crate) fn restored(
-    journal: &Arc<Journal>,
+    log: &Arc<TestLog>,
     limits: Limits,
     service: Arc<dyn Service>,
     began: Instant,
@@ -140,27 +140,22 @@ pub(crate) fn restored(
 ) -> Broker {
     let options = Options {
         limits,
-        persistence: Some(journal.clone()),
-        run: journal.len() as u32,
+        persistence: Some(log.clone()),
+        run: log.len() as u32,
         ..Options::default()
     };
     let wall_ms = WALL_MS + (now - began).as_millis() as u64;
-    Broker::restore_at(
-        options,
-        service,
-        journal.recovery(),
-        Clock::at(now, wall_ms),
-    )
+    Broker::restore_at(options, service, log.recovery(), Clock::at(now, wall_ms))
 }
 
 /// Takes `req/…`, refuses `no/…`, and records all calls.
 #[derive(Default)]
-pub(crate) struct Recorder {
+pub(crate) struct RecordingService {
     pub(crate) requests: Mutex<Vec<(Origin, Request)>>,
     pub(crate) ended: Mutex<Vec<SessionId>>,
 }
 
-impl Service for Recorder {
+impl Service for RecordingService {
     fn claim(&self, topic: &[u8]) -> Claim {
         match topic {
             _ if topic.starts_with(b"req/") => Claim::Take,

@@ -24,12 +24,12 @@ use wire::{DisconnectReasonCode, Packet};
 
 /// A log in memory that releases at once, or when the test says so.
 #[derive(Default)]
-struct Journal {
+struct TestLog {
     records: Mutex<Vec<Vec<u8>>>,
     held: AtomicBool,
 }
 
-impl Persistence for Journal {
+impl Persistence for TestLog {
     fn append(&self, changes: &[u8]) -> LogPosition {
         let mut records = self.records.lock().unwrap();
         records.push(changes.to_vec());
@@ -45,11 +45,11 @@ impl Persistence for Journal {
     }
 }
 
-impl Journal {
+impl TestLog {
     fn held() -> Arc<Self> {
-        let journal = Self::default();
-        journal.held.store(true, Ordering::Release);
-        Arc::new(journal)
+        let log = Self::default();
+        log.held.store(true, Ordering::Release);
+        Arc::new(log)
     }
 
     fn len(&self) -> u64 {
@@ -79,9 +79,9 @@ struct Process {
 }
 
 impl Process {
-    fn start(journal: &Arc<Journal>, service: Arc<dyn Service>, address: SocketAddr) -> Self {
+    fn start(log: &Arc<TestLog>, service: Arc<dyn Service>, address: SocketAddr) -> Self {
         let runtime = Runtime::new().unwrap();
-        let broker = journal.restore(Limits::default(), service);
+        let broker = log.restore(Limits::default(), service);
         let listener = runtime.block_on(async { TcpListener::bind(address).await.unwrap() });
         let listening = broker.clone();
         runtime.spawn(async move { listening.listen(listener).await });
@@ -125,9 +125,9 @@ async fn next_event<T>(
 
 #[test]
 fn rumqttc_continues_after_a_crash() {
-    let (journal, address) = (Arc::new(Journal::default()), free_address());
+    let (log, address) = (Arc::new(TestLog::default()), free_address());
     let clients = Runtime::new().unwrap();
-    let mut process = Process::start(&journal, Arc::new(NoService), address);
+    let mut process = Process::start(&log, Arc::new(NoService), address);
     let mut options = MqttOptions::new("durable", address.ip().to_string(), address.port());
     options.set_keep_alive(Duration::from_secs(30));
     options.set_clean_start(false);
@@ -149,7 +149,7 @@ fn rumqttc_continues_after_a_crash() {
     });
     for round in 0..5 {
         process.kill();
-        process = Process::start(&journal, Arc::new(NoService), address);
+        process = Process::start(&log, Arc::new(NoService), address);
         clients.block_on(async {
             // Published before the client reconnects. At QoS 1, because rumqttc forgets received
             // QoS 2 messages on a reconnect and then fails at their PUBREL.
@@ -173,11 +173,11 @@ fn rumqttc_continues_after_a_crash() {
 
 #[test]
 fn session_and_requests_continue_after_a_crash() {
-    let (journal, address) = (Arc::new(Journal::default()), free_address());
+    let (log, address) = (Arc::new(TestLog::default()), free_address());
     let clients = Runtime::new().unwrap();
     let echo = Arc::new(Echo::default());
-    let process = Process::start(&journal, echo.clone(), address);
-    let before = journal.len();
+    let process = Process::start(&log, echo.clone(), address);
+    let before = log.len();
     clients.block_on(async {
         let mut client = Client::tcp(address).await.hello("a", 1000).await;
         client
@@ -187,10 +187,10 @@ fn session_and_requests_continue_after_a_crash() {
         assert!(matches!(client.next().await, Some(Packet::PubAck(_))));
         // Checked while the client is connected, since its disconnection records the unacknowledged
         // answer.
-        assert_eq!(journal.len(), before + 1, "the session's beginning");
+        assert_eq!(log.len(), before + 1, "the session's beginning");
     });
     process.kill();
-    let process = Process::start(&journal, echo.clone(), address);
+    let process = Process::start(&log, echo.clone(), address);
     clients.block_on(async {
         let mut client = Client::tcp(address).await;
         client.send(&[connect("a", false, 1000, 60)]).await;
@@ -222,8 +222,8 @@ fn session_and_requests_continue_after_a_crash() {
 
 #[tokio::test]
 async fn output_is_written_when_any_thread_releases_it() {
-    let journal = Journal::held();
-    let broker = journal.restore(Limits::default(), Arc::new(NoService));
+    let log = TestLog::held();
+    let broker = log.restore(Limits::default(), Arc::new(NoService));
     let address = listen(&broker).await;
     let mut client = Client::tcp(address).await;
     client
@@ -235,7 +235,7 @@ async fn output_is_written_when_any_thread_releases_it() {
         .await;
     let silence = timeout(Duration::from_millis(200), client.next()).await;
     assert!(silence.is_err(), "{silence:?}");
-    let (releasing, log) = (broker.clone(), journal.clone());
+    let (releasing, log) = (broker.clone(), log.clone());
     std::thread::spawn(move || releasing.released(LogPosition(log.len())))
         .join()
         .unwrap();
@@ -257,13 +257,13 @@ async fn all_disconnect(broker: &Broker) {
 
 #[tokio::test]
 async fn connections_end_in_time_if_the_log_never_releases() {
-    let journal = Journal::held();
+    let log = TestLog::held();
     let limits = Limits {
         close_timeout: Duration::from_millis(100),
         connections_max: 3,
         ..Limits::default()
     };
-    let broker = journal.restore(limits, Arc::new(NoService));
+    let broker = log.restore(limits, Arc::new(NoService));
     let address = listen(&broker).await;
     // A client closes its connection before its CONNACK.
     let mut client = Client::tcp(address).await;
@@ -290,7 +290,7 @@ async fn connections_end_in_time_if_the_log_never_releases() {
     while broker.stats().connections == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    broker.released(LogPosition(journal.len()));
+    broker.released(LogPosition(log.len()));
     assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
     client
         .send(&[
@@ -317,15 +317,15 @@ async fn connections_end_in_time_if_the_log_never_releases() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_on_its_own_thread_loses_no_wake_up() {
-    let journal = Journal::held();
-    let broker = journal.restore(Limits::default(), Arc::new(NoService));
+    let log = TestLog::held();
+    let broker = log.restore(Limits::default(), Arc::new(NoService));
     let address = listen(&broker).await;
     let over = Arc::new(AtomicBool::new(false));
     let thread = std::thread::spawn({
-        let (broker, journal, over) = (broker.clone(), journal.clone(), over.clone());
+        let (broker, log, over) = (broker.clone(), log.clone(), over.clone());
         move || {
             while !over.load(Ordering::Acquire) {
-                broker.released(LogPosition(journal.len()));
+                broker.released(LogPosition(log.len()));
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
@@ -394,7 +394,7 @@ impl Access for Trap {
 }
 
 /// Prints the changes on stdout.
-struct PrintingLog(Journal);
+struct PrintingLog(TestLog);
 
 impl Persistence for PrintingLog {
     fn append(&self, changes: &[u8]) -> LogPosition {
@@ -429,7 +429,7 @@ fn panic_under_the_lock_ends_the_process_without_an_append() {
 
 async fn panic_in_a_subscribe() {
     let options = Options {
-        persistence: Some(Arc::new(PrintingLog(Journal::default()))),
+        persistence: Some(Arc::new(PrintingLog(TestLog::default()))),
         access: Arc::new(Trap),
         ..Options::default()
     };

@@ -251,7 +251,7 @@ async fn requests_of_a_client_with_nagle_are_not_delayed() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn overlapping_filters_each_bring_all_retained_messages() {
     const RETAINED: usize = 8;
     const FILTERS: usize = 10;
@@ -265,7 +265,7 @@ async fn overlapping_filters_each_bring_all_retained_messages() {
         message.retain = true;
         broker.batch(|batch| batch.publish(message.clone()));
     }
-    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    let mut client = Client::duplex(&broker, 1 << 16).hello("a", 0).await;
     let overlapping = [
         "#", "+/#", "a/#", "+/+/#", "a/+/#", "+/b/#", "a/b/#", "a/b/+", "a/+/+", "+/+/+",
     ];
@@ -275,6 +275,10 @@ async fn overlapping_filters_each_bring_all_retained_messages() {
     );
     all.pkid = 7;
     client.send(&[Packet::Subscribe(all)]).await;
+    // The client does not read yet, and all messages together exceed the limit of its queue.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let stats = broker.stats();
+    assert!(stats.queued_bytes > 0 && stats.dropped == 0, "{stats:?}");
     let mut received = 0;
     while received < RETAINED * FILTERS {
         match client.next().await {

@@ -1,6 +1,6 @@
 //! Writes a whole store to one file: keys, sessions, remembered requests and policies.
 //!
-//! A backup has the format of the journal's snapshots and holds the state at exactly one log
+//! A backup has the format of the log's snapshots and holds the state at exactly one log
 //! position. Unlike a snapshot it also contains the modules of the policies, which a data directory
 //! stores in a directory of their own.
 

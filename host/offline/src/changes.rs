@@ -274,7 +274,7 @@ impl Search {
     }
 }
 
-/// One finding about a key while the journal is read.
+/// One finding about a key while the log is read.
 enum KeyEvent<'a> {
     /// Reading restarts from the beginning.
     Reset,
@@ -296,7 +296,7 @@ struct Origin<'a> {
     policy: Option<&'a Arc<PolicyRecord>>,
 }
 
-/// Reads a journal and reports the findings about one key.
+/// Reads a log and reports the findings about one key.
 struct KeyReader<'a> {
     key: &'a [u8],
     /// Policies by their number in records.

@@ -19,7 +19,7 @@ use statehouse_core::store::{Duplicates, Retention, State};
 /// The findings of a checkup.
 #[derive(Debug)]
 pub struct Checkup {
-    /// Every file of the journal.
+    /// Every file of the log.
     pub files: Vec<FileReport>,
     /// The disk space that the files take.
     pub disk: DiskUse,
@@ -73,7 +73,7 @@ impl Past {
     pub fn checkup(&self) -> Result<Checkup, PastError> {
         let files = self.files()?;
         let disk = DiskUse::of(self.disk(), &files)
-            .map_err(|error| PastError::Journal(self.path().to_owned(), error))?;
+            .map_err(|error| PastError::Log(self.path().to_owned(), error))?;
         let mut checkup = Checkup {
             files,
             disk,
@@ -100,7 +100,7 @@ impl Past {
     fn files(&self) -> Result<Vec<FileReport>, PastError> {
         let look = || match inspect(self.disk()) {
             Ok(report) => Ok(report.files),
-            Err(error) => Err(PastError::Journal(self.path().to_owned(), error)),
+            Err(error) => Err(PastError::Log(self.path().to_owned(), error)),
         };
         let damaged = |files: &[FileReport]| -> Vec<FileReport> {
             let is_damaged = |it: &&FileReport| matches!(it.verdict, Verdict::Damaged { .. });
@@ -128,7 +128,7 @@ impl Checkup {
         self.problems.is_empty()
     }
 
-    /// Whether there is no journal at all.
+    /// Whether there is no log at all.
     pub fn holds_nothing(&self) -> bool {
         let nothing = |file: &FileReport| {
             matches!(
@@ -180,7 +180,7 @@ impl Checkup {
             Ok(range) => range,
             Err(error) => {
                 let why = match &error {
-                    PastError::Journal(_, error) => text_without_advice(error),
+                    PastError::Log(_, error) => text_without_advice(error),
                     other => other.to_string(),
                 };
                 self.records += newest.records;
@@ -210,7 +210,7 @@ impl Checkup {
             }
             Err(error) => {
                 let why = match &error {
-                    PastError::Journal(_, error) => text_without_advice(error),
+                    PastError::Log(_, error) => text_without_advice(error),
                     other => other.to_string(),
                 };
                 self.problems
@@ -262,7 +262,7 @@ impl Checkup {
     }
 }
 
-/// The text of a journal error without the advice to run `statehouse doctor`.
+/// The text of a log error without the advice to run `statehouse doctor`.
 pub(super) fn text_without_advice(error: &Error) -> String {
     let Error::Damaged(damage) = error else {
         return error.to_string();

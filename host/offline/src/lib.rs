@@ -47,15 +47,15 @@ pub enum PastError {
     /// The directory does not exist.
     #[error("there is no directory {0}: name the data directory of a store")]
     Missing(PathBuf),
-    /// The directory has no journal.
+    /// The directory has no log.
     #[error("{0} holds no journal: is it the data directory of a store?")]
-    NoJournal(PathBuf),
+    NoLog(PathBuf),
     /// The operation is not possible here, with the reason.
     #[error("{0}")]
     Refused(String),
-    /// The journal cannot be read.
+    /// The log cannot be read.
     #[error("{0} cannot be read: {1}")]
-    Journal(PathBuf, statehouse_wal::Error),
+    Log(PathBuf, statehouse_wal::Error),
     /// A backup cannot be written or read.
     #[error("the backup {0} {1}")]
     Backup(PathBuf, String),
@@ -79,8 +79,8 @@ impl Past {
         if !path.is_dir() {
             return Err(PastError::Missing(path.to_owned()));
         }
-        let disk = Directory::read_only(path)
-            .map_err(|error| PastError::Journal(path.to_owned(), error))?;
+        let disk =
+            Directory::read_only(path).map_err(|error| PastError::Log(path.to_owned(), error))?;
         Ok(Self {
             path: path.to_owned(),
             disk,
@@ -117,10 +117,10 @@ impl Past {
         until: LogPosition,
         sink: &mut dyn Sink,
     ) -> Result<Range, PastError> {
-        let failed = |error| PastError::Journal(self.path.clone(), error);
+        let failed = |error| PastError::Log(self.path.clone(), error);
         let range = statehouse_wal::read(&self.disk, base, until, sink).map_err(failed)?;
         if range.end == LogPosition::NONE && until != LogPosition::NONE {
-            return Err(PastError::NoJournal(self.path.clone()));
+            return Err(PastError::NoLog(self.path.clone()));
         }
         Ok(range)
     }

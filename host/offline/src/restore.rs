@@ -1,7 +1,7 @@
 //! Creates a data directory from a backup.
 //!
 //! A restore checks every byte and block of the backup before it writes. It must never change a
-//! directory that has a journal.
+//! directory that has a log.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -38,17 +38,15 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     };
     let contents = RecoveredState::of(image).contents(position, module);
 
-    let failed = |error| PastError::Journal(directory.to_owned(), error);
+    let failed = |error| PastError::Log(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
-    if statehouse_wal::has_journal(&disk)
-        .map_err(|error| PastError::Io(directory.to_owned(), error))?
-    {
+    if statehouse_wal::has_log(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
         return Err(PastError::Refused(format!(
             "{} holds a store already and was not changed: restore into an empty or a new directory",
             directory.display()
         )));
     }
-    // The modules come before the journal that needs them, so a restore that was interrupted here
+    // The modules come before the log that needs them, so a restore that was interrupted here
     // can be repeated.
     save_modules(file, &Modules::of(directory))?;
     let created = thread::scope(|scope| {
@@ -160,7 +158,7 @@ fn visit_module(block: &[u8], visit: OnModule<'_>) -> Result<(), String> {
 /// The next block, `None` at the end, or the error that ended the pass.
 type NextBlock = Result<Option<Vec<u8>>, String>;
 
-/// The third pass: sends all blocks except modules to the journal.
+/// The third pass: sends all blocks except modules to the log.
 fn copy(file: &Path, blocks: &SyncSender<NextBlock>) {
     struct Copy<'a>(&'a SyncSender<NextBlock>);
 
@@ -173,7 +171,7 @@ fn copy(file: &Path, blocks: &SyncSender<NextBlock>) {
                 _ => self
                     .0
                     .send(Ok(Some(block.to_vec())))
-                    .map_err(|_| "the writer of the journal has ended".into()),
+                    .map_err(|_| "the writer of the write-ahead log has ended".into()),
             }
         }
 

@@ -32,7 +32,7 @@ pub struct Salvaged {
 impl Past {
     /// Writes a backup of everything that can still be read.
     pub fn salvage(&self, file: &Path, now_ms: u64) -> Result<Salvaged, PastError> {
-        let failed = |error| PastError::Journal(self.path().to_owned(), error);
+        let failed = |error| PastError::Log(self.path().to_owned(), error);
         let report = inspect(self.disk()).map_err(failed)?;
         let mut first = None;
         let mut ends: Vec<u64> = Vec::new();
@@ -82,7 +82,7 @@ impl Past {
         }
         Err(match first {
             Some(error) => PastError::Refused(text_without_advice(&error)),
-            None => PastError::NoJournal(self.path().to_owned()),
+            None => PastError::NoLog(self.path().to_owned()),
         })
     }
 

@@ -42,10 +42,10 @@ use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
 use super::seat::Seat;
-use super::{Sources, metrics, path, usage};
-use crate::limits;
+use super::{Sources, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
+use crate::{limits, percent};
 use statehouse_access::audit::{self, Refused};
 use statehouse_core::policy::{CanaryRule, Selector};
 
@@ -153,7 +153,7 @@ impl Api {
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
         let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
-            .map(|segment| path::decode(segment).and_then(|it| String::from_utf8(it).ok()))
+            .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
             .collect();
         let segments = segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -272,7 +272,8 @@ impl Api {
         match (method, path) {
             (&Method::POST, ["authz"]) => {
                 let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
-                let on = path::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
+                let on =
+                    percent::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }
@@ -350,13 +351,13 @@ fn selector(which: &str) -> Result<Selector, Refusal> {
 }
 
 fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
-    path::value(uri.query(), "prefix")
+    percent::value(uri.query(), "prefix")
         .ok_or_else(|| bad("name the prefix, percent-encoded: /v1/routes?prefix=PREFIX"))
 }
 
 /// The requested number of clients.
 fn clients(uri: &Uri) -> Result<usize, Refusal> {
-    let value = path::value(uri.query(), "clients").map(String::from_utf8);
+    let value = percent::value(uri.query(), "clients").map(String::from_utf8);
     let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count
         .filter(|it| *it <= limits::ADMIN_CLIENTS_MAX)

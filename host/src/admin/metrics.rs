@@ -22,7 +22,9 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
     let Sources { server, broker, .. } = sources;
     let limits = broker.as_ref().map(Broker::limits);
     let mut page = Page::default();
-    store(&mut page, &server.stats());
+    let stats = server.stats();
+    store(&mut page, &stats);
+    duplicates(&mut page, &stats);
     in_force(
         &mut page,
         &config::named(&server.quota(), limits.as_deref()),
@@ -46,7 +48,7 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
 }
 
 fn store(page: &mut Page, stats: &Stats) {
-    let counters = [
+    page.counters(&[
         (
             "requests",
             "Requests that a policy answered",
@@ -73,6 +75,31 @@ fn store(page: &mut Page, stats: &Stats) {
             stats.policy_failures,
         ),
         ("swaps", "Changes of the active policy", stats.swaps),
+    ]);
+    page.gauges(&[
+        ("keys", "Keys", stats.keys),
+        (
+            "key_bytes",
+            "Accounted size of the keys and values, in bytes",
+            stats.bytes,
+        ),
+        ("watches", "Watches", stats.watches),
+        (
+            "clock_behind_ms",
+            "How far the system clock is behind the store's time, in milliseconds",
+            stats.clock_behind_ms,
+        ),
+        (
+            "disk_full",
+            "1 while writes are refused because the disk is full",
+            stats.disk_full.into(),
+        ),
+    ]);
+}
+
+/// Redelivered requests.
+fn duplicates(page: &mut Page, stats: &Stats) {
+    page.counters(&[
         (
             "duplicates",
             "Duplicate requests that were answered as before",
@@ -98,29 +125,8 @@ fn store(page: &mut Page, stats: &Stats) {
             "Remembered requests removed although a redelivery was possible",
             stats.forgotten,
         ),
-    ];
-    page.counters(&counters);
-    let gauges = [
-        ("remembered", "Remembered requests", stats.remembered),
-        ("keys", "Keys", stats.keys),
-        (
-            "key_bytes",
-            "Accounted size of the keys and values, in bytes",
-            stats.bytes,
-        ),
-        ("watches", "Watches", stats.watches),
-        (
-            "clock_behind_ms",
-            "How far the system clock is behind the store's time, in milliseconds",
-            stats.clock_behind_ms,
-        ),
-        (
-            "disk_full",
-            "1 while writes are refused because the disk is full",
-            stats.disk_full.into(),
-        ),
-    ];
-    page.gauges(&gauges);
+    ]);
+    page.gauges(&[("remembered", "Remembered requests", stats.remembered)]);
 }
 
 /// Limits in force.
@@ -326,23 +332,7 @@ type Values<'a> = &'a dyn Fn(&PolicyView) -> Vec<(Option<(&'static str, String)>
 
 fn policies(page: &mut Page, policies: &[PolicyView]) {
     let mut each = |name: &str, kind: &str, help: &str, values: Values<'_>| {
-        page.family(name, kind, help);
-        let sample = match kind {
-            "counter" => format!("{name}_total"),
-            _ => name.to_owned(),
-        };
-        for policy in policies {
-            let digest = policy.digest.short();
-            for (further, value) in values(policy) {
-                let mut labels = vec![
-                    ("policy", policy.name.as_str()),
-                    ("version", &policy.version),
-                    ("digest", &digest),
-                ];
-                labels.extend(further.iter().map(|(name, value)| (*name, value.as_str())));
-                page.sample(&sample, &labels, value);
-            }
-        }
+        page.each_policy(policies, name, kind, help, values);
     };
     each("policy_role", "gauge", "The roles of a policy", &|policy| {
         let roles = policy.roles.iter();
@@ -456,6 +446,34 @@ impl Page {
         for (name, help, value) in gauges {
             self.family(name, "gauge", help);
             self.sample(name, &[], value);
+        }
+    }
+
+    /// Adds a family with the values of each policy.
+    fn each_policy(
+        &mut self,
+        policies: &[PolicyView],
+        name: &str,
+        kind: &str,
+        help: &str,
+        values: Values<'_>,
+    ) {
+        self.family(name, kind, help);
+        let sample = match kind {
+            "counter" => format!("{name}_total"),
+            _ => name.to_owned(),
+        };
+        for policy in policies {
+            let digest = policy.digest.short();
+            for (further, value) in values(policy) {
+                let mut labels = vec![
+                    ("policy", policy.name.as_str()),
+                    ("version", &policy.version),
+                    ("digest", &digest),
+                ];
+                labels.extend(further.iter().map(|(name, value)| (*name, value.as_str())));
+                self.sample(&sample, &labels, value);
+            }
         }
     }
 

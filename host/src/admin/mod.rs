@@ -11,7 +11,6 @@ mod authz;
 mod client;
 mod listener;
 mod metrics;
-mod path;
 mod seat;
 mod usage;
 
@@ -27,7 +26,6 @@ use tokio::sync::Semaphore;
 pub use access::{Endpoint, new_token};
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
-pub(crate) use path::encode;
 pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{Owner, Taken};

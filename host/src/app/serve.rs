@@ -47,10 +47,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         reloads: reloads.clone(),
         audit,
     });
-    let mut lines = vec![format!("statehouse {}", env!("CARGO_PKG_VERSION"))];
-    lines.extend(answering(&control.list()));
-    lines.push(promise);
-    print(&lines)?;
+    print(&greeting(&control.list(), promise))?;
     let sweeper = tokio::spawn({
         let server = server.clone();
         async move { server.sweep().await }
@@ -78,11 +75,9 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     reloading.abort();
     watching.abort();
     server.stop();
-    if let Some(disk) = disk {
-        // Acknowledged writes do not depend on this; it makes the next start faster.
-        if let Err(error) = disk.journal().close() {
-            tracing::error!(%error, "the journal could not be closed");
-        }
+    // Acknowledged writes do not depend on this; it makes the next start faster.
+    if let Some(Err(error)) = disk.map(|disk| disk.log().close()) {
+        tracing::error!(%error, "the write-ahead log could not be closed");
     }
     log_figures(&server);
     served
@@ -130,8 +125,8 @@ pub(super) fn print(lines: &[String]) -> io::Result<()> {
     out.flush()
 }
 
-/// One line for each policy that answers requests.
-fn answering(listing: &Listing) -> Vec<String> {
+/// The first lines: the version, each policy that answers requests, and the durability guarantee.
+fn greeting(listing: &Listing, promise: String) -> Vec<String> {
     let name = |digest: &Digest| {
         let found = listing.policies.iter().find(|it| it.digest == *digest);
         found.map_or_else(
@@ -140,7 +135,10 @@ fn answering(listing: &Listing) -> Vec<String> {
         )
     };
     let assignment = &listing.assignment;
-    let mut lines = vec![format!("policy {}", name(&assignment.active))];
+    let mut lines = vec![
+        format!("statehouse {}", env!("CARGO_PKG_VERSION")),
+        format!("policy {}", name(&assignment.active)),
+    ];
     for route in &assignment.routes {
         let prefix = route.prefix.0.escape_ascii();
         lines.push(format!(
@@ -151,5 +149,6 @@ fn answering(listing: &Listing) -> Vec<String> {
     if let Some(canary) = &assignment.canary {
         lines.push(format!("canary: policy {}", name(&canary.policy)));
     }
+    lines.push(promise);
     lines
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehouse_mqtt::{Broker, Options, Persistence};
+use statehouse_mqtt::{Broker, Limits, Options, Persistence};
 use statehouse_precompiled::Directory;
 
 use super::administration::Administration;
@@ -15,7 +15,7 @@ use super::signals::Signals;
 use crate::config::{
     self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice,
 };
-use crate::data_directory::{self, Disk, JournalListener, Recovered};
+use crate::data_directory::{self, Disk, LogListener, Recovered};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
 use crate::policies::startup::Opening;
@@ -67,20 +67,21 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
         }
         _ => Some(data_directory::recover(&config.storage)?),
     };
-    let data = Data::open(config, recovered, &trust)?;
     let Data {
         engine,
         modules,
         name,
+        state,
         disk,
         listener,
-        ..
-    } = &data;
-    let (disk, listener) = (disk.clone(), listener.clone());
-    let promise = data.journal().promise();
-    let (engine, name) = (engine.clone(), name.clone());
-    let modules = disk.is_some().then(|| modules.clone());
-    let serving = Serving::begin(config, data);
+    } = Data::open(config, recovered, &trust)?;
+    let log: Arc<dyn Journal> = match &disk {
+        Some(disk) => disk.clone(),
+        None => Arc::new(Memory),
+    };
+    let promise = log.promise();
+    let modules = disk.is_some().then_some(modules);
+    let serving = Serving::begin(config, state, log);
     let server = serving.server.clone();
     server.set_audit(audit.clone());
     let control = Control::new(server.clone(), engine, modules, name.clone());
@@ -91,14 +92,9 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let mut reloads = Reloads::default();
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {
-            let options = Options {
-                limits: config.bounds.broker.clone(),
-                persistence: disk.clone().map(|disk| disk as Arc<dyn Persistence>),
-                access: access.clone(),
-                state_lost: || logging::exit(EXIT_STATE_LOST),
-                run: serving.run,
-            };
-            serving.through_embedded_broker(options, orders, &access, &mut reloads)
+            let limits = config.bounds.broker.clone();
+            let log = disk.clone().map(|disk| disk as Arc<dyn Persistence>);
+            serving.through_embedded_broker(limits, log, orders, &access, &mut reloads)
         }
         TransportChoice::Foreign(foreign) => {
             serving.through_foreign_broker(foreign, name, &access, &mut reloads)
@@ -130,11 +126,17 @@ struct Data {
     engine: Arc<Engine<Transaction>>,
     modules: Modules,
     name: String,
+    state: State,
+    disk: Option<Arc<Disk>>,
+    listener: LogListener,
+}
+
+/// The state that a run begins with.
+struct State {
     registry: Registry<Transaction>,
+    /// The policies of the registry, for the log.
     named: Vec<PolicyRecord>,
     image: Image,
-    disk: Option<Arc<Disk>>,
-    listener: JournalListener,
 }
 
 impl Data {
@@ -168,12 +170,12 @@ impl Data {
             keeps: recovered.is_some(),
         };
         let (registry, named) = opening.registry(&config.policy, image)?;
-        let listener = JournalListener::default();
+        let listener = LogListener::default();
         let (disk, image) = match recovered {
             Some(recovered) => {
                 let (disk, image) = recovered
                     .start(&listener)
-                    .context("cannot start the journal's threads")?;
+                    .context("cannot start the write-ahead log's threads")?;
                 (Some(disk), image)
             }
             None => (None, empty),
@@ -182,19 +184,14 @@ impl Data {
             engine,
             modules,
             name,
-            registry,
-            named,
-            image,
+            state: State {
+                registry,
+                named,
+                image,
+            },
             disk,
             listener,
         })
-    }
-
-    fn journal(&self) -> Arc<dyn Journal> {
-        match &self.disk {
-            Some(disk) => disk.clone(),
-            None => Arc::new(Memory),
-        }
     }
 }
 
@@ -208,19 +205,17 @@ struct Serving {
 
 impl Serving {
     /// Begins a run: the next record is its start.
-    fn begin(config: &Config, data: Data) -> Self {
+    fn begin(config: &Config, state: State, log: Arc<dyn Journal>) -> Self {
         let mode = config.transport.mode();
-        let journal = data.journal();
-        let Data {
+        let State {
             registry,
             named,
             image,
-            ..
-        } = data;
+        } = state;
         let mut clock = Clock::resume(Arc::new(SystemSource::default()), image.now_ms);
         let run = image.run + 1;
         let expired = image.ends();
-        let recorder = Recorder::new(journal, image.policies, image.active);
+        let recorder = Recorder::new(log, image.policies, image.active);
         let quota = config.bounds.quota;
         let mut store = Store::restore(registry, quota, image.state, image.duplicates);
         *store.supervision() = config.bounds.supervision;
@@ -242,12 +237,20 @@ impl Serving {
     /// Serves as the broker of its clients.
     fn through_embedded_broker(
         self,
-        options: Options,
+        limits: Limits,
+        log: Option<Arc<dyn Persistence>>,
         orders: Arc<PolicyOrders>,
         access: &Arc<AccessControl>,
         reloads: &mut Reloads,
     ) -> Clients {
         let server = self.server;
+        let options = Options {
+            limits,
+            persistence: log,
+            access: access.clone(),
+            state_lost: || logging::exit(EXIT_STATE_LOST),
+            run: self.run,
+        };
         let service = StoreService::new(server.clone())
             .with_orders(orders)
             .under(access.rules().cloned());

@@ -13,7 +13,8 @@ use serde_json::json;
 
 use super::output::{self, Exit, Failure, printable};
 use super::store::{Store, unexpected};
-use crate::admin::{Ask, Decision, Who, encode};
+use crate::admin::{Ask, Decision, Who};
+use crate::percent;
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
 
@@ -192,7 +193,7 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
             attributes: args.attribute.clone(),
         }),
         command: args.command,
-        on: encode(on),
+        on: percent::encode(on),
     };
     let body = serde_json::to_vec(&ask).map_err(unexpected)?;
     let answer = args.store.send(Method::POST, "/v1/authz", body).await?;

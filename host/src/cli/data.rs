@@ -42,12 +42,10 @@ impl From<PastError> for Failure {
         let text = error.to_string();
         match error {
             PastError::Missing(_)
-            | PastError::NoJournal(_)
+            | PastError::NoLog(_)
             | PastError::Refused(_)
             | PastError::Policy(_) => Self::usage(text),
-            PastError::Journal(..) | PastError::Backup(..) | PastError::Io(..) => {
-                Self::transport(text)
-            }
+            PastError::Log(..) | PastError::Backup(..) | PastError::Io(..) => Self::transport(text),
         }
     }
 }

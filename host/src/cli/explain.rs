@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Node, excerpt};
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
+use super::output::{Exit, Failure, emit_either, json_bytes, printable};
 use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
 use statehouse_core::clock::wall_ms;
@@ -144,11 +144,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         client = client.property(name, value);
     }
     let answer = client.send(&words);
-    if args.json {
-        emit_json(&json(&answer, &harness, &words))?;
-    } else {
-        emit(text(&answer, &harness, &words, args).as_bytes())?;
-    }
+    emit_either(
+        args.json,
+        || json(&answer, &harness, &words),
+        || text(&answer, &harness, &words, args),
+    )?;
     Ok(match &answer {
         Answer {
             failure: Some(_), ..

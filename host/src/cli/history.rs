@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Data, Node};
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
+use super::output::{Exit, Failure, emit, emit_either, emit_json, json_bytes, printable};
 use super::time::utc;
 use statehouse_core::store::Entry;
 use statehouse_offline::{Change, History, Past, What};
@@ -47,11 +47,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let history = Past::open(&args.data.path)?.history(key, args.limit as usize)?;
     let node = &args.node.name;
     for change in history.changes.iter().rev() {
-        let printed = if args.json {
-            emit_json(&in_json(key, change, node))?
-        } else {
-            emit(in_words(change, node).as_bytes())?
-        };
+        let printed = emit_either(
+            args.json,
+            || in_json(key, change, node),
+            || in_words(change, node),
+        )?;
         if !printed {
             return Ok(Exit::Done);
         }

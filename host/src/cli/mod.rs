@@ -1,4 +1,4 @@
-//! The command line: one file per command.
+//! The command line: one file per command, which the enum and the match below name.
 //!
 //! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store. A
 //! server exits with 74 if its disk failed, and with 70 if it lost its state because of a bug

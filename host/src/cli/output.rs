@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use data_encoding::BASE64;
 use serde_json::{Value as Json, json};
 use statehouse_client::Error;
 
@@ -180,11 +181,23 @@ pub(super) fn emit_json(object: &Json) -> Result<bool, Failure> {
     emit(format!("{object}\n").as_bytes())
 }
 
+/// Writes a result as JSON or as text. The result is that of [`emit`].
+pub(super) fn emit_either(
+    json: bool,
+    in_json: impl FnOnce() -> Json,
+    in_words: impl FnOnce() -> String,
+) -> Result<bool, Failure> {
+    match json {
+        true => emit_json(&in_json()),
+        false => emit(in_words().as_bytes()),
+    }
+}
+
 /// Bytes in JSON: a string if they are UTF-8, else `{"base64": "..."}`.
 pub(super) fn json_bytes(bytes: &[u8]) -> Json {
     match std::str::from_utf8(bytes) {
         Ok(text) => json!(text),
-        Err(_) => json!({ "base64": base64(bytes) }),
+        Err(_) => json!({ "base64": BASE64.encode(bytes) }),
     }
 }
 
@@ -208,45 +221,9 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     line
 }
 
-/// Base 64 with padding (RFC 4648 section 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let mut bits = 0_usize;
-        for index in 0..3 {
-            bits = bits << 8 | usize::from(group.get(index).copied().unwrap_or(0));
-        }
-        for index in 0..4 {
-            if index <= group.len() {
-                text.push(char::from(DIGITS[bits >> (18 - 6 * index) & 63]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_of_the_rfc() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-        assert_eq!(base64(b"\xff\xfe\xfd"), "//79");
-    }
 
     #[test]
     fn bytes_in_json() {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Data, Node, Place};
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
+use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
 use super::progress::Progress;
 use super::time::utc;
 use crate::config::Fuel;
@@ -102,11 +102,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             replayed.from
         ));
     }
-    if args.json {
-        emit_json(&summary_json(&replayed))?;
-    } else {
-        emit(summary(&replayed, args.limit).as_bytes())?;
-    }
+    emit_either(
+        args.json,
+        || summary_json(&replayed),
+        || summary(&replayed, args.limit),
+    )?;
     Ok(match replayed.tally.total.different {
         0 => Exit::Done,
         _ => Exit::Negative,
@@ -137,11 +137,11 @@ impl Observer for Printer<'_> {
         self.left -= 1;
         self.progress.clear();
         let node = &self.args.node.name;
-        let printed = if self.args.json {
-            emit_json(&difference_json(difference, node))
-        } else {
-            emit(difference_text(difference, node).as_bytes())
-        };
+        let printed = emit_either(
+            self.args.json,
+            || difference_json(difference, node),
+            || difference_text(difference, node),
+        );
         match printed {
             Ok(true) => {}
             // Standard output was closed, but the replay continues for its exit code.

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use statehouse_client::{Error, GapCause, WatchEvent};
 use tokio::sync::mpsc;
 
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
+use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
 use super::remote::Remote;
 
 /// How long the broker keeps the session of an interrupted watch.
@@ -81,11 +81,11 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             }
             Err(error) => return Err(error.into()),
         };
-        let printed = if args.remote.json {
-            emit_json(&in_json(&key, &event))?
-        } else {
-            emit(line(&key, &event).as_bytes())?
-        };
+        let printed = emit_either(
+            args.remote.json,
+            || in_json(&key, &event),
+            || line(&key, &event),
+        )?;
         if !printed {
             break;
         }

@@ -1,5 +1,5 @@
-//! The flags and environment variables of `serve`, as clap parses them. Each value is checked
-//! alone; checks that concern several values are elsewhere.
+//! The settings of `serve`, declared once: flags, environment variables and keys of the file. clap
+//! checks each value alone; checks that concern several values are in the parent module.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;

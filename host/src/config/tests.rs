@@ -117,7 +117,7 @@ fn a_clock_can_be_accepted_in_the_file() {
     assert!(!file("").unwrap().storage.accept_clock);
 }
 
-/// An earlier run may have announced up to the default, whichever value the file has now. The journal
+/// An earlier run may have announced up to the default, whichever value the file has now. The log
 /// records larger values.
 #[test]
 fn remembered_requests_cover_the_announced_receive_maximum() {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use super::ConfigError;
-use crate::limits;
+use crate::{limits, percent};
 
 /// The protocol at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,103 +110,86 @@ impl fmt::Display for BrokerUrl {
     }
 }
 
+const UNEXPECTED: &str = "unexpected text after the host and port";
+const INVALID_PORT: &str = "the port is invalid";
+
 impl FromStr for BrokerUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         // The text may hold a password, so no error may repeat it.
-        let invalid = |what: &str| {
-            Err(format!(
+        parse(text).map_err(|what| {
+            format!(
                 "{what}: the URL of a broker is mqtt://HOST:PORT or mqtts://HOST:PORT, or ws:// or wss:// with a path, optionally with USER:PASSWORD@ before HOST"
-            ))
-        };
-        let parts = text.split_once("://");
-        let Some((scheme, rest)) =
-            parts.and_then(|(name, rest)| Some((Scheme::named(name)?, rest)))
-        else {
-            return invalid("it begins with none of mqtt://, mqtts://, ws:// or wss://");
-        };
-        // A password may contain a slash, so the path is searched behind it.
-        let login_end = rest.rfind('@').map_or(0, |at| at + 1);
-        let slash = rest[login_end..].find('/').map(|at| login_end + at);
-        let (rest, path) = rest.split_at(slash.unwrap_or(rest.len()));
-        let path = match (scheme.websocket, path) {
-            (true, "") => "/",
-            (true, path) => path,
-            (false, "" | "/") => "",
-            (false, _) => return invalid("unexpected text after the host and port"),
-        };
-        let (login, place) = match rest.rsplit_once('@') {
-            Some((login, place)) => (Some(login), place),
-            None => (None, rest),
-        };
-        if place.contains(['?', '#'])
-            || path.contains(|c: char| c.is_whitespace() || c.is_control())
-        {
-            return invalid("unexpected text after the host and port");
-        }
-        let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
-            Some((host, "")) => (host, None),
-            Some((host, port)) => match port.strip_prefix(':') {
-                Some(port) => (host, Some(port)),
-                None => return invalid("the port is invalid"),
-            },
-            None => match place.split_once(':') {
-                Some((_, port)) if port.contains(':') => {
-                    return invalid("an IPv6 address needs brackets");
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        if host.is_empty() || host.contains(char::is_whitespace) {
-            return invalid("the host is missing");
-        }
-        let port = match port.map(u16::from_str) {
-            None => scheme.port(),
-            Some(Ok(port @ 1..)) => port,
-            Some(_) => return invalid("the port is invalid"),
-        };
-        let (user, password) = match login.map(|it| it.split_once(':').unwrap_or((it, ""))) {
-            None => (None, None),
-            Some((user, password)) => match (decode(user), decode(password)) {
-                (Some(user), Some(password)) => (
-                    Some(user),
-                    (!password.is_empty()).then_some(Secret(password)),
-                ),
-                _ => {
-                    return invalid("the user or password has a % without two hexadecimal digits");
-                }
-            },
-        };
-        Ok(Self {
-            scheme,
-            host: host.to_owned(),
-            port,
-            path: path.to_owned(),
-            user,
-            password,
+            )
         })
     }
 }
 
-/// Decodes percent-encoding (RFC 3986 section 2.1).
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, behind)) = rest.split_first() {
-        rest = behind;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, behind) = rest.split_first_chunk::<2>()?;
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let (high, low) = (digit(digits[0])?, digit(digits[1])?);
-        bytes.push(u8::try_from(high << 4 | low).ok()?);
-        rest = behind;
+fn parse(text: &str) -> Result<BrokerUrl, &'static str> {
+    let parts = text.split_once("://");
+    let (scheme, rest) = parts
+        .and_then(|(name, rest)| Some((Scheme::named(name)?, rest)))
+        .ok_or("it begins with none of mqtt://, mqtts://, ws:// or wss://")?;
+    // A password may contain a slash, so the path is searched behind it.
+    let login_end = rest.rfind('@').map_or(0, |at| at + 1);
+    let slash = rest[login_end..].find('/').map(|at| login_end + at);
+    let (rest, path) = rest.split_at(slash.unwrap_or(rest.len()));
+    let path = match (scheme.websocket, path) {
+        (true, "") => "/",
+        (true, path) => path,
+        (false, "" | "/") => "",
+        (false, _) => return Err(UNEXPECTED),
+    };
+    let (login, place) = match rest.rsplit_once('@') {
+        Some((login, place)) => (Some(login), place),
+        None => (None, rest),
+    };
+    if place.contains(['?', '#']) || path.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err(UNEXPECTED);
     }
-    String::from_utf8(bytes).ok()
+    let (host, port) = host_and_port(place)?;
+    let port = match port.map(u16::from_str) {
+        None => scheme.port(),
+        Some(Ok(port @ 1..)) => port,
+        Some(_) => return Err(INVALID_PORT),
+    };
+    let (user, password) = match login {
+        None => (None, None),
+        Some(login) => {
+            let (user, password) = login.split_once(':').unwrap_or((login, ""));
+            let wrong = "the user or password has a % without two hexadecimal digits";
+            let decode = |it| percent::decode(it).and_then(|it| String::from_utf8(it).ok());
+            (
+                Some(decode(user).ok_or(wrong)?),
+                Some(decode(password).ok_or(wrong)?),
+            )
+        }
+    };
+    Ok(BrokerUrl {
+        scheme,
+        host: host.to_owned(),
+        port,
+        path: path.to_owned(),
+        user,
+        password: password.filter(|it| !it.is_empty()).map(Secret),
+    })
+}
+
+fn host_and_port(place: &str) -> Result<(&str, Option<&str>), &'static str> {
+    let (host, port) = match place.strip_prefix('[').and_then(|it| it.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or(INVALID_PORT)?)),
+        None => match place.split_once(':') {
+            Some((_, port)) if port.contains(':') => return Err("an IPv6 address needs brackets"),
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        },
+    };
+    if host.is_empty() || host.contains(char::is_whitespace) {
+        return Err("the host is missing");
+    }
+    Ok((host, port))
 }
 
 /// The password in a file: its first line, since editors add a line break.

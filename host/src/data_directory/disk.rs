@@ -1,4 +1,4 @@
-//! The journal of a data directory, as the store ([`Journal`]) and the broker ([`Persistence`]) use
+//! The log of a data directory, as the store ([`Journal`]) and the broker ([`Persistence`]) use
 //! it.
 //!
 //! If an append fails, the process must end: the state is ahead of the log by then.
@@ -15,34 +15,34 @@ use statehouse_core::log::{Journal, record};
 
 thread_local! {
     /// Bytes that this thread has appended since its start. A connection compares the value to see
-    /// whether its own turn appended to the journal.
+    /// whether its own turn appended to the log.
     static APPENDED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Writes the records of the store and of the broker to the journal.
+/// Writes the records of the store and of the broker to the log.
 pub struct Disk {
-    journal: statehouse_wal::Journal,
+    log: statehouse_wal::WriteAheadLog,
     durability: Durability,
     place: String,
 }
 
 impl Disk {
-    /// Uses a running journal with this durability. `place` is its directory, for messages.
+    /// Uses a running log with this durability. `place` is its directory, for messages.
     pub fn new(
-        journal: statehouse_wal::Journal,
+        log: statehouse_wal::WriteAheadLog,
         durability: Durability,
         place: String,
     ) -> Arc<Self> {
         Arc::new(Self {
-            journal,
+            log,
             durability,
             place,
         })
     }
 
-    /// The underlying journal.
-    pub fn journal(&self) -> &statehouse_wal::Journal {
-        &self.journal
+    /// The underlying log.
+    pub fn log(&self) -> &statehouse_wal::WriteAheadLog {
+        &self.log
     }
 }
 
@@ -55,20 +55,20 @@ impl Journal for Disk {
         let bytes: usize = records.iter().map(|record| record.len()).sum();
         APPENDED.set(APPENDED.get().wrapping_add(bytes as u64));
         let appended = if urgent {
-            self.journal.append_urgent(records)
+            self.log.append_urgent(records)
         } else {
-            self.journal.append(records)
+            self.log.append(records)
         };
         appended.unwrap_or_else(|error| {
-            // The limit of a record is far below that of the journal, so this is a bug. The state
-            // is ahead of the journal now: the store would answer from state that a restart loses.
-            tracing::error!(%error, "a record cannot be appended to the journal; stopping");
+            // The limit of a record is far below that of the log, so this is a bug. The state
+            // is ahead of the log now: the store would answer from state that a restart loses.
+            tracing::error!(%error, "a record cannot be appended to the write-ahead log; stopping");
             logging::exit(crate::server::EXIT_STATE_LOST)
         })
     }
 
     fn released(&self) -> LogPosition {
-        self.journal.released()
+        self.log.released()
     }
 
     fn persisted(&self, urgent: bool) -> &'static str {
@@ -79,7 +79,7 @@ impl Journal for Disk {
     }
 
     fn has_room(&self) -> bool {
-        matches!(self.journal.room(), Room::Plenty | Room::Tight)
+        matches!(self.log.room(), Room::Plenty | Room::Tight)
     }
 
     fn promise(&self) -> String {
@@ -104,7 +104,7 @@ impl Persistence for Disk {
     }
 
     fn released(&self) -> LogPosition {
-        self.journal.released()
+        self.log.released()
     }
 
     fn has_room(&self) -> bool {
@@ -112,7 +112,7 @@ impl Persistence for Disk {
     }
 
     fn is_behind(&self) -> bool {
-        self.journal.is_behind()
+        self.log.is_behind()
     }
 
     fn appended_here(&self) -> u64 {

@@ -20,7 +20,7 @@ pub const STANDBY_POLL: Duration = Duration::from_millis(100);
 /// The largest `threads`, which serve clients: more than one lock can keep busy.
 pub const SERVE_THREADS_MAX: usize = 64;
 
-/// Default of `threads`: half of the cores, because the journal, policies and other programs need
+/// Default of `threads`: half of the cores, because the log, policies and other programs need
 /// some, and at most this many. Every request takes one lock. A second thread on two cores would
 /// cost a third of the requests, because threads wait for that lock.
 pub const SERVE_THREADS_DEFAULT_MAX: usize = 4;

@@ -242,11 +242,11 @@ impl Harness {
     /// Hands a message to the store as a broker does.
     pub fn publish(&mut self, client: &str, mut publish: Publish) -> Came {
         self.sent += 1;
-        if let Some(correlation) = &mut publish.correlation {
-            // Unique correlation data, or the request would be a redelivery of another one.
-            if correlation.is_empty() {
-                *correlation = self.sent.to_be_bytes().to_vec();
-            }
+        // Unique correlation data, or the request would be a redelivery of another one.
+        if let Some(correlation) = &mut publish.correlation
+            && correlation.is_empty()
+        {
+            *correlation = self.sent.to_be_bytes().to_vec();
         }
         let peer = self.peer(client);
         let properties = match properties(&publish) {

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_core::request::{Delivery, Dialect, Request};
-use statehouse_core::store::{Effects, Event, Peer, Store};
-use statehouse_mqtt::Properties;
+use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::store::{Effects, Peer, Store};
+use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
@@ -26,19 +28,36 @@ pub(crate) fn faulty() -> &'static [u8] {
     MODULE.get_or_init(|| module("faulty"))
 }
 
+/// A core with this store. Its clients use the dialect of the official libraries.
+pub(crate) fn core(store: Store) -> Core {
+    let settings = Settings {
+        dialect: Some(Dialect::Sdk),
+        ..Settings::default()
+    };
+    Core::in_memory(store, settings)
+}
+
+/// No request of these tests expires, so the instant does not matter.
+pub(crate) fn at(ms: u64) -> Now {
+    Now {
+        ms,
+        instant: Instant::now(),
+    }
+}
+
 /// Sends a request. Returns its effects and its answer.
 pub(crate) fn ask(
-    store: &mut Store,
+    core: &mut Core,
     client: &str,
     arguments: &[&str],
     now_ms: u64,
 ) -> (Effects, Bytes) {
-    ask_by(store, client, arguments, Delivery::default(), now_ms)
+    ask_by(core, client, arguments, Delivery::default(), now_ms)
 }
 
 /// Like [`ask`], with this delivery.
 pub(crate) fn ask_by(
-    store: &mut Store,
+    core: &mut Core,
     client: &str,
     arguments: &[&str],
     delivery: Delivery,
@@ -51,18 +70,24 @@ pub(crate) fn ask_by(
         connection: ConnectionId(1),
         session: SessionId(1),
     };
-    let properties = Properties::default();
-    let request = Request {
-        dialect: Dialect::Sdk,
+    let properties = PropertiesBuilder::new()
+        .response_topic("answers")
+        .correlation_data(b"1")
+        .user("__ts", "1700000000000:0:client")
+        .finish()
+        .and_then(Properties::parse)
+        .expect("short properties");
+    let incoming = Incoming {
+        topic: REQUEST_TOPIC,
         payload: &payload,
-        timestamp: Some("1700000000000:0:client"),
-        fencing_token: None,
-        peer: &peer,
         properties: &properties,
+        qos: QoS::AtLeastOnce,
         delivery,
+        expires: None,
+        peer: &peer,
         grants: None,
     };
-    let mut effects = store.step(Event::Request(&request), now_ms);
+    let mut effects = core.handle(Input::Publish(&incoming), at(now_ms)).effects;
     let answer = effects.answer.take().expect("every request has an answer");
     (effects, answer.payload)
 }

@@ -6,20 +6,20 @@ use statehouse_core::policy::{Canary, CanaryRule};
 use statehouse_core::store::{Key, Rerun, StoredPayload};
 use statehouse_protocol::{ConnectionId, SessionId};
 
-fn canary(rule: CanaryRule) -> Store {
+fn canary(rule: CanaryRule) -> Core {
     let policy = digest(&policies().twin);
-    store(loaded().canary(Some(Canary { policy, rule })).unwrap())
+    core(loaded().canary(Some(Canary { policy, rule })).unwrap())
 }
 
 #[test]
 fn percent_canary_always_answers_the_same_clients() {
-    let mut store = canary(CanaryRule::Percent(30));
+    let mut core = canary(CanaryRule::Percent(30));
     let twin = digest(&policies().twin);
     let mut taken = Vec::new();
     for round in 0..3 {
         let clients = (0..1000).map(|n| format!("client-{n}"));
         let by_canary: Vec<String> = clients
-            .filter(|client| by(&ask(&mut store, client, &["GET", "k"]).0) == twin)
+            .filter(|client| by(&ask(&mut core, client, &["GET", "k"]).0) == twin)
             .collect();
         match round {
             0 => taken = by_canary,
@@ -29,23 +29,23 @@ fn percent_canary_always_answers_the_same_clients() {
     // The digest spreads clients evenly.
     assert!((200..400).contains(&taken.len()), "{}", taken.len());
     // A higher percentage adds clients and removes none.
-    let mut store = canary(CanaryRule::Percent(60));
+    let mut core = canary(CanaryRule::Percent(60));
     for client in &taken {
-        assert_eq!(by(&ask(&mut store, client, &["GET", "k"]).0), twin);
+        assert_eq!(by(&ask(&mut core, client, &["GET", "k"]).0), twin);
     }
 }
 
 #[test]
 fn pattern_canary_answers_matching_clients_or_keys() {
     let (standard, twin) = (digest(&policies().standard), digest(&policies().twin));
-    let mut store = canary(CanaryRule::Clients("press-*".into()));
-    assert_eq!(by(&ask(&mut store, "press-7", &["GET", "k"]).0), twin);
-    assert_eq!(by(&ask(&mut store, "lathe-7", &["GET", "k"]).0), standard);
-    let mut store = canary(CanaryRule::Keys("*/speed".into()));
-    assert_eq!(by(&ask(&mut store, "a", &["GET", "1/speed"]).0), twin);
-    assert_eq!(by(&ask(&mut store, "a", &["GET", "1/heat"]).0), standard);
+    let mut core = canary(CanaryRule::Clients("press-*".into()));
+    assert_eq!(by(&ask(&mut core, "press-7", &["GET", "k"]).0), twin);
+    assert_eq!(by(&ask(&mut core, "lathe-7", &["GET", "k"]).0), standard);
+    let mut core = canary(CanaryRule::Keys("*/speed".into()));
+    assert_eq!(by(&ask(&mut core, "a", &["GET", "1/speed"]).0), twin);
+    assert_eq!(by(&ask(&mut core, "a", &["GET", "1/heat"]).0), standard);
     // A request without a key matches no pattern.
-    assert_eq!(by(&ask(&mut store, "a", &["NONSENSE"]).0), standard);
+    assert_eq!(by(&ask(&mut core, "a", &["NONSENSE"]).0), standard);
 }
 
 #[test]
@@ -60,34 +60,48 @@ fn longest_prefix_owns_a_key_despite_a_canary() {
             rule: CanaryRule::Percent(100),
         }))
         .unwrap();
-    let mut store = store(assignment);
-    assert_eq!(by(&ask(&mut store, "c", &["GET", "a/x"]).0), twin);
-    assert_eq!(by(&ask(&mut store, "c", &["GET", "a/b/x"]).0), faulty);
-    assert_eq!(by(&ask(&mut store, "c", &["GET", "x"]).0), faulty);
-    let end = store.registry().assignment().canary(None).unwrap();
-    assert!(store.registry().assign(end, Vec::new()).is_ok());
-    assert_eq!(by(&ask(&mut store, "c", &["GET", "x"]).0), standard);
+    let mut core = core(assignment);
+    assert_eq!(by(&ask(&mut core, "c", &["GET", "a/x"]).0), twin);
+    assert_eq!(by(&ask(&mut core, "c", &["GET", "a/b/x"]).0), faulty);
+    assert_eq!(by(&ask(&mut core, "c", &["GET", "x"]).0), faulty);
+    let end = core
+        .store_mut()
+        .registry()
+        .assignment()
+        .canary(None)
+        .unwrap();
+    assert!(core.assign(end, Vec::new()).is_ok());
+    assert_eq!(by(&ask(&mut core, "c", &["GET", "x"]).0), standard);
 }
 
 #[test]
 fn routed_policy_writes_only_its_own_keys() {
     let faulty = digest(&policies().faulty);
-    let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
-    let (effects, answer) = ask(&mut store, "c", &["SET", "rule/a", "fine"]);
+    let mut core = core(loaded().route(b"rule/", Some(faulty)).unwrap());
+    let (effects, answer) = ask(&mut core, "c", &["SET", "rule/a", "fine"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
-    let (effects, answer) = ask(&mut store, "c", &["SET", "rule/b", "stray"]);
+    let (effects, answer) = ask(&mut core, "c", &["SET", "rule/b", "stray"]);
     assert_eq!(answer, "-ERR internal error\r\n");
     let failure = effects
         .failed
         .expect("a write outside the route fails")
         .to_string();
     assert!(failure.contains("beyond the prefixes"), "{failure}");
-    assert_eq!(store.state().table.keys(), 1, "the request is rolled back");
+    assert_eq!(
+        core.store().state().table.keys(),
+        1,
+        "the request is rolled back"
+    );
     // The active policy may write all keys.
-    let free = store.registry().assignment().promote(faulty).unwrap();
-    assert!(store.registry().assign(free, Vec::new()).is_ok());
-    assert_eq!(ask(&mut store, "c", &["SET", "x", "stray"]).1, "+OK\r\n");
-    assert_eq!(store.state().table.keys(), 3);
+    let free = core
+        .store_mut()
+        .registry()
+        .assignment()
+        .promote(faulty)
+        .unwrap();
+    assert!(core.assign(free, Vec::new()).is_ok());
+    assert_eq!(ask(&mut core, "c", &["SET", "x", "stray"]).1, "+OK\r\n");
+    assert_eq!(core.store().state().table.keys(), 3);
 }
 
 #[test]
@@ -95,31 +109,34 @@ fn expiry_notification_is_the_owners_or_the_built_in_one() {
     let faulty = digest(&policies().faulty);
     let assignment = loaded().route(b"rule/", Some(faulty)).unwrap();
     let assignment = assignment.route(b"bad-notify", Some(faulty)).unwrap();
-    let mut store = store(assignment);
+    let mut core = core(assignment);
     for key in ["plain", "rule/a", "bad-notify"] {
-        ask(&mut store, "c", &["KEYNOTIFY", key]);
+        ask(&mut core, "c", &["KEYNOTIFY", key]);
     }
     let plain = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     // The faulty policy sets an expiry of one second for each key. It cannot render a notification
     // for the third key, so the standard policy writes that key while it owns it.
-    ask(&mut store, "c", &["SET", "rule/a", "fine"]);
-    ask(&mut store, "c", &["SET", "plain", "v", "PX", "1000"]);
-    let owned = store.registry().assignment().clone();
+    ask(&mut core, "c", &["SET", "rule/a", "fine"]);
+    ask(&mut core, "c", &["SET", "plain", "v", "PX", "1000"]);
+    let owned = core.store_mut().registry().assignment().clone();
     let open = owned.route(b"bad-notify", None).unwrap();
-    assert!(store.registry().assign(open, Vec::new()).is_ok());
-    let (_, answer) = ask(&mut store, "c", &["SET", "bad-notify", "v", "PX", "1001"]);
+    assert!(core.assign(open, Vec::new()).is_ok());
+    let (_, answer) = ask(&mut core, "c", &["SET", "bad-notify", "v", "PX", "1001"]);
     assert_eq!(answer, "+OK\r\n");
-    assert!(store.registry().assign(owned, Vec::new()).is_ok());
+    assert!(core.assign(owned, Vec::new()).is_ok());
 
-    let effects = store.step(Event::Sweep, NOW_MS + 1000);
+    let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
     let payloads = effects.expired.iter().map(|it| &it.payload[..]);
     let mut payloads: Vec<_> = payloads.collect();
     payloads.sort_unstable();
     assert_eq!(payloads, [plain.as_bytes(), b"changed\r\n"]);
     assert_eq!(effects.failures, 0);
-    let effects = store.step(Event::Sweep, NOW_MS + 1001);
+    let effects = core.handle(Input::Sweep, at(NOW_MS + 1001)).effects;
     assert_eq!(effects.expired[0].payload, plain);
-    assert_eq!((effects.failures, store.state().table.keys()), (1, 0));
+    assert_eq!(
+        (effects.failures, core.store().state().table.keys()),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -127,10 +144,10 @@ fn change_of_another_policys_key_is_notified_by_its_owner() {
     let all = policies();
     let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
     let assignment = loaded().promote(faulty).unwrap();
-    let mut store = store(assignment.route(b"stray", Some(standard)).unwrap());
-    ask(&mut store, "c", &["KEYNOTIFY", "stray"]);
-    ask(&mut store, "c", &["KEYNOTIFY", "own"]);
-    let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray"]);
+    let mut core = core(assignment.route(b"stray", Some(standard)).unwrap());
+    ask(&mut core, "c", &["KEYNOTIFY", "stray"]);
+    ask(&mut core, "c", &["KEYNOTIFY", "own"]);
+    let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
     let payloads: Vec<_> = effects
         .notifications
@@ -151,12 +168,12 @@ fn built_in_policy_notifies_if_the_owner_fails() {
     let assignment = assignment
         .route(b"bad-notify", Some(digest(&owner)))
         .unwrap();
-    let mut store = store_with(assignment, vec![owner.clone()]);
+    let mut core = core_with(assignment, vec![owner.clone()]);
     for key in ["own", "bad-notify/1"] {
-        ask(&mut store, "c", &["KEYNOTIFY", key]);
+        ask(&mut core, "c", &["KEYNOTIFY", key]);
     }
     for _ in 0..20 {
-        let (effects, answer) = ask(&mut store, "c", &["SET", "own", "stray", "bad-notify/1"]);
+        let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
         let payloads: Vec<_> = effects
@@ -174,15 +191,15 @@ fn built_in_policy_notifies_if_the_owner_fails() {
 #[test]
 fn owner_renotifies_whatever_the_current_fuel_limit_is() {
     let all = policies();
-    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
-    ask(&mut store, "watcher", &["KEYNOTIFY", "slow-notify"]);
-    store.quota().fuel_max = limits::FUEL_PER_CALL_MIN;
+    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    ask(&mut core, "watcher", &["KEYNOTIFY", "slow-notify"]);
+    core.store_mut().quota().fuel_max = limits::FUEL_PER_CALL_MIN;
     let version = Stamp {
         wall: NOW_MS,
         counter: 0,
     };
     let removed = [(Key::from_static(b"slow-notify"), version)];
-    let effects = store.step(Event::Expired(&removed), NOW_MS);
+    let effects = core.handle(Input::Expired(&removed), at(NOW_MS)).effects;
     let [notice] = &effects.expired[..] else {
         panic!("one key: {:?}", effects.expired);
     };
@@ -196,10 +213,10 @@ fn owner_renotifies_whatever_the_current_fuel_limit_is() {
 #[test]
 fn renotification_shares_the_fuel_of_one_request() {
     let all = policies();
-    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
+    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
     let keys: Vec<_> = (0..400).map(|it| format!("slow-notify/{it}")).collect();
     for key in &keys {
-        ask(&mut store, "watcher", &["KEYNOTIFY", key]);
+        ask(&mut core, "watcher", &["KEYNOTIFY", key]);
     }
     let version = Stamp {
         wall: NOW_MS,
@@ -209,7 +226,7 @@ fn renotification_shares_the_fuel_of_one_request() {
         .iter()
         .map(|key| (Key::copy_from_slice(key.as_bytes()), version))
         .collect();
-    let effects = store.step(Event::Expired(&removed), NOW_MS);
+    let effects = core.handle(Input::Expired(&removed), at(NOW_MS)).effects;
     assert_eq!((effects.expired.len(), effects.failures), (400, 0));
     let own = effects.expired.iter();
     let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
@@ -221,10 +238,10 @@ fn renotification_shares_the_fuel_of_one_request() {
 #[test]
 fn answer_above_the_default_fuel_limit_is_stored_whole() {
     let all = policies();
-    let mut store = store(loaded().promote(digest(&all.faulty)).unwrap());
-    store.quota().fuel_max = limits::FUEL_PER_CALL_MAX;
+    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    core.store_mut().quota().fuel_max = limits::FUEL_PER_CALL_MAX;
     let mut remembered = |rounds| {
-        let (effects, answer) = ask(&mut store, "client", &["SET", "key", "burn", rounds]);
+        let (effects, answer) = ask(&mut core, "client", &["SET", "key", "burn", rounds]);
         let remembered = effects.handled.expect("it wrote").remembered;
         assert!(
             remembered.captured.is_some(),
@@ -247,13 +264,13 @@ fn policy_that_fails_to_notify_is_not_called_again() {
     let faulty = faulty_alone();
     let assignment = loaded().load(digest(&faulty)).unwrap();
     let assignment = assignment.promote(digest(&faulty)).unwrap();
-    let mut store = store_with(assignment, vec![faulty.clone()]);
+    let mut core = core_with(assignment, vec![faulty.clone()]);
     let keys: Vec<String> = (0..100).map(|n| format!("bad-notify/{n}")).collect();
     for key in &keys {
-        assert_eq!(ask(&mut store, "c", &["SET", key, "fine"]).1, "+OK\r\n");
-        ask(&mut store, "c", &["KEYNOTIFY", key]);
+        assert_eq!(ask(&mut core, "c", &["SET", key, "fine"]).1, "+OK\r\n");
+        ask(&mut core, "c", &["KEYNOTIFY", key]);
     }
-    let effects = store.step(Event::Sweep, NOW_MS + 1000);
+    let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
     assert_eq!((effects.failures, effects.expired.len()), (1, keys.len()));
     assert_eq!(faulty.work.done().failures.trap, 1);
     let deleted = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
@@ -263,12 +280,12 @@ fn policy_that_fails_to_notify_is_not_called_again() {
 #[test]
 fn custom_commands_are_routed_by_their_own_policy() {
     let (standard, faulty) = (digest(&policies().standard), digest(&policies().faulty));
-    let mut store = store(loaded().route(b"rule/", Some(faulty)).unwrap());
+    let mut core = core(loaded().route(b"rule/", Some(faulty)).unwrap());
     // The built-in policy has no command COUNT.
-    let (effects, answer) = ask(&mut store, "c", &["COUNT", "rule/a"]);
+    let (effects, answer) = ask(&mut core, "c", &["COUNT", "rule/a"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
     // A policy cannot claim a key outside its route.
-    let (effects, answer) = ask(&mut store, "c", &["COUNT", "plain"]);
+    let (effects, answer) = ask(&mut core, "c", &["COUNT", "plain"]);
     assert_eq!(by(&effects), standard);
     assert!(answer.starts_with(b"-ERR"), "{answer:?}");
 }
@@ -279,11 +296,11 @@ fn log_lines_in_route_count_against_the_limit() {
     let faulty = faulty_alone();
     let assignment = loaded().load(digest(&faulty)).unwrap();
     let assignment = assignment.route(b"rule/", Some(digest(&faulty))).unwrap();
-    let mut store = store_with(assignment, vec![faulty.clone()]);
+    let mut core = core_with(assignment, vec![faulty.clone()]);
     let lines = 2 * limits::GUEST_LOG_LINES_PER_SECOND_MAX;
     for _ in 0..lines {
-        ask(&mut store, "c", &["COUNT", "chatty-route"]);
-        ask(&mut store, "c", &["COUNT", "rule/a"]);
+        ask(&mut core, "c", &["COUNT", "chatty-route"]);
+        ask(&mut core, "c", &["COUNT", "rule/a"]);
     }
     let counted = faulty.counters.all();
     assert_eq!(counted["configured"], 1);
@@ -303,8 +320,8 @@ fn routing_by_many_policies_costs_little_more_than_by_one() {
             .route(prefix.as_bytes(), Some(digest(policy)))
             .unwrap();
     }
-    let mut store = store_with(assignment, routed.clone());
-    let (effects, _) = ask(&mut store, "c", &["COUNT", "endless-route"]);
+    let mut core = core_with(assignment, routed.clone());
+    let (effects, _) = ask(&mut core, "c", &["COUNT", "endless-route"]);
     assert_eq!(
         by(&effects),
         digest(&policies().standard),
@@ -317,7 +334,7 @@ fn routing_by_many_policies_costs_little_more_than_by_one() {
     assert_eq!(effects.failures, 1);
     assert_eq!(failures(), [1, 0, 0, 0, 0]);
     // If each policy answers quickly, all of them are called.
-    let (effects, _) = ask(&mut store, "c", &["COUNT", "rule-4/a"]);
+    let (effects, _) = ask(&mut core, "c", &["COUNT", "rule-4/a"]);
     assert_eq!(by(&effects), digest(&routed[4]));
 }
 
@@ -328,7 +345,7 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
     let policy = faulty_alone();
     let it = digest(&policy);
     let assignment = loaded().load(it).unwrap().promote(it).unwrap();
-    let mut store = store_with(assignment, vec![policy.clone()]);
+    let mut core = core_with(assignment, vec![policy.clone()]);
     let first = Delivery {
         session: SessionId(1),
         connection: ConnectionId(1),
@@ -336,25 +353,25 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
         dup: false,
     };
     let request = ["SET", "k", "long"];
-    let (_, answer) = common::ask_by(&mut store, "c", &request, first, NOW_MS);
+    let (_, answer) = common::ask_by(&mut core, "c", &request, first, NOW_MS);
     assert!(
         answer.len() > limits::OUTCOME_INLINE_BYTES_MAX,
         "only its digest is stored"
     );
     policy.work.clear();
-    let assignment = store.registry().assignment().rollback().unwrap();
+    let assignment = core.store_mut().registry().assignment().rollback().unwrap();
     let without = assignment.unload(it).unwrap();
     for assignment in [assignment, without] {
-        assert!(store.assign(assignment, Vec::new()).is_ok());
+        assert!(core.assign(assignment, Vec::new()).is_ok());
     }
     assert!(
-        store
+        core.store_mut()
             .registry()
             .policies()
             .all(|it| it.digest != policy.digest)
     );
     let again = Delivery { dup: true, ..first };
-    let (effects, answered) = common::ask_by(&mut store, "c", &request, again, NOW_MS);
+    let (effects, answered) = common::ask_by(&mut core, "c", &request, again, NOW_MS);
     assert_eq!(effects.repeated, Some(Rerun::Same));
     assert_eq!(answered, answer);
 }
@@ -363,11 +380,11 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
 /// of a busy store.
 #[test]
 fn reexecution_rate_is_limited_under_high_load() {
-    let mut store = store(loaded());
+    let mut core = core(loaded());
     let mut sampled = |every: u32, requests: usize, now_ms| {
-        store.supervision().purity_every = every;
+        core.store_mut().supervision().purity_every = every;
         let ask = |_: &usize| {
-            let (effects, _) = common::ask(&mut store, "c", &["GET", "k"], now_ms);
+            let (effects, _) = common::ask(&mut core, "c", &["GET", "k"], now_ms);
             effects.sampled.is_some()
         };
         (0..requests).filter(ask).count()

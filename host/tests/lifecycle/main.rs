@@ -10,11 +10,12 @@ mod watching;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use common::{NOW_MS, faulty};
+use common::{NOW_MS, at, faulty};
 use statehouse::{STANDARD_POLICY, limits};
 use statehouse_core::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect};
-use statehouse_core::store::{Effects, Event, Peer, Quota, Store, Transaction};
+use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};
+use statehouse_core::{Core, Input};
 use statehouse_mqtt::Properties;
 
 struct Policies {
@@ -71,22 +72,22 @@ fn faulty_number(number: u8) -> Arc<Policy<Transaction>> {
 }
 
 /// A store with an assignment of the three policies.
-fn store(assignment: Assignment) -> Store {
-    store_with(assignment, Vec::new())
+fn core(assignment: Assignment) -> Core {
+    core_with(assignment, Vec::new())
 }
 
 /// A store with an assignment of the three policies and of `more`.
-fn store_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> Store {
+fn core_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> Core {
     let all = policies();
     let mut registry = Registry::new(all.standard.clone(), None);
     let given = [all.twin.clone(), all.faulty.clone()].into_iter();
     let ready = given.chain(more).map(Instance::new).collect();
     assert!(registry.assign(assignment, ready).is_ok());
-    Store::new(registry, Quota::default())
+    common::core(Store::new(registry, Quota::default()))
 }
 
-fn ask(store: &mut Store, client: &str, arguments: &[&str]) -> (Effects, Bytes) {
-    common::ask(store, client, arguments, NOW_MS)
+fn ask(core: &mut Core, client: &str, arguments: &[&str]) -> (Effects, Bytes) {
+    common::ask(core, client, arguments, NOW_MS)
 }
 
 fn by(effects: &Effects) -> Digest {

@@ -8,11 +8,11 @@ use statehouse::policies::manager::Control;
 use statehouse::server::Server;
 use statehouse::shadow::ShadowReport;
 use statehouse::transport::{Inbound, Intake, Outbound, Transport};
+use statehouse_core::Settings;
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::policy::{Failure, Role, Selector, Shadow};
 use statehouse_core::request::{Incoming, REQUEST_TOPIC};
 use statehouse_core::store::{Key, Mode, Reexecution};
-use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{PropertiesBuilder, QoS};
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -44,17 +44,16 @@ struct Rig {
 }
 
 fn rig(assignment: Assignment, purity_every: u32) -> Rig {
-    rig_over(store(assignment), purity_every)
+    rig_over(core(assignment), purity_every)
 }
 
-fn rig_over(mut store: Store, purity_every: u32) -> Rig {
-    store.supervision().purity_every = purity_every;
-    let settings = Settings {
+fn rig_over(mut core: Core, purity_every: u32) -> Rig {
+    core.store_mut().supervision().purity_every = purity_every;
+    *core.settings_mut() = Settings {
         node: "StateStore".into(),
         dialect: Some(Dialect::Sdk),
         policy_property: true,
     };
-    let core = Core::in_memory(store, settings);
     let clock = Clock::new(Arc::new(ManualSource::at(NOW_MS)));
     let server = Server::new(core, clock, Mode::Embedded);
     let sent = Arc::new(Collector::default());
@@ -215,7 +214,7 @@ fn rollback_prepares_the_next_rollback() {
     for policy in policies.iter().map(|it| digest(it)) {
         assignment = assignment.load(policy).unwrap().promote(policy).unwrap();
     }
-    let rig = rig_over(store_with(assignment, policies.clone()), 0);
+    let rig = rig_over(core_with(assignment, policies.clone()), 0);
     // The policy counts its starts.
     let started = |at: usize| policies[at].counters.all().contains_key("configured");
     for _ in 0..10 {
@@ -235,19 +234,19 @@ fn rollback_prepares_the_next_rollback() {
 #[test]
 fn failures_of_one_client_do_not_trip_the_guard() {
     let faulty = digest(&policies().faulty);
-    let mut store = store(loaded().promote(faulty).unwrap());
-    let tripped = |store: &mut Store, client: &str, arguments: &[&str]| {
-        let (effects, _) = ask(store, client, arguments);
+    let mut core = core(loaded().promote(faulty).unwrap());
+    let tripped = |core: &mut Core, client: &str, arguments: &[&str]| {
+        let (effects, _) = ask(core, client, arguments);
         effects.tripped.map(|trip| trip.why)
     };
-    assert_eq!(tripped(&mut store, "press", &["GET", "k"]), None);
+    assert_eq!(tripped(&mut core, "press", &["GET", "k"]), None);
     for _ in 0..100 {
-        assert_eq!(tripped(&mut store, "lathe", &["SET", "k", "panic"]), None);
+        assert_eq!(tripped(&mut core, "lathe", &["SET", "k", "panic"]), None);
     }
     for _ in 0..4 {
-        assert_eq!(tripped(&mut store, "drill", &["SET", "k", "panic"]), None);
+        assert_eq!(tripped(&mut core, "drill", &["SET", "k", "panic"]), None);
     }
-    let why = tripped(&mut store, "drill", &["SET", "k", "panic"]);
+    let why = tripped(&mut core, "drill", &["SET", "k", "panic"]);
     assert_eq!(why.unwrap(), "it failed at 105 of its last 106 requests");
 }
 
@@ -258,14 +257,14 @@ fn policy_that_fails_in_route_is_rolled_back() {
     let faulty = digest(&policies().faulty);
     let assignment = loaded().promote(faulty).unwrap();
     let twin = digest(&policies().twin);
-    let mut store = store(assignment.route(b"elsewhere/", Some(twin)).unwrap());
+    let mut core = core(assignment.route(b"elsewhere/", Some(twin)).unwrap());
     for _ in 0..9 {
-        let (effects, answer) = ask(&mut store, "c", &["COUNT", "bad-route"]);
+        let (effects, answer) = ask(&mut core, "c", &["COUNT", "bad-route"]);
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
         // A new instance answered.
         assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
     }
-    let (effects, _) = ask(&mut store, "c", &["COUNT", "bad-route"]);
+    let (effects, _) = ask(&mut core, "c", &["COUNT", "bad-route"]);
     let why = effects
         .tripped
         .expect("the tenth failure trips the guard")
@@ -278,16 +277,16 @@ fn policy_that_fails_in_route_is_rolled_back() {
 #[test]
 fn policy_that_blocks_all_for_one_client_is_rolled_back() {
     let faulty = digest(&policies().faulty);
-    let mut store = store(loaded().promote(faulty).unwrap());
+    let mut core = core(loaded().promote(faulty).unwrap());
     for client in ["c", "d"] {
-        let (effects, _) = ask(&mut store, client, &["SET", "k", "fine"]);
+        let (effects, _) = ask(&mut core, client, &["SET", "k", "fine"]);
         assert_eq!(effects.failed, None);
     }
     // On a busy machine the watchdog may fire before the fuel is used up. It has a limit of its
     // own.
     let most = 9 + limits::GUARD_WATCHDOG_MAX;
     let trip = (0..most).find_map(|_| {
-        let (effects, _) = ask(&mut store, "c", &["SET", "k", "repeat", "load"]);
+        let (effects, _) = ask(&mut core, "c", &["SET", "k", "repeat", "load"]);
         let how = effects.failed.expect("an endless copy fails");
         assert!(matches!(how, Failure::Fuel | Failure::Watchdog), "{how}");
         effects.tripped
@@ -350,7 +349,7 @@ fn fault_in_shadow_is_reported_without_affecting_clients() {
     };
     let assignment = loaded().load(shadow.policy).unwrap();
     let assignment = assignment.shadow(Some(shadow)).unwrap();
-    let rig = rig_over(store_with(assignment, vec![candidate.clone()]), 0);
+    let rig = rig_over(core_with(assignment, vec![candidate.clone()]), 0);
     let faults: Vec<&str> = include_str!("../../../tests/policies/faulty/faults.txt")
         .lines()
         .collect();
@@ -427,10 +426,10 @@ fn new_comparison_survives_queued_work_of_the_old_one() {
 #[test]
 fn candidate_has_the_fuel_of_an_active_policy() {
     let all = policies();
-    let mut store = store(shadowed(&all.faulty));
+    let mut core = core(shadowed(&all.faulty));
     let mut tried = |fuel_max| {
-        store.quota().fuel_max = fuel_max;
-        let (effects, answer) = ask(&mut store, "client", &["SET", "k", "burn"]);
+        core.store_mut().quota().fuel_max = fuel_max;
+        let (effects, answer) = ask(&mut core, "client", &["SET", "k", "burn"]);
         assert_eq!(answer, "+OK\r\n");
         let observed = effects.sampled.expect("every request is compared");
         observed.execute_by_candidate(&mut Instance::new(all.faulty.clone()), &[])

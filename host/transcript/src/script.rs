@@ -210,30 +210,9 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
         client
     }
     .to_string();
-    let reasoned = |words: &[Word]| -> Result<(u8, String), String> {
-        let word = words.first().ok_or("a reason code is missing")?.text()?;
-        let reason = u8::from_str_radix(word.trim_start_matches("0x"), 16)
-            .map_err(|_| format!("{word:?} is not a reason code such as 0x83"))?;
-        let text = words.get(1).map(Word::text).transpose()?;
-        Ok((reason, text.unwrap_or_default().into()))
-    };
     match sign {
-        ">" | ">>" => {
-            let options = match words.iter().position(|word| word.bare() == Some("--")) {
-                Some(at) => words.split_off(at).split_off(1),
-                None => Vec::new(),
-            };
-            let raw = sign == ">>";
-            if raw && words.len() != 1 {
-                return Err("`>>` takes one word, the payload".into());
-            }
-            Ok(Step::Request {
-                client,
-                words,
-                raw,
-                options,
-            })
-        }
+        ">" => request(client, words, false),
+        ">>" => request(client, words, true),
         "<" => {
             if words.is_empty() {
                 return Err("`<` needs the payload; an empty one is \"\"".into());
@@ -245,7 +224,7 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
             })
         }
         "<puback" => {
-            let (reason, text) = reasoned(&words)?;
+            let (reason, text) = reason(&words)?;
             Ok(Step::Refused {
                 client,
                 reason,
@@ -253,7 +232,7 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
             })
         }
         "<disconnect" => {
-            let (reason, text) = reasoned(&words)?;
+            let (reason, text) = reason(&words)?;
             Ok(Step::Disconnected {
                 client,
                 reason,
@@ -274,6 +253,31 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
         }
         other => Err(format!("unknown sign {other:?}")),
     }
+}
+
+fn request(client: String, mut words: Vec<Word>, raw: bool) -> Result<Step, String> {
+    let options = match words.iter().position(|word| word.bare() == Some("--")) {
+        Some(at) => words.split_off(at).split_off(1),
+        None => Vec::new(),
+    };
+    if raw && words.len() != 1 {
+        return Err("`>>` takes one word, the payload".into());
+    }
+    Ok(Step::Request {
+        client,
+        words,
+        raw,
+        options,
+    })
+}
+
+/// A reason code and its optional text.
+fn reason(words: &[Word]) -> Result<(u8, String), String> {
+    let word = words.first().ok_or("a reason code is missing")?.text()?;
+    let reason = u8::from_str_radix(word.trim_start_matches("0x"), 16)
+        .map_err(|_| format!("{word:?} is not a reason code such as 0x83"))?;
+    let text = words.get(1).map(Word::text).transpose()?;
+    Ok((reason, text.unwrap_or_default().into()))
 }
 
 #[cfg(test)]

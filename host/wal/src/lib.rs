@@ -13,8 +13,8 @@
 //! * `pending` holds records that are appended and not yet written. It does no I/O.
 //! * [`Log`] writes them as one `frame`, syncs and publishes the position. It has no threads, so
 //!   that tests can drive it.
-//! * [`Journal`] is a log with its threads, which commit once per wake-up. Appenders never wait for
-//!   the disk; a caller that appends much must first ask whether the log is behind.
+//! * [`WriteAheadLog`] is a log with its threads, which commit once per wake-up. Appenders never
+//!   wait for the disk; a caller that appends much must first ask whether the log is behind.
 //! * `notifier` reports positions that became durable.
 //! * `upkeep` prepares spare segments and takes snapshots. `retention` removes history. `budget`
 //!   divides the disk.
@@ -71,6 +71,6 @@ pub use options::{Durability, Options};
 pub use recovery::{Base, Range, Sink, read};
 pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
 pub use statehouse_protocol::LogPosition;
-pub use upkeep::{Room, Snapshot, create_from_snapshot, has_journal};
+pub use upkeep::{Room, Snapshot, create_from_snapshot, has_log};
 pub use usage::DiskUse;
-pub use writer::{Callbacks, Journal};
+pub use writer::{Callbacks, WriteAheadLog};

@@ -460,7 +460,7 @@ impl Log {
 /// backup. The first record is the one after `position`.
 ///
 /// # Errors
-/// [`Error::NotEmpty`] if the directory already holds a log ([`has_journal`]).
+/// [`Error::NotEmpty`] if the directory already holds a log ([`has_log`]).
 pub fn create_from_snapshot(
     disk: Arc<dyn Disk>,
     options: crate::Options,
@@ -468,7 +468,7 @@ pub fn create_from_snapshot(
     now_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {
-    let found = find_journal_file(&*disk).map_err(Error::io("list", "the data directory"))?;
+    let found = find_log_file(&*disk).map_err(Error::io("list", "the data directory"))?;
     if let Some(file) = found {
         return Err(Error::NotEmpty { file });
     }
@@ -488,11 +488,11 @@ pub fn create_from_snapshot(
 ///
 /// # Errors
 /// If the directory cannot be listed.
-pub fn has_journal(disk: &dyn Disk) -> std::io::Result<bool> {
-    find_journal_file(disk).map(|file| file.is_some())
+pub fn has_log(disk: &dyn Disk) -> std::io::Result<bool> {
+    find_log_file(disk).map(|file| file.is_some())
 }
 
-fn find_journal_file(disk: &dyn Disk) -> std::io::Result<Option<String>> {
+fn find_log_file(disk: &dyn Disk) -> std::io::Result<Option<String>> {
     let is_part = |name: &String| {
         !matches!(
             files::kind(name),

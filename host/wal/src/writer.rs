@@ -18,11 +18,12 @@ use crate::snapshot::Source;
 use crate::upkeep::Room;
 use statehouse_protocol::LogPosition;
 
-/// The functions that a [`Journal`] calls.
+/// The functions that a [`WriteAheadLog`] calls.
 pub struct Callbacks {
-    /// Called whenever [`Journal::released`] advanced because records became durable. Positions
-    /// rise, and one thread of the journal calls it at a time. It may be slow, take locks that
-    /// callers hold while they append, and append. It must not take snapshots or close the journal.
+    /// Called whenever [`WriteAheadLog::released`] advanced because records became durable.
+    /// Positions rise, and one thread of the log calls it at a time. It may be slow, take locks
+    /// that callers hold while they append, and append. It must not take snapshots or close the
+    /// log.
     pub released: Box<dyn Fn(LogPosition) + Send>,
     /// Called once when the log fails, on any thread that works on the log. It should only start
     /// the shutdown of the process.
@@ -41,7 +42,7 @@ impl std::fmt::Debug for Callbacks {
 
 /// A log with the threads that drive it.
 #[derive(Debug)]
-pub struct Journal {
+pub struct WriteAheadLog {
     pub(crate) log: Arc<Log>,
     notifier: Arc<Notifier>,
     chores: Arc<Chores>,
@@ -64,7 +65,7 @@ struct ChoresState {
     closing: bool,
 }
 
-impl Journal {
+impl WriteAheadLog {
     /// Starts the threads of a log.
     ///
     /// # Errors
@@ -76,13 +77,13 @@ impl Journal {
             source,
             now_ms,
         } = callbacks;
-        let journal = Self::begin(log, released, failed)?;
-        let notifier = Arc::clone(&journal.notifier);
-        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        journal.spawn("wal-upkeep", move || {
+        let wal = Self::begin(log, released, failed)?;
+        let notifier = Arc::clone(&wal.notifier);
+        let (log, chores) = (Arc::clone(&wal.log), Arc::clone(&wal.chores));
+        wal.spawn("wal-upkeep", move || {
             upkeep_loop(&log, &chores, &notifier, source, &*now_ms)
         })?;
-        Ok(journal)
+        Ok(wal)
     }
 
     /// Starts the writer and the notifier thread only, which suffice to commit records.
@@ -96,18 +97,18 @@ impl Journal {
         let chores = Arc::new(Chores::default());
         // The cell is empty, because the log was passed by value and was never started before.
         let _ = log.on_failure.set(failed);
-        let journal = Self {
+        let wal = Self {
             log,
             notifier,
             chores,
             threads: Mutex::default(),
         };
-        let (log, chores) = (Arc::clone(&journal.log), Arc::clone(&journal.chores));
-        let notifier = Arc::clone(&journal.notifier);
-        journal.spawn("wal-write", move || write_loop(&log, &chores, &notifier))?;
-        let notifier = Arc::clone(&journal.notifier);
-        journal.spawn("wal-notify", move || notifier.run())?;
-        Ok(journal)
+        let (log, chores) = (Arc::clone(&wal.log), Arc::clone(&wal.chores));
+        let notifier = Arc::clone(&wal.notifier);
+        wal.spawn("wal-write", move || write_loop(&log, &chores, &notifier))?;
+        let notifier = Arc::clone(&wal.notifier);
+        wal.spawn("wal-notify", move || notifier.run())?;
+        Ok(wal)
     }
 
     fn spawn(&self, name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
@@ -191,9 +192,9 @@ impl Journal {
     }
 }
 
-/// Without [`Journal::close`] everything that was appended is still written, but no clean close is
-/// recorded.
-impl Drop for Journal {
+/// Without [`WriteAheadLog::close`] everything that was appended is still written, but no clean
+/// close is recorded.
+impl Drop for WriteAheadLog {
     fn drop(&mut self) {
         if !locked(&self.threads).is_empty() {
             self.stop();

@@ -90,8 +90,7 @@ fn restart_keeps_the_assigned_policies() {
     );
 
     policy(&server, &["rollback"]).code(0);
-    server.signal("TERM");
-    server.wait(std::time::Duration::from_secs(20));
+    server.stop();
     server.restart();
     assert!(!answers(&server, "tally"));
     assert_eq!(roles(&server, "faulty").unwrap(), ["routed"]);
@@ -211,14 +210,7 @@ fn unknown_policy_name_is_refused_with_suggestions() {
 fn load_of_an_invalid_file_changes_nothing() {
     let server = Server::start();
     let before = listing(&server);
-    let files: [(&str, &[u8]); 5] = [
-        ("empty.wasm", b""),
-        ("rubbish.wasm", b"this is no policy"),
-        ("module.wasm", b"\0asm\x01\0\0\0"),
-        ("component.wasm", b"\0asm\x0D\0\x01\0"),
-        ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
-    ];
-    for (name, bytes) in files {
+    for (name, bytes) in policies::INVALID {
         fs::write(server.directory().join(name), bytes).unwrap();
         policy(&server, &["load", name]).code(4);
     }

@@ -136,8 +136,7 @@ fn dropped_file_is_promoted_once() {
         assert!(!answers(server, "tally"));
     };
     after_a_scan(&server, "one.wasm");
-    server.signal("TERM");
-    server.wait(std::time::Duration::from_secs(20));
+    server.stop();
     server.restart();
     after_a_scan(&server, "two.wasm");
 }

@@ -4,7 +4,7 @@
 use std::{fs, time::Duration};
 
 use statehouse_tests::{
-    Admin, Client, Connect, Property, Publish, Request, Server, Store, packet::kind, policies,
+    Client, Connect, Property, Publish, Request, Server, Store, packet::kind, policies,
 };
 
 use crate::eventually;
@@ -24,37 +24,16 @@ fn write(server: &Server, settings: &str) {
     fs::rename(new, path).unwrap();
 }
 
-/// The value of a sample of the metrics; none if it is missing.
-fn sample(server: &Server, name: &str) -> Option<u64> {
-    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200, "{page}");
-    let line = page.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(line.trim().parse().unwrap())
-}
-
 fn limit(server: &Server, setting: &str) -> Option<u64> {
-    sample(
-        server,
-        &format!("statehouse_limit{{setting=\"{setting}\"}}"),
-    )
-}
-
-fn reloads(server: &Server, result: &str) -> u64 {
-    let labels = format!("{{what=\"settings\",result=\"{result}\"}}");
-    sample(server, &format!("statehouse_reloads_total{labels}")).unwrap()
-}
-
-fn refused(server: &Server, what: &str) -> u64 {
-    let name = format!("statehouse_access_refused_total{{what=\"{what}\"}}");
-    sample(server, &name).unwrap_or(0)
+    server.metric_if_any(&format!("limit{{setting=\"{setting}\"}}"))
 }
 
 /// Replaces the settings file and waits until the store uses it.
 fn change(server: &Server, settings: &str) {
-    let taken = reloads(server, "taken");
+    let taken = server.reloads("settings", "taken");
     write(server, settings);
     eventually("the changed settings are in force", || {
-        (reloads(server, "taken") > taken).then_some(())
+        (server.reloads("settings", "taken") > taken).then_some(())
     });
 }
 
@@ -107,7 +86,7 @@ fn client_key_quota_leaves_room_and_survives_a_crash() {
     assert_eq!(set(&mut greedy, "7", "value"), QUOTA);
     let line = server.wait_for_log("it owns max_client_keys, which is 6");
     assert!(line.contains("statehouse::audit") && line.contains("greedy"));
-    assert_eq!(refused(&server, "max_client_keys"), 1);
+    assert_eq!(server.refused("max_client_keys"), 1);
     let mut modest = server.store("modest");
     modest.set("7", "value");
     greedy.set("1", "another");
@@ -142,7 +121,7 @@ fn client_key_quota_leaves_room_and_survives_a_crash() {
     change(&server, "max_client_bytes = 1000\n");
     assert_eq!(set(&mut greedy, "9", &"x".repeat(100)), QUOTA);
     server.wait_for_log("it would own more than max_client_bytes, which is 1000");
-    assert_eq!(refused(&server, "max_client_bytes"), 1);
+    assert_eq!(server.refused("max_client_bytes"), 1);
     modest.set("9", "x".repeat(100));
 }
 
@@ -202,7 +181,7 @@ fn refusal_by_a_limit_is_logged_and_counted() {
             "max_client_watches, which is 1",
         ),
     ] {
-        assert_eq!(refused(&server, name), 0);
+        assert_eq!(server.refused(name), 0);
         let answer = store.ask(&command);
         assert!(
             answer.payload().starts_with(b"-ERR "),
@@ -214,7 +193,7 @@ fn refusal_by_a_limit_is_logged_and_counted() {
             line.contains("statehouse::audit") && line.contains("greedy"),
             "{line}"
         );
-        assert_eq!(refused(&server, name), 1);
+        assert_eq!(server.refused(name), 1);
     }
 }
 
@@ -236,7 +215,7 @@ fn changed_client_rate_applies_at_once() {
     let reasons = publish(100);
     assert_eq!(reasons[..5], [NO_SUBSCRIBERS; 5]);
     assert!(reasons.contains(&QUOTA_EXCEEDED), "{reasons:x?}");
-    assert!(sample(&server, "statehouse_throttled_total").unwrap() > 0);
+    assert!(server.metric("throttled_total") > 0);
     change(&server, "\n");
     assert_eq!(publish(100), [NO_SUBSCRIBERS; 100]);
     assert_eq!(limit(&server, "max_client_rate"), None);
@@ -308,7 +287,7 @@ fn changed_connection_limits_apply_at_once() {
     second.ping();
     first.disconnect();
     eventually("the end of a connection is seen", || {
-        (sample(&server, "statehouse_connections") == Some(1)).then_some(())
+        (server.metric_if_any("connections") == Some(1)).then_some(())
     });
     assert!(!is_accepted("third"));
     // The session of `third` is the second one, so no further session is created.
@@ -421,7 +400,7 @@ fn redelivered_full_window_is_executed_once() {
             }
         }
         client.ping();
-        let repeated = sample(&server, "statehouse_duplicates_total");
+        let repeated = server.metric_if_any("duplicates_total");
         assert_eq!(repeated, Some(RAISED.into()), "dup: {dup}, crash: {crash}");
     }
 }
@@ -498,11 +477,11 @@ fn invalid_settings_file_changes_nothing() {
         ),
         ("max_keys = 5\ntls_cert = \"cert.pem\"\n", "tls_key"),
     ] {
-        let before = reloads(&server, "refused");
+        let before = server.reloads("settings", "refused");
         write(&server, settings);
         server.wait_for_log(says);
         eventually("the file is refused", || {
-            (reloads(&server, "refused") > before).then_some(())
+            (server.reloads("settings", "refused") > before).then_some(())
         });
         assert_eq!(limit(&server, "max_keys"), Some(1));
         assert_eq!(set(&mut store, "2", "value"), QUOTA);
@@ -529,11 +508,15 @@ fn settings_for_the_next_start_are_named_and_flags_win() {
 #[test]
 fn sighup_reloads_an_unchanged_file() {
     let server = Server::with_config("max_keys = 1\n");
-    let taken = reloads(&server, "taken");
+    let taken = server.reloads("settings", "taken");
     std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(reloads(&server, "taken"), taken, "nothing has changed");
+    assert_eq!(
+        server.reloads("settings", "taken"),
+        taken,
+        "nothing has changed"
+    );
     server.signal("HUP");
     eventually("the file is read again", || {
-        (reloads(&server, "taken") == taken + 1).then_some(())
+        (server.reloads("settings", "taken") == taken + 1).then_some(())
     });
 }

@@ -9,7 +9,6 @@ use std::{
         net::UnixStream,
     },
     path::PathBuf,
-    time::Duration,
 };
 
 use statehouse_tests::{Admin, Ran, Server, command, command::finish, run_in};
@@ -83,8 +82,7 @@ fn socket_is_removed_at_stop_and_replaced_after_a_kill() {
     policy(&server, &["list"]).code(3).says("killed");
     server.restart();
     policy(&server, &["list"]).code(0);
-    server.signal("TERM");
-    assert!(server.wait(Duration::from_secs(20)).success());
+    server.stop();
     assert!(!path.exists());
 }
 

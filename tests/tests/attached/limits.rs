@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 use statehouse_tests::{Mosquitto, Server, Store};
 use tempfile::TempDir;
 
-use crate::scene::{eventually, metric, metric_if_any};
+use crate::scene::eventually;
 
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
@@ -35,12 +35,7 @@ impl Site {
 
     /// Replaces the settings file and waits until the store uses it.
     fn change(&self, settings: &str) {
-        let reloads = || {
-            metric(
-                &self.host,
-                "reloads_total{what=\"settings\",result=\"taken\"}",
-            )
-        };
+        let reloads = || self.host.reloads("settings", "taken");
         let taken = reloads();
         let new = self.settings.with_extension("new");
         fs::write(&new, settings).unwrap();
@@ -49,7 +44,8 @@ impl Site {
     }
 
     fn limit(&self, setting: &str) -> Option<u64> {
-        metric_if_any(&self.host, &format!("limit{{setting=\"{setting}\"}}"))
+        self.host
+            .metric_if_any(&format!("limit{{setting=\"{setting}\"}}"))
     }
 }
 

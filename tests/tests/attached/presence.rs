@@ -11,7 +11,7 @@ use statehouse_tests::{
     store::notification_topic,
 };
 
-use crate::scene::{eventually, metric};
+use crate::scene::eventually;
 
 /// The broker's configuration that lets the store read its connection log.
 const LOG: &[&str] = &["log_dest topic"];
@@ -35,10 +35,6 @@ fn presence_line(host: &Server) -> String {
     let lines = host.stdout();
     let line = lines.iter().find(|it| it.starts_with("presence: "));
     line.unwrap_or_else(|| panic!("{lines:?}")).clone()
-}
-
-fn watches(host: &Server) -> u64 {
-    metric(host, "watches")
 }
 
 #[test]
@@ -81,9 +77,9 @@ fn watch_ends_when_the_connection_ends_in_any_way() {
         let mut client = persistent(&broker, &format!("client {n}"));
         client.watch("key");
         client.watch("another");
-        assert_eq!(watches(&host), 2, "{how}");
+        assert_eq!(host.metric("watches"), 2, "{how}");
         end(client);
-        eventually(how, || watches(&host) == 0);
+        eventually(how, || host.metric("watches") == 0);
     }
 }
 
@@ -94,7 +90,7 @@ fn watch_ends_when_the_keep_alive_expires() {
     connect.keep_alive_s = 1;
     let mut client = Store::behind(Client::connect(broker.address(), &connect), "silent");
     client.watch("key");
-    eventually("its keep alive is over", || watches(&host) == 0);
+    eventually("its keep alive is over", || host.metric("watches") == 0);
 }
 
 #[test]
@@ -103,7 +99,9 @@ fn watch_ends_when_the_session_is_taken_over() {
     let mut before = persistent(&broker, "client");
     before.watch("key");
     let mut after = persistent(&broker, "client");
-    eventually("the session has another connection", || watches(&host) == 0);
+    eventually("the session has another connection", || {
+        host.metric("watches") == 0
+    });
     after.watch("key");
     before.client.expect_closed();
     after.set("key", "value");
@@ -172,7 +170,9 @@ fn client_cannot_end_the_watch_of_another_client() {
     let mut last = persistent(&broker, "last");
     last.watch("key");
     last.client.disconnect();
-    eventually("the last client has disconnected", || watches(&host) == 1);
+    eventually("the last client has disconnected", || {
+        host.metric("watches") == 1
+    });
 
     victim.set("key", "value");
     assert_eq!(
@@ -188,9 +188,11 @@ fn watch_without_a_source_ends_at_an_undelivered_notification() {
     client.watch("key");
     client.client.disconnect();
     let mut writer = Store::behind(broker.connect("writer"), "writer");
-    assert_eq!(watches(&host), 1);
+    assert_eq!(host.metric("watches"), 1);
     writer.set("key", "value");
-    eventually("the notification had no subscriber", || watches(&host) == 0);
+    eventually("the notification had no subscriber", || {
+        host.metric("watches") == 0
+    });
 }
 
 #[test]
@@ -201,9 +203,11 @@ fn restored_watch_ends_with_its_connection() {
     client.watch("key");
     host.kill();
     host.restart();
-    assert_eq!(watches(&host), 1);
+    assert_eq!(host.metric("watches"), 1);
     client.client.disconnect();
-    eventually("the client has disconnected", || watches(&host) == 0);
+    eventually("the client has disconnected", || {
+        host.metric("watches") == 0
+    });
 }
 
 #[test]
@@ -220,14 +224,14 @@ fn watch_expires_unless_its_client_is_active() {
     silent.client.disconnect();
     let mut writer = persistent(&broker, "writer");
     let end = Instant::now() + Duration::from_secs(20);
-    while watches(&host) == 4 {
+    while host.metric("watches") == 4 {
         assert!(Instant::now() < end, "the watch did not expire");
         thread::sleep(Duration::from_secs(1));
         asking.get("key");
         writer.set("news", "value");
         notified.notification();
     }
-    assert_eq!(watches(&host), 3);
+    assert_eq!(host.metric("watches"), 3);
     assert!(
         Instant::now() > end - Duration::from_secs(11),
         "the watch expired too early"

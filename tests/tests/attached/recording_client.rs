@@ -11,7 +11,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Client, Connect, Heard, Hlc, Packet, Property, Publish, Request, Store,
+    Client, Connect, Heard, Hlc, Packet, Publish, Request, Store,
     client::PATIENCE,
     packet::kind,
     store::{NOTIFICATION_PREFIX, hex, version},
@@ -224,7 +224,7 @@ impl RecordingClient {
             text: publish.payload.escape_ascii().to_string(),
             version: version(&publish),
         };
-        let correlation = correlation(&publish).expect("an answer");
+        let correlation = publish.correlation().expect("an answer").to_vec();
         match self.answers.get(&correlation) {
             None => {
                 self.answers.insert(correlation, answer);
@@ -236,14 +236,4 @@ impl RecordingClient {
             }
         }
     }
-}
-
-fn correlation(publish: &Publish) -> Option<Vec<u8>> {
-    publish
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::CorrelationData(data) => Some(data.clone()),
-            _ => None,
-        })
 }

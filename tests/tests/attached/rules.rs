@@ -34,11 +34,11 @@ fn forbidden_response_topic_is_dropped_and_counted() {
     .enumerate()
     {
         assert_dropped(&mut client, |it| it.response_topic = Some((*topic).into()));
-        assert_eq!(scene.metric("kicked_total"), n as u64 + 1, "{topic}");
+        assert_eq!(scene.host.metric("kicked_total"), n as u64 + 1, "{topic}");
     }
     let line = scene.host.wait_for_log("requester");
     assert!(line.contains("response topic"), "{line}");
-    assert_eq!(scene.metric("refused_total"), 0);
+    assert_eq!(scene.host.metric("refused_total"), 0);
 }
 
 #[test]
@@ -50,8 +50,8 @@ fn unanswerable_request_is_dropped_and_counted() {
     assert_dropped(&mut client, |it| {
         (it.qos, it.correlation) = (0, None);
     });
-    assert_eq!(scene.metric("refused_total"), 3);
-    assert_eq!(scene.metric("kicked_total"), 0);
+    assert_eq!(scene.host.metric("refused_total"), 3);
+    assert_eq!(scene.host.metric("kicked_total"), 0);
 }
 
 #[test]

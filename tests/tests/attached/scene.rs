@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Admin, Mosquitto, Proxy, Server, client::PATIENCE, packet::kind};
+use statehouse_tests::{Mosquitto, Proxy, Server, client::PATIENCE, packet::kind};
 
 use crate::recording_client::RecordingClient;
 
@@ -43,11 +43,6 @@ impl Scene {
         RecordingClient::begin(self.broker.address(), id)
     }
 
-    /// A metric of the store.
-    pub(crate) fn metric(&self, name: &str) -> u64 {
-        metric(&self.host, name)
-    }
-
     /// Waits until each PUBLISH of the last connection between store and broker is acknowledged.
     pub(crate) fn wait_until_acknowledged(&self) {
         eventually("everything is acknowledged", || {
@@ -74,23 +69,6 @@ impl Scene {
         self.host.kill();
         self.host.restart();
     }
-}
-
-/// A metric of a store, which must exist.
-pub(crate) fn metric(host: &Server, name: &str) -> u64 {
-    metric_if_any(host, name).unwrap_or_else(|| panic!("there is no metric {name}"))
-}
-
-/// A metric of a store, if it exists.
-pub(crate) fn metric_if_any(host: &Server, name: &str) -> Option<u64> {
-    let (status, page) = Admin::of(host).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200, "{page}");
-    let line = page.lines().find_map(|line| {
-        line.strip_prefix("statehouse_")?
-            .strip_prefix(name)?
-            .strip_prefix(' ')
-    })?;
-    Some(line.parse().unwrap())
 }
 
 /// Waits until the condition holds.

@@ -3,9 +3,11 @@
 
 use std::{fs, path::Path};
 
-use statehouse_tests::{Client, Connect, Publish, Server, Store, policies, property};
+use statehouse_tests::{
+    Answer, Client, Connect, Hlc, Publish, Request, Server, Store, policies, property,
+};
 
-use crate::data_directory::{data, files, flip, object, run_for, stop};
+use crate::data_directory::{data, files, flip, object, run_for};
 
 fn resume(server: &Server, id: &str) -> Client {
     Client::connect(server.address(), &Connect::resume(id, 3600))
@@ -19,7 +21,7 @@ fn restored_store_keeps_the_owners_of_keys() {
     store.set("one", "x");
     store.set("two", "x");
     server.store("other").set("three", "x");
-    stop(&mut server);
+    server.stop();
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "again"]).code(0);
     server.restart_with(&[("data", "again")]);
@@ -33,37 +35,87 @@ fn restored_store_keeps_the_owners_of_keys() {
     store.set("four", "x");
 }
 
-/// Keys with versions, fences and expiry, sessions with queued messages, and remembered answers.
+/// The state that a test has written.
+struct Written {
+    versions: Vec<(&'static str, Hlc)>,
+    /// A request that only its first execution accepts, with packet id 4242.
+    once: Request,
+    answer: Answer,
+}
+
+/// Writes keys with versions, a fence and an expiry, a retained message, and a session with a
+/// queued message and a remembered answer.
+fn write_state(server: &Server) -> Written {
+    let mut store = Store::new(resume(server, "client"), "client");
+    let lock = store.set("lock", "client");
+    let plain = store.set("plain", vec![0, 0xFF, b'\n']);
+    let fenced = store.command(&["SET", "fenced", "x"]).with("__ft", &lock);
+    let fenced = store.call(&fenced).version().unwrap();
+    let expiring = store.ask(&["SET", "expiring", "x", "PX", "3600000"]);
+    let expiring = expiring.version().unwrap();
+    store.set("deleted", "x");
+    store.ask(&["DEL", "deleted"]);
+    let once = store.command(&["SET", "once", "x", "NX"]);
+    let mut sent = once.publish();
+    sent.packet_id = 4242;
+    store.client.start(sent);
+    let answer = store.finish(&once, 4242);
+    let mut other = server.connect("other");
+    other.publish(Publish::new("kept", "retained").qos(1).retained());
+    store.client.disconnect();
+    other.publish(Publish::new("clients/client/news", "queued").qos(1));
+    other.disconnect();
+    Written {
+        versions: vec![
+            ("lock", lock),
+            ("plain", plain),
+            ("fenced", fenced),
+            ("expiring", expiring),
+        ],
+        once,
+        answer,
+    }
+}
+
+fn check_state(server: &Server, written: &Written) {
+    let client = resume(server, "client");
+    assert!(client.session_present());
+    let mut store = Store::on(client, "client");
+    let news = store.client.take_publish("clients/client/news");
+    assert_eq!(news.payload, b"queued");
+    for (key, version) in &written.versions {
+        let found = store.ask(&["GET", key]).version();
+        assert_eq!(found.as_ref(), Some(version), "{key}");
+    }
+    assert_eq!(store.get("plain"), Some(vec![0, 0xFF, b'\n']));
+    assert_eq!(store.get("deleted"), None);
+    let refused = store.ask(&["SET", "fenced", "y"]);
+    assert!(refused.text().contains("fencing token is required"));
+    // The redelivered request gets the same answer, byte for byte, and is not executed again.
+    let mut again = written.once.publish();
+    (again.packet_id, again.dup) = (4242, true);
+    store.client.start(again);
+    let again = store.finish(&written.once, 4242);
+    assert_eq!(again.payload(), b"+OK\r\n");
+    assert_eq!(
+        (again.payload(), again.version()),
+        (written.answer.payload(), written.answer.version())
+    );
+    // New versions are above all earlier ones.
+    assert!(store.set("new", "x") > written.answer.version().unwrap());
+    store.client.subscribe("kept", 1);
+    let kept = store.client.take_publish("kept");
+    assert_eq!(kept.payload, b"retained");
+    assert!(property::users(&kept.properties).is_empty());
+}
+
 #[test]
 fn restored_store_has_the_complete_state() {
     for stopped in [false, true] {
         let mut server = Server::restartable(&[]);
-        let mut store = Store::new(resume(&server, "client"), "client");
-        let lock = store.set("lock", "client");
-        let plain = store.set("plain", vec![0, 0xFF, b'\n']);
-        let fenced = store.command(&["SET", "fenced", "x"]).with("__ft", &lock);
-        let fenced = store.call(&fenced).version().unwrap();
-        let expiring = store.ask(&["SET", "expiring", "x", "PX", "3600000"]);
-        let expiring = expiring.version().unwrap();
-        store.set("deleted", "x");
-        store.ask(&["DEL", "deleted"]);
-        let once = store.command(&["SET", "once", "x", "NX"]);
-        let mut sent = once.publish();
-        sent.packet_id = 4242;
-        store.client.start(sent.clone());
-        let answer = store.finish(&once, 4242);
-        let mut other = server.connect("other");
-        let retained = Publish::new("kept", "retained").qos(1);
-        other.publish(Publish {
-            retain: true,
-            ..retained
-        });
-        let response_topic = store.response_topic();
-        store.client.disconnect();
-        other.publish(Publish::new("clients/client/news", "queued").qos(1));
-        other.disconnect();
+        let written = write_state(&server);
         if stopped {
-            stop(&mut server);
+            server.stop();
         }
 
         let wrote = object(&run_for(&server, &["snapshot", "backup", "--json"]).code(0));
@@ -72,62 +124,19 @@ fn restored_store_has_the_complete_state() {
         assert!(wrote["remembered"].as_u64().unwrap() >= 6, "{wrote}");
         assert_eq!(wrote["policies"][0]["active"], true);
         // A restore into another directory works while the server runs.
-        let restored = object(
-            &run_for(
-                &server,
-                &["restore", "backup", "--data", "made/for/it", "--json"],
-            )
-            .code(0),
-        );
+        let restore = ["restore", "backup", "--data", "made/for/it", "--json"];
+        let restored = object(&run_for(&server, &restore).code(0));
         assert_eq!(restored, wrote);
         run_for(&server, &["doctor", "made/for/it"]).code(0);
         if !stopped {
-            stop(&mut server);
+            server.stop();
         }
         server.restart_with(&[("data", "made/for/it")]);
-
-        let client = resume(&server, "client");
-        assert!(client.session_present());
-        let mut store = Store::on(client, "client");
-        assert_eq!(store.response_topic(), response_topic);
-        let news = store.client.take_publish("clients/client/news");
-        assert_eq!(news.payload, b"queued");
-        for (key, version) in [
-            ("lock", &lock),
-            ("plain", &plain),
-            ("fenced", &fenced),
-            ("expiring", &expiring),
-        ] {
-            let found = store.ask(&["GET", key]).version();
-            assert_eq!(found.as_ref(), Some(version), "{key}");
-        }
-        assert_eq!(store.get("plain"), Some(vec![0, 0xFF, b'\n']));
-        assert_eq!(store.get("deleted"), None);
-        let refused = store.ask(&["SET", "fenced", "y"]);
-        assert!(refused.text().contains("fencing token is required"));
-        // The redelivered request gets the same answer, byte for byte, and is not executed again.
-        sent.dup = true;
-        store.client.start(sent);
-        let again = store.finish(&once, 4242);
-        assert_eq!(again.payload(), b"+OK\r\n");
-        assert_eq!(
-            (again.payload(), again.version()),
-            (answer.payload(), answer.version())
-        );
-        // New versions are above all earlier ones.
-        assert!(store.set("new", "x") > answer.version().unwrap());
-        let ran = run_for(
-            &server,
-            &["history", "expiring", "--data", "made/for/it", "--json"],
-        );
-        assert_eq!(
-            object(&ran.code(0))["before"]["version"],
-            expiring.to_string()
-        );
-        store.client.subscribe("kept", 1);
-        let kept = store.client.take_publish("kept");
-        assert_eq!(kept.payload, b"retained");
-        assert!(property::users(&kept.properties).is_empty());
+        check_state(&server, &written);
+        let history = ["history", "expiring", "--data", "made/for/it", "--json"];
+        let history = object(&run_for(&server, &history).code(0));
+        let (_, expiring) = &written.versions[3];
+        assert_eq!(history["before"]["version"], expiring.to_string());
     }
 }
 
@@ -140,7 +149,7 @@ fn backup_contains_the_policy() {
     drop(store);
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
-    stop(&mut server);
+    server.stop();
     // Without --policy the last active policy is active.
     let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.arg("--data").arg(server.directory().join("restored"));
@@ -173,10 +182,10 @@ fn restored_store_has_another_name() {
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
     let first = name(&data(&server));
-    stop(&mut server);
+    server.stop();
     server.restart();
     assert_eq!(name(&data(&server)), first);
-    stop(&mut server);
+    server.stop();
     server.restart_with(&[("data", "restored")]);
     assert_ne!(name(&server.directory().join("restored")), first);
 }
@@ -203,7 +212,7 @@ fn snapshot_and_restore_overwrite_nothing() {
         .code(3)
         .says("in use by another process");
     drop(store);
-    stop(&mut server);
+    server.stop();
     let before = fs::read(crate::data_directory::log(&data(&server))).unwrap();
     run_for(&server, &["restore", "first"])
         .code(2)

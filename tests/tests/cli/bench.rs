@@ -4,35 +4,41 @@
 use std::{
     fs,
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
 use serde_json::Value;
 use statehouse_tests::{
-    Admin, Lines, Mosquitto, Ran, Server, client::PATIENCE, command, command::finish, run,
+    Lines, Mosquitto, Ran, Server, client::PATIENCE, command, command::finish, run,
 };
 
-/// Runs the benchmark for one second with 100 keys, unless the arguments say otherwise.
-fn bench(port: u16, arguments: &[&str]) -> Ran {
-    let port = port.to_string();
-    let mut all = vec!["bench", "--port", &port, "--warm-up", "200ms"];
-    for default in [["--keys", "100"], ["--duration", "1s"]] {
-        if !arguments.contains(&default[0]) {
-            all.extend(default);
+/// A run of one second with 100 keys, unless the options say otherwise.
+fn bench_command(port: u16, options: &str) -> Command {
+    let mut bench = command(&["bench", "--port", &port.to_string()]);
+    for (name, default) in [
+        ("--warm-up", "200ms"),
+        ("--keys", "100"),
+        ("--duration", "1s"),
+    ] {
+        if !options.contains(name) {
+            bench.args([name, default]);
         }
     }
-    all.extend(arguments);
-    run(&all, b"")
+    bench.args(options.split_whitespace());
+    bench
+}
+
+fn bench(port: u16, options: &str) -> Ran {
+    finish(bench_command(port, options), b"")
 }
 
 /// Runs the benchmark with `--json`. Returns the figures too.
-fn figures(server: &Server, name: &str, arguments: &[&str]) -> (Ran, Value) {
+fn figures(server: &Server, name: &str, options: &str) -> (Ran, Value) {
     let path = server.directory().join(name);
-    let mut all = vec!["--json", path.to_str().unwrap()];
-    all.extend(arguments);
-    (bench(server.port(), &all), json(&path))
+    let options = format!("--json {} {options}", path.display());
+    (bench(server.port(), &options), json(&path))
 }
 
 fn json(path: &Path) -> Value {
@@ -43,17 +49,6 @@ fn number(value: &Value) -> u64 {
     value
         .as_u64()
         .unwrap_or_else(|| panic!("no number: {value}"))
-}
-
-/// The value of a counter of the server.
-fn metric(server: &Server, name: &str) -> u64 {
-    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200);
-    let line = page
-        .lines()
-        .find(|line| line.starts_with(&format!("{name} ")));
-    let line = line.unwrap_or_else(|| panic!("no {name} in {page}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Asserts that every measured request was answered, and that all counts agree.
@@ -82,12 +77,8 @@ fn assert_counts_agree(run: &Value) {
 #[test]
 fn closed_loop_counts_agree_with_the_server() {
     let server = Server::start();
-    let before = metric(&server, "statehouse_requests_total");
-    let (ran, it) = figures(
-        &server,
-        "closed.json",
-        &["--connections", "8", "--in-flight", "4"],
-    );
+    let before = server.metric("requests_total");
+    let (ran, it) = figures(&server, "closed.json", "--connections 8 --in-flight 4");
     let ran = ran.code(0);
     let run = &it["runs"][0];
     assert_counts_agree(run);
@@ -98,8 +89,8 @@ fn closed_loop_counts_agree_with_the_server() {
     assert_eq!(number(&run["misses"]), 0, "the fill sets all keys");
     // The fill sets every key before the run, and the cleanup removes every key after it.
     let asked = number(&run["with_warm_up"]["sent"]) + 2 * 100;
-    assert_eq!(metric(&server, "statehouse_requests_total") - before, asked);
-    assert_eq!(metric(&server, "statehouse_keys"), 0);
+    assert_eq!(server.metric("requests_total") - before, asked);
+    assert_eq!(server.metric("keys"), 0);
     assert_eq!(it["process"]["pid"], server.pid());
     assert!(number(&run["server"]["resident_bytes"]) > 1 << 20);
     let text = ran.text();
@@ -123,15 +114,7 @@ fn open_loop_sends_at_the_given_rate() {
     let (ran, it) = figures(
         &server,
         "open.json",
-        &[
-            "--rate",
-            "500",
-            "--connections",
-            "10",
-            "--reads",
-            "100",
-            "--keep",
-        ],
+        "--rate 500 --connections 10 --reads 100 --keep",
     );
     ran.code(0);
     let run = &it["runs"][0];
@@ -141,7 +124,7 @@ fn open_loop_sends_at_the_given_rate() {
     assert_eq!(number(&run["with_warm_up"]["sent"]), 600);
     assert_eq!(number(&run["late_us"]["count"]), 500);
     assert_eq!(number(&run["latency_us"]["set"]["count"]), 0);
-    assert_eq!(metric(&server, "statehouse_keys"), 100);
+    assert_eq!(server.metric("keys"), 100);
 }
 
 /// Latency starts when a request is due, so a pause of the server delays all requests of that time.
@@ -149,31 +132,11 @@ fn open_loop_sends_at_the_given_rate() {
 fn open_loop_latency_includes_a_pause_of_the_server() {
     let server = Server::start();
     let path = server.directory().join("pause.json");
-    let port = server.port().to_string();
-    let mut bench = command(&[
-        "bench",
-        "--port",
-        &port,
-        "--keys",
-        "10",
-        "--rate",
-        "200",
-        "--warm-up",
-        "0s",
-        "--duration",
-        "2s",
-    ]);
-    bench
-        .args([
-            "--connections",
-            "1",
-            "--in-flight",
-            "1",
-            "--timeout",
-            "20s",
-            "--json",
-        ])
-        .arg(&path);
+    let mut bench = bench_command(
+        server.port(),
+        "--keys 10 --rate 200 --warm-up 0s --duration 2s --connections 1 --in-flight 1 --timeout 20s",
+    );
+    bench.arg("--json").arg(&path);
     let running = thread::spawn(move || finish(bench, b""));
     thread::sleep(Duration::from_millis(1000));
     server.signal("STOP");
@@ -199,17 +162,7 @@ fn watchers_are_notified_of_every_change_once() {
     let (ran, it) = figures(
         &server,
         "watchers.json",
-        &[
-            "--keys",
-            "3",
-            "--watchers",
-            "6",
-            "--reads",
-            "50",
-            "--connections",
-            "4",
-            "--keep",
-        ],
+        "--keys 3 --watchers 6 --reads 50 --connections 4 --keep",
     );
     let ran = ran.code(0);
     let run = &it["runs"][0];
@@ -217,7 +170,7 @@ fn watchers_are_notified_of_every_change_once() {
     let notified = number(&run["notifications"]);
     // There are two watchers for each of three keys, so each SET has two notifications.
     assert!(notified > 0 && notified.is_multiple_of(2), "{run}");
-    assert_eq!(metric(&server, "statehouse_notifications_total"), notified);
+    assert_eq!(server.metric("notifications_total"), notified);
     assert!(ran.text().contains("notified"), "{}", ran.text());
 }
 
@@ -225,15 +178,11 @@ fn watchers_are_notified_of_every_change_once() {
 fn sweep_prints_a_row_per_value_and_draws_a_chart() {
     let server = Server::start();
     let svg = server.directory().join("curve.svg");
-    let arguments = [
-        "--sweep",
-        "connections=1,2,3",
-        "--duration",
-        "300ms",
-        "--svg",
-        svg.to_str().unwrap(),
-    ];
-    let (ran, it) = figures(&server, "sweep.json", &arguments);
+    let options = format!(
+        "--sweep connections=1,2,3 --duration 300ms --svg {}",
+        svg.display()
+    );
+    let (ran, it) = figures(&server, "sweep.json", &options);
     let text = ran.code(0).text();
     for row in ["1 connection ", "2 connections ", "3 connections "] {
         assert!(
@@ -255,7 +204,7 @@ fn sweep_prints_a_row_per_value_and_draws_a_chart() {
     let (ran, it) = figures(
         &server,
         "rates.json",
-        &["--sweep", "rate=100,200", "--duration", "300ms"],
+        "--sweep rate=100,200 --duration 300ms",
     );
     assert!(ran.code(0).text().contains("200/s"));
     assert_eq!(number(&it["runs"][1]["requests"]), 60);
@@ -331,19 +280,11 @@ fn assert_known_entities(text: &str) {
 fn lost_connections_are_counted_and_exit_with_code_1() {
     let server = Server::start();
     let path = server.directory().join("gone.json");
-    let port = server.port().to_string();
-    let mut bench = command(&[
-        "bench",
-        "--port",
-        &port,
-        "--keys",
-        "10",
-        "--warm-up",
-        "0s",
-        "--duration",
-        "20s",
-    ]);
-    bench.args(["--connections", "5", "--json"]).arg(&path);
+    let mut bench = bench_command(
+        server.port(),
+        "--keys 10 --warm-up 0s --duration 20s --connections 5",
+    );
+    bench.arg("--json").arg(&path);
     let running = thread::spawn(move || finish(bench, b""));
     thread::sleep(Duration::from_millis(1500));
     server.signal("TERM");
@@ -369,10 +310,10 @@ fn lost_connections_are_counted_and_exit_with_code_1() {
 #[test]
 fn refusals_are_reported_by_kind() {
     let server = Server::with_config("max_keys = 50");
-    let ran = bench(server.port(), &[]).code(4).says("quota");
+    let ran = bench(server.port(), "").code(4).says("quota");
     assert!(ran.stdout.is_empty(), "{ran:?}");
     // Without a fill the run counts the refusals as errors, by kind.
-    let (ran, it) = figures(&server, "quota.json", &["--no-fill"]);
+    let (ran, it) = figures(&server, "quota.json", "--no-fill");
     assert!(
         ran.code(1)
             .text()
@@ -385,7 +326,7 @@ fn refusals_are_reported_by_kind() {
         "{run}"
     );
     // The server allows fewer requests in flight.
-    bench(server.port(), &["--in-flight", "2000", "--no-fill"])
+    bench(server.port(), "--in-flight 2000 --no-fill")
         .code(2)
         .says("1024");
 }
@@ -414,30 +355,15 @@ fn bench_measures_a_store_behind_a_broker() {
     assert!(lines.wait(PATIENCE, |line| line == "ready").is_some());
 
     let (host, port) = (broker.address().ip().to_string(), broker.address().port());
-    let (data, path) = (
-        broker.directory().join("statehouse-data"),
-        broker.directory().join("behind.json"),
+    let path = broker.directory().join("behind.json");
+    let options = format!(
+        "--host {host} --keys 20 --connections 4 --watchers 2 --data {} --json {}",
+        broker.directory().join("statehouse-data").display(),
+        path.display()
     );
-    let (data, path) = (data.to_str().unwrap(), path.to_str().unwrap());
-    let ran = bench(
-        port,
-        &[
-            "--host",
-            &host,
-            "--keys",
-            "20",
-            "--connections",
-            "4",
-            "--watchers",
-            "2",
-            "--data",
-            data,
-            "--json",
-            path,
-        ],
-    );
+    let ran = bench(port, &options);
     let text = ran.code(0).text();
-    let it = json(Path::new(path));
+    let it = json(&path);
     assert_counts_agree(&it["runs"][0]);
     assert!(number(&it["runs"][0]["notifications"]) > 0);
     assert_eq!(it["process"]["pid"], store.0.id(), "{text}");
@@ -445,7 +371,7 @@ fn bench_measures_a_store_behind_a_broker() {
 
 #[test]
 fn bench_without_a_store_exits_with_code_3() {
-    let ran = bench(1, &[])
+    let ran = bench(1, "")
         .code(3)
         .says("127.0.0.1:1")
         .says("statehouse serve");
@@ -453,7 +379,7 @@ fn bench_without_a_store_exits_with_code_3() {
     // A listener that never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    bench(port, &["--timeout", "300ms"]).code(3).says("300ms");
+    bench(port, "--timeout 300ms").code(3).says("300ms");
 }
 
 #[test]

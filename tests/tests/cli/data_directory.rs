@@ -4,7 +4,6 @@ use std::{
     fs,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use serde_json::Value;
@@ -34,12 +33,6 @@ pub(crate) fn object(ran: &Ran) -> Value {
         panic!("not one object: {ran:#?}");
     };
     object.clone()
-}
-
-/// Stops a server as an operator does.
-pub(crate) fn stop(server: &mut Server) {
-    server.signal("TERM");
-    assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
 }
 
 pub(crate) fn data(server: &Server) -> PathBuf {

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 use statehouse_tests::{Hlc, Ran, Server, policies};
 
-use crate::data_directory::{data, files, find, flip, log, object, run_for, stop};
+use crate::data_directory::{data, files, find, flip, log, object, run_for};
 
 fn doctor(server: &Server, code: i32) -> Value {
     object(&run_for(server, &["doctor", "--json"]).code(code))
@@ -69,7 +69,7 @@ fn intact_directory_is_reported_well() {
     fill(&server, 10);
     for stopped in [false, true] {
         if stopped {
-            stop(&mut server);
+            server.stop();
         }
         let found = doctor(&server, 0);
         assert_eq!(found["well"], true);
@@ -122,7 +122,7 @@ fn torn_tail_is_not_damage() {
 fn damage_inside_the_log_is_reported_and_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 20);
-    stop(&mut server);
+    server.stop();
     let path = log(&data(&server));
     flip(&path, find(&path, value(7).as_bytes()));
     let found = doctor(&server, 1);
@@ -174,7 +174,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
 fn truncated_log_is_reported_and_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 20);
-    stop(&mut server);
+    server.stop();
     let path = log(&data(&server));
     let end = find(&path, value(12).as_bytes());
     fs::File::options()
@@ -233,7 +233,7 @@ fn changed_log_after_a_kill_is_refused() {
 fn log_without_its_beginning_is_not_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
-    stop(&mut server);
+    server.stop();
     flip(&log(&data(&server)), 10);
     doctor(&server, 1);
     let ran = run_for(&server, &["doctor", "--salvage", "salvaged"]).code(1);
@@ -252,7 +252,7 @@ fn log_without_its_beginning_is_not_salvaged() {
 fn damaged_snapshot_is_reported() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
-    stop(&mut server);
+    server.stop();
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     let restored = server.directory().join("restored");
@@ -272,7 +272,7 @@ fn damaged_snapshot_is_reported() {
 fn snapshot_without_its_log_is_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
-    stop(&mut server);
+    server.stop();
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
     fs::remove_dir_all(data(&server)).unwrap();
@@ -289,7 +289,7 @@ fn damaged_or_missing_policy_module_is_reported() {
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
     drop(store);
-    stop(&mut server);
+    server.stop();
     let found = doctor(&server, 0);
     let policies = found["holds"]["policies"].as_array().unwrap();
     let faulty = policies.iter().find(|it| it["name"] == "faulty").unwrap();
@@ -313,7 +313,7 @@ fn damaged_or_missing_policy_module_is_reported() {
     // The module is not needed when another policy is active and no redelivered request can need
     // the old one.
     server.restart_with(&[("policy", "builtin")]);
-    stop(&mut server);
+    server.stop();
     run_for(&server, &["doctor"]).code(0);
 }
 
@@ -323,7 +323,7 @@ fn damaged_or_missing_policy_module_is_reported() {
 fn missing_module_of_an_inactive_policy_is_reported() {
     let mut server = Server::restartable(&[]);
     run_for(&server, &["policy", "load", policies::faulty()]).code(0);
-    stop(&mut server);
+    server.stop();
     let modules = fs::read_dir(data(&server).join("policies")).unwrap();
     for module in modules {
         fs::remove_file(module.unwrap().path()).unwrap();
@@ -334,7 +334,7 @@ fn missing_module_of_an_inactive_policy_is_reported() {
         "{problems}"
     );
     server.restart();
-    stop(&mut server);
+    server.stop();
     doctor(&server, 0);
 }
 

@@ -7,7 +7,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server, policies};
 
-use crate::data_directory::{object, objects, run_checked, run_for, stop};
+use crate::data_directory::{object, objects, run_checked, run_for};
 
 /// The changes of a key, newest first, and the line about the beginning of the history.
 fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
@@ -43,71 +43,82 @@ fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
     }
 }
 
-#[test]
-fn history_lists_every_change_of_a_key() {
-    let mut server = Server::restartable(&[]);
+/// The versions that a test has written, and the fencing token of the third.
+struct Written {
+    sets: [Hlc; 4],
+    token: Hlc,
+}
+
+/// Sets and deletes the key `key` by two clients.
+fn write_changes(server: &Server) -> Written {
     let mut store = server.store("client 1");
     let mut other = server.store("client\n2");
     let first = store.set("key", "one");
     let second = other.set("key", "two");
-    let lock = store.set("lock", "client");
+    let token = store.set("lock", "client");
     let fenced = store
         .command(&["SET", "key", "three", "PX", "600000"])
-        .with("__ft", &lock);
+        .with("__ft", &token);
     let third = store.call(&fenced).version().unwrap();
-    let deletion = store.command(&["DEL", "key"]).with("__ft", &lock);
+    let deletion = store.command(&["DEL", "key"]).with("__ft", &token);
     assert_eq!(store.call(&deletion).payload(), b":1\r\n");
     let fourth = store.set("key", vec![0xFF; 10_000]);
     // None of these requests changes the key.
     store.get("key");
     assert_eq!(store.ask(&["SET", "key", "no", "NX"]).payload(), b":-1\r\n");
     store.set("keys", "another");
-
-    for stopped in [false, true] {
-        if stopped {
-            stop(&mut server);
-        }
-        let (changes, beginning) = history(&server, "key");
-        assert_eq!(
-            events(&changes),
-            ["set", "deleted", "set", "set", "set"],
-            "{changes:#?}"
-        );
-        let [four, deleted, three, two, one] = &changes[..] else {
-            unreachable!()
-        };
-        for (change, version) in [
-            (one, &first),
-            (two, &second),
-            (three, &third),
-            (four, &fourth),
-        ] {
-            assert_eq!(change["version"], version.to_string());
-            assert_eq!(change["key"], "key");
-            assert_eq!(change["policy"]["name"], "standard");
-            assert_eq!(
-                server.stdout()[1].rsplit(' ').next().unwrap(),
-                change["policy"]["digest"]
-            );
-        }
-        let deleted_at = Hlc::parse_padded(deleted["version"].as_str().unwrap()).unwrap();
-        assert!(third < deleted_at && deleted_at < fourth, "{deleted}");
-        assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
-        assert_eq!(
-            (&one["client"], &two["client"]),
-            (&"client 1".into(), &"client\n2".into())
-        );
-        assert!(two["fencing_token"].is_null() && two["expires"].is_null());
-        assert_eq!(three["fencing_token"], lock.to_string());
-        assert!(three["expires"].as_str().unwrap() > three["time"].as_str().unwrap());
-        assert_eq!(
-            (&four["bytes"], &four["truncated"], &one["truncated"]),
-            (&10_000.into(), &true.into(), &false.into())
-        );
-        assert!(deleted["value"].is_null() && deleted["client"] == "client 1");
-        assert!(beginning["since"].is_null() && beginning["before"].is_null());
-        assert_eq!(beginning["changes"], 5);
+    Written {
+        sets: [first, second, third, fourth],
+        token,
     }
+}
+
+fn check_changes(server: &Server, written: &Written) {
+    let (changes, beginning) = history(server, "key");
+    assert_eq!(
+        events(&changes),
+        ["set", "deleted", "set", "set", "set"],
+        "{changes:#?}"
+    );
+    let [four, deleted, three, two, one] = &changes[..] else {
+        unreachable!()
+    };
+    for (change, version) in [one, two, three, four].into_iter().zip(&written.sets) {
+        assert_eq!(change["version"], version.to_string());
+        assert_eq!(change["key"], "key");
+        assert_eq!(change["policy"]["name"], "standard");
+        assert_eq!(
+            server.stdout()[1].rsplit(' ').next().unwrap(),
+            change["policy"]["digest"]
+        );
+    }
+    let [_, _, third, fourth] = &written.sets;
+    let deleted_at = Hlc::parse_padded(deleted["version"].as_str().unwrap()).unwrap();
+    assert!(*third < deleted_at && deleted_at < *fourth, "{deleted}");
+    assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
+    assert_eq!(
+        (&one["client"], &two["client"]),
+        (&"client 1".into(), &"client\n2".into())
+    );
+    assert!(two["fencing_token"].is_null() && two["expires"].is_null());
+    assert_eq!(three["fencing_token"], written.token.to_string());
+    assert!(three["expires"].as_str().unwrap() > three["time"].as_str().unwrap());
+    assert_eq!(
+        (&four["bytes"], &four["truncated"], &one["truncated"]),
+        (&10_000.into(), &true.into(), &false.into())
+    );
+    assert!(deleted["value"].is_null() && deleted["client"] == "client 1");
+    assert!(beginning["since"].is_null() && beginning["before"].is_null());
+    assert_eq!(beginning["changes"], 5);
+}
+
+#[test]
+fn history_lists_every_change_of_a_key() {
+    let mut server = Server::restartable(&[]);
+    let written = write_changes(&server);
+    check_changes(&server, &written);
+    server.stop();
+    check_changes(&server, &written);
 
     // The text output escapes control characters, and says how many changes it omits.
     let text = run_for(&server, &["history", "key", "--limit", "4"])
@@ -118,12 +129,9 @@ fn history_lists_every_change_of_a_key() {
         "{text}"
     );
     assert!(text.contains("5 changes of key since the store began (1 older one not shown"));
-    let versions: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("set "))
-        .collect();
-    assert!(versions[0].contains(&fourth.to_string()), "{text}");
-    assert!(text.contains(&format!("fence    {lock}")), "{text}");
+    let newest = text.lines().find(|line| line.starts_with("set ")).unwrap();
+    assert!(newest.contains(&written.sets[3].to_string()), "{text}");
+    assert!(text.contains(&format!("fence    {}", written.token)));
     // Versions contain the name of the node.
     let ran = run_for(
         &server,
@@ -161,7 +169,7 @@ fn history_lists_the_expiry_of_a_key() {
 fn history_names_the_policy_of_each_change() {
     let mut server = Server::restartable(&[]);
     server.store("client").set("key", "fine");
-    stop(&mut server);
+    server.stop();
     server.restart_with(&[("policy", policies::faulty())]);
     let answer = server.store("client").ask(&["SET", "key", "fine"]);
     assert_eq!(answer.payload(), b"+OK\r\n");
@@ -194,7 +202,7 @@ fn get_as_of_a_version_returns_its_value() {
     let behind = store.set("other", "y");
     for stopped in [false, true] {
         if stopped {
-            stop(&mut server);
+            server.stop();
         }
         assert_eq!(as_of(&server, "key", &before.to_string()), None);
         for (version, value) in &versions {
@@ -284,7 +292,7 @@ fn moment_before_the_kept_history_is_refused() {
     drop(store);
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
-    stop(&mut server);
+    server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
     let newest = store.set("changed", "3");

@@ -3,26 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use statehouse_tests::{Admin, Lines, Server};
-
-/// The number of log lines that the store has dropped.
-fn dropped(server: &Server) -> u64 {
-    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200, "{page}");
-    let lost = |line: &str| {
-        line.strip_prefix("statehouse_log_dropped_total ")?
-            .parse()
-            .ok()
-    };
-    page.lines().find_map(lost).unwrap()
-}
+use statehouse_tests::{Lines, Server};
 
 /// Sends requests until the pipe and the log queue are full.
 fn fill(server: &Server) {
     // Each log line contains the client id.
     let mut store = server.store(&"x".repeat(200));
     let end = Instant::now() + Duration::from_secs(120);
-    while dropped(server) == 0 {
+    while server.metric("log_dropped_total") == 0 {
         let asked = [(); 500].map(|()| {
             let request = store.command(&["GET", "key"]);
             (store.client.start(request.publish()), request)
@@ -37,7 +25,7 @@ fn fill(server: &Server) {
 #[test]
 fn unread_log_drops_lines_and_reports_them_later() {
     let (mut server, unread) = Server::unheard("", &["--log-filter", "debug"]);
-    assert_eq!(dropped(&server), 0);
+    assert_eq!(server.metric("log_dropped_total"), 0);
     fill(&server);
     let mut store = server.store("client");
     store.set("key", "value");

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, policies};
 
-use crate::data_directory::{data, objects, run_for, stop};
+use crate::data_directory::{data, objects, run_for};
 
 /// Runs a replay. Returns the differences and the summary.
 fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
@@ -62,7 +62,7 @@ fn replay_with_the_same_policy_has_no_differences() {
     let recorded = send_all_kinds(&server);
     for stopped in [false, true] {
         if stopped {
-            stop(&mut server);
+            server.stop();
         }
         let (differences, summary) = replay(&server, &[], 0);
         assert!(differences.is_empty(), "{differences:#?}");
@@ -188,7 +188,7 @@ fn replay_uses_the_policy_that_handled_each_request() {
     assert_eq!(counts(&summary["summary"]), (0, 3, 0), "{summary}");
 
     // Without the module, only requests of the standard policy are comparable.
-    stop(&mut server);
+    server.stop();
     server.restart_with(&[("policy", "builtin")]);
     server.store("client").set("key", "2");
     let modules = data(&server).join("policies");
@@ -216,7 +216,7 @@ fn range_selects_requests_by_record_or_time() {
         store.set("key", format!("{n}"));
     }
     drop(store);
-    stop(&mut server);
+    server.stop();
     let ran = run_for(&server, &["history", "key", "--json"]).code(0);
     let mut changes = objects(&ran);
     changes.pop();
@@ -265,7 +265,7 @@ fn replay_of_a_restored_store_starts_at_the_backup() {
     drop(store);
     run_for(&server, &["snapshot", "backup"]).code(0);
     run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
-    stop(&mut server);
+    server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
     // These answers depend on the state in the backup.

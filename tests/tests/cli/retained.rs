@@ -6,7 +6,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server};
 
-use crate::data_directory::{data, files, object, objects, run_for, stop};
+use crate::data_directory::{data, files, object, objects, run_for};
 
 /// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
@@ -79,7 +79,7 @@ fn shortened_history_is_exact_and_reported_as_such() {
 
     for stopped in [false, true] {
         if stopped {
-            stop(&mut shortened.server);
+            shortened.server.stop();
         }
         let server = &shortened.server;
         assert!(!files(&data(server), "snapshot").is_empty());

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Client, Connect, Publish, Server, command, run, run_in};
+use statehouse_tests::{
+    Client, Connect, Packet, Publish, Request, Server, Store, command, packet::kind, policies, run,
+    run_in, store::is_answer,
+};
 
 #[test]
 fn serve_prints_version_policy_data_and_addresses() {
@@ -49,7 +52,7 @@ fn several_listeners_share_one_store() {
     for (n, address) in addresses.into_iter().enumerate() {
         let id = format!("client{n}");
         let client = Client::connect(address, &Connect::new(&id));
-        let mut store = statehouse_tests::Store::new(client, &id);
+        let mut store = Store::new(client, &id);
         assert_eq!(store.get("key"), Some(b"value".to_vec()), "{address}");
     }
 }
@@ -118,17 +121,47 @@ fn sigterm_and_sigint_shut_down_in_two_seconds() {
     }
 }
 
-/// The request before the signal is answered.
+/// The signal arrives while requests wait for their turn and answers for the disk. A request with a
+/// PUBACK has its answer. The client redelivers the others, and each has one effect.
 #[test]
 fn shutdown_loses_no_answer() {
-    let mut server = Server::start();
-    let mut store = server.store("client");
-    let request = store.command(&["SET", "key", "value"]);
-    let answer = store.call(&request);
-    assert_eq!(answer.payload(), b"+OK\r\n");
+    let mut server = Server::restartable(&[]);
+    let connect = Connect::resume("client", 60);
+    let mut store = Store::new(Client::connect(server.address(), &connect), "client");
+    let value = "value".repeat(1000);
+    let requests: Vec<Request> = (0..400)
+        .map(|n| store.command(&["SET", &format!("key {n}"), &value, "NX"]))
+        .collect();
+    let mut sent: Vec<Publish> = requests.iter().map(Request::publish).collect();
+    for publish in &mut sent {
+        publish.packet_id = store.client.packet_id();
+    }
+    let bytes: Vec<u8> = sent.iter().flat_map(Publish::bytes).collect();
+    store.client.send(&bytes);
+    store.finish(&requests[0], sent[0].packet_id);
     server.signal("TERM");
     store.client.expect_disconnect(0x8B);
     assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
+    let received = store.client.drain();
+
+    server.restart();
+    let client = Client::connect(server.address(), &connect);
+    assert!(client.session_present());
+    let mut store = Store::on(client, "client");
+    for (request, mut publish) in requests.iter().zip(sent).skip(1) {
+        let is_puback =
+            |it: &Packet| it.kind() == kind::PUBACK && it.ack().packet_id == publish.packet_id;
+        let correlation = request.correlation.as_deref();
+        let payload = if received.iter().any(is_puback) {
+            let answer = received.iter().find(|it| is_answer(it, correlation));
+            answer.expect("an answer").publish().payload
+        } else {
+            publish.dup = true;
+            let id = store.client.start(publish);
+            store.finish(request, id).payload().to_vec()
+        };
+        assert_eq!(payload, b"+OK\r\n");
+    }
 }
 
 #[test]
@@ -202,14 +235,7 @@ fn invalid_policy_file_exits_with_code_2() {
         )
     };
     serve("missing.wasm").code(2).says("missing.wasm");
-    let files: [(&str, &[u8]); 5] = [
-        ("empty.wasm", b""),
-        ("rubbish.wasm", b"this is no policy"),
-        ("module.wasm", b"\0asm\x01\0\0\0"),
-        ("component.wasm", b"\0asm\x0D\0\x01\0"),
-        ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
-    ];
-    for (name, bytes) in files {
+    for (name, bytes) in policies::INVALID {
         fs::write(directory.path().join(name), bytes).unwrap();
         let ran = serve(name).code(2).says(name);
         assert!(!ran.text().contains("ready"), "{ran:?}");

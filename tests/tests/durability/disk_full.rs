@@ -4,6 +4,8 @@
 
 use std::{
     collections::BTreeMap,
+    fs::{self, File},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -13,40 +15,94 @@ use std::{
 use statehouse_tests::{Hlc, Server, Store, client::PATIENCE};
 use tempfile::TempDir;
 
+use FileSystem::{Ext4, Tmpfs};
+
 pub(crate) const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const VALUE_BYTES: usize = 100_000;
 
+/// The kind of a small file system.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FileSystem {
+    Tmpfs,
+    /// On a loop device. Unlike tmpfs it has a journal, and needs blocks for its own tables.
+    Ext4,
+}
+
 /// A small file system, which is unmounted when this is dropped.
 pub(crate) struct Small {
-    pub(crate) path: PathBuf,
-    _directory: TempDir,
+    path: PathBuf,
+    kind: FileSystem,
+    directory: TempDir,
 }
 
 impl Small {
     /// Returns none and prints the reason if this user may not mount a file system.
-    pub(crate) fn mount(megabytes: u32) -> Option<Small> {
+    pub(crate) fn mount(kind: FileSystem, megabytes: u32) -> Option<Small> {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("small");
-        std::fs::create_dir(&path).unwrap();
-        let size = format!("size={megabytes}m");
-        let arguments = ["-t", "tmpfs", "-o", &size, "statehouse-test"];
-        match Command::new("mount").args(arguments).arg(&path).output() {
-            Ok(output) if output.status.success() => Some(Small {
-                path,
-                _directory: directory,
-            }),
-            other => {
-                eprintln!("skipped: a file system of its own cannot be mounted here: {other:?}");
-                None
+        let small = Small {
+            path: directory.path().join("small"),
+            kind,
+            directory,
+        };
+        fs::create_dir(&small.path).unwrap();
+        let path = small.path.to_str().unwrap();
+        let (image, size) = (small.image(), format!("size={megabytes}m"));
+        let mounted = match kind {
+            FileSystem::Tmpfs => tool("mount", &["-t", "tmpfs", "-o", &size, "none", path]),
+            FileSystem::Ext4 => {
+                small.resize_image(megabytes);
+                // Root, as which this test runs, could use the blocks that are reserved for it.
+                tool("mkfs.ext4", &["-q", "-m", "0", &image])
+                    .and_then(|_| tool("mount", &["-o", "loop", &image, path]))
+            }
+        };
+        if let Err(reason) = &mounted {
+            eprintln!("skipped: {kind:?} cannot be mounted here: {reason}");
+        }
+        mounted.is_ok().then_some(small)
+    }
+
+    /// Makes the file system larger. Ext4 is unmounted meanwhile, since the kernel may forbid to
+    /// resize it while it is mounted.
+    fn resize(&self, megabytes: u32, server: &mut Server) {
+        let path = self.path.to_str().unwrap();
+        match self.kind {
+            FileSystem::Tmpfs => {
+                let options = format!("remount,size={megabytes}m");
+                tool("mount", &["-o", &options, path]).unwrap();
+            }
+            FileSystem::Ext4 => {
+                let image = self.image();
+                server.kill();
+                tool("umount", &[path]).unwrap();
+                self.resize_image(megabytes);
+                tool("e2fsck", &["-f", "-p", &image]).unwrap();
+                tool("resize2fs", &[&image]).unwrap();
+                tool("mount", &["-o", "loop", &image, path]).unwrap();
+                server.restart();
             }
         }
     }
 
-    fn resize(&self, megabytes: u32) {
-        let options = format!("remount,size={megabytes}m");
-        let mut mount = Command::new("mount");
-        let status = mount.args(["-o", &options]).arg(&self.path).status();
-        assert!(status.unwrap().success());
+    /// The room for files. On ext4, tables and the journal take a part of the disk.
+    pub(crate) fn free_bytes(&self) -> usize {
+        let path = self.path.to_str().unwrap();
+        let printed = tool("df", &["--block-size=1", "--output=avail", path]).unwrap();
+        printed.lines().last().unwrap().trim().parse().unwrap()
+    }
+
+    /// The file of the loop device.
+    fn image(&self) -> String {
+        let image = self.directory.path().join("image");
+        image.into_os_string().into_string().unwrap()
+    }
+
+    fn resize_image(&self, megabytes: u32) {
+        let options = File::options().create(true).append(true).open(self.image());
+        options
+            .unwrap()
+            .set_len(u64::from(megabytes) << 20)
+            .unwrap();
     }
 
     pub(crate) fn data(&self) -> String {
@@ -61,7 +117,15 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         // Lazily, since the server of a failed test may still run.
-        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+        let _ = Command::new("umount").arg("-l").arg(&self.path).output();
+    }
+}
+
+/// Runs a system tool. Returns its output, or the reason for its failure.
+fn tool(name: &str, arguments: &[&str]) -> Result<String, String> {
+    match Command::new(name).args(arguments).output() {
+        Ok(output) if output.status.success() => Ok(String::from_utf8(output.stdout).unwrap()),
+        other => Err(format!("{name}: {other:?}")),
     }
 }
 
@@ -126,50 +190,63 @@ pub(crate) fn start(small: &Small, more: &[(&str, &str)]) -> Server {
     server
 }
 
-#[test]
-fn full_disk_accepts_removals_and_loses_nothing() {
-    for megabytes in [24, 40] {
-        let Some(small) = Small::mount(megabytes) else {
-            return;
-        };
-        let mut server = start(&small, &[]);
-        let mut store = server.store("client");
-        let mut acknowledged = BTreeMap::new();
-        fill(&mut store, &mut acknowledged);
-        server.wait_for_log("the disk is full");
-        assert!(acknowledged.len() > 20, "{} keys", acknowledged.len());
-        // Reads, watches and removals still work, and watchers are notified.
-        let mut watcher = server.store("watcher");
-        watcher.watch("key 0");
-        remove(&mut store, 0, &mut acknowledged);
-        assert!(watcher.notification().payload.ends_with(b"DELETE\r\n"));
-        check(&mut store, &acknowledged);
-        // Restarts twice, since the first start may have changed something.
-        for round in 1..=2 {
-            server.kill();
-            server.restart();
-            store = server.store("client");
-            check(&mut store, &acknowledged);
-            assert_eq!(store.get("key 0"), None);
-            remove(&mut store, round, &mut acknowledged);
-        }
-        // The operator makes the disk larger.
-        small.resize(megabytes * 2);
-        let version = retry_write(&mut store, "again");
-        assert!(acknowledged.values().all(|earlier| earlier < &version));
+/// Fills a disk and restarts the server on it. Then the operator makes the disk larger.
+fn fill_and_resize(kind: FileSystem, megabytes: u32) {
+    let Some(small) = Small::mount(kind, megabytes) else {
+        return;
+    };
+    let mut server = start(&small, &[]);
+    let mut store = server.store("client");
+    let mut acknowledged = BTreeMap::new();
+    fill(&mut store, &mut acknowledged);
+    server.wait_for_log("the disk is full");
+    assert!(acknowledged.len() > 20, "{} keys", acknowledged.len());
+    // Reads, watches and removals still work, and watchers are notified.
+    let mut watcher = server.store("watcher");
+    watcher.watch("key 0");
+    remove(&mut store, 0, &mut acknowledged);
+    assert!(watcher.notification().payload.ends_with(b"DELETE\r\n"));
+    check(&mut store, &acknowledged);
+    // Restarts twice, since the first start may have changed something.
+    for round in 1..=2 {
         server.kill();
         server.restart();
-        let mut store = server.store("client");
+        store = server.store("client");
         check(&mut store, &acknowledged);
-        assert_eq!(store.get("again"), Some(value(1)));
+        assert_eq!(store.get("key 0"), None);
+        remove(&mut store, round, &mut acknowledged);
+    }
+    small.resize(megabytes * 2, &mut server);
+    store = server.store("client");
+    growth_is_accepted_and_kept(server, store, &acknowledged);
+}
+
+/// Retries a write. The write and all acknowledged ones must survive a kill.
+fn growth_is_accepted_and_kept(
+    mut server: Server,
+    mut store: Store,
+    acknowledged: &BTreeMap<usize, Hlc>,
+) {
+    let version = retry_write(&mut store, "again");
+    assert!(acknowledged.values().all(|earlier| earlier < &version));
+    server.kill();
+    server.restart();
+    let mut store = server.store("client");
+    check(&mut store, acknowledged);
+    assert_eq!(store.get("again"), Some(value(1)));
+}
+
+#[test]
+fn full_disk_accepts_removals_and_loses_nothing() {
+    for (kind, megabytes) in [(Tmpfs, 24), (Tmpfs, 40), (Ext4, 24)] {
+        fill_and_resize(kind, megabytes);
     }
 }
 
 /// Clients retry, so a refusal must not take room on the disk. Removals must still work after any
 /// number of refusals.
-#[test]
-fn full_disk_after_many_refusals_accepts_removals() {
-    let Some(small) = Small::mount(24) else {
+fn refuse_many_writes(kind: FileSystem) {
+    let Some(small) = Small::mount(kind, 24) else {
         return;
     };
     let server = start(&small, &[]);
@@ -184,13 +261,17 @@ fn full_disk_after_many_refusals_accepts_removals() {
     check(&mut store, &acknowledged);
 }
 
-/// If the server keeps no history, removals alone free room.
 #[test]
-fn removals_without_history_free_room() {
-    let Some(small) = Small::mount(24) else {
+fn full_disk_after_many_refusals_accepts_removals() {
+    refuse_many_writes(Tmpfs);
+}
+
+/// If the server keeps no history, removals alone free room.
+fn free_room_by_removals(kind: FileSystem) {
+    let Some(small) = Small::mount(kind, 24) else {
         return;
     };
-    let mut server = start(&small, &[("history_bytes", "0")]);
+    let server = start(&small, &[("history_bytes", "0")]);
     let mut store = server.store("client");
     let mut acknowledged = BTreeMap::new();
     fill(&mut store, &mut acknowledged);
@@ -198,20 +279,18 @@ fn removals_without_history_free_room() {
     for n in &all[..all.len() - 5] {
         remove(&mut store, *n, &mut acknowledged);
     }
-    let version = retry_write(&mut store, "again");
-    assert!(acknowledged.values().all(|earlier| earlier < &version));
-    server.kill();
-    server.restart();
-    let mut store = server.store("client");
-    check(&mut store, &acknowledged);
-    assert_eq!(store.get("again"), Some(value(1)));
+    growth_is_accepted_and_kept(server, store, &acknowledged);
+}
+
+#[test]
+fn removals_without_history_free_room() {
+    free_room_by_removals(Tmpfs);
 }
 
 /// Writes far more bytes to few keys than the disk has room for. Overwritten values must free room
 /// for new ones.
-#[test]
-fn small_disk_holds_unlimited_overwrites_of_few_keys() {
-    let Some(small) = Small::mount(48) else {
+fn overwrite_few_keys(kind: FileSystem) {
+    let Some(small) = Small::mount(kind, 48) else {
         return;
     };
     let mut server = start(&small, &[("history_bytes", "0")]);
@@ -234,22 +313,34 @@ fn small_disk_holds_unlimited_overwrites_of_few_keys() {
     assert_eq!(store.ask(&["GET", "key 9"]).version(), last);
 }
 
-/// An earlier version stored no store name in the data directory of an embedded broker.
+#[test]
+fn small_disk_holds_unlimited_overwrites_of_few_keys() {
+    overwrite_few_keys(Tmpfs);
+}
+
+/// The cases of this module that the quick tests run only on tmpfs.
+#[test]
+#[ignore = "takes minutes"]
+fn full_ext4_disk_behaves_as_tmpfs() {
+    fill_and_resize(Ext4, 40);
+    refuse_many_writes(Ext4);
+    free_room_by_removals(Ext4);
+    overwrite_few_keys(Ext4);
+}
+
+/// An earlier version stored no store name in the data directory of an embedded broker. No write
+/// to `/dev/full` finds room.
 #[test]
 fn full_disk_without_a_store_name_serves_reads() {
-    let Some(small) = Small::mount(32) else {
-        return;
-    };
-    let mut server = Server::restartable(&[("data", &small.data())]);
+    let mut server = Server::restartable(&[("data", "data")]);
     server.store("client").set("key", "value");
     server.kill();
-    std::fs::remove_file(Path::new(&small.data()).join("mqtt-client-id")).unwrap();
-    let filler = small.path.join("filler");
-    assert!(
-        std::fs::write(&filler, vec![0; 64 << 20]).is_err(),
-        "the disk must be full"
-    );
+    let name = server.directory().join("data/mqtt-client-id");
+    fs::remove_file(&name).unwrap();
+    symlink("/dev/full", name.with_extension("new")).unwrap();
     server.restart();
+    server.wait_for_log("this run has a name of its own");
+    assert!(!name.exists());
     let value = server.store("client").get("key");
     assert_eq!(value, Some(b"value".to_vec()));
 }

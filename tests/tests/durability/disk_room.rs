@@ -12,7 +12,10 @@ use statehouse_tests::{
     Admin, Client, Connect, Dice, Property, Publish, Server, client::PATIENCE, run_in,
 };
 
-use crate::disk_full::{QUOTA, Small, start};
+use crate::disk_full::{
+    FileSystem::{self, Ext4, Tmpfs},
+    QUOTA, Small, start,
+};
 
 const QUOTA_EXCEEDED: u8 = 0x97;
 const SESSION_EXPIRY_S: u32 = 3600;
@@ -192,10 +195,9 @@ impl Filler {
 }
 
 /// Overwrites of the same few keys or topics need room only for their current values.
-#[test]
-fn overwrites_on_a_small_disk_are_never_refused() {
+fn overwrite_on_a_small_disk(kind: FileSystem) {
     for (filler, bytes) in [(Filler::Keys(10), 200_000), (Filler::Retained(20), 20_000)] {
-        let Some(small) = Small::mount(16) else {
+        let Some(small) = Small::mount(kind, 16) else {
             return;
         };
         let mut server = start(&small, &[]);
@@ -215,13 +217,17 @@ fn overwrites_on_a_small_disk_are_never_refused() {
 }
 
 #[test]
-fn overwrites_of_a_third_of_the_disk_are_never_refused() {
-    let Some(small) = Small::mount(24) else {
+fn overwrites_on_a_small_disk_are_never_refused() {
+    overwrite_on_a_small_disk(Tmpfs);
+}
+
+fn overwrite_a_third_of_the_disk(kind: FileSystem) {
+    let Some(small) = Small::mount(kind, 24) else {
         return;
     };
     let mut server = start(&small, &[]);
     let bytes = 100_000;
-    let keys = (24 << 20) / 3 / bytes;
+    let keys = small.free_bytes() / 3 / bytes;
     let write = |server: &Server, rounds: usize| {
         let filler = Filler::Keys(keys);
         let (outcome, _) = while_reading(server, || filler.run(server, rounds * keys, bytes));
@@ -233,11 +239,15 @@ fn overwrites_of_a_third_of_the_disk_are_never_refused() {
     write(&server, 2);
 }
 
+#[test]
+fn overwrites_of_a_third_of_the_disk_are_never_refused() {
+    overwrite_a_third_of_the_disk(Tmpfs);
+}
+
 /// Fills the disk with live data. The server refuses growth and serves everything else, until
 /// removals free room.
-#[test]
-fn growth_beyond_the_disk_is_refused_until_removals() {
-    let Some(small) = Small::mount(12) else {
+fn grow_beyond_the_disk(kind: FileSystem) {
+    let Some(small) = Small::mount(kind, 12) else {
         return;
     };
     let server = start(&small, &[]);
@@ -288,23 +298,51 @@ fn growth_beyond_the_disk_is_refused_until_removals() {
     assert_eq!(readiness(&small).0, 200);
 }
 
-/// Runs every filler on every size of disk, for several times that size, while another client
-/// reads.
+#[test]
+fn growth_beyond_the_disk_is_refused_until_removals() {
+    grow_beyond_the_disk(Tmpfs);
+}
+
+/// The cases of this module that the quick tests run only on tmpfs.
 #[test]
 #[ignore = "takes minutes"]
-fn fillers_on_small_disks_delay_no_readers() {
-    let live = |megabytes: usize, bytes: usize| megabytes * (1 << 20) / 3 / bytes;
+fn small_ext4_disk_behaves_as_tmpfs() {
+    overwrite_on_a_small_disk(Ext4);
+    overwrite_a_third_of_the_disk(Ext4);
+    grow_beyond_the_disk(Ext4);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn fillers_on_small_tmpfs_disks_delay_no_readers() {
+    run_fillers(Tmpfs);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn fillers_on_small_ext4_disks_delay_no_readers() {
+    run_fillers(Ext4);
+}
+
+/// Runs every filler on every size of disk, for several times that size, while another client
+/// reads.
+fn run_fillers(kind: FileSystem) {
     for megabytes in [48, 64, 256] {
+        let Some(empty) = Small::mount(kind, megabytes as u32) else {
+            return;
+        };
+        let a_third = empty.free_bytes() / 3;
+        drop(empty);
         for (filler, bytes) in [
             (Filler::Keys(10), 1_000),
             (Filler::Keys(10), 300_000),
-            (Filler::Keys(live(megabytes, 100_000)), 100_000),
+            (Filler::Keys(a_third / 100_000), 100_000),
             (Filler::Retained(100), 20_000),
             (Filler::Queued(50), 20_000),
             (Filler::Wills(100), 30_000),
             (Filler::Sessions(100), 500),
         ] {
-            let Some(small) = Small::mount(megabytes as u32) else {
+            let Some(small) = Small::mount(kind, megabytes as u32) else {
                 return;
             };
             let server = start(&small, &[]);
@@ -312,7 +350,7 @@ fn fillers_on_small_disks_delay_no_readers() {
             let work = || filler.run(&server, count, bytes);
             let (outcome, reads) = while_reading(&server, work);
             let p99 = reads[reads.len() * 99 / 100];
-            println!("{megabytes} MB {filler:?} × {bytes}: {outcome:?}, p99 {p99:?}");
+            println!("{kind:?} {megabytes} MB {filler:?} × {bytes}: {outcome:?}, p99 {p99:?}");
             assert_eq!(outcome.refused, 0, "{megabytes} MB {filler:?}");
             assert!(p99 < Duration::from_millis(500), "{p99:?}");
             assert_eq!(readiness(&small).0, 200);

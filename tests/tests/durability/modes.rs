@@ -114,8 +114,7 @@ fn orderly_stop_loses_nothing() {
         let mut server = Server::restartable(&[("durability", mode), ("sync_interval", "1h")]);
         let mut store = begin(&server, "client");
         let version = store.set("key", "value");
-        server.signal("TERM");
-        assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
+        server.stop();
         server.restart();
         let mut store = crate::resumed::resume(&server, "client");
         let answer = store.ask(&["GET", "key"]);

@@ -19,26 +19,45 @@ use crate::resumed::{begin, connect, resume};
 /// Below the Receive Maximum of the server, so that all requests may be in flight at once.
 const IN_FLIGHT: usize = 400;
 
+/// The answer to a request: payload and version.
+type Answer = (Vec<u8>, Option<Hlc>);
+
 /// The answers and acknowledgements that arrived so far.
-#[derive(Default)]
 struct Received {
-    answers: HashMap<Vec<u8>, (Vec<u8>, Option<Hlc>)>,
+    /// The correlation data of the requests by packet id.
+    sent: HashMap<u16, Vec<u8>>,
+    /// Whether the client acknowledges answers at once.
+    prompt: bool,
+    answers: HashMap<Vec<u8>, Answer>,
     acknowledged: HashSet<u16>,
     /// The number of repeated answers.
     repeated: usize,
 }
 
 impl Received {
+    fn nothing_for(sent: &[(u16, Publish)], prompt: bool) -> Received {
+        let correlation = |publish: &Publish| publish.correlation().unwrap().to_vec();
+        Received {
+            sent: (sent.iter())
+                .map(|(id, publish)| (*id, correlation(publish)))
+                .collect(),
+            prompt,
+            answers: HashMap::new(),
+            acknowledged: HashSet::new(),
+            repeated: 0,
+        }
+    }
+
     /// Adds the next packet. A repeated answer must be the same as the first. For a `prompt`
     /// client, a PUBACK must follow its answer. For another client, the PUBACK may come first,
     /// because the answer waits until the client acknowledges earlier ones.
-    fn take(&mut self, packet: &Packet, sent: &HashMap<u16, Vec<u8>>, prompt: bool) {
+    fn take(&mut self, packet: &Packet) {
         match packet.kind() {
             kind::PUBLISH => {
                 let publish = packet.publish();
                 let answer = (publish.payload.clone(), version(&publish));
-                let key = correlation(&publish).expect("an answer");
-                if !prompt && !sent.values().any(|it| *it == key) {
+                let key = publish.correlation().expect("an answer").to_vec();
+                if !self.prompt && !self.sent.values().any(|it| *it == key) {
                     // An answer of the previous round. Its acknowledgement was lost with the
                     // connection that was taken over.
                     return;
@@ -52,7 +71,7 @@ impl Received {
                 let ack = packet.ack();
                 assert_eq!(ack.reason, 0, "{ack:?}");
                 assert!(
-                    !prompt || self.answers.contains_key(&sent[&ack.packet_id]),
+                    !self.prompt || self.answers.contains_key(&self.sent[&ack.packet_id]),
                     "PUBACK {} before the answer",
                     ack.packet_id
                 );
@@ -64,16 +83,38 @@ impl Received {
             other => panic!("a packet of type {other}"),
         }
     }
-}
 
-fn correlation(publish: &Publish) -> Option<Vec<u8>> {
-    publish
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::CorrelationData(data) => Some(data.clone()),
-            _ => None,
-        })
+    /// Kills the server after a random number of packets. The others may be lost with the
+    /// connection.
+    fn take_some_and_kill(&mut self, server: &mut Server, client: &mut Client, dice: &mut Dice) {
+        for _ in 0..dice.below(IN_FLIGHT as u64) {
+            match client.poll(Duration::from_millis(20)) {
+                Heard::Packet(packet) => self.take(&packet),
+                Heard::Silence => break,
+                Heard::Closed => panic!("closed before the kill"),
+            }
+        }
+        thread::sleep(dice.below_ms(5));
+        server.kill();
+        loop {
+            match client.poll(PATIENCE) {
+                Heard::Packet(packet) => self.take(&packet),
+                Heard::Closed => return,
+                Heard::Silence => panic!("the connection outlives the process"),
+            }
+        }
+    }
+
+    /// Reads until each request has an answer and an acknowledgement. The server redelivers the
+    /// answer to an acknowledged request unasked.
+    fn take_rest(&mut self, client: &mut Client) {
+        while self.acknowledged.len() < self.sent.len() || self.answers.len() < self.sent.len() {
+            match client.poll(PATIENCE) {
+                Heard::Packet(packet) => self.take(&packet),
+                other => panic!("{other:?} instead of the rest"),
+            }
+        }
+    }
 }
 
 /// Pairs of a SET NX and a second command on the same key, with their expected answers.
@@ -116,7 +157,7 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
     let mut dice = Dice::thrown();
     let mut server = Server::restartable(&[]);
     let mut store = begin(&server, "client");
-    let mut last: Option<Hlc> = None;
+    let mut last = None;
     let (mut redelivered, mut repeated_answers) = (0, 0);
     for round in 0..rounds {
         if !prompt {
@@ -125,78 +166,70 @@ fn kill_with_requests_in_flight(rounds: usize, dup: bool, prompt: bool) -> (usiz
             store.client.acknowledges = false;
         }
         let requests = requests(&mut store, round);
-        let all: Vec<(u16, Publish)> = (1..)
+        let mut sent: Vec<(u16, Publish)> = (1..)
             .zip(&requests)
             .map(|(id, (request, _))| (id, request.publish()))
             .collect();
-        let sent = all
-            .iter()
-            .map(|(id, publish)| (*id, correlation(publish).unwrap()))
-            .collect();
-        let mut received = Received::default();
-        send(&mut store.client, &all, false);
-        // Reads a random number of packets first. The others may be lost with the connection.
-        let read = dice.below(IN_FLIGHT as u64);
-        for _ in 0..read {
-            match store.client.poll(Duration::from_millis(20)) {
-                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
-                Heard::Silence => break,
-                Heard::Closed => panic!("closed before the kill"),
-            }
-        }
-        thread::sleep(dice.below_ms(5));
-        server.kill();
-        loop {
-            match store.client.poll(PATIENCE) {
-                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
-                Heard::Closed => break,
-                Heard::Silence => panic!("the connection outlives the process"),
-            }
-        }
+        let mut received = Received::nothing_for(&sent, prompt);
+        send(&mut store.client, &sent, false);
+        received.take_some_and_kill(&mut server, &mut store.client, &mut dice);
 
         server.restart();
         store = resume(&server, "client");
-        let open: Vec<_> = all
-            .iter()
-            .filter(|(id, _)| !received.acknowledged.contains(id))
-            .cloned()
-            .collect();
-        redelivered += open.len();
-        send(&mut store.client, &open, dup);
-        // The server redelivers the answer to an acknowledged request unasked.
-        while received.acknowledged.len() < all.len() || received.answers.len() < all.len() {
-            match store.client.poll(PATIENCE) {
-                Heard::Packet(packet) => received.take(&packet, &sent, prompt),
-                other => panic!("{other:?} instead of the rest"),
-            }
-        }
+        sent.retain(|(id, _)| !received.acknowledged.contains(id));
+        redelivered += sent.len();
+        send(&mut store.client, &sent, dup);
+        received.take_rest(&mut store.client);
         repeated_answers += received.repeated;
-        for (n, ((request, expected), (id, _))) in requests.iter().zip(&all).enumerate() {
-            let (payload, version) = &received.answers[&sent[id]];
-            assert_eq!(payload, expected, "{}", request.payload.escape_ascii());
-            // A SET has a new version, and the next command on its key returns that version.
-            if n % 2 == 0 {
-                assert!(version > &last, "{version:?} after {last:?}");
-                last.clone_from(version);
-            } else {
-                assert_eq!(version, &last);
-            }
-        }
-        // The values of the keys match the answers.
-        for n in (0..IN_FLIGHT / 2).step_by(17) {
-            let current = store.ask(&["GET", &format!("{round}/{n}")]);
-            let expected = match n % 4 {
-                0 | 1 => (&b"$-1\r\n"[..], None),
-                _ => (
-                    &b"$5\r\nvalue\r\n"[..],
-                    received.answers[&sent[&all[2 * n].0]].1.clone(),
-                ),
-            };
-            assert_eq!((current.payload(), current.version()), expected);
-        }
+        last = check_answers(&requests, &received, last);
+        check_values(&mut store, round, &requests, &received);
         store.client.drain();
     }
     (redelivered, repeated_answers)
+}
+
+fn answer<'a>(received: &'a Received, (request, _): &(Request, &[u8])) -> &'a Answer {
+    &received.answers[request.correlation.as_ref().unwrap()]
+}
+
+/// A SET has a new version, and the next command on its key returns that version. `last` is the
+/// last version before these requests. Returns their last one.
+fn check_answers(
+    requests: &[(Request, &[u8])],
+    received: &Received,
+    mut last: Option<Hlc>,
+) -> Option<Hlc> {
+    for (n, request) in requests.iter().enumerate() {
+        let (payload, version) = answer(received, request);
+        assert_eq!(payload, request.1, "{}", request.0.payload.escape_ascii());
+        if n % 2 == 0 {
+            assert!(*version > last, "{version:?} after {last:?}");
+            last.clone_from(version);
+        } else {
+            assert_eq!(*version, last);
+        }
+    }
+    last
+}
+
+/// The values of the keys match the answers.
+fn check_values(
+    store: &mut Store,
+    round: usize,
+    requests: &[(Request, &[u8])],
+    received: &Received,
+) {
+    for n in (0..IN_FLIGHT / 2).step_by(17) {
+        let current = store.ask(&["GET", &format!("{round}/{n}")]);
+        let expected = match n % 4 {
+            0 | 1 => (&b"$-1\r\n"[..], None),
+            _ => {
+                let (_, version) = answer(received, &requests[2 * n]);
+                (&b"$5\r\nvalue\r\n"[..], version.clone())
+            }
+        };
+        assert_eq!((current.payload(), current.version()), expected);
+    }
 }
 
 #[test]

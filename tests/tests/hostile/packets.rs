@@ -4,7 +4,7 @@
 use statehouse_tests::{
     Connect, Property,
     packet::{self, packet},
-    property::{sized, variable},
+    property::sized,
 };
 
 use crate::witness::Witness;
@@ -16,14 +16,6 @@ const TOPIC_NAME_INVALID: u8 = 0x90;
 const TOPIC_ALIAS_INVALID: u8 = 0x94;
 const PACKET_TOO_LARGE: u8 = 0x95;
 const QOS_NOT_SUPPORTED: u8 = 0x9B;
-
-/// A PUBLISH at QoS 0 with a raw topic and raw properties.
-fn publish(head: u8, topic: &[u8], properties: &[u8]) -> Vec<u8> {
-    let mut body = sized(topic);
-    body.extend(variable(u32::try_from(properties.len()).unwrap()));
-    body.extend(properties);
-    packet(head, &body)
-}
 
 #[test]
 fn other_packet_before_connect_closes_unanswered() {
@@ -136,202 +128,81 @@ fn unsupported_protocol_version_is_refused_as_such() {
     witness.unharmed();
 }
 
-/// Forbidden packets, each with the reason codes that the standard allows.
-fn forbidden() -> Vec<(&'static str, Vec<u8>, &'static [u8])> {
-    let wrong: &[u8] = &[MALFORMED, PROTOCOL_ERROR];
-    let topic: &[u8] = &[TOPIC_NAME_INVALID, MALFORMED, PROTOCOL_ERROR];
-    let subscribe = |filters: &[(&str, u8)]| packet::subscribe(1, &[], filters);
-    vec![
-        (
-            "a second CONNECT",
-            Connect::new("again").bytes(),
-            &[PROTOCOL_ERROR],
-        ),
-        ("CONNACK", packet(0x20, &[0, 0, 0]), wrong),
-        ("SUBACK", packet(0x90, &[0, 1, 0, 0]), wrong),
-        ("UNSUBACK", packet(0xB0, &[0, 1, 0, 0]), wrong),
-        ("PINGRESP", packet(0xD0, &[]), wrong),
-        ("AUTH", packet(0xF0, &[]), wrong),
-        ("AUTH with a reason", packet(0xF0, &[0x18, 0]), wrong),
-        ("type 0", packet(0x00, &[]), wrong),
-        ("PINGREQ with flags", packet(0xC1, &[]), wrong),
-        ("PINGREQ with a body", packet(0xC0, &[0]), wrong),
-        ("PUBACK with flags", packet(0x41, &[0, 1]), wrong),
-        ("PUBACK without a packet id", packet(0x40, &[]), wrong),
-        ("PUBACK with half a packet id", packet(0x40, &[0]), wrong),
-        ("PUBREL without its flag", packet(0x60, &[0, 1]), wrong),
-        (
-            "SUBSCRIBE without its flag",
-            packet(0x80, &[0, 1, 0, 0, 1, b'a', 0]),
-            wrong,
-        ),
-        ("SUBSCRIBE of nothing", packet(0x82, &[0, 1, 0]), wrong),
-        (
-            "SUBSCRIBE with packet id 0",
-            packet(0x82, &[0, 0, 0, 0, 1, b'a', 0]),
-            wrong,
-        ),
-        (
-            "SUBSCRIBE without options",
-            packet(0x82, &[0, 1, 0, 0, 1, b'a']),
-            wrong,
-        ),
-        ("SUBSCRIBE at QoS 3", subscribe(&[("a", 3)]), wrong),
-        (
-            "SUBSCRIBE with reserved bits",
-            subscribe(&[("a", 0x40)]),
-            wrong,
-        ),
-        (
-            "SUBSCRIBE with No Local to a shared subscription",
-            subscribe(&[("$share/g/a", 4)]),
-            wrong,
-        ),
-        (
-            "SUBSCRIBE with retain handling 3",
-            subscribe(&[("a", 0x30)]),
-            wrong,
-        ),
-        (
-            "SUBSCRIBE with identifier 0",
-            packet(0x82, &[0, 1, 2, 0x0B, 0, 0, 1, b'a', 0]),
-            wrong,
-        ),
-        (
-            "SUBSCRIBE with two identifiers",
-            packet::subscribe(
-                1,
-                &[Property::SubscriptionId(1), Property::SubscriptionId(2)],
-                &[("a", 0)],
-            ),
-            wrong,
-        ),
-        ("UNSUBSCRIBE from nothing", packet(0xA2, &[0, 1, 0]), wrong),
-        (
-            "UNSUBSCRIBE without its flag",
-            packet(0xA0, &[0, 1, 0, 0, 1, b'a']),
-            wrong,
-        ),
-        ("DISCONNECT with flags", packet(0xE1, &[]), wrong),
-        (
-            "DISCONNECT that begins to expire",
-            packet::disconnect(0, &[Property::SessionExpiry(9)]),
-            &[PROTOCOL_ERROR],
-        ),
-        (
-            "PUBLISH at QoS 3",
-            packet(0x36, b"\0\x01a\0\x01\0"),
-            &[MALFORMED, PROTOCOL_ERROR, QOS_NOT_SUPPORTED],
-        ),
-        (
-            "PUBLISH with packet id 0",
-            packet(0x32, b"\0\x01a\0\0\0"),
-            wrong,
-        ),
-        ("PUBLISH at QoS 0 with DUP", publish(0x38, b"a", b""), wrong),
-        ("PUBLISH without a topic", packet(0x30, &[]), wrong),
-        ("PUBLISH to nowhere", publish(0x30, b"", b""), topic),
-        ("PUBLISH to +", publish(0x30, b"a/+", b""), topic),
-        ("PUBLISH to #", publish(0x30, b"#", b""), topic),
-        ("a topic with U+0000", publish(0x30, b"a\0b", b""), topic),
-        (
-            "a topic of broken UTF-8",
-            publish(0x30, b"a\xFFb", b""),
-            topic,
-        ),
-        (
-            "a topic with a surrogate",
-            publish(0x30, b"\xED\xA0\x80", b""),
-            topic,
-        ),
-        ("an overlong topic", publish(0x30, b"\xC0\xAF", b""), topic),
-        (
-            "a topic longer than the packet",
-            packet(0x30, b"\0\x09a"),
-            wrong,
-        ),
-        (
-            "properties longer than the packet",
-            packet(0x30, b"\0\x01a\x09"),
-            wrong,
-        ),
-        (
-            "a property length of five bytes",
-            packet(0x30, b"\0\x01a\xFF\xFF\xFF\xFF\x01"),
-            wrong,
-        ),
-        ("an unknown property", publish(0x30, b"a", b"\x7F\0"), wrong),
-        (
-            "a property of another packet",
-            publish(0x30, b"a", b"\x13\0\x05"),
-            wrong,
-        ),
-        ("half a property", publish(0x30, b"a", b"\x02\0"), wrong),
-        (
-            "a property twice",
-            publish(0x30, b"a", b"\x02\0\0\0\x01\x02\0\0\0\x01"),
-            wrong,
-        ),
-        ("payload format 2", publish(0x30, b"a", b"\x01\x02"), wrong),
-        (
-            "a user property of broken UTF-8",
-            publish(0x30, b"a", b"\x26\0\x01\xFF\0\x01v"),
-            wrong,
-        ),
-        (
-            "a user property without a value",
-            publish(0x30, b"a", b"\x26\0\x01k"),
-            wrong,
-        ),
-        (
-            "a response topic with a wildcard",
-            publish(0x30, b"a", b"\x08\0\x03a/+"),
-            topic,
-        ),
-        (
-            "a subscription identifier from a client",
-            publish(0x30, b"a", b"\x0B\x01"),
-            wrong,
-        ),
-        (
-            "topic alias 0",
-            publish(0x30, b"a", b"\x23\0\0"),
-            &[TOPIC_ALIAS_INVALID],
-        ),
-        (
-            "topic alias 65535",
-            publish(0x30, b"a", b"\x23\xFF\xFF"),
-            &[TOPIC_ALIAS_INVALID],
-        ),
-        (
-            "an alias that stands for nothing",
-            publish(0x30, b"", b"\x23\0\x01"),
-            wrong,
-        ),
-        (
-            "256 MiB",
-            vec![0x30, 0xFF, 0xFF, 0xFF, 0x7F],
-            &[PACKET_TOO_LARGE],
-        ),
-        (
-            "a remaining length of five bytes",
-            vec![0x30, 0xFF, 0xFF, 0xFF, 0xFF, 0x01],
-            &[MALFORMED],
-        ),
-        (
-            "a remaining length without an end",
-            vec![0x30, 0x80, 0x80, 0x80, 0x80, 0x80],
-            &[MALFORMED],
-        ),
-    ]
-}
+/// The forbidden packet, its bytes, and the reason codes that the standard allows.
+type Forbidden = (&'static str, &'static [u8], &'static [u8]);
+
+const WRONG: &[u8] = &[MALFORMED, PROTOCOL_ERROR];
+const TOPIC: &[u8] = &[TOPIC_NAME_INVALID, MALFORMED, PROTOCOL_ERROR];
+
+#[rustfmt::skip]
+const FORBIDDEN: &[Forbidden] = &[
+    ("a second CONNECT", b"\x10\x12\0\x04MQTT\x05\x02\0\0\0\0\x05again", &[PROTOCOL_ERROR]),
+    ("CONNACK", b"\x20\x03\0\0\0", WRONG),
+    ("SUBACK", b"\x90\x04\0\x01\0\0", WRONG),
+    ("UNSUBACK", b"\xB0\x04\0\x01\0\0", WRONG),
+    ("PINGRESP", b"\xD0\x00", WRONG),
+    ("AUTH", b"\xF0\x00", WRONG),
+    ("AUTH with a reason", b"\xF0\x02\x18\0", WRONG),
+    ("type 0", b"\x00\x00", WRONG),
+    ("PINGREQ with flags", b"\xC1\x00", WRONG),
+    ("PINGREQ with a body", b"\xC0\x01\0", WRONG),
+    ("PUBACK with flags", b"\x41\x02\0\x01", WRONG),
+    ("PUBACK without a packet id", b"\x40\x00", WRONG),
+    ("PUBACK with half a packet id", b"\x40\x01\0", WRONG),
+    ("PUBREL without its flag", b"\x60\x02\0\x01", WRONG),
+    ("SUBSCRIBE without its flag", b"\x80\x07\0\x01\0\0\x01a\0", WRONG),
+    ("SUBSCRIBE of nothing", b"\x82\x03\0\x01\0", WRONG),
+    ("SUBSCRIBE with packet id 0", b"\x82\x07\0\0\0\0\x01a\0", WRONG),
+    ("SUBSCRIBE without options", b"\x82\x06\0\x01\0\0\x01a", WRONG),
+    ("SUBSCRIBE at QoS 3", b"\x82\x07\0\x01\0\0\x01a\x03", WRONG),
+    ("SUBSCRIBE with reserved bits", b"\x82\x07\0\x01\0\0\x01a\x40", WRONG),
+    ("SUBSCRIBE with No Local to a shared subscription",
+        b"\x82\x10\0\x01\0\0\x0A$share/g/a\x04", WRONG),
+    ("SUBSCRIBE with retain handling 3", b"\x82\x07\0\x01\0\0\x01a\x30", WRONG),
+    ("SUBSCRIBE with identifier 0", b"\x82\x09\0\x01\x02\x0B\0\0\x01a\0", WRONG),
+    ("SUBSCRIBE with two identifiers", b"\x82\x0B\0\x01\x04\x0B\x01\x0B\x02\0\x01a\0", WRONG),
+    ("UNSUBSCRIBE from nothing", b"\xA2\x03\0\x01\0", WRONG),
+    ("UNSUBSCRIBE without its flag", b"\xA0\x06\0\x01\0\0\x01a", WRONG),
+    ("DISCONNECT with flags", b"\xE1\x00", WRONG),
+    ("DISCONNECT that begins to expire", b"\xE0\x07\0\x05\x11\0\0\0\x09", &[PROTOCOL_ERROR]),
+    ("PUBLISH at QoS 3",
+        b"\x36\x06\0\x01a\0\x01\0", &[MALFORMED, PROTOCOL_ERROR, QOS_NOT_SUPPORTED]),
+    ("PUBLISH with packet id 0", b"\x32\x06\0\x01a\0\0\0", WRONG),
+    ("PUBLISH at QoS 0 with DUP", b"\x38\x04\0\x01a\0", WRONG),
+    ("PUBLISH without a topic", b"\x30\x00", WRONG),
+    ("PUBLISH to nowhere", b"\x30\x03\0\0\0", TOPIC),
+    ("PUBLISH to +", b"\x30\x06\0\x03a/+\0", TOPIC),
+    ("PUBLISH to #", b"\x30\x04\0\x01#\0", TOPIC),
+    ("a topic with U+0000", b"\x30\x06\0\x03a\0b\0", TOPIC),
+    ("a topic of broken UTF-8", b"\x30\x06\0\x03a\xFFb\0", TOPIC),
+    ("a topic with a surrogate", b"\x30\x06\0\x03\xED\xA0\x80\0", TOPIC),
+    ("an overlong topic", b"\x30\x05\0\x02\xC0\xAF\0", TOPIC),
+    ("a topic longer than the packet", b"\x30\x03\0\x09a", WRONG),
+    ("properties longer than the packet", b"\x30\x04\0\x01a\x09", WRONG),
+    ("a property length of five bytes", b"\x30\x08\0\x01a\xFF\xFF\xFF\xFF\x01", WRONG),
+    ("an unknown property", b"\x30\x06\0\x01a\x02\x7F\0", WRONG),
+    ("a property of another packet", b"\x30\x07\0\x01a\x03\x13\0\x05", WRONG),
+    ("half a property", b"\x30\x06\0\x01a\x02\x02\0", WRONG),
+    ("a property twice", b"\x30\x0E\0\x01a\x0A\x02\0\0\0\x01\x02\0\0\0\x01", WRONG),
+    ("payload format 2", b"\x30\x06\0\x01a\x02\x01\x02", WRONG),
+    ("a user property of broken UTF-8", b"\x30\x0B\0\x01a\x07\x26\0\x01\xFF\0\x01v", WRONG),
+    ("a user property without a value", b"\x30\x08\0\x01a\x04\x26\0\x01k", WRONG),
+    ("a response topic with a wildcard", b"\x30\x0A\0\x01a\x06\x08\0\x03a/+", TOPIC),
+    ("a subscription identifier from a client", b"\x30\x06\0\x01a\x02\x0B\x01", WRONG),
+    ("topic alias 0", b"\x30\x07\0\x01a\x03\x23\0\0", &[TOPIC_ALIAS_INVALID]),
+    ("topic alias 65535", b"\x30\x07\0\x01a\x03\x23\xFF\xFF", &[TOPIC_ALIAS_INVALID]),
+    ("an alias that stands for nothing", b"\x30\x06\0\0\x03\x23\0\x01", WRONG),
+    ("256 MiB", b"\x30\xFF\xFF\xFF\x7F", &[PACKET_TOO_LARGE]),
+    ("a remaining length of five bytes", b"\x30\xFF\xFF\xFF\xFF\x01", &[MALFORMED]),
+    ("a remaining length without an end", b"\x30\x80\x80\x80\x80\x80", &[MALFORMED]),
+];
 
 #[test]
 fn forbidden_packet_ends_the_connection_with_a_reason() {
     let mut witness = Witness::new();
-    for (what, bytes, reasons) in forbidden() {
+    for (what, bytes, reasons) in FORBIDDEN {
         let mut attacker = witness.attacker();
-        attacker.send(&bytes);
+        attacker.send(bytes);
         let disconnect = attacker.expect_closed_after(what);
         let disconnect = disconnect.unwrap_or_else(|| panic!("{what}: closed without a reason"));
         assert!(
@@ -350,10 +221,10 @@ fn forbidden_packet_ends_the_connection_with_a_reason() {
 #[test]
 fn forbidden_packet_byte_by_byte_ends_the_connection() {
     let mut witness = Witness::new();
-    for (what, bytes, _) in forbidden() {
+    for (what, bytes, _) in FORBIDDEN {
         let mut attacker = witness.attacker();
-        for byte in bytes {
-            if attacker.try_send(&[byte]).is_err() {
+        for byte in *bytes {
+            if attacker.try_send(&[*byte]).is_err() {
                 break;
             }
         }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Admin, Client, Connect, Heard, Hlc, Property, Publish, Request, Store,
+    Client, Connect, Heard, Hlc, Property, Publish, Request, Store,
     client::PATIENCE,
     packet::{self, kind},
     store,
@@ -132,20 +132,19 @@ impl Contest {
             match packet.kind() {
                 kind::PUBLISH => {
                     let answer = packet.publish();
-                    let correlation = correlation(&answer);
+                    let answers = |request: &Request| {
+                        store::is_answer(&packet, request.correlation.as_deref())
+                    };
                     let is_ok = answer.payload == b"+OK\r\n";
-                    if correlation == write.correlation && is_ok {
+                    if answers(&write) && is_ok {
                         self.written(number, store::version(&answer).unwrap());
-                    } else if stale
-                        .as_ref()
-                        .is_some_and(|it| it.correlation == correlation)
-                    {
+                    } else if stale.as_ref().is_some_and(answers) {
                         assert!(
                             !is_ok,
                             "a fence was lost: {} was acknowledged",
                             before.token
                         );
-                    } else if correlation == read.correlation {
+                    } else if answers(&read) {
                         let version = store::version(&answer);
                         assert!(
                             version >= before.version,
@@ -170,17 +169,6 @@ impl Contest {
         acknowledged.version = acknowledged.version.take().max(Some(version));
         acknowledged.writes += 1;
     }
-}
-
-/// The correlation data of an answer.
-fn correlation(answer: &Publish) -> Option<Vec<u8>> {
-    answer
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::CorrelationData(data) => Some(data.clone()),
-            _ => None,
-        })
 }
 
 /// Lets all claimants connect, subscribe, publish, set, get and watch as one client, for this time.
@@ -225,12 +213,8 @@ fn contend_for(time: Duration) {
         seen.writes
     );
 
-    let (_, page) = Admin::of(&witness.server).ask("GET", "/metrics", b"");
-    let sessions = page
-        .lines()
-        .find_map(|line| line.strip_prefix("statehouse_sessions "));
     // The session of the witness, and the contested one.
-    assert_eq!(sessions, Some("2"));
+    assert_eq!(witness.server.metric("sessions"), 2);
 
     let mut last = witness.server.store(CONTESTED);
     let version = last.ask(&["GET", CONTESTED]).version();

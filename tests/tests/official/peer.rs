@@ -1,6 +1,6 @@
 //! An official client for tests: a session that runs in a task, and a state store client on it.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use azure_iot_operations_mqtt::{
     aio::connection_settings::MqttConnectionSettingsBuilder,
@@ -37,19 +37,17 @@ impl Peer {
 
     /// Connects as the examples do, with the defaults of the crate.
     pub(crate) fn connect(server: &Server, id: &str) -> Peer {
-        let address = server.address();
-        Peer::connect_to(&address.ip().to_string(), address.port(), id)
+        Peer::connect_to(server.address(), id)
     }
 
     /// Connects with the defaults of the crate to another address.
-    pub(crate) fn connect_to(host: &str, port: u16, id: &str) -> Peer {
-        Peer::connect_with(host, port, id, |settings| settings)
+    pub(crate) fn connect_to(address: SocketAddr, id: &str) -> Peer {
+        Peer::connect_with(address, id, |settings| settings)
     }
 
     /// Connects with the client id as the user name.
     pub(crate) fn connect_as(server: &Server, id: &str, password: &str) -> Peer {
-        let (host, port) = (server.address().ip().to_string(), server.address().port());
-        Peer::connect_with(&host, port, id, |settings| {
+        Peer::connect_with(server.address(), id, |settings| {
             settings
                 .username(id.to_owned())
                 .password(password.to_owned())
@@ -57,15 +55,14 @@ impl Peer {
     }
 
     fn connect_with(
-        host: &str,
-        port: u16,
+        address: SocketAddr,
         id: &str,
         change: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,
     ) -> Peer {
         let settings = MqttConnectionSettingsBuilder::default()
             .client_id(id)
-            .hostname(host)
-            .tcp_port(port)
+            .hostname(address.ip().to_string())
+            .tcp_port(address.port())
             .keep_alive(Duration::from_secs(5))
             .use_tls(false);
         let settings = change(settings).build().unwrap();

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::Value;
 use statehouse_tests::{Admin, Server, client::PATIENCE, policies};
 
 use crate::{
@@ -93,6 +94,46 @@ async fn official(peer: &Peer, over: &AtomicBool) -> u64 {
     written
 }
 
+/// Swaps the policies `one` and `two` under load. Returns how long each rollback took.
+fn swap(admin: &Admin, done: &AtomicU64) -> Vec<Duration> {
+    let mut rollbacks = Vec::new();
+    for swap in 0..SWAPS {
+        let asked = Instant::now();
+        // Every fourth swap is a rollback to the previous policy.
+        if swap % 4 == 1 {
+            admin.done("POST", "/v1/rollback", b"");
+            rollbacks.push(asked.elapsed());
+        } else {
+            let to = if swap % 2 == 0 { "two" } else { "one" };
+            admin.done("POST", &format!("/v1/policies/marked-{to}/promote"), b"");
+        }
+        // Waits for answers between any two swaps.
+        let before = done.load(Ordering::Relaxed);
+        let asked = Instant::now();
+        while done.load(Ordering::Relaxed) < before + 20 {
+            assert!(
+                asked.elapsed() < PATIENCE,
+                "requests are no longer answered"
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    rollbacks
+}
+
+/// Checks that the listed swaps form a chain. Returns how long each delayed requests, in us.
+fn gaps(listing: &Value) -> Vec<u64> {
+    let swaps = listing["swaps"].as_array().unwrap();
+    for (earlier, later) in swaps.iter().zip(&swaps[1..]) {
+        assert_eq!(earlier["to"], later["from"]);
+    }
+    let gap = |swap: &Value| swap["gap_us"].as_u64();
+    // The first promotion was made before any request, so it has no gap.
+    let gaps = swaps.iter().skip(1).map(gap);
+    let gaps: Option<Vec<u64>> = gaps.collect();
+    gaps.expect("a request followed each swap")
+}
+
 pub(crate) async fn policy_swaps_under_load_keep_every_request(place: Place) {
     let server = Arc::new(place.start(&[]));
     let admin = Admin::of(&server);
@@ -116,36 +157,10 @@ pub(crate) async fn policy_swaps_under_load_keep_every_request(place: Place) {
         let (peer, over) = (peer.clone(), over.clone());
         async move { official(&peer, &over).await }
     });
-
     let begun = Instant::now();
-    let swapping = tokio::task::spawn_blocking({
-        let (done, over) = (done.clone(), over.clone());
-        move || {
-            let mut rollbacks = Vec::new();
-            // Every fourth swap is a rollback to the previous policy.
-            for swap in 0..SWAPS {
-                let asked = Instant::now();
-                if swap % 4 == 1 {
-                    admin.done("POST", "/v1/rollback", b"");
-                    rollbacks.push(asked.elapsed());
-                } else {
-                    let to = if swap % 2 == 0 { "two" } else { "one" };
-                    admin.done("POST", &format!("/v1/policies/marked-{to}/promote"), b"");
-                }
-                // Waits for answers between any two swaps.
-                let before = done.load(Ordering::Relaxed);
-                let asked = Instant::now();
-                while done.load(Ordering::Relaxed) < before + 20 {
-                    assert!(
-                        asked.elapsed() < PATIENCE,
-                        "requests are no longer answered"
-                    );
-                    thread::sleep(Duration::from_millis(1));
-                }
-            }
-            over.store(true, Ordering::Relaxed);
-            (admin.done("GET", "/v1/policies", b""), rollbacks)
-        }
+    let swapping = tokio::task::spawn_blocking(move || {
+        let rollbacks = swap(&admin, &done);
+        (admin.done("GET", "/v1/policies", b""), rollbacks)
     });
     let swapped = swapping.await;
     // Set even if swapping failed, so that the clients end.
@@ -158,28 +173,10 @@ pub(crate) async fn policy_swaps_under_load_keep_every_request(place: Place) {
     let sum = |of: fn(&Answers) -> u64| answers.iter().map(of).sum::<u64>();
     let (one, two) = (sum(|it| it.one), sum(|it| it.two));
     assert!(one > 0 && two > 0 && written > 0);
-    for (id, answers) in answers.iter().enumerate() {
-        assert!(
-            answers.changes as usize <= SWAPS,
-            "client {id} saw {} changes of the policy",
-            answers.changes
-        );
-    }
-    let swaps = listing["swaps"].as_array().unwrap();
-    // The first promotion was made before any request, so it has no gap.
-    let mut gaps: Vec<u64> = swaps
-        .iter()
-        .skip(1)
-        .map(|swap| {
-            swap["gap_us"]
-                .as_u64()
-                .expect("a request followed the swap")
-        })
-        .collect();
+    let changes = answers.iter().map(|it| it.changes).max().unwrap();
+    assert!(changes as usize <= SWAPS, "a client saw {changes} changes");
+    let mut gaps = gaps(&listing);
     assert_eq!(gaps.len(), SWAPS);
-    for (earlier, later) in swaps.iter().zip(&swaps[1..]) {
-        assert_eq!(earlier["to"], later["from"]);
-    }
     println!("gaps of {SWAPS} swaps, in us: {gaps:?}");
     gaps.sort_unstable();
     rollbacks.sort_unstable();

@@ -1,7 +1,7 @@
 //! Third-party policies through the real binary. A fault of a policy must affect only the request
 //! that caused it.
 
-use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt};
 
 use statehouse_tests::{Server, policies::faulty};
 
@@ -60,8 +60,7 @@ fn failed_notification_refuses_a_write_but_no_expiry() {
 
 /// Stops the server. Returns how many policies it had compiled.
 fn policies_compiled_by(server: &mut Server) -> usize {
-    server.signal("TERM");
-    server.wait(Duration::from_secs(10));
+    server.stop();
     server.wait_for_log("stopped");
     let log = server.stderr();
     log.iter()

@@ -5,7 +5,7 @@
 use std::{fs, path::PathBuf};
 
 use statehouse_tests::{
-    Admin, Client, Server,
+    Client, Server,
     client::PATIENCE,
     command,
     connect::{Connect, Will},
@@ -74,34 +74,12 @@ impl RulesFile {
     }
 }
 
-/// How often the server has read its rules again, with this result.
-fn reloads(server: &Server, result: &str) -> u64 {
-    metric(
-        server,
-        &format!("reloads_total{{what=\"rules\",result=\"{result}\"}} "),
-    )
-}
-
 /// How often the server has put rules in force.
 fn in_force(server: &Server) -> usize {
     let log = server.stderr();
     log.iter()
         .filter(|line| line.contains("rules are in force"))
         .count()
-}
-
-/// The value of a metric, or 0 if the server has not reported it yet.
-pub(crate) fn metric(server: &Server, name: &str) -> u64 {
-    let (status, page) = Admin::of(server).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200, "{page}");
-    let mut lines = page.lines();
-    let line = lines.find_map(|line| line.strip_prefix("statehouse_")?.strip_prefix(name));
-    line.map_or(0, |number| number.parse().unwrap())
-}
-
-/// How often the server has refused an action to clients.
-fn refused(server: &Server, what: &str) -> u64 {
-    metric(server, &format!("access_refused_total{{what=\"{what}\"}} "))
 }
 
 /// Starts a server with rules.
@@ -133,7 +111,7 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
     assert_eq!(connack.reason, NOT_AUTHORIZED);
     assert!(reason(&connack.properties).contains("may not connect"));
     server.wait_for_log("no rule lets it connect");
-    assert_eq!(refused(&server, "connect"), 1);
+    assert_eq!(server.refused("connect"), 1);
     let output = explain(&rules, 1, &["stranger", "CONNECT"]);
     assert!(
         output.starts_with("denied: no rule lets stranger connect"),
@@ -144,7 +122,7 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
     assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
     server.wait_for_log("no rule lets it write shared/a");
-    assert_eq!(refused(&server, "write"), 1);
+    assert_eq!(server.refused("write"), 1);
     let output = explain(&rules, 1, &["reader", "SET", "shared/a"]);
     assert!(output.contains("for others: rule 3"), "{output}");
     let output = explain(&rules, 0, &["reader", "get", "shared/a"]);
@@ -159,12 +137,12 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
     writer.set("shared/a", "v");
     writer.set("own/writer/a", "v");
     assert_eq!(writer.ask(&["SET", "own/reader/a", "v"]).text(), DENIED);
-    assert_eq!(refused(&server, "read"), 2);
+    assert_eq!(server.refused("read"), 2);
 
     let puback = writer.client.publish(Publish::new("news/a/b", b"x").qos(1));
     assert_eq!(puback.reason, NOT_AUTHORIZED);
     assert!(reason(&puback.properties).contains("may not publish"));
-    assert_eq!(refused(&server, "publish"), 1);
+    assert_eq!(server.refused("publish"), 1);
     assert_eq!(writer.client.subscribe("news/a", 1), NOT_AUTHORIZED);
     for filter in [
         "#",
@@ -323,10 +301,10 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
         command::run(&["authz", "check", bad.name()], b"")
             .code(2)
             .says(says);
-        let before = reloads(&server, "refused");
+        let before = server.reloads("rules", "refused");
         fs::write(&good.path, text).unwrap();
         wait_for("the bad file is refused", || {
-            reloads(&server, "refused") > before
+            server.reloads("rules", "refused") > before
         });
     }
     let missing = [
@@ -398,9 +376,8 @@ fn redelivery_after_a_rules_change_keeps_its_answer() {
     assert!(client.session_present());
     let mut writer = Store::on(client, "writer");
     check(&mut writer);
-    assert_eq!(metric(&server, "duplicates_different_total "), 0);
-    server.signal("TERM");
-    server.wait(PATIENCE);
+    assert_eq!(server.metric("duplicates_different_total"), 0);
+    server.stop();
     let replayed = command::run_in(server.directory(), &["replay", "--policy", "builtin"], b"");
     let text = replayed.code(0).text();
     assert!(text.contains("same"), "{text}");

@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{Read, Write},
+    iter,
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::Command,
@@ -11,16 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use azure_iot_operations_mqtt::{
-    aio::connection_settings::MqttConnectionSettingsBuilder,
-    session::{Session, SessionOptionsBuilder},
-};
-use azure_iot_operations_protocol::application::ApplicationContextBuilder;
-use azure_iot_operations_services::state_store;
+use azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder;
 use statehouse_tests::{Ran, Server, client::PATIENCE, command::finish, run};
 use tempfile::TempDir;
 
-use crate::authority::{Authority, ClientCertificate, Pair};
+use crate::{
+    authority::{Authority, ClientCertificate},
+    official,
+};
 
 /// A year in which certificates of the tests may expire.
 const LATER: i32 = 2100;
@@ -102,9 +101,12 @@ impl Encrypted {
 
     /// Sends a GET with the store's own client.
     pub(crate) fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
+        self.get_trusting(&text(&self.authority.certificate), key, certificate)
+    }
+
+    fn get_trusting(&self, ca: &str, key: &str, certificate: Option<&str>) -> Ran {
         let url = format!("mqtts://{}", self.address);
-        let ca = text(&self.authority.certificate);
-        let mut arguments = vec!["get", key, "--url", &url, "--ca", &ca];
+        let mut arguments = vec!["get", key, "--url", &url, "--ca", ca];
         let files =
             certificate.map(|name| [".crt", ".key"].map(|end| self.file(&format!("{name}{end}"))));
         if let Some([certificate, key]) = &files {
@@ -118,71 +120,25 @@ pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-}
-
-/// Sets and gets a key over TLS with the official client.
-async fn official(port: u16, ca: String, own: Option<Pair>, value: &str) {
-    let (certificate, key) = match own {
-        Some(own) => (Some(text(&own.certificate)), Some(text(&own.key))),
-        None => (None, None),
-    };
-    let settings = MqttConnectionSettingsBuilder::default()
-        .client_id("official")
-        // Its TLS checks host names, but supports no addresses.
-        .hostname("localhost")
-        .tcp_port(port)
-        .use_tls(true)
-        .ca_file(Some(ca))
-        .cert_file(certificate)
-        .key_file(key)
-        .build()
-        .unwrap();
-    let options = SessionOptionsBuilder::default()
-        .connection_settings(settings)
-        .build()
-        .unwrap();
-    let session = Session::new(options).unwrap();
-    let store = state_store::Client::new(
-        ApplicationContextBuilder::default().build().unwrap(),
-        session.create_managed_client(),
-        session.create_session_monitor(),
-        state_store::ClientOptionsBuilder::default()
-            .build()
-            .unwrap(),
-    )
-    .unwrap();
-    let exit = session.create_exit_handle();
-    let running = tokio::spawn(session.run());
-    let set = store.set(
-        b"official".to_vec(),
-        value.into(),
-        PATIENCE,
-        None,
-        state_store::SetOptions::default(),
-    );
-    set.await.unwrap();
-    let got = store.get(b"official".to_vec(), PATIENCE).await.unwrap();
-    assert_eq!(got.response.as_deref(), Some(value.as_bytes()));
-    store.shutdown().await.unwrap();
-    exit.try_exit().unwrap();
-    running.await.unwrap().unwrap();
-}
-
 #[test]
 fn official_client_connects_over_mutual_tls() {
     let store = Encrypted::strict();
-    let own = Pair {
-        certificate: store.file("good.crt").into(),
-        key: store.file("good.key").into(),
+    let over_tls = |settings: MqttConnectionSettingsBuilder| {
+        settings
+            // Its TLS checks host names, but supports no addresses.
+            .hostname("localhost")
+            .tcp_port(store.address.port())
+            .use_tls(true)
+            .ca_file(Some(text(&store.authority.certificate)))
+            .cert_file(Some(store.file("good.crt")))
+            .key_file(Some(store.file("good.key")))
     };
-    let ca = text(&store.authority.certificate);
-    runtime().block_on(official(store.address.port(), ca, Some(own), "value"));
+    official::with_client(&store.server, "official", over_tls, async |client| {
+        official::set(&client, "official", "value").await;
+        let got = client.get("official".into(), PATIENCE).await.unwrap();
+        assert_eq!(got.response.as_deref(), Some(&b"value"[..]));
+        client.shutdown().await.unwrap();
+    });
     let got = store.get("official", Some("good"));
     assert_eq!(got.code(0).stdout, b"value");
 }
@@ -209,7 +165,7 @@ fn mosquitto_pub_and_own_client_connect_over_tls() {
 fn refused_client_certificate_is_explained_and_logged() {
     let store = Encrypted::strict();
     store.get("nothing", Some("good")).code(1);
-    for (certificate, says, logged) in [
+    let cases = [
         (
             None,
             "wants a certificate of the client",
@@ -230,13 +186,24 @@ fn refused_client_certificate_is_explained_and_logged() {
             "the client's certificate has expired",
             "certificate expired",
         ),
-    ] {
+    ];
+    for (count, (certificate, says, logged)) in (1..).zip(cases) {
         let refused = store.get("nothing", certificate);
         assert_eq!(refused.code, Some(3), "{certificate:?}: {refused:#?}");
         refused.says(says);
         let line = store.server.wait_for_log(logged);
-        assert!(line.contains("statehouse::audit"), "{line}");
+        let words = ["statehouse::audit", "what=\"tls\"", "peer=\"127.0.0.1:"];
+        assert!(words.iter().all(|word| line.contains(word)), "{line}");
+        assert_eq!(store.server.refused("tls"), count, "{certificate:?}");
     }
+}
+
+/// Checks that the refusal of a handshake is in the log, with the address of its client.
+fn assert_logged(server: &Server, client: &TcpStream, what: &str, why: &str) {
+    let peer = format!("peer=\"{}\"", client.local_addr().unwrap());
+    let line = server.wait_for_log(&peer);
+    let words = ["statehouse::audit", &format!("what=\"{what}\""), why];
+    assert!(words.iter().all(|word| line.contains(word)), "{line}");
 }
 
 #[test]
@@ -269,17 +236,10 @@ fn load_over_tls_is_completely_answered() {
     let store = Encrypted::start("mqtts", |_, _| Vec::new());
     let url = format!("mqtts://{}", store.address);
     let ca = text(&store.authority.certificate);
-    let mut load = vec![
-        "bench",
-        "--url",
-        &url,
-        "--warm-up",
-        "100ms",
-        "--duration",
-        "1s",
-    ];
-    load.extend(["--connections", "4", "--in-flight", "32", "--keys", "40"]);
-    load.extend(["--value-bytes", "40000", "--watchers", "2", "--keep"]);
+    let options = "--warm-up 100ms --duration 1s --connections 4 --in-flight 32 --keys 40 \
+                   --value-bytes 40000 --watchers 2 --keep";
+    let mut load = vec!["bench", "--url", &url];
+    load.extend(options.split(' '));
     run(&load, b"").code(3).says("nobody who is trusted here");
     load.extend(["--ca", &ca]);
     let ran = run(&load, b"").code(0);
@@ -351,22 +311,7 @@ fn renewed_certificates_keep_existing_connections() {
     let end = Instant::now() + PATIENCE;
     let other = text(&other.certificate);
     loop {
-        let files = ["good.crt", "good.key"].map(|it| store.file(it));
-        let got = run(
-            &[
-                "get",
-                "key",
-                "--url",
-                &url,
-                "--ca",
-                &other,
-                "--cert",
-                &files[0],
-                "--cert-key",
-                &files[1],
-            ],
-            b"",
-        );
+        let got = store.get_trusting(&other, "key", Some("good"));
         if got.code == Some(0) {
             break;
         }
@@ -410,7 +355,15 @@ fn unfinished_handshakes_block_no_client_in_bounded_memory() {
     }
     let grown_kib = most_kib.saturating_sub(before_kib);
     assert!(grown_kib < 48 * 1024, "{grown_kib} KiB for handshakes");
-    drop(attackers);
+    store
+        .server
+        .wait_for_log("too many handshakes are in progress");
+    let refused = store.server.refused("handshake");
+    assert!(
+        refused > 2000,
+        "{refused} of {} handshakes",
+        attackers.len()
+    );
 }
 
 #[test]
@@ -430,8 +383,9 @@ fn non_tls_input_is_closed_and_logged() {
         // A TLS alert, then the end of the stream, which may be a reset.
         _ = attacker.read_to_end(&mut rest);
         assert!(rest.len() < 64, "{rest:?}");
+        assert_logged(&store.server, &attacker, "tls", "corrupt");
     }
-    store.server.wait_for_log("statehouse::audit");
+    assert_eq!(store.server.refused("tls"), 3);
     store.get("nothing", None).code(1);
 }
 
@@ -443,8 +397,12 @@ fn slow_handshake_is_closed_in_time() {
     let mut slow = TcpStream::connect(store.address).unwrap();
     slow.set_read_timeout(Some(Duration::from_millis(500)))
         .unwrap();
-    loop {
-        _ = slow.write_all(&[0x16]);
+    // The head of a TLS record that claims a long body, and its first bytes.
+    for byte in [0x16, 0x03, 0x01, 0x3f, 0xff]
+        .into_iter()
+        .chain(iter::repeat(1))
+    {
+        _ = slow.write_all(&[byte]);
         match slow.read(&mut [0; 16]) {
             Ok(0) => break,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
@@ -452,6 +410,10 @@ fn slow_handshake_is_closed_in_time() {
         }
         thread::sleep(Duration::from_millis(100));
     }
+    let took = began.elapsed();
+    assert!((4..10).contains(&took.as_secs()), "closed after {took:?}");
+    assert_logged(&store.server, &slow, "handshake", "longer than 5 s");
+    assert_eq!(store.server.refused("handshake"), 1);
 }
 
 #[test]

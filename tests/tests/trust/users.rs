@@ -71,6 +71,12 @@ impl UsersFile {
     }
 }
 
+fn take_connack(client: &mut Client) -> Ack {
+    client
+        .take("CONNACK", |it| it.kind() == kind::CONNACK)
+        .ack()
+}
+
 fn login(id: &str, user: Option<&str>, password: Option<&str>) -> Connect {
     let mut connect = Connect::new(id);
     connect.user_name = user.map(Into::into);
@@ -191,17 +197,13 @@ fn thousand_password_guesses_delay_no_other_client() {
     // refuses a CONNECT after ten seconds, so an accepted client has not waited long.
     let mut other = open_from("127.0.0.2".parse().unwrap(), address);
     other.send(&login("anna", Some("anna"), Some("secret")).bytes());
-    let answer = other.take("CONNACK", |it| it.kind() == kind::CONNACK).ack();
+    let answer = take_connack(&mut other);
     let memory = server.memory_kib();
     assert_eq!(answer.reason, OK, "{}", answer.text());
     assert!(memory < before + 100 * 1024, "{before} KiB, then {memory}");
     let reasons: Vec<_> = guesses
         .iter_mut()
-        .map(|it| {
-            it.take("CONNACK", |it| it.kind() == kind::CONNACK)
-                .ack()
-                .reason
-        })
+        .map(|it| take_connack(it).reason)
         .collect();
     let count = |reason| reasons.iter().filter(|it| **it == reason).count();
     assert_eq!(count(OK), 0);
@@ -240,14 +242,8 @@ fn wrong_password_flood_does_not_refuse_a_verified_user() {
         assert_eq!(connack(&server, &connect).reason, OK, "attempt {attempt}");
     }
     // The last guesses found the queue full, so their answers arrive at once.
-    let reasons: Vec<_> = flood[350..]
-        .iter_mut()
-        .map(|it| {
-            it.take("CONNACK", |it| it.kind() == kind::CONNACK)
-                .ack()
-                .reason
-        })
-        .collect();
+    let last = flood[350..].iter_mut();
+    let reasons: Vec<_> = last.map(|it| take_connack(it).reason).collect();
     assert!(
         reasons.contains(&BUSY),
         "the queue was never full: {reasons:x?}"

@@ -12,8 +12,7 @@ use toml::Spanned;
 use super::principal::Principals;
 use super::template::Template;
 use super::{Key, Kind, Resource, Rule, Topic};
-use crate::limits;
-use data_encoding::{BASE64, BASE64_NOPAD};
+use crate::{base64, limits};
 use statehouse_files::watch::FileError;
 
 /// Why a rules file is refused. The text is a sentence for the operator.
@@ -282,7 +281,7 @@ fn store(text: &Spanned<StoreText>, lines: &Lines) -> Result<Resource, RulesErro
         KeyType::Pattern => Template::parse_pattern(key),
         KeyType::String => Template::parse(key),
         KeyType::Binary => {
-            let bytes = decode_base64(key).filter(|bytes| !bytes.is_empty());
+            let bytes = base64::decode(key).filter(|bytes| !bytes.is_empty());
             let bytes = bytes.ok_or_else(|| RuleError::Base64(key.to_owned()))?;
             Ok(Template::literal(key, bytes))
         }
@@ -301,13 +300,4 @@ fn store(text: &Spanned<StoreText>, lines: &Lines) -> Result<Resource, RulesErro
         },
         clients: Vec::new(),
     })
-}
-
-/// Base64, with or without padding.
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let bytes = text.as_bytes();
-    BASE64
-        .decode(bytes)
-        .or_else(|_| BASE64_NOPAD.decode(bytes))
-        .ok()
 }

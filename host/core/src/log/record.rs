@@ -35,6 +35,9 @@ const ATTACHED: u8 = 9;
 const RECEIVE_MAX: u8 = 10;
 
 /// One record.
+///
+/// A new kind also concerns `Recorder` (writes it), `Image` (recovery), `snapshot` (state that
+/// outlives the record), and in `statehouse-offline` `changes` (history) and `replay`.
 #[derive(Debug, PartialEq)]
 pub enum Record<'a> {
     /// A handled request.

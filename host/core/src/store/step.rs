@@ -17,6 +17,7 @@ use super::read_set::{CapturedReads, Read};
 use super::reexecution::{self, Removals, SampledRequest, Sampler};
 use super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 use super::state::State;
+use super::supervision::Supervision;
 use super::table::Table;
 use super::transaction::Transaction;
 use super::watch::WatchChange;
@@ -25,15 +26,15 @@ use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{
-    self, Absent, Assignment, Call, CallOutcome, Choice, EndedCall, Failure, Guard, GuardSettings,
-    Instance, Part, Policy, Registry, Repeat, Share,
+    self, Absent, Assignment, Call, CallOutcome, Choice, EndedCall, Failure, Guard, Instance, Part,
+    Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
 use statehouse_protocol::{Peer, SessionId};
 
 /// The input of a step.
 #[derive(Clone, Copy)]
-pub enum Event<'a> {
+pub(crate) enum Event<'a> {
     /// A client's request.
     Request(&'a Request<'a>),
     /// A connection ended. Its watches end with it.
@@ -67,26 +68,6 @@ pub struct Store {
     pub(super) renotified: HashSet<u64>,
     /// Selects requests of the active policy for re-execution.
     turns: Sampler,
-}
-
-/// How the active policy and a canary are supervised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Supervision {
-    /// How many failures and how much fuel are tolerated.
-    pub guard: GuardSettings,
-    /// Re-executes one of this many requests of the active policy on a fresh instance to detect
-    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant.
-    /// Zero turns it off.
-    pub purity_every: u32,
-}
-
-impl Default for Supervision {
-    fn default() -> Self {
-        Self {
-            guard: GuardSettings::default(),
-            purity_every: limits::PURITY_SAMPLE_DEFAULT,
-        }
-    }
 }
 
 /// What a policy decided about a request, with the notifications of its changes.
@@ -232,7 +213,7 @@ impl Store {
 
     /// Handles one event. `now_ms` must not be lower than in an earlier step, or versions and
     /// expiry would run backwards.
-    pub fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
+    pub(crate) fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
         let mut effects = Effects::default();
         let mut state = self
             .state

@@ -1,5 +1,5 @@
 //! The life cycle of connections: new and resumed sessions, takeover, session expiry and wills
-//! (sections 3.1, 3.14, 4.1).
+//! (sections 3.1, 3.14, 4.1). Checks of a CONNECT that need no state are in [`crate::admission`].
 
 use statehouse_protocol::ConnectionId;
 use statehouse_protocol::SessionId;
@@ -99,8 +99,8 @@ impl Core {
         connack.session_present = present;
         // The CONNACK reveals this session and the end of an earlier one, so it must wait until
         // both are durable.
-        let barrier = self.recorder.barrier_for_all_changes();
-        self.recorder
+        let barrier = self.change_log.barrier_for_all_changes();
+        self.change_log
             .put(output, barrier, |out| codec::connack(out, &connack));
         self.pump(key, now);
         let silence_max =
@@ -136,7 +136,7 @@ impl Core {
     /// session must not outlive its connection. The CONNACK announces the shorter expiry.
     fn granted_session_expiry_s(&self, connect: &Connect, client: &str) -> u32 {
         let resumes = !connect.clean_start && self.by_client.contains_key(client);
-        match resumes || self.recorder.has_room() {
+        match resumes || self.change_log.has_room() {
             true => connect
                 .session_expiry_s
                 .min(self.limits.session_expiry_max_s),
@@ -257,8 +257,8 @@ impl Core {
         });
         if let Some(session) = session_at(&mut self.sessions, key) {
             session.transfer(account);
-            session.attach(begins, session_expiry_s, will, &mut self.recorder);
-            session.claim(origin.identity.user.as_deref(), &mut self.recorder);
+            session.attach(begins, session_expiry_s, will, &mut self.change_log);
+            session.claim(origin.identity.user.as_deref(), &mut self.change_log);
         }
     }
 
@@ -395,14 +395,14 @@ impl Core {
             return Ok(());
         };
         if let Some(expiry_s) = disconnect.session_expiry_s
-            && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.recorder)
+            && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.change_log)
         {
             return Err(Violation::protocol(
                 "DISCONNECT cannot raise a session expiry of zero",
             ));
         }
         if disconnect.reason == ReasonCode::SUCCESS {
-            session.take_will(&mut self.recorder);
+            session.take_will(&mut self.change_log);
         }
         Ok(())
     }
@@ -434,7 +434,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
-        let dropped = session.detach(now, shutting_down, &mut self.recorder);
+        let dropped = session.detach(now, shutting_down, &mut self.change_log);
         for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);
         }
@@ -459,7 +459,7 @@ impl Core {
         };
         let topic = session.will().map(|will| &will.message.topic);
         if topic.is_some_and(|topic| !self.access.may_publish(origin, topic)) {
-            session.take_will(&mut self.recorder);
+            session.take_will(&mut self.change_log);
         }
     }
 
@@ -469,7 +469,7 @@ impl Core {
             return;
         };
         let recorded = session.recorded_will().is_some();
-        let Some(will) = session.take_will(&mut self.recorder) else {
+        let Some(will) = session.take_will(&mut self.change_log) else {
             return;
         };
         let mut message = will.message;
@@ -503,11 +503,11 @@ impl Core {
             self.evictable.remove(&(since, key));
         }
         if self.shutting_down {
-            session.take_will(&mut self.recorder);
+            session.take_will(&mut self.change_log);
         }
         self.send_will(key, now);
         if let Some(mut session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
-            session.end(&mut self.recorder);
+            session.end(&mut self.change_log);
             self.session_ends.session_ended(session.number);
             self.by_client.remove(&session.client);
             self.free.push(key);

@@ -2,8 +2,8 @@
 //! deadlines behind one lock.
 //!
 //! Its input is packets of connected clients and calls of the embedder. Its output is packets in
-//! the connections' output buffers and changes in the recorder. The core must do no I/O, must never
-//! wait and must take the time as an argument: tests rely on this to run without sockets and
+//! the connections' output buffers and changes in the change log. The core must do no I/O, must
+//! never wait and must take the time as an argument: tests rely on this to run without sockets and
 //! sleeps.
 
 mod connect;
@@ -41,7 +41,7 @@ use crate::{
         work,
     },
     output::Output,
-    persist::Recorder,
+    persist::ChangeLog,
     refusal::Refusals,
     retained::Retained,
     router::{Matches, Router, SessionKey},
@@ -70,7 +70,7 @@ pub(crate) struct Core {
     /// Distinguishes the client ids that this run assigns from those of other runs.
     run_id: u64,
     ledger: Ledger,
-    recorder: Recorder,
+    change_log: ChangeLog,
     session_ends: SessionEnds,
     counts: Counts,
     /// Outputs whose writers must be woken after the lock is released.
@@ -115,7 +115,7 @@ impl Core {
         access: Arc<dyn Access>,
         refusals: Arc<Refusals>,
         run: u32,
-        recorder: Recorder,
+        change_log: ChangeLog,
     ) -> Self {
         let before = u64::from(run) << 32;
         Self {
@@ -134,7 +134,7 @@ impl Core {
             last_assigned_id: 0,
             run_id: RandomState::new().hash_one(0),
             ledger: Ledger::default(),
-            recorder,
+            change_log,
             session_ends: SessionEnds::default(),
             counts: Counts::default(),
             wakes: Vec::new(),
@@ -159,7 +159,7 @@ impl Core {
     /// Appends the changes made under the lock and returns the remaining actions; must be called
     /// before the lock is released. An open write batch takes over the outputs to write.
     pub(crate) fn finish(&mut self, write_batching: &WriteBatching) -> Wakes {
-        self.recorder.append();
+        self.change_log.append();
         if !self.wakes.is_empty() {
             write_batching.gather(&mut self.wakes);
         }
@@ -175,9 +175,9 @@ impl Core {
         self.limits = limits;
     }
 
-    /// Must be called between two packets or operations; see [`Recorder::checkpoint`].
+    /// Must be called between two packets or operations; see [`ChangeLog::checkpoint`].
     pub(crate) fn checkpoint(&mut self) {
-        self.recorder.checkpoint();
+        self.change_log.checkpoint();
     }
 
     /// The service was notified that this connection of the session has ended.
@@ -192,7 +192,7 @@ impl Core {
 
     /// Encodes the next piece of a snapshot.
     pub(crate) fn image(&self, cursor: &mut ImageCursor, bytes_max: usize) -> Option<Vec<u8>> {
-        let clock = self.recorder.clock();
+        let clock = self.change_log.clock();
         image::next(&self.sessions, &self.retained, clock, cursor, bytes_max)
     }
 
@@ -276,7 +276,7 @@ impl Core {
     /// Borrows the parts of a connected session that sending needs.
     fn sending(&mut self, key: SessionKey) -> Option<Sending<'_>> {
         let session = session_at(&mut self.sessions, key)?;
-        session.sending(&mut self.recorder)
+        session.sending(&mut self.change_log)
     }
 
     /// The session of this connection, unless it was taken over or its output is closing.
@@ -474,7 +474,7 @@ impl Core {
 
     /// Replaces the clock reading that converts times for the records.
     pub(crate) fn set_clock(&mut self, clock: Clock) {
-        self.recorder.set_clock(clock);
+        self.change_log.set_clock(clock);
     }
 
     /// Handles due wills and session expiries up to the work limit of a turn. Returns the next

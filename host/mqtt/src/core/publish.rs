@@ -69,7 +69,7 @@ impl Core {
                 None => return Ok(Begun::Repeated),
             },
             QoS::ExactlyOnce => {
-                match session.receive(packet_id, &self.limits, &mut self.recorder)? {
+                match session.receive(packet_id, &self.limits, &mut self.change_log)? {
                     Arrival::New(sequence) => sequence,
                     Arrival::Refused(sequence) => {
                         let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_FOR_EXCHANGE);
@@ -112,7 +112,7 @@ impl Core {
     ) -> Result<(), Violation> {
         match self.begin(key, connection, publish.packet_id, publish.qos)? {
             Begun::HandOver(token) => {
-                let recorded = self.recorder.count();
+                let recorded = self.change_log.count();
                 let reason = act(self);
                 let barrier = self.barrier_since(recorded);
                 match token {
@@ -146,7 +146,7 @@ impl Core {
         message: &Message,
         now: Instant,
     ) -> Result<(), Violation> {
-        if !self.recorder.has_room() && self.would_be_recorded(message, key) {
+        if !self.change_log.has_room() && self.would_be_recorded(message, key) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
             let text = "the log has no room on the disk for this message";
             self.report_refusal(key, Refused::Publish, reason, Some(text));
@@ -251,9 +251,12 @@ impl Core {
             client: session.client.clone(),
             account: session.account().clone(),
         });
-        let (limits, recorder) = (&self.limits, &mut self.recorder);
-        let has_room = source.recorded || message.payload.is_empty() || recorder.has_room();
-        has_room && self.retained.set(message, publisher, limits, now, recorder)
+        let (limits, change_log) = (&self.limits, &mut self.change_log);
+        let has_room = source.recorded || message.payload.is_empty() || change_log.has_room();
+        has_room
+            && self
+                .retained
+                .set(message, publisher, limits, now, change_log)
     }
 
     /// Whether routing this message would add it to the log: as a retained message or in the queue
@@ -411,7 +414,7 @@ impl Core {
             // At QoS 2 a client that repeats its request gets the PUBREC only, because the broker
             // knows the packet id. So the answer is recorded like any message, unless the log has
             // no room: then it is sent unrecorded rather than dropped.
-            .filter(|token| !token.exactly_once || !self.recorder.has_room())
+            .filter(|token| !token.exactly_once || !self.change_log.has_room())
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
         let source = Source {
@@ -420,7 +423,7 @@ impl Core {
             requester: Requester::of(token, &self.sessions),
             recorded: false,
         };
-        let recorded = self.recorder.count();
+        let recorded = self.change_log.count();
         let sessions = self.publish(Cow::Owned(message), source, now);
         let barrier = self.barrier_since(recorded);
         if let Some(token) = token.filter(|_| barrier != Barrier::NONE)
@@ -446,10 +449,10 @@ impl Core {
 
     /// The barrier of a packet that depends on changes after the count `recorded`.
     fn barrier_since(&self, recorded: u64) -> Barrier {
-        if self.recorder.count() == recorded {
+        if self.change_log.count() == recorded {
             Barrier::NONE
         } else {
-            self.recorder.barrier_for_this_batch()
+            self.change_log.barrier_for_this_batch()
         }
     }
 
@@ -468,14 +471,14 @@ impl Core {
             sequence: token.sequence,
         };
         if token.exactly_once {
-            let recorder = &mut self.recorder;
+            let change_log = &mut self.change_log;
             session.acknowledge_received(
                 token.packet_id,
                 position,
                 reason,
                 text,
                 barrier,
-                recorder,
+                change_log,
             );
         } else {
             session.answer(position, reason, text, barrier);

@@ -45,16 +45,18 @@ impl Core {
             // A later connection may have brought another will.
             let session = recovery.sessions.get(&number);
             if session.is_some_and(|session| session.will.is_none()) {
-                self.recorder.session_log(number, true).write(Part::NoWill);
+                self.change_log
+                    .session_log(number, true)
+                    .write(Part::NoWill);
             }
         }
         for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
             self.restore_session(number, saved, &mut dropped);
-            self.recorder.checkpoint();
+            self.change_log.checkpoint();
         }
         for (topic, saved) in recovery.retained {
             self.restore_retained(&topic, saved, &mut dropped);
-            self.recorder.checkpoint();
+            self.change_log.checkpoint();
         }
         let Dropped {
             sessions,
@@ -74,7 +76,7 @@ impl Core {
             );
             self.counts.dropped += (messages + retained) as u64;
         }
-        self.recorder.append();
+        self.change_log.append();
     }
 
     /// Selects one session for each client, up to the limit. Sessions that end first are last, so
@@ -103,7 +105,7 @@ impl Core {
             over.extend(surplus.into_iter().map(|(number, _)| number));
         }
         for number in over {
-            self.recorder.session_log(number, true).write(Part::End);
+            self.change_log.session_log(number, true).write(Part::End);
         }
         sessions
     }
@@ -118,27 +120,29 @@ impl Core {
             // A session cannot be kept without its packet ids: the broker would treat the client's
             // duplicates as new messages, unnoticed by the client.
             dropped.sessions += 1;
-            self.recorder.session_log(number, true).write(Part::End);
+            self.change_log.session_log(number, true).write(Part::End);
             return;
         }
         let mut will = saved.will;
         let will_bytes = will.as_ref().map_or(0, |will| will.message.cost_bytes());
         if self.ledger.total(Kind::State) + will_bytes > state_bytes_max {
             (dropped.wills, will) = (dropped.wills + 1, None);
-            self.recorder.session_log(number, true).write(Part::NoWill);
+            self.change_log
+                .session_log(number, true)
+                .write(Part::NoWill);
         }
-        let now = self.recorder.clock().taken();
+        let now = self.change_log.clock().taken();
         // A wall clock that was set back must not extend the session.
         let detached = saved
             .detached_ms
-            .and_then(|at_ms| self.recorder.clock().instant(at_ms))
+            .and_then(|at_ms| self.change_log.clock().instant(at_ms))
             .map_or(now, |at| at.min(now));
         if saved.detached_ms.is_none() {
-            self.recorder.session_log(number, true).detached(now);
+            self.change_log.session_log(number, true).detached(now);
         }
         let expiry_s = saved.expiry_s.min(self.limits.session_expiry_max_s);
         if expiry_s != saved.expiry_s {
-            self.recorder
+            self.change_log
                 .session_log(number, true)
                 .write(Part::Expiry(expiry_s));
         }
@@ -165,7 +169,7 @@ impl Core {
         messages: impl IntoIterator<Item = (u64, SavedMessage)>,
         dropped: &mut Dropped,
     ) {
-        let now = self.recorder.clock().taken();
+        let now = self.change_log.clock().taken();
         let (bytes_max, total_max) = (
             self.limits.queue_bytes_max,
             // The same bound as for any disconnected client.
@@ -187,7 +191,7 @@ impl Core {
             };
             if expired || !has_room {
                 dropped.messages += usize::from(!expired);
-                let mut log = self.recorder.session_log(session, true);
+                let mut log = self.change_log.session_log(session, true);
                 // At QoS 2 the client may remember the packet id, so the exchange is completed
                 // without the message.
                 match restored.exactly_once() {
@@ -235,13 +239,13 @@ impl Core {
         } else {
             dropped.subscriptions += 1;
             session
-                .log(&mut self.recorder)
+                .log(&mut self.change_log)
                 .write(Part::Unsubscribe { filter });
         }
     }
 
     fn restore_retained(&mut self, topic: &[u8], saved: SavedRetained, dropped: &mut Dropped) {
-        let now = self.recorder.clock().taken();
+        let now = self.change_log.clock().taken();
         let message = self.expiring(saved.message, saved.expires_ms);
         let expired = message.is_expired(now);
         let account = saved.from.as_ref().map(|client| self.account_of(client));
@@ -251,7 +255,7 @@ impl Core {
             .map(|(client, account)| Publisher { client, account });
         if expired || !self.retained.restore(message, publisher, &self.limits) {
             dropped.retained += usize::from(!expired);
-            self.recorder.write(&Change::RetainedRemoved { topic });
+            self.change_log.write(&Change::RetainedRemoved { topic });
         }
     }
 
@@ -273,7 +277,7 @@ impl Core {
     }
 
     fn expiring(&self, mut message: Message, expires_ms: Option<u64>) -> Message {
-        let clock = self.recorder.clock();
+        let clock = self.change_log.clock();
         message.expires = expires_ms.and_then(|at_ms| clock.instant(at_ms));
         message
     }

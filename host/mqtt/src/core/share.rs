@@ -91,7 +91,7 @@ impl Core {
             router,
             sessions,
             limits,
-            recorder,
+            change_log,
             counts,
             access,
             ..
@@ -109,13 +109,13 @@ impl Core {
             // A full log may exclude a durable member, but another member may need no record.
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
             let has_room = is_free
-                || (!kept || recorder.has_room())
+                || (!kept || change_log.has_room())
                     && make_room(
                         session,
                         Scope::Session,
                         cost_bytes,
                         limits,
-                        recorder,
+                        change_log,
                         counts,
                         now,
                     );

@@ -97,7 +97,7 @@ impl Core {
             && (session.subscriptions().len() >= subscriptions_max
                 || shared && session.subscriptions().shared_len() >= shared_max
                 || session.subscriptions().bytes() + cost > bytes_max
-                || session.is_durable() && !self.recorder.has_room()
+                || session.is_durable() && !self.change_log.has_room()
                 || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
         {
             return Err(ReasonCode::QUOTA_EXCEEDED);
@@ -114,7 +114,7 @@ impl Core {
             retain_as_published,
             id,
         };
-        let new = session.subscribe(&filter.filter, subscription, &mut self.recorder);
+        let new = session.subscribe(&filter.filter, subscription, &mut self.change_log);
         self.router
             .subscribe(&filter.filter, key, subscription, true);
         let wants_retained = match filter.retain_handling {
@@ -233,14 +233,14 @@ impl Core {
             // Another subscription may have queued the same message, so it stays if the client may
             // subscribe to its exact topic.
             let allowed = |topic: &[u8]| access.may_subscribe(origin, topic);
-            let mut log = session.log(&mut self.recorder);
+            let mut log = session.log(&mut self.change_log);
             let dropped;
             (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
             self.counts.dropped += (dropped - orphans.len()) as u64;
         }
         for filter in forbidden {
             tracing::info!(client = %origin.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
-            session.unsubscribe(&filter, &mut self.recorder);
+            session.unsubscribe(&filter, &mut self.change_log);
             session
                 .retained_searches
                 .retain(|search| search.filter != filter);
@@ -262,7 +262,7 @@ impl Core {
         let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
             let existed = session_at(&mut self.sessions, key)
-                .is_some_and(|session| session.unsubscribe(filter, &mut self.recorder));
+                .is_some_and(|session| session.unsubscribe(filter, &mut self.change_log));
             if existed {
                 self.router.unsubscribe(filter, key);
             }

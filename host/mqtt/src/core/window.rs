@@ -13,7 +13,7 @@ use crate::{
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
-    persist::{Recorder, SessionLog},
+    persist::{ChangeLog, SessionLog},
     router::SessionKey,
     session::{Sending, Session},
     session_queue::{Queued, Scope, SessionQueue},
@@ -62,7 +62,7 @@ impl Core {
         // Answers to the client itself and messages for this connection only need not be in the
         // log.
         let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
-        if kept && queued.scope == Scope::Session && !self.recorder.has_room() {
+        if kept && queued.scope == Scope::Session && !self.change_log.has_room() {
             self.counts.dropped += 1;
             return;
         }
@@ -71,19 +71,19 @@ impl Core {
             queued.scope,
             queued.cost_bytes(),
             &self.limits,
-            &mut self.recorder,
+            &mut self.change_log,
             &mut self.counts,
             now,
         );
         if has_room {
             let is_answer = queued.scope == Scope::Answer;
-            let mut log = session.log(&mut self.recorder);
+            let mut log = session.log(&mut self.change_log);
             session.queue.push(queued, &mut log);
             if present {
                 self.pump(key, now);
             }
             if is_answer
-                && self.recorder.has_room()
+                && self.change_log.has_room()
                 && let Some(mut sending) = self.sending(key)
             {
                 sending.queue.record_waiting_answer(&mut sending.log);
@@ -188,7 +188,7 @@ impl Core {
             return;
         }
         let known = session_at(&mut self.sessions, key)
-            .is_some_and(|session| session.release_received(packet_id, &mut self.recorder));
+            .is_some_and(|session| session.release_received(packet_id, &mut self.change_log));
         let reason = if known {
             ReasonCode::SUCCESS
         } else {
@@ -340,7 +340,7 @@ pub(super) fn make_room(
     scope: Scope,
     cost_bytes: usize,
     limits: &Limits,
-    recorder: &mut Recorder,
+    change_log: &mut ChangeLog,
     counts: &mut Counts,
     now: Instant,
 ) -> bool {
@@ -365,7 +365,7 @@ pub(super) fn make_room(
         return has_room;
     }
     session.searched = Some(now);
-    let mut log = session.log(recorder);
+    let mut log = session.log(change_log);
     counts.dropped += session.queue.drop_expired(now, &mut log) as u64;
     (session.queue).has_room(cost_bytes, bytes_max, total_max, floor)
 }

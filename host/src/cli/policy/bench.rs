@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 
 use super::test;
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use statehouse_testkit::bench::{Cost, Measured, bench};
 use statehouse_testkit::{KitError, read_policy};
 
@@ -52,11 +52,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         .map(|path| Ok((path.display().to_string(), test::read(path)?)))
         .collect::<Result<_, Failure>>()?;
     let measured = bench(&modules, &transcripts)?;
-    if args.json {
-        emit_json(&json(&measured))?;
-    } else {
-        emit(text(&measured, &files).as_bytes())?;
-    }
+    emit_either(args.json, || json(&measured), || text(&measured, &files))?;
     Ok(Exit::Done)
 }
 

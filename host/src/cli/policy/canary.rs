@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::{Value as Json, json};
 
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
 
 /// Let a loaded policy answer some clients, or requests for some keys
@@ -65,14 +65,10 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => args.store.ask(Method::DELETE, "/v1/canary").await?,
     };
-    if args.store.json {
-        emit_json(&done)?;
-        return Ok(Exit::Done);
-    }
     let line = match &args.which {
         Some(which) => format!("{} answers as a canary\n", printable(which.as_bytes())),
         None => "the canary has ended\n".to_owned(),
     };
-    emit(line.as_bytes())?;
+    emit_either(args.store.json, || done, || line)?;
     Ok(Exit::Done)
 }

@@ -4,7 +4,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{number, policy, text};
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
 use crate::cli::time::utc;
 
@@ -26,11 +26,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let report = args.store.ask(Method::GET, "/v1/shadow").await?;
-    if args.store.json {
-        emit_json(&report)?;
-    } else {
-        emit(words(&report).as_bytes())?;
-    }
+    emit_either(args.store.json, || report.clone(), || words(&report))?;
     let differs = ["different_answer", "different_effect", "failed"];
     let count = |name| report[name].as_u64().unwrap_or_default();
     Ok(match differs.into_iter().any(|name| count(name) > 0) {

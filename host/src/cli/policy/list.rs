@@ -5,7 +5,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{named, number, short, text};
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
 
@@ -25,11 +25,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let listing = args.store.ask(Method::GET, "/v1/policies").await?;
-    if args.store.json {
-        emit_json(&listing)?;
-    } else {
-        emit(in_words(&listing).as_bytes())?;
-    }
+    emit_either(args.store.json, || listing.clone(), || in_words(&listing))?;
     Ok(Exit::Done)
 }
 

@@ -3,9 +3,9 @@
 use hyper::Method;
 
 use super::words;
-use crate::admin::encode;
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
+use crate::percent;
 
 /// Make a loaded policy the active one, from the next request on
 ///
@@ -28,12 +28,15 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = format!("/v1/policies/{}/promote", encode(args.which.as_bytes()));
+    let path = format!(
+        "/v1/policies/{}/promote",
+        percent::encode(args.which.as_bytes())
+    );
     let view = args.store.ask(Method::POST, &path).await?;
-    if args.store.json {
-        emit_json(&view)?;
-    } else {
-        emit(format!("promoted {}\n", words::policy(&view)).as_bytes())?;
-    }
+    emit_either(
+        args.store.json,
+        || view.clone(),
+        || format!("promoted {}\n", words::policy(&view)),
+    )?;
     Ok(Exit::Done)
 }

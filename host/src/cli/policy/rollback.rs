@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
 
 /// Reactivate the previously active policy, from the next request on
@@ -22,10 +22,10 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let view = args.store.ask(Method::POST, "/v1/rollback").await?;
-    if args.store.json {
-        emit_json(&view)?;
-    } else {
-        emit(format!("rolled back to {}\n", words::policy(&view)).as_bytes())?;
-    }
+    emit_either(
+        args.store.json,
+        || view.clone(),
+        || format!("rolled back to {}\n", words::policy(&view)),
+    )?;
     Ok(Exit::Done)
 }

@@ -3,9 +3,9 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::admin::encode;
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
+use crate::percent;
 
 /// Let a policy answer requests for keys that begin with PREFIX
 ///
@@ -39,15 +39,14 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = format!("/v1/routes?prefix={}", encode(args.prefix.as_bytes()));
+    let path = format!(
+        "/v1/routes?prefix={}",
+        percent::encode(args.prefix.as_bytes())
+    );
     let done = match &args.which {
         Some(which) => args.store.put(&path, &json!({ "policy": which })).await?,
         None => args.store.ask(Method::DELETE, &path).await?,
     };
-    if args.store.json {
-        emit_json(&done)?;
-        return Ok(Exit::Done);
-    }
     let prefix = printable(args.prefix.as_bytes());
     let line = match &args.which {
         Some(which) => format!(
@@ -56,6 +55,6 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         ),
         None => format!("keys under {prefix} are as any other\n"),
     };
-    emit(line.as_bytes())?;
+    emit_either(args.store.json, || done, || line)?;
     Ok(Exit::Done)
 }

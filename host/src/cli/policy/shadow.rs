@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
 
 /// Compare a loaded policy with the active one, on live requests
@@ -47,10 +47,6 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => args.store.ask(Method::DELETE, "/v1/shadow").await?,
     };
-    if args.store.json {
-        emit_json(&done)?;
-        return Ok(Exit::Done);
-    }
     let line = match &args.which {
         Some(which) => format!(
             "{} is compared on {} of 1000 requests: `statehouse policy diff` shows how\n",
@@ -59,7 +55,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         ),
         None => "the comparison has ended\n".to_owned(),
     };
-    emit(line.as_bytes())?;
+    emit_either(args.store.json, || done, || line)?;
     Ok(Exit::Done)
 }
 

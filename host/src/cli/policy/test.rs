@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 
 use crate::cli::data::count;
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit, emit_either, printable};
 use crate::limits;
 use statehouse_testkit::{Harness, conformance, transcript};
 
@@ -120,11 +120,7 @@ impl Total {
         self.requests += report.requests;
         self.different += report.different.len() as u64;
         self.hidden += report.hidden.len() as u64;
-        if args.json {
-            emit_json(&json(name, report))?;
-        } else {
-            emit(text(name, report).as_bytes())?;
-        }
+        emit_either(args.json, || json(name, report), || text(name, report))?;
         Ok(())
     }
 

@@ -2,9 +2,9 @@
 
 use hyper::Method;
 
-use crate::admin::encode;
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
+use crate::percent;
 
 /// Unload a policy
 ///
@@ -24,12 +24,12 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = format!("/v1/policies/{}", encode(args.which.as_bytes()));
+    let path = format!("/v1/policies/{}", percent::encode(args.which.as_bytes()));
     let done = args.store.ask(Method::DELETE, &path).await?;
-    if args.store.json {
-        emit_json(&done)?;
-    } else {
-        emit(format!("unloaded {}\n", printable(args.which.as_bytes())).as_bytes())?;
-    }
+    emit_either(
+        args.store.json,
+        || done,
+        || format!("unloaded {}\n", printable(args.which.as_bytes())),
+    )?;
     Ok(Exit::Done)
 }

@@ -80,23 +80,18 @@ impl DropDirectory {
 
     /// Handles each file once, when it is unchanged since the last poll.
     fn poll(&mut self) {
-        let found = match self.files() {
-            Ok(found) => found,
-            Err(error) => {
-                self.complain(format!("cannot read {}: {error}", self.directory.display()));
-                return;
+        let found = files(&self.directory);
+        let shown = self.directory.display();
+        let trouble = match &found {
+            Err(error) => Some(format!("cannot read {shown}: {error}")),
+            Ok((found, is_whole)) => {
+                trouble(found.len(), *is_whole).map(|it| format!("{shown} has {it}"))
             }
         };
-        if found.len() > limits::DROP_FILES_MAX {
-            self.complain(format!(
-                "{} has {} policies, and only the first {} by name are handled",
-                self.directory.display(),
-                found.len(),
-                limits::DROP_FILES_MAX
-            ));
-        } else {
-            self.trouble = None;
-        }
+        self.complain(trouble);
+        let Ok((found, _)) = found else {
+            return;
+        };
         let before = std::mem::take(&mut self.seen);
         for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
             if let Some(before) = before.get(&name)
@@ -111,35 +106,13 @@ impl DropDirectory {
         }
     }
 
-    fn complain(&mut self, trouble: String) {
-        if self.trouble.as_ref() != Some(&trouble) {
-            tracing::warn!("drop directory: {trouble}");
-            self.trouble = Some(trouble);
+    fn complain(&mut self, trouble: Option<String>) {
+        if self.trouble != trouble {
+            if let Some(trouble) = &trouble {
+                tracing::warn!("drop directory: {trouble}");
+            }
+            self.trouble = trouble;
         }
-    }
-
-    fn files(&self) -> io::Result<BTreeMap<OsString, Seen>> {
-        let mut files = BTreeMap::new();
-        for entry in fs::read_dir(&self.directory)?.take(limits::DROP_ENTRIES_MAX) {
-            let path = entry?.path();
-            let (Some(name), true) = (
-                path.file_name(),
-                path.extension().is_some_and(|it| it == MODULE),
-            ) else {
-                continue;
-            };
-            // The file may have been removed since. Reading a pipe would never end.
-            let Some(data) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else {
-                continue;
-            };
-            let seen = Seen {
-                bytes: data.len(),
-                changed: (data.ctime(), data.ctime_nsec()),
-                handled: false,
-            };
-            files.insert(name.to_owned(), seen);
-        }
-        Ok(files)
     }
 
     fn handle(&self, path: &Path) {
@@ -195,6 +168,48 @@ impl DropDirectory {
     }
 }
 
+/// The policy files of a directory, and whether all its entries were read.
+fn files(directory: &Path) -> io::Result<(BTreeMap<OsString, Seen>, bool)> {
+    let mut files = BTreeMap::new();
+    for (number, entry) in fs::read_dir(directory)?.enumerate() {
+        if number >= limits::DROP_ENTRIES_MAX {
+            return Ok((files, false));
+        }
+        let path = entry?.path();
+        let (Some(name), true) = (
+            path.file_name(),
+            path.extension().is_some_and(|it| it == MODULE),
+        ) else {
+            continue;
+        };
+        // The file may have been removed since. Reading a pipe would never end.
+        let Some(data) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else {
+            continue;
+        };
+        let seen = Seen {
+            bytes: data.len(),
+            changed: (data.ctime(), data.ctime_nsec()),
+            handled: false,
+        };
+        files.insert(name.to_owned(), seen);
+    }
+    Ok((files, true))
+}
+
+/// Why files are not handled, if there are too many.
+fn trouble(policies: usize, is_whole: bool) -> Option<String> {
+    let (entries_max, policies_max) = (limits::DROP_ENTRIES_MAX, limits::DROP_FILES_MAX);
+    match (is_whole, policies > policies_max) {
+        (false, _) => Some(format!(
+            "more than {entries_max} files, and only {entries_max} are looked at: remove files that are no policies"
+        )),
+        (true, true) => Some(format!(
+            "{policies} policies, and only the first {policies_max} by name are handled"
+        )),
+        (true, false) => None,
+    }
+}
+
 /// The status file of a policy file. Only a short regular file counts, because this module writes
 /// no other: no link and no pipe.
 fn status(path: &Path) -> Option<String> {
@@ -214,4 +229,26 @@ fn status_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(STATUS);
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_files_are_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let create = |name: String| fs::write(directory.path().join(name), "").unwrap();
+        for number in 0..limits::DROP_ENTRIES_MAX - 1 {
+            create(number.to_string());
+        }
+        create("policy.wasm".to_owned());
+        let (found, is_whole) = files(directory.path()).unwrap();
+        assert_eq!((found.len(), trouble(1, is_whole)), (1, None));
+        create("one.more".to_owned());
+        let (_, is_whole) = files(directory.path()).unwrap();
+        assert!(trouble(1, is_whole).is_some_and(|it| it.contains("4096")));
+        let many = trouble(limits::DROP_FILES_MAX + 1, true);
+        assert!(many.is_some_and(|it| it.contains("first 64 by name")));
+    }
 }

@@ -7,10 +7,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use wasmsign2::reexports::ct_codecs::{Base64, Base64NoPadding, Decoder, Encoder, Hex};
+use data_encoding::HEXLOWER_PERMISSIVE;
 use wasmsign2::{KeyPair, PublicKey, SecretKey};
 
 use crate::limits;
+use statehouse_access::base64;
 
 /// Bytes of an Ed25519 public key.
 const PUBLIC_KEY_BYTES: usize = 32;
@@ -66,9 +67,8 @@ pub fn public_key(text: &str) -> Result<PublicKey, KeyError> {
 
 /// The tagged bytes of a key that the setting itself contains.
 fn inline_key(text: &str) -> Option<Vec<u8>> {
-    let bytes = Hex::decode_to_vec(text, None)
-        .ok()
-        .or_else(|| decode_base64(text))?;
+    let hex = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok();
+    let bytes = hex.or_else(|| base64::decode(text))?;
     match bytes.as_slice() {
         [PUBLIC_KEY_TAG, key @ ..] if key.len() == PUBLIC_KEY_BYTES => Some(bytes),
         key if key.len() == PUBLIC_KEY_BYTES => Some([&[PUBLIC_KEY_TAG], key].concat()),
@@ -97,19 +97,6 @@ pub fn generate() -> KeyPair {
     }
 }
 
-/// Decodes Base64, with or without padding.
-pub fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    Base64::decode_to_vec(text, None)
-        .or_else(|_| Base64NoPadding::decode_to_vec(text, None))
-        .ok()
-}
-
-/// Encodes Base64 with padding.
-pub fn encode_base64(bytes: &[u8]) -> String {
-    // Fails only for lengths near the end of the address space.
-    Base64::encode_to_string(bytes).unwrap_or_default()
-}
-
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?
@@ -120,6 +107,8 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use data_encoding::{BASE64, BASE64_NOPAD, HEXLOWER, HEXUPPER};
+
     use super::*;
 
     #[test]
@@ -132,10 +121,10 @@ mod tests {
         std::fs::write(&pem, pair.pk.to_pem()).unwrap();
         let bytes = pair.pk.to_bytes();
         for text in [
-            Hex::encode_to_string(&bytes[1..]).unwrap(),
-            Hex::encode_to_string(&bytes).unwrap(),
-            encode_base64(&bytes[1..]),
-            encode_base64(&bytes[1..]).trim_end_matches('=').to_owned(),
+            HEXLOWER.encode(&bytes[1..]),
+            HEXUPPER.encode(&bytes),
+            BASE64.encode(&bytes[1..]),
+            BASE64_NOPAD.encode(&bytes[1..]),
             raw.display().to_string(),
             pem.display().to_string(),
         ] {

@@ -1,8 +1,8 @@
 //! Ways to ship a policy: signatures, the drop directory, and orders over MQTT.
 //!
-//! Files and orders from outside lead to calls of [`Control`](crate::policies::manager::Control). An input
-//! must be treated as hostile until its signature is verified. This module must never touch the
-//! store's table or the path of a request.
+//! Files and orders from outside lead to calls of [`Control`](crate::policies::manager::Control).
+//! An input must be treated as hostile until its signature is verified. This module must never
+//! touch the store's table or the path of a request.
 
 mod drop;
 mod gate;
@@ -14,7 +14,7 @@ mod trust;
 
 pub use drop::DropDirectory;
 pub use gate::{Gate, ShipError};
-pub use keys::{KeyError, decode_base64, encode_base64, generate, public_key, secret_key};
+pub use keys::{KeyError, generate, public_key, secret_key};
 pub use order::{Action, Order, OrderError};
 pub use signature::{SignatureError, public, sign, signers, verify};
 pub use topic::{CHUNKS, ORDER, PolicyOrders, SIGNATURE, STATUS};

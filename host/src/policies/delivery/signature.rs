@@ -8,6 +8,7 @@
 //! The format signs neither the signature itself nor the eight bytes of the header. The header says
 //! whether the sections belong to a core module or to a component; no bytes are valid as both.
 
+use data_encoding::HEXLOWER;
 use ed25519_compact::Signature;
 use wasmsign2::reexports::hmac_sha256;
 use wasmsign2::{Module, PublicKey, SecretKey};
@@ -85,9 +86,8 @@ pub(super) fn key_id(key: &PublicKey) -> Vec<u8> {
 /// signed.
 pub fn signers(file: &[u8]) -> Option<Vec<String>> {
     let (section, _) = signature_section(file).ok()?;
-    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let signatures = parse(section).unwrap_or_default();
-    Some(signatures.into_iter().map(|(_, id, _)| hex(id)).collect())
+    let signatures = parse(section).unwrap_or_default().into_iter();
+    Some(signatures.map(|(_, id, _)| HEXLOWER.encode(id)).collect())
 }
 
 /// Returns the key that signed this whole module.
@@ -180,10 +180,7 @@ mod tests {
             assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));
             let signed = sign(&file, &ours.sk).unwrap();
             assert_eq!(verify(&signed, &keys).unwrap(), &ours.pk);
-            let id: String = key_id(&ours.pk)
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
+            let id = HEXLOWER.encode(&key_id(&ours.pk));
             assert_eq!(signers(&signed), Some(vec![id]));
             assert_eq!(signers(&file), None);
             assert_eq!(verify(&signed, &keys[..1]), Err(SignatureError::UnknownKey));

@@ -3,13 +3,14 @@
 //!
 //! No other module may make this decision. Without keys every module is accepted, and no order is.
 
+use data_encoding::{BASE64, HEXLOWER};
 use ed25519_compact::Signature;
-use wasmsign2::reexports::ct_codecs::{Encoder, Hex};
 use wasmsign2::{PublicKey, SecretKey};
 
-use super::keys::{KeyError, decode_base64, encode_base64, public_key};
+use super::keys::{KeyError, public_key};
 use super::signature::{self, SignatureError};
 use crate::limits;
+use statehouse_access::base64;
 
 /// The prefix of a signed order, so that the signature of anything else cannot pass as that of an
 /// order.
@@ -93,7 +94,7 @@ impl Trust {
             return Err(TrustError::NoKeys);
         }
         let signature = signature
-            .and_then(decode_base64)
+            .and_then(base64::decode)
             .and_then(|bytes| Signature::from_slice(&bytes).ok())
             .ok_or(TrustError::Order)?;
         let message = [ORDER_DOMAIN, payload].concat();
@@ -112,19 +113,17 @@ impl Trust {
 /// Signs an order. Returns the value of its user property.
 pub fn sign_order(payload: &[u8], key: &SecretKey) -> String {
     let message = [ORDER_DOMAIN, payload].concat();
-    encode_base64(key.sk.sign(message, None).as_ref())
+    BASE64.encode(key.sk.sign(message, None).as_ref())
 }
 
 /// A public key in the form of a setting.
 pub fn digits(key: &PublicKey) -> String {
-    // Fails only for lengths near the end of the address space.
-    Hex::encode_to_string(*key.pk).unwrap_or_default()
+    HEXLOWER.encode(&*key.pk)
 }
 
 /// A key's id in hexadecimal.
 pub fn id(key: &PublicKey) -> String {
-    // Fails only for lengths near the end of the address space.
-    Hex::encode_to_string(signature::key_id(key)).unwrap_or_default()
+    HEXLOWER.encode(&signature::key_id(key))
 }
 
 #[cfg(test)]
@@ -136,7 +135,7 @@ mod tests {
     fn trust(keys: &[&PublicKey], allow_unsigned: bool) -> Trust {
         let keys: Vec<String> = keys
             .iter()
-            .map(|key| Hex::encode_to_string(key.to_bytes()).unwrap())
+            .map(|key| HEXLOWER.encode(&key.to_bytes()))
             .collect();
         Trust::new(&keys, allow_unsigned).unwrap()
     }
@@ -184,7 +183,7 @@ mod tests {
             assert!(trust.check_order(payload, signature).is_err());
         }
         // A signature without the domain of orders is not that of an order.
-        let raw = encode_base64(ours.sk.sk.sign(order, None).as_ref());
+        let raw = BASE64.encode(ours.sk.sk.sign(order, None).as_ref());
         assert!(trust.check_order(order, Some(&raw)).is_err());
         let without_keys = Trust::default().check_order(order, Some(&good));
         let error = without_keys.unwrap_err();

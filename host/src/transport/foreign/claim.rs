@@ -8,10 +8,10 @@
 //!
 //! This module decides what a mark means, and does no I/O.
 
-use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use bytes::Bytes;
+use data_encoding::HEXUPPER;
+
+use statehouse_core::clock::wall_ms;
 
 /// The prefix of the topics of marks. The client id in Base 16 follows, because it may contain
 /// characters that a topic may not.
@@ -50,23 +50,16 @@ pub(super) enum Meaning {
 impl Claim {
     /// A claim with the current time.
     pub(super) fn new(client_id: &str) -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-        let since_ms = since_1970.unwrap_or_default().as_millis();
         let mine = Mark {
-            since_ms: u64::try_from(since_ms).unwrap_or_default(),
+            since_ms: wall_ms(),
             nonce: statehouse_link::random(),
         };
         Self::of(client_id, mine)
     }
 
     fn of(client_id: &str, mine: Mark) -> Self {
-        let mut topic = TOPICS.to_owned();
-        for byte in client_id.bytes() {
-            // Writing to a string cannot fail.
-            let _ = write!(topic, "{byte:02X}");
-        }
         Self {
-            topic,
+            topic: TOPICS.to_owned() + &HEXUPPER.encode(client_id.as_bytes()),
             mine,
             confirmed: false,
         }

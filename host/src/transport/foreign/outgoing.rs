@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use bytes::Bytes;
+use data_encoding::HEXUPPER_PERMISSIVE;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Publish, PublishProperties};
 use statehouse_mqtt::{Message, Properties, PropertiesBuilder};
@@ -60,14 +61,8 @@ impl Outgoing {
     /// The watched key of a notification: the last level of its topic, in Base 16 (section 1 of the
     /// protocol). None if the policy uses other topics.
     pub(super) fn watched_key(&self) -> Option<Vec<u8>> {
-        let topic = &self.message.topic;
-        let hex = topic.rsplit(|byte| *byte == b'/').next()?;
-        let (pairs, []) = hex.as_chunks::<2>() else {
-            return None;
-        };
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
-        pairs.iter().map(byte).collect()
+        let mut levels = self.message.topic.rsplit(|byte| *byte == b'/');
+        HEXUPPER_PERMISSIVE.decode(levels.next()?).ok()
     }
 }
 

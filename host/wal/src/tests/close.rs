@@ -238,7 +238,7 @@ fn log_fails_when_its_directory_or_lock_is_replaced() {
 }
 
 #[test]
-fn backup_file_restores_a_journal() {
+fn backup_file_restores_a_log() {
     let place = tempfile::tempdir().expect("a directory");
     let file = place.path().join("backup");
     let list: Vec<Vec<u8>> = (0..100).map(|n| vec![n; usize::from(n) * 100]).collect();
@@ -394,7 +394,7 @@ impl Disk for NoNewFiles {
 }
 
 #[test]
-fn journal_with_spares_opens_on_a_full_disk() {
+fn log_with_spares_opens_on_a_full_disk() {
     let disk = Simulation::new(1);
     let (log, list) = filled(&disk, 3);
     log.maintain(1).expect("room for spares");

@@ -77,7 +77,7 @@ fn flip_every_byte(close: bool) {
 }
 
 #[test]
-fn flipped_byte_of_a_closed_journal_is_detected() {
+fn flipped_byte_of_a_closed_log_is_detected() {
     flip_every_byte(true);
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::{Callbacks, Journal, Room};
+use crate::{Callbacks, Room, WriteAheadLog};
 
 /// A state of a fixed size. Each record overwrites a part of it.
 struct State {
@@ -45,7 +45,7 @@ impl Sink for NoState {
     }
 }
 
-fn start(disk: &Simulation, state: u64) -> (Journal, Arc<AtomicU64>) {
+fn start(disk: &Simulation, state: u64) -> (WriteAheadLog, Arc<AtomicU64>) {
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
     let (log, _) = Log::open(shared, Options::default(), 1, &mut NoState).expect("opens");
     let bytes = Arc::new(AtomicU64::new(state));
@@ -59,7 +59,10 @@ fn start(disk: &Simulation, state: u64) -> (Journal, Arc<AtomicU64>) {
         source: Box::new(source),
         now_ms: Box::new(|| 1),
     };
-    (Journal::start(log, callbacks).expect("threads"), bytes)
+    (
+        WriteAheadLog::start(log, callbacks).expect("threads"),
+        bytes,
+    )
 }
 
 fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
@@ -72,12 +75,12 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
 
 /// Overwrites like a client that waits while the log is behind. Returns the bytes that were
 /// written.
-fn overwrite(journal: &Journal, bytes: u64) {
+fn overwrite(wal: &WriteAheadLog, bytes: u64) {
     let record = vec![1; 20_000];
     for _ in 0..bytes / 20_000 {
-        wait_until("caught up", || !journal.is_behind());
-        assert_ne!(journal.room(), Room::Reserve);
-        journal.append(&[&record]).expect("small");
+        wait_until("caught up", || !wal.is_behind());
+        assert_ne!(wal.room(), Room::Reserve);
+        wal.append(&[&record]).expect("small");
     }
 }
 
@@ -86,13 +89,13 @@ fn overwriting_a_third_of_the_disk_is_not_refused() {
     const DISK: u64 = 12 << 20;
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
-    let (journal, _) = start(&disk, DISK / 3);
-    overwrite(&journal, 3 * DISK);
-    journal.close().expect("there is room");
+    let (wal, _) = start(&disk, DISK / 3);
+    overwrite(&wal, 3 * DISK);
+    wal.close().expect("there is room");
     assert!(disk.used_bytes() <= DISK);
     // And the same after a restart.
-    let (journal, _) = start(&disk.kill(), DISK / 3);
-    overwrite(&journal, DISK);
+    let (wal, _) = start(&disk.kill(), DISK / 3);
+    overwrite(&wal, DISK);
 }
 
 /// The first snapshot takes a while, and the log after it must leave space for the second one.
@@ -101,14 +104,14 @@ fn state_growing_to_a_third_of_its_disk_is_not_refused() {
     const DISK: u64 = 24 << 20;
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
-    let (journal, state) = start(&disk, 0);
+    let (wal, state) = start(&disk, 0);
     let record = vec![1; 20_000];
     while state.load(Ordering::Relaxed) < DISK / 3 {
-        wait_until("caught up", || !journal.is_behind());
-        journal.append(&[&record]).expect("small");
+        wait_until("caught up", || !wal.is_behind());
+        wal.append(&[&record]).expect("small");
         state.fetch_add(20_000, Ordering::Relaxed);
     }
-    overwrite(&journal, DISK);
+    overwrite(&wal, DISK);
 }
 
 #[test]
@@ -116,23 +119,23 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
     const DISK: u64 = 8 << 20;
     let disk = Simulation::new(1);
     disk.limit_bytes(Some(DISK));
-    let (journal, state) = start(&disk, 0);
+    let (wal, state) = start(&disk, 0);
     // The state grows with each record until growth is refused.
     let record = vec![1; 20_000];
     loop {
-        wait_until("caught up", || !journal.is_behind());
-        if journal.room() == Room::Reserve {
+        wait_until("caught up", || !wal.is_behind());
+        if wal.room() == Room::Reserve {
             break;
         }
-        journal.append(&[&record]).expect("small");
+        wal.append(&[&record]).expect("small");
         let grown = state.fetch_add(20_000, Ordering::Relaxed);
         assert!(grown < DISK / 2, "{grown} bytes fit in no two snapshots");
     }
     assert!(state.load(Ordering::Relaxed) > DISK / 3);
     state.store(DISK / 8, Ordering::Relaxed);
-    journal.append(&[b"a removal"]).expect("small");
-    wait_until("room again", || journal.room() == Room::Plenty);
-    overwrite(&journal, DISK);
+    wal.append(&[b"a removal"]).expect("small");
+    wait_until("room again", || wal.room() == Room::Plenty);
+    overwrite(&wal, DISK);
 }
 
 /// The figures of a directory must lead to the same decision as the log makes.
@@ -202,8 +205,8 @@ fn disk_full_of_history_is_reused() {
         }
     }
     disk.limit_bytes(Some(disk.used_bytes()));
-    let (journal, _) = start(&disk.kill(), 1000);
-    journal.append(&[b"a write"]).expect("small");
-    wait_until("room", || journal.room() == Room::Plenty);
-    overwrite(&journal, 10 << 20);
+    let (wal, _) = start(&disk.kill(), 1000);
+    wal.append(&[b"a write"]).expect("small");
+    wait_until("room", || wal.room() == Room::Plenty);
+    overwrite(&wal, 10 << 20);
 }

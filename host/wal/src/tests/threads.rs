@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::files::{self, Kind};
-use crate::{Callbacks, Directory, Durability, Journal};
+use crate::{Callbacks, Directory, Durability, WriteAheadLog};
 
 /// The state that the store and the clients of a test share.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl Source for Live {
     }
 }
 
-fn start(log: Log) -> (Journal, Arc<Shared>) {
+fn start(log: Log) -> (WriteAheadLog, Arc<Shared>) {
     let shared = Arc::new(Shared::default());
     let (notified, failed) = (Arc::clone(&shared), Arc::clone(&shared));
     let callbacks = Callbacks {
@@ -62,7 +62,10 @@ fn start(log: Log) -> (Journal, Arc<Shared>) {
         source: Box::new(Live(Arc::clone(&shared), 0)),
         now_ms: Box::new(|| 1),
     };
-    (Journal::start(log, callbacks).expect("threads"), shared)
+    (
+        WriteAheadLog::start(log, callbacks).expect("threads"),
+        shared,
+    )
 }
 
 fn real(path: &std::path::Path, options: Options) -> (Log, Vec<Vec<u8>>) {
@@ -73,7 +76,7 @@ fn real(path: &std::path::Path, options: Options) -> (Log, Vec<Vec<u8>>) {
 }
 
 /// Appends under the lock of the store, as a store does, and waits for the release.
-fn clients(journal: &Journal, shared: &Shared, threads: u64, rounds: u64) {
+fn clients(wal: &WriteAheadLog, shared: &Shared, threads: u64, rounds: u64) {
     std::thread::scope(|scope| {
         for thread in 0..threads {
             scope.spawn(move || {
@@ -87,19 +90,19 @@ fn clients(journal: &Journal, shared: &Shared, threads: u64, rounds: u64) {
                         let mut list = shared.list.lock().expect("no panic");
                         let urgent = dice.once_in(3);
                         let position = if urgent {
-                            journal.append_urgent(&parts)
+                            wal.append_urgent(&parts)
                         } else {
-                            journal.append(&parts)
+                            wal.append(&parts)
                         }
                         .expect("small");
                         list.extend(group.iter().cloned());
                         assert_eq!(position.0, list.len() as u64);
                         position
                     };
-                    if journal.released() < position {
+                    if wal.released() < position {
                         shared.wait(position);
                     }
-                    assert!(journal.released() >= position);
+                    assert!(wal.released() >= position);
                 }
             });
         }
@@ -129,13 +132,13 @@ fn clients_snapshots_and_close_on_a_real_directory() {
             ..small()
         };
         let (log, _) = real(place.path(), options.clone());
-        let (journal, shared) = start(log);
-        clients(&journal, &shared, 8, 150);
+        let (wal, shared) = start(log);
+        clients(&wal, &shared, 8, 150);
         let disk = Directory::read_only(place.path()).expect("there");
         while snapshots(&disk) == 0 {
             std::thread::yield_now();
         }
-        journal.close().expect("no faults");
+        wal.close().expect("no faults");
         assert!(
             !shared.backwards.load(Ordering::Relaxed),
             "notified positions rise"
@@ -147,8 +150,8 @@ fn clients_snapshots_and_close_on_a_real_directory() {
         );
         let kept = snapshots(&disk);
         assert!((1..=2).contains(&kept), "{kept}");
-        // The lock is released with the journal.
-        drop(journal);
+        // The lock is released with the log.
+        drop(wal);
         let (_, found) = real(place.path(), options);
         assert!(found == list);
     }
@@ -159,11 +162,11 @@ fn clients_snapshots_and_close_on_a_real_directory() {
 fn released_records_survive_without_a_close() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
-    let (journal, shared) = start(log);
-    clients(&journal, &shared, 4, 100);
-    let released = journal.released().0;
+    let (wal, shared) = start(log);
+    clients(&wal, &shared, 4, 100);
+    let released = wal.released().0;
     let crashed = disk.fork().crash(4);
-    drop(journal);
+    drop(wal);
     let (.., records) = open(&crashed, small()).expect("opens");
     let found = records.list();
     assert!(found.len() as u64 >= released);
@@ -174,29 +177,24 @@ fn released_records_survive_without_a_close() {
 fn fault_is_reported_once_and_blocks_no_thread() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
-    let (journal, shared) = start(log);
-    clients(&journal, &shared, 2, 20);
+    let (wal, shared) = start(log);
+    clients(&wal, &shared, 2, 20);
     disk.fail_sync_in(Some(0));
-    let before = journal.log.durable();
+    let before = wal.log.durable();
     let large = vec![1; 1 << 20];
     // This exceeds the buffer: an append that waited for a dead thread would block for ever.
     for _ in 0..40 {
-        journal.append(&[&large]).expect("fits");
+        wal.append(&[&large]).expect("fits");
     }
-    while journal.log.failure().is_none() {
+    while wal.log.failure().is_none() {
         std::thread::yield_now();
     }
     for _ in 0..40 {
-        journal.append(&[&large]).expect("fits");
+        wal.append(&[&large]).expect("fits");
     }
-    assert_eq!(journal.log.durable(), before);
-    assert!(
-        journal
-            .log
-            .failure()
-            .is_some_and(|failure| !failure.panicked)
-    );
-    assert!(journal.close().is_err());
+    assert_eq!(wal.log.durable(), before);
+    assert!(wal.log.failure().is_some_and(|failure| !failure.panicked));
+    assert!(wal.close().is_err());
     assert_eq!(shared.failed.load(Ordering::Relaxed), 1);
 }
 
@@ -209,11 +207,11 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
         ..small()
     };
     let (log, ..) = open(&disk, options.clone()).expect("opens");
-    let (journal, shared) = start(log);
+    let (wal, shared) = start(log);
     while snapshots(&disk) == 0 {
-        clients(&journal, &shared, 2, 50);
+        clients(&wal, &shared, 2, 50);
     }
-    journal.close().expect("no faults");
+    wal.close().expect("no faults");
     let list = shared.list.lock().expect("no panic").clone();
     // At the slowest rate, this snapshot would take minutes.
     let disk = disk.kill();
@@ -226,7 +224,7 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     )
     .expect("opens");
     assert!(records.list() == list);
-    let (journal, shared) = start(log);
+    let (wal, shared) = start(log);
     shared
         .list
         .lock()
@@ -234,7 +232,7 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
         .extend((0..64).map(|_| vec![0; 1 << 20]));
     let before = snapshots(&disk);
     // This exceeds twice the last snapshot, so another one is due.
-    journal.append(&[&[0; 1 << 20]]).expect("fits");
+    wal.append(&[&[0; 1 << 20]]).expect("fits");
     let begun = || {
         let names = disk.list().expect("a directory");
         names.iter().any(|name| name == files::SNAPSHOT_TEMPORARY)
@@ -242,7 +240,7 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     while !begun() {
         std::thread::yield_now();
     }
-    journal.close().expect("no faults");
+    wal.close().expect("no faults");
     assert!(!begun());
     assert!(snapshots(&disk) <= before);
 }
@@ -286,7 +284,7 @@ fn due_snapshot_waits_until_the_source_is_ready() {
         // Called in each round of upkeep.
         now_ms: Box::new(move || looks.fetch_add(1, Ordering::Relaxed)),
     };
-    let journal = Journal::start(log, callbacks).expect("threads");
+    let wal = WriteAheadLog::start(log, callbacks).expect("threads");
     while asked.load(Ordering::Relaxed) < 2 {
         std::thread::yield_now();
     }
@@ -299,7 +297,7 @@ fn due_snapshot_waits_until_the_source_is_ready() {
         );
         std::thread::yield_now();
     }
-    journal.close().expect("no faults");
+    wal.close().expect("no faults");
 }
 
 /// A group that caused a change of segment was synced on the way. Its release must be notified at
@@ -313,13 +311,13 @@ fn urgent_group_at_segment_end_does_not_wait_for_interval() {
         ..small()
     };
     let (log, ..) = open(&disk, options).expect("opens");
-    let (journal, shared) = start(log);
+    let (wal, shared) = start(log);
     // Everything is written when there is room again. Each of the large groups needs its own
     // segment.
     disk.limit_bytes(Some(disk.used_bytes()));
-    journal.append(&[&[1; 10_000]]).expect("fits");
-    let urgent = journal.append_urgent(&[b"urgent"]).expect("small");
-    journal.append(&[&[1; 10_000]]).expect("fits");
+    wal.append(&[&[1; 10_000]]).expect("fits");
+    let urgent = wal.append_urgent(&[b"urgent"]).expect("small");
+    wal.append(&[&[1; 10_000]]).expect("fits");
     disk.limit_bytes(None);
     let released = shared.released.lock().expect("no panic");
     let (released, _) = shared
@@ -330,19 +328,19 @@ fn urgent_group_at_segment_end_does_not_wait_for_interval() {
         .expect("no panic");
     assert!(*released >= urgent.0, "notified of {released} only");
     drop(released);
-    journal.close().expect("no faults");
+    wal.close().expect("no faults");
 }
 
 /// The system refuses the third thread.
 #[test]
-fn partly_started_journal_ends() {
+fn partly_started_log_ends() {
     let disk = Simulation::new(1);
     let (log, ..) = open(&disk, small()).expect("opens");
-    let journal = Journal::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
-    journal.append(&[b"one"]).expect("small");
+    let wal = WriteAheadLog::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
+    wal.append(&[b"one"]).expect("small");
     let (end, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        drop(journal);
+        drop(wal);
         end.send(()).expect("waited for");
     });
     ended
@@ -363,17 +361,17 @@ fn panic_of_a_thread_is_reported_as_failure() {
         source: Box::new(Live(Arc::default(), 0)),
         now_ms: Box::new(|| 1),
     };
-    let journal = Journal::start(log, callbacks).expect("threads");
-    journal.append(&[b"one"]).expect("small");
+    let wal = WriteAheadLog::start(log, callbacks).expect("threads");
+    wal.append(&[b"one"]).expect("small");
     let failure = notified
         .recv_timeout(Duration::from_secs(30))
         .expect("a failure is reported");
     assert!(failure.panicked, "{failure}");
     // Appends must not block although no thread empties the buffer.
     for _ in 0..40 {
-        journal.append(&[&[1; 1 << 20]]).expect("fits");
+        wal.append(&[&[1; 1 << 20]]).expect("fits");
     }
-    assert!(journal.close().is_err());
+    assert!(wal.close().is_err());
 }
 
 /// Appends happen under locks that readers need.
@@ -387,17 +385,17 @@ fn appends_to_a_full_disk_do_not_wait() {
         ..small()
     };
     let (log, ..) = open(&disk, options).expect("opens");
-    let (journal, _) = start(log);
+    let (wal, _) = start(log);
     disk.limit_bytes(Some(disk.used_bytes()));
-    assert!(!journal.is_behind());
+    assert!(!wal.is_behind());
     for _ in 0..40 {
-        journal.append(&[&[1; 1 << 20]]).expect("fits");
+        wal.append(&[&[1; 1 << 20]]).expect("fits");
     }
     // The log asks callers to wait.
-    assert!(journal.is_behind());
+    assert!(wal.is_behind());
     disk.limit_bytes(None);
-    journal.close().expect("room again");
-    assert!(!journal.is_behind());
+    wal.close().expect("room again");
+    assert!(!wal.is_behind());
     let (.., records) = open(&disk.kill(), small()).expect("opens");
     assert_eq!(records.list().len(), 40);
 }
@@ -410,12 +408,12 @@ fn close_on_a_full_disk_returns() {
         ..small()
     };
     let (log, ..) = open(&disk, options).expect("opens");
-    let (journal, _) = start(log);
+    let (wal, _) = start(log);
     disk.limit_bytes(Some(disk.used_bytes()));
     for _ in 0..40 {
-        journal.append(&[&[1; 1 << 20]]).expect("fits");
+        wal.append(&[&[1; 1 << 20]]).expect("fits");
     }
-    let refused = journal.close().expect_err("there is no room");
+    let refused = wal.close().expect_err("there is no room");
     assert!(refused.is_full(), "{refused}");
 }
 
@@ -431,15 +429,15 @@ fn listener_may_append_more_than_the_buffer() {
         },
     )
     .expect("opens");
-    let journal: Arc<std::sync::OnceLock<Journal>> = Arc::default();
-    let (appender, done) = (Arc::clone(&journal), Arc::new(AtomicBool::new(false)));
+    let wal: Arc<std::sync::OnceLock<WriteAheadLog>> = Arc::default();
+    let (appender, done) = (Arc::clone(&wal), Arc::new(AtomicBool::new(false)));
     let notified = Arc::clone(&done);
     let callbacks = Callbacks {
         released: Box::new(move |position| {
-            let journal = appender.wait();
+            let wal = appender.wait();
             if position == LogPosition(1) {
                 for _ in 0..40 {
-                    journal.append(&[&[1; 1 << 20]]).expect("fits");
+                    wal.append(&[&[1; 1 << 20]]).expect("fits");
                 }
             }
             notified.store(position >= LogPosition(41), Ordering::Release);
@@ -448,7 +446,7 @@ fn listener_may_append_more_than_the_buffer() {
         source: Box::new(Live(Arc::default(), 0)),
         now_ms: Box::new(|| 1),
     };
-    let started = journal.get_or_init(|| Journal::start(log, callbacks).expect("threads"));
+    let started = wal.get_or_init(|| WriteAheadLog::start(log, callbacks).expect("threads"));
     started.append(&[b"one"]).expect("small");
     while !done.load(Ordering::Acquire) {
         std::thread::yield_now();

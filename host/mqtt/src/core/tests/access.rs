@@ -46,10 +46,10 @@ impl Access for Rules {
 }
 
 fn ruled(limits: Limits) -> (Broker, Arc<Rules>) {
-    serving(limits, Arc::new(Recorder::default()))
+    serving(limits, Arc::new(RecordingService::default()))
 }
 
-fn serving(limits: Limits, service: Arc<Recorder>) -> (Broker, Arc<Rules>) {
+fn serving(limits: Limits, service: Arc<RecordingService>) -> (Broker, Arc<Rules>) {
     let rules = Arc::new(Rules::default());
     let options = Options {
         limits,
@@ -171,7 +171,7 @@ fn reauthentication_of_a_forbidden_client_disconnects() {
 }
 
 /// Sends a request to the service and returns its token.
-fn ask(peer: &mut Peer, service: &Recorder, now: Instant) -> crate::Token {
+fn ask(peer: &mut Peer, service: &RecordingService, now: Instant) -> crate::Token {
     peer.send(
         &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
         now,
@@ -187,7 +187,7 @@ fn answer(broker: &Broker, token: crate::Token) {
 
 #[test]
 fn answer_is_not_sent_to_unauthorized_clients() {
-    let service = Arc::new(Recorder::default());
+    let service = Arc::new(RecordingService::default());
     let (broker, _) = serving(Limits::default(), service.clone());
     let now = Instant::now();
     let mut clients = ["requester", "friend", "neighbour"].map(|name| {

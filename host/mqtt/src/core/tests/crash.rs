@@ -78,7 +78,7 @@ impl Model {
 }
 
 struct World {
-    journal: Arc<Journal>,
+    log: Arc<TestLog>,
     broker: Broker,
     began: Instant,
     now: Instant,
@@ -104,16 +104,10 @@ fn qos(message: usize) -> Q {
 
 impl World {
     fn new() -> Self {
-        let (journal, began) = (Journal::new(false), Instant::now());
+        let (log, began) = (TestLog::new(false), Instant::now());
         Self {
-            broker: restored(
-                &journal,
-                Limits::default(),
-                Arc::new(NoService),
-                began,
-                began,
-            ),
-            journal,
+            broker: restored(&log, Limits::default(), Arc::new(NoService), began, began),
+            log,
             began,
             now: began,
             publisher: Model::new("publisher"),
@@ -235,9 +229,9 @@ impl World {
     fn crash(&mut self, survivors: usize) {
         self.publisher.forget();
         self.subscriber.forget();
-        self.journal.crash(survivors);
+        self.log.crash(survivors);
         self.broker = restored(
-            &self.journal,
+            &self.log,
             Limits::default(),
             Arc::new(NoService),
             self.began,
@@ -254,9 +248,9 @@ impl World {
         let mut quiet = 0;
         for _ in 0..500 {
             self.tick();
-            self.journal.release_all(&self.broker);
+            self.log.release_all(&self.broker);
             let stepped = [self.publisher_step(), self.subscriber_step()];
-            self.journal.release_all(&self.broker);
+            self.log.release_all(&self.broker);
             let done = self.published == MESSAGES && self.unacknowledged.is_empty();
             let silent = done && stepped == [false, false] && self.open.is_empty();
             quiet = if silent { quiet + 1 } else { 0 };
@@ -284,7 +278,7 @@ impl World {
         let at_least_once: BTreeSet<_> = of(Q::AtLeastOnce).into_iter().collect();
         assert_eq!(at_least_once.len(), MESSAGES - exactly_once.len());
         // No message or packet id is left over in the log.
-        let recovery = self.journal.recovery();
+        let recovery = self.log.recovery();
         assert!(
             recovery
                 .sessions
@@ -303,7 +297,7 @@ fn crash_after(steps: usize, lag: usize, survives: usize) -> (usize, bool) {
     for step in 0..steps {
         world.tick();
         if lag > 0 && step % lag == 0 {
-            world.journal.release_all(&world.broker);
+            world.log.release_all(&world.broker);
         }
         let stepped = if step % 2 == 0 {
             world.publisher_step()
@@ -312,7 +306,7 @@ fn crash_after(steps: usize, lag: usize, survives: usize) -> (usize, bool) {
         };
         over = !stepped && world.published == MESSAGES && world.unacknowledged.is_empty();
     }
-    let (released, appended) = (world.journal.released_len(), world.journal.len());
+    let (released, appended) = (world.log.released_len(), world.log.len());
     world.crash((released + survives).min(appended));
     world.finish();
     (appended - released, over)
@@ -345,14 +339,14 @@ proptest! {
         let mut world = World::new();
         for (action, choice) in script {
             world.tick();
-            let (released, appended) = (world.journal.released_len(), world.journal.len());
+            let (released, appended) = (world.log.released_len(), world.log.len());
             let unreleased = appended - released;
             let some = released + usize::from(choice) % (unreleased + 1);
             match action {
                 0..8 => _ = world.publisher_step(),
                 8..16 => _ = world.subscriber_step(),
-                16..18 => world.journal.release(&world.broker, some),
-                18..20 => world.journal.release_all(&world.broker),
+                16..18 => world.log.release(&world.broker, some),
+                18..20 => world.log.release_all(&world.broker),
                 20 => world.publisher.lose(world.now),
                 21 => world.subscriber.lose(world.now),
                 _ => world.crash(some),

@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// A broker with a log that releases every record at once.
-fn broker() -> (Arc<Journal>, Broker, Instant) {
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let broker = restored(&journal, Limits::default(), Arc::new(NoService), now, now);
-    (journal, broker, now)
+fn broker() -> (Arc<TestLog>, Broker, Instant) {
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    (log, broker, now)
 }
 
 /// Publishes at QoS 1 and returns the reason of the PUBACK.
@@ -41,13 +41,13 @@ fn retained(topic: &str, packet_id: u16, payload: &str) -> wire::Publish {
 
 #[test]
 fn full_log_refuses_retained_messages_but_not_removals() {
-    let (journal, broker, now) = broker();
+    let (log, broker, now) = broker();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(
         ask(&mut peer, retained("t", 1, "first"), now),
         PubAckReason::NoMatchingSubscribers
     );
-    journal.set_full(true);
+    log.set_full(true);
     let refused = ask(&mut peer, retained("t", 2, "second"), now);
     assert_eq!(refused, PubAckReason::QuotaExceeded);
     let mut message = retained("t", 0, "third");
@@ -58,14 +58,14 @@ fn full_log_refuses_retained_messages_but_not_removals() {
     let removed = ask(&mut peer, retained("t", 3, ""), now);
     assert_eq!(removed, PubAckReason::NoMatchingSubscribers);
     assert_eq!(broker.stats().retained, 0);
-    journal.set_full(false);
+    log.set_full(false);
     let accepted = ask(&mut peer, retained("t", 4, "fourth"), now);
     assert_eq!(accepted, PubAckReason::NoMatchingSubscribers);
 }
 
 #[test]
 fn full_log_refuses_messages_for_durable_sessions_only() {
-    let (journal, broker, now) = broker();
+    let (log, broker, now) = broker();
     let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
     let mut transient = Peer::new(&broker, &Hello::new("transient").expiry(0), now);
     durable.subscribe("kept", Q::ExactlyOnce, now);
@@ -74,8 +74,8 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
         transient.subscribe(filter, Q::AtLeastOnce, now);
     }
     let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
-    journal.set_full(true);
-    let before = journal.len();
+    log.set_full(true);
+    let before = log.len();
     let message = |topic| publish(topic, Q::AtLeastOnce, 1, topic);
     let refused = ask(&mut publisher, message("kept"), now);
     assert_eq!(refused, PubAckReason::QuotaExceeded);
@@ -102,16 +102,16 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
     broker.batch(|batch| batch.publish(Message::new("kept", "said", QoS::AtLeastOnce)));
     assert!(durable.payloads().is_empty());
     assert_eq!(transient.payloads(), ["said"]);
-    assert_eq!(journal.len(), before, "no message is in the log");
+    assert_eq!(log.len(), before, "no message is in the log");
 }
 
 #[test]
 fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
-    let (journal, broker, now) = broker();
+    let (log, broker, now) = broker();
     let mut old = Peer::new(&broker, &Hello::new("old"), now);
     old.subscribe("t", Q::AtLeastOnce, now);
     old.lose(now);
-    journal.set_full(true);
+    log.set_full(true);
     let expiry = |peer: &Peer| {
         let properties = peer.connack.properties.as_ref();
         properties.and_then(|it| it.session_expiry_interval)
@@ -133,16 +133,16 @@ fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
 /// retained.
 #[test]
 fn full_log_keeps_new_wills_in_memory_only() {
-    let (journal, broker, now) = broker();
+    let (log, broker, now) = broker();
     let mut will = Hello::new("recorded").will("gone", "recorded", 0);
     will.will.as_mut().unwrap().retain = true;
     let recorded = Peer::new(&broker, &will, now);
     Peer::new(&broker, &Hello::new("late"), now).lose(now);
-    journal.set_full(true);
-    let before = journal.bytes();
+    log.set_full(true);
+    let before = log.bytes();
     let large = "w".repeat(10_000);
     let late = Peer::new(&broker, &Hello::new("late").will("gone", &large, 0), now);
-    assert!(journal.bytes() < before + 100, "the will is recorded");
+    assert!(log.bytes() < before + 100, "the will is recorded");
     let image = {
         let (mut cursor, mut recovery) = (ImageCursor::default(), Recovery::default());
         let mut bytes = 0;

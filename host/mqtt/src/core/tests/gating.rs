@@ -7,29 +7,24 @@ use statehouse_protocol::LogPosition;
 use wire::{Packet, PubComp, PubRec, PubRel};
 
 use crate::{
-    Broker, Limits, Message, NoService, Persistence, PropertiesBuilder, QoS, ReasonCode, Service,
-    testing::*,
+    Broker, Limits, Message, NoService, Persistence, QoS, ReasonCode, Service, testing::*,
 };
 
-struct Held {
-    journal: Arc<Journal>,
-    broker: Broker,
-    now: Instant,
+pub(super) struct Held {
+    pub(super) log: Arc<TestLog>,
+    pub(super) broker: Broker,
+    pub(super) now: Instant,
 }
 
 impl Held {
-    fn new(service: Arc<dyn Service>) -> Self {
-        let (journal, now) = (Journal::new(false), Instant::now());
-        let broker = restored(&journal, Limits::default(), service, now, now);
-        Self {
-            journal,
-            broker,
-            now,
-        }
+    pub(super) fn new(service: Arc<dyn Service>) -> Self {
+        let (log, now) = (TestLog::new(false), Instant::now());
+        let broker = restored(&log, Limits::default(), service, now, now);
+        Self { log, broker, now }
     }
 
     /// A client that has received its CONNACK.
-    fn peer(&self, hello: &Hello) -> Peer {
+    pub(super) fn peer(&self, hello: &Hello) -> Peer {
         let mut peer = Peer::waiting(&self.broker, hello, self.now);
         self.release();
         let packets = peer.receive();
@@ -37,7 +32,7 @@ impl Held {
         peer
     }
 
-    fn subscriber(&self, client: &str, filter: &str, qos: Q) -> Peer {
+    pub(super) fn subscriber(&self, client: &str, filter: &str, qos: Q) -> Peer {
         let mut peer = self.peer(&Hello::new(client));
         peer.send(&[subscribe(filter, qos)], self.now);
         self.release();
@@ -45,20 +40,17 @@ impl Held {
         peer
     }
 
-    fn release(&self) {
-        self.journal.release_all(&self.broker);
+    pub(super) fn release(&self) {
+        self.log.release_all(&self.broker);
     }
 
     /// The packets that the client receives only after all records appended so far are released.
-    fn after_release(&self, peer: &mut Peer) -> Vec<Packet> {
-        let appended = self.journal.len();
-        assert!(
-            appended > self.journal.released_len(),
-            "no record is pending"
-        );
+    pub(super) fn after_release(&self, peer: &mut Peer) -> Vec<Packet> {
+        let appended = self.log.len();
+        assert!(appended > self.log.released_len(), "no record is pending");
         assert_eq!(peer.receive(), [], "before the record");
         // Releasing all but the last record is not enough.
-        self.journal.release(&self.broker, appended - 1);
+        self.log.release(&self.broker, appended - 1);
         assert_eq!(peer.receive(), [], "before the last record");
         self.release();
         let packets = peer.receive();
@@ -67,7 +59,7 @@ impl Held {
     }
 }
 
-fn subscribe(filter: &str, qos: Q) -> Packet {
+pub(super) fn subscribe(filter: &str, qos: Q) -> Packet {
     let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
     subscribe.pkid = 1;
     Packet::Subscribe(subscribe)
@@ -99,10 +91,10 @@ fn connack_suback_and_unsuback_wait_for_their_records() {
         assert_eq!(kind, wanted);
     }
     // Unsubscribing again records nothing and depends on no record.
-    let records = held.journal.len();
+    let records = held.log.len();
     peer.send(&[unsubscribe("t")], held.now);
     assert!(matches!(peer.receive()[..], [Packet::UnsubAck(_)]));
-    assert_eq!(held.journal.len(), records);
+    assert_eq!(held.log.len(), records);
     peer.lose(held.now);
     let mut again = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
     let packets = held.after_release(&mut again);
@@ -162,7 +154,7 @@ fn unrecorded_packets_leave_at_once() {
     let held = Held::new(Arc::new(NoService));
     let mut passing = held.peer(&Hello::new("passing").expiry(0));
     let mut peer = held.peer(&Hello::new("p"));
-    let records = held.journal.len();
+    let records = held.log.len();
     passing.send(&[subscribe("t", Q::ExactlyOnce)], held.now);
     assert!(matches!(passing.receive()[..], [Packet::SubAck(_)]));
     for (qos, packet_id) in [(Q::AtMostOnce, 0), (Q::AtLeastOnce, 1), (Q::AtLeastOnce, 2)] {
@@ -175,7 +167,7 @@ fn unrecorded_packets_leave_at_once() {
     }
     peer.send(&[Packet::PingReq(wire::PingReq)], held.now);
     assert_eq!(peer.receive().len(), 1);
-    assert_eq!(held.journal.len(), records);
+    assert_eq!(held.log.len(), records);
 }
 
 #[test]
@@ -200,9 +192,9 @@ fn outgoing_qos_2_waits_at_each_step_and_qos_1_does_not() {
     peer.send(&[Packet::PubRec(PubRec::new(id, None))], held.now);
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRel(_)]));
-    let records = held.journal.len();
+    let records = held.log.len();
     peer.send(&[Packet::PubComp(PubComp::new(id, None))], held.now);
-    assert_eq!(held.journal.len(), records + 1);
+    assert_eq!(held.log.len(), records + 1);
     assert_eq!(peer.receive(), []);
 }
 
@@ -217,7 +209,7 @@ fn packets_behind_a_waiting_packet_wait_too() {
         ],
         held.now,
     );
-    let first = held.journal.len();
+    let first = held.log.len();
     peer.send(
         &[
             Packet::PingReq(wire::PingReq),
@@ -227,7 +219,7 @@ fn packets_behind_a_waiting_packet_wait_too() {
         held.now,
     );
     assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
-    held.journal.release(&held.broker, first);
+    held.log.release(&held.broker, first);
     let packets = peer.receive();
     assert!(
         matches!(packets[..], [Packet::SubAck(_), Packet::PingResp(_)]),
@@ -244,7 +236,7 @@ fn packets_behind_a_waiting_packet_wait_too() {
 #[test]
 fn log_that_releases_during_append_delays_nothing() {
     /// Releases every record before `append` returns.
-    struct Instantly(Arc<Journal>);
+    struct Instantly(Arc<TestLog>);
     impl Persistence for Instantly {
         fn append(&self, changes: &[u8]) -> LogPosition {
             self.0.append(changes)
@@ -253,9 +245,9 @@ fn log_that_releases_during_append_delays_nothing() {
             LogPosition(self.0.len() as u64)
         }
     }
-    let journal = Journal::new(false);
+    let log = TestLog::new(false);
     let options = crate::Options {
-        persistence: Some(Arc::new(Instantly(journal.clone()))),
+        persistence: Some(Arc::new(Instantly(log.clone()))),
         ..crate::Options::default()
     };
     let broker = Broker::new(options, Arc::new(NoService));
@@ -265,196 +257,14 @@ fn log_that_releases_during_append_delays_nothing() {
         peer.subscribe("t", Q::ExactlyOnce, now),
         wire::SubscribeReasonCode::Success(Q::ExactlyOnce)
     );
-    assert_eq!(journal.len(), 2);
-}
-
-/// A client that sends requests and subscribes to the answers.
-fn requester(held: &Held, hello: Hello) -> Peer {
-    let mut peer = held.peer(&hello);
-    peer.send(&[subscribe("answers", Q::ExactlyOnce)], held.now);
-    held.release();
-    peer.receive();
-    peer
-}
-
-fn ask(peer: &mut Peer, recorder: &Recorder, qos: Q, packet_id: u16, now: Instant) -> crate::Token {
-    peer.send(
-        &[Packet::Publish(publish("req/x", qos, packet_id, "?"))],
-        now,
-    );
-    let (_, request) = recorder.requests.lock().unwrap().pop().unwrap();
-    request.token.unwrap()
-}
-
-fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
-    held.broker.batch(|batch| {
-        let mut message = Message::new("answers", "!", qos);
-        message.properties = PropertiesBuilder::new()
-            .correlation_data(b"1")
-            .finish()
-            .unwrap();
-        let sessions = batch.answer(Some(&token), message);
-        batch.acknowledge(token, ReasonCode::SUCCESS, None);
-        sessions
-    })
-}
-
-/// The PUBREC of a request at QoS 2 says success, so its answer must not be dropped for want of
-/// room in the log. It is sent without a record, as answers at QoS 1 are.
-#[test]
-fn full_log_drops_no_answer_of_a_qos_2_request() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let mut peer = requester(&held, Hello::new("a"));
-    held.journal.set_full(true);
-    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 1, held.now);
-    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
-    held.journal.release_all(&held.broker);
-    let packets = peer.receive();
-    assert!(
-        matches!(&packets[..], [Packet::Publish(message), Packet::PubRec(_)] if message.topic == "answers"),
-        "{packets:?}"
-    );
-}
-
-#[test]
-fn answer_sent_at_once_is_not_recorded() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let mut peer = requester(&held, Hello::new("a"));
-    let (records, bytes) = (held.journal.len(), held.journal.bytes());
-    for packet_id in 1..100 {
-        let token = ask(&mut peer, &recorder, Q::AtLeastOnce, packet_id, held.now);
-        assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
-        let packets = peer.receive();
-        let [Packet::Publish(message), Packet::PubAck(_)] = &packets[..] else {
-            panic!("{packets:?}")
-        };
-        peer.send(&[puback(message.pkid)], held.now);
-    }
-    assert_eq!((held.journal.len(), held.journal.bytes()), (records, bytes));
-    // Unacknowledged when the connection ends, so the message is recorded for redelivery.
-    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 100, held.now);
-    answer(&held, token, QoS::AtLeastOnce);
-    let id = peer.messages()[0].pkid;
-    peer.lose(held.now);
-    let recovery = held.journal.recovery();
-    let session = recovery.sessions.values().next().unwrap();
-    let kept: Vec<_> = session.messages.values().collect();
-    assert!(matches!(kept[..], [message] if message.packet_id == Some(id)));
-}
-
-#[test]
-fn puback_waits_for_the_record_of_a_queued_answer() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = requester(&held, narrow);
-    let first = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
-    answer(&held, first, QoS::AtLeastOnce);
-    let packets = peer.receive();
-    assert!(matches!(
-        packets[..],
-        [Packet::Publish(_), Packet::PubAck(_)]
-    ));
-    let second = ask(&mut peer, &recorder, Q::AtLeastOnce, 2, held.now);
-    answer(&held, second, QoS::AtLeastOnce);
-    let packets = held.after_release(&mut peer);
-    assert!(
-        matches!(packets[..], [Packet::PubAck(_)]),
-        "the PUBACK does not wait for the answer: {packets:?}"
-    );
-    // The acknowledgement waits even if the request is acknowledged later, under another hold of
-    // the lock.
-    let third = ask(&mut peer, &recorder, Q::AtLeastOnce, 3, held.now);
-    held.broker
-        .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
-    held.broker
-        .batch(|batch| batch.acknowledge(third, ReasonCode::SUCCESS, None));
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubAck(_)]));
-}
-
-#[test]
-fn answer_is_recorded_for_others_and_always_at_qos_2() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let mut peer = requester(&held, Hello::new("a"));
-    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 1, held.now);
-    answer(&held, token, QoS::ExactlyOnce);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(
-        packets[..],
-        [Packet::Publish(_), Packet::PubAck(_)]
-    ));
-    held.subscriber("other", "answers", Q::AtLeastOnce)
-        .lose(held.now);
-    held.release();
-    let token = ask(&mut peer, &recorder, Q::AtLeastOnce, 2, held.now);
-    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 2);
-    let packets = peer.receive();
-    assert!(
-        matches!(packets[..], [Packet::Publish(_)]),
-        "the PUBACK waits: {packets:?}"
-    );
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubAck(_)]));
-    // Acknowledging a QoS 2 request is recorded.
-    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 3, held.now);
-    let records = held.journal.len();
-    held.broker
-        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
-    assert_eq!(held.journal.len(), records + 1);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
-    // A duplicate is not passed to the service, since its answer is known.
-    let mut repeated = publish("req/x", Q::ExactlyOnce, 3, "?");
-    repeated.dup = true;
-    peer.send(&[Packet::Publish(repeated)], held.now);
-    assert!(recorder.requests.lock().unwrap().is_empty());
-    assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
-}
-
-/// A client that repeats a QoS 2 request receives its PUBREC but no answer, because the packet id
-/// is known.
-#[test]
-fn answer_to_a_qos_2_request_is_recorded_before_its_pubrec() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let mut peer = requester(&held, Hello::new("a"));
-    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 1, held.now);
-    answer(&held, token, QoS::AtLeastOnce);
-    let packets = peer.receive();
-    assert!(matches!(packets[..], [Packet::Publish(_)]), "{packets:?}");
-    let recovery = held.journal.recovery();
-    let session = recovery.sessions.values().next().unwrap();
-    assert_eq!((session.messages.len(), session.received.len()), (1, 1));
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
-}
-
-#[test]
-fn pubrec_for_an_earlier_connection_waits_for_its_record() {
-    let recorder = Arc::new(Recorder::default());
-    let held = Held::new(recorder.clone());
-    let mut peer = held.peer(&Hello::new("a"));
-    let token = ask(&mut peer, &recorder, Q::ExactlyOnce, 5, held.now);
-    peer.lose(held.now);
-    let mut peer = held.peer(&Hello::new("a"));
-    held.broker
-        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
-    let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
-    repeated.dup = true;
-    peer.send(&[Packet::Publish(repeated)], held.now);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    assert_eq!(log.len(), 2);
 }
 
 #[test]
 fn delivered_messages_are_recorded_when_the_connection_ends() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.subscriber("a", "n/#", Q::ExactlyOnce);
-    let records = held.journal.len();
+    let records = held.log.len();
     let origin = peer.origin.clone();
     let deliver = |topic: &'static str, qos| {
         held.broker.batch(|batch| {
@@ -469,13 +279,13 @@ fn delivered_messages_are_recorded_when_the_connection_ends() {
     assert!(deliver("n/2", QoS::AtLeastOnce));
     let ids: Vec<u16> = peer.messages().iter().map(|message| message.pkid).collect();
     peer.send(&[puback(ids[0])], held.now);
-    assert_eq!(held.journal.len(), records);
+    assert_eq!(held.log.len(), records);
     // The client remembers the packet id of a QoS 2 message.
     assert!(deliver("n/3", QoS::ExactlyOnce));
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::Publish(_)]));
     peer.lose(held.now);
-    let recovery = held.journal.recovery();
+    let recovery = held.log.recovery();
     let messages = &recovery.sessions.values().next().unwrap().messages;
     let kept: Vec<_> = messages
         .values()
@@ -547,30 +357,29 @@ fn large_batch_is_split_between_packets() {
     held.subscriber("s", "t", Q::AtLeastOnce).lose(held.now);
     held.release();
     let mut peer = held.peer(&Hello::new("p").expiry(0));
-    let (records, bytes) = (held.journal.len(), held.journal.bytes());
+    let (records, bytes) = (held.log.len(), held.log.bytes());
     let payload = "x".repeat(100_000);
     let packets: Vec<_> = (1..=40)
         .map(|id| Packet::Publish(publish("t", Q::AtLeastOnce, id, &payload)))
         .collect();
     peer.send(&packets, held.now);
-    let records = held.journal.len() - records;
+    let records = held.log.len() - records;
     assert!((3..10).contains(&records), "{records}");
-    assert!(held.journal.bytes() - bytes < 40 * 100_050);
+    assert!(held.log.bytes() - bytes < 40 * 100_050);
     // Each acknowledgement waits only for its own record.
-    held.journal
-        .release(&held.broker, held.journal.len() - records + 1);
+    held.log.release(&held.broker, held.log.len() - records + 1);
     let first = peer.receive().len();
     assert!((1..40).contains(&first), "{first}");
     held.release();
     assert_eq!(peer.receive().len(), 40 - first);
     // The same in a batch of the embedder.
-    let records = held.journal.len();
+    let records = held.log.len();
     held.broker.batch(|batch| {
         for _ in 0..40 {
             batch.publish(Message::new("t", payload.clone(), QoS::AtLeastOnce));
         }
     });
-    assert!(held.journal.len() - records > 2);
+    assert!(held.log.len() - records > 2);
 }
 
 fn has_room(peer: &Peer) -> bool {
@@ -581,13 +390,13 @@ fn has_room(peer: &Peer) -> bool {
 
 #[test]
 fn reading_pauses_while_waiting_output_exceeds_the_mark() {
-    let journal = Journal::new(false);
+    let log = TestLog::new(false);
     let now = Instant::now();
     let limits = Limits {
         output_bytes_high: 200,
         ..Limits::default()
     };
-    let broker = restored(&journal, limits, Arc::new(NoService), now, now);
+    let broker = restored(&log, limits, Arc::new(NoService), now, now);
     let mut peer = Peer::waiting(&broker, &Hello::new("a"), now);
     assert!(has_room(&peer));
     for _ in 0..40 {
@@ -596,7 +405,7 @@ fn reading_pauses_while_waiting_output_exceeds_the_mark() {
     assert!(!has_room(&peer));
     // The output has no room for this message either, so it stays in the queue.
     broker.batch(|batch| batch.publish(Message::new("t", "x", QoS::AtLeastOnce)));
-    journal.release_all(&broker);
+    log.release_all(&broker);
     assert_eq!(peer.payloads(), ["x"]);
     assert!(has_room(&peer));
 }

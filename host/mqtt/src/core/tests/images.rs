@@ -105,7 +105,7 @@ struct Image {
 }
 
 struct World {
-    journal: Arc<Journal>,
+    log: Arc<TestLog>,
     broker: Broker,
     began: Instant,
     now: Instant,
@@ -128,10 +128,10 @@ fn limits() -> Limits {
 
 impl World {
     fn new() -> Self {
-        let (journal, began) = (Journal::new(true), Instant::now());
+        let (log, began) = (TestLog::new(true), Instant::now());
         Self {
-            broker: restored(&journal, limits(), Arc::new(NoService), began, began),
-            journal,
+            broker: restored(&log, limits(), Arc::new(NoService), began, began),
+            log,
             began,
             now: began,
             peers: Default::default(),
@@ -172,7 +172,7 @@ impl World {
         self.image = Image {
             cursor: ImageCursor::default(),
             pieces: Vec::new(),
-            from: self.journal.len(),
+            from: self.log.len(),
             over: false,
         };
     }
@@ -332,7 +332,7 @@ impl World {
         self.peers = Default::default();
         self.inboxes = Default::default();
         self.broker = restored(
-            &self.journal,
+            &self.log,
             limits(),
             Arc::new(NoService),
             self.began,
@@ -375,13 +375,13 @@ proptest! {
         while !world.image.over {
             world.piece();
         }
-        let all = world.journal.recovery();
+        let all = world.log.recovery();
         // The snapshot agrees with the records, for pieces of any size.
         for bytes_max in [0, 1, 50, 1 << 20] {
             prop_assert_eq!(&of_pieces(&whole_image(&world.broker, bytes_max)), &all);
         }
         let mut fuzzy = of_pieces(&world.image.pieces);
-        world.journal.replay(&mut fuzzy, world.image.from);
+        world.log.replay(&mut fuzzy, world.image.from);
         prop_assert_eq!(fuzzy, all);
     }
 }

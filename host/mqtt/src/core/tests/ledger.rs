@@ -201,8 +201,8 @@ fn unfinished_deliveries_count_against_the_queue() {
 
 #[test]
 fn start_above_the_state_limit_drops_the_excess() {
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let start = |limits| restored(&journal, limits, Arc::new(NoService), now, now);
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let start = |limits| restored(&log, limits, Arc::new(NoService), now, now);
     let before = start(Limits::default());
     assert_eq!(visits(&before, "greedy", 100, now), 100);
     for n in 0..40 {
@@ -227,8 +227,8 @@ fn start_above_the_state_limit_drops_the_excess() {
 
 #[test]
 fn recovery_limits_wills_and_messages() {
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let broker = restored(&journal, Limits::default(), Arc::new(NoService), now, now);
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
     let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
     reader.subscribe("t", Q::AtLeastOnce, now);
     reader.lose(now);
@@ -247,7 +247,7 @@ fn recovery_limits_wills_and_messages() {
         ..Limits::default()
     };
     let mut recovery = Recovery::within(&limits);
-    journal.replay(&mut recovery, 0);
+    log.replay(&mut recovery, 0);
     let wills = recovery.sessions.values().filter(|it| it.will.is_some());
     let wills = wills.count();
     assert!((10..=35).contains(&wills), "{wills}");
@@ -257,7 +257,7 @@ fn recovery_limits_wills_and_messages() {
     assert!(recovery.lost_messages > 50);
     // A recovery without limits counts the same sums.
     let mut unbounded = Recovery::within(&Limits::default());
-    journal.replay(&mut unbounded, 0);
+    log.replay(&mut unbounded, 0);
     assert_eq!(unbounded.counts(), recovery.counts());
     for number in unbounded.session_numbers().collect::<Vec<_>>() {
         let session = unbounded.sessions.remove(&number).unwrap();
@@ -325,8 +325,8 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
 
 #[test]
 fn sessions_of_one_user_leave_places_for_others() {
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let start = || restored(&journal, sessions(200), Arc::new(NoService), now, now);
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let start = || restored(&log, sessions(200), Arc::new(NoService), now, now);
     let fill = |broker: &Broker, user: &str| {
         let hello = |n| Hello::new(&format!("{user}-{n}")).will("w", "w", 500);
         let visits = (0..200).map(|n| visit(broker, user, &hello(n), now));
@@ -350,8 +350,8 @@ fn own_topics_can_be_subscribed_when_all_room_is_taken() {
         subscription_bytes_total_max: 20_000,
         ..Limits::default()
     };
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let start = || restored(&journal, limits.clone(), Arc::new(NoService), now, now);
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let start = || restored(&log, limits.clone(), Arc::new(NoService), now, now);
     let broker = start();
     let mut greedy = Peer::new(&broker, &Hello::new("greedy"), now);
     let full = wire::SubscribeReasonCode::QuotaExceeded;
@@ -399,8 +399,8 @@ fn retained_messages_of_one_user_leave_room_for_others() {
         retained_max: 400,
         ..Limits::default()
     };
-    let (journal, now) = (Journal::new(true), Instant::now());
-    let start = |limits| restored(&journal, limits, Arc::new(NoService), now, now);
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let start = |limits| restored(&log, limits, Arc::new(NoService), now, now);
     let broker = start(limits.clone());
     let set = |peer: &mut Peer, topic: String, payload: &str| {
         let mut message = publish(&topic, Q::AtLeastOnce, 1, payload);

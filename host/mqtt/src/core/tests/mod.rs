@@ -8,6 +8,7 @@ mod gating;
 mod images;
 mod ledger;
 mod requests;
+mod responses;
 mod restart;
 mod routing;
 mod sessions;

@@ -9,23 +9,23 @@ use wire::{
 
 use crate::{Broker, Limits, Message, Options, Origin, QoS, ReasonCode, Request, testing::*};
 
-fn start(limits: Limits) -> (Broker, Arc<Recorder>, Instant) {
-    let recorder = Arc::new(Recorder::default());
+fn start(limits: Limits) -> (Broker, Arc<RecordingService>, Instant) {
+    let service = Arc::new(RecordingService::default());
     (
         Broker::new(
             Options {
                 limits,
                 ..Options::default()
             },
-            recorder.clone(),
+            service.clone(),
         ),
-        recorder,
+        service,
         Instant::now(),
     )
 }
 
-fn taken(recorder: &Recorder) -> Vec<(Origin, Request)> {
-    std::mem::take(&mut recorder.requests.lock().unwrap())
+fn taken(service: &RecordingService) -> Vec<(Origin, Request)> {
+    std::mem::take(&mut service.requests.lock().unwrap())
 }
 
 fn acknowledge(broker: &Broker, request: &Request, reason: ReasonCode) {
@@ -38,7 +38,7 @@ fn rec(packet_id: u16) -> Packet {
 
 #[test]
 fn acknowledgements_leave_in_the_order_of_the_messages() {
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::AtMostOnce, now);
     let request = |id| Packet::Publish(publish("req/x", Q::AtLeastOnce, id, &id.to_string()));
@@ -55,7 +55,7 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
         ],
         now,
     );
-    let requests = taken(&recorder);
+    let requests = taken(&service);
     assert_eq!(
         requests
             .iter()
@@ -104,7 +104,7 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
 
 #[test]
 fn reason_strings_are_omitted_without_problem_information() {
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(
         &broker,
         &Hello::new("a").set(|p| p.request_problem_info = Some(0)),
@@ -114,7 +114,7 @@ fn reason_strings_are_omitted_without_problem_information() {
         &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
         now,
     );
-    let token = taken(&recorder)[0].1.token.unwrap();
+    let token = taken(&service)[0].1.token.unwrap();
     broker.batch(|batch| batch.acknowledge(token, ReasonCode::QUOTA_EXCEEDED, Some("text")));
     let Some(Packet::PubAck(ack)) = a.receive().pop() else {
         panic!("no PUBACK")
@@ -127,7 +127,7 @@ fn reason_strings_are_omitted_without_problem_information() {
 
 #[test]
 fn more_than_the_receive_maximum_is_a_violation() {
-    let (broker, recorder, now) = start(Limits {
+    let (broker, service, now) = start(Limits {
         receive_max: 3,
         ..Limits::default()
     });
@@ -141,7 +141,7 @@ fn more_than_the_receive_maximum_is_a_violation() {
         ],
         now,
     );
-    for (_, request) in taken(&recorder) {
+    for (_, request) in taken(&service) {
         acknowledge(&broker, &request, ReasonCode::SUCCESS);
     }
     // The QoS 2 exchange counts until its PUBREL.
@@ -156,7 +156,7 @@ fn more_than_the_receive_maximum_is_a_violation() {
         Some(DisconnectReasonCode::ReceiveMaximumExceeded)
     );
     assert_eq!(
-        taken(&recorder).len(),
+        taken(&service).len(),
         2,
         "earlier requests are passed to the service"
     );
@@ -165,7 +165,7 @@ fn more_than_the_receive_maximum_is_a_violation() {
 #[test]
 fn duplicate_qos_2_messages_keep_no_state() {
     // Mosquitto kept state for each of them (CVE-2023-28366).
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let mut repeated = bytes::BytesMut::new();
     for _ in 0..1000 {
@@ -176,7 +176,7 @@ fn duplicate_qos_2_messages_keep_no_state() {
     for _ in 0..1000 {
         a.send_raw(&repeated, now);
     }
-    let requests = taken(&recorder);
+    let requests = taken(&service);
     assert_eq!(requests.len(), 1, "passed to the service once");
     assert_eq!(a.receive(), [], "the pending PUBREC answers all");
     acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
@@ -187,11 +187,11 @@ fn duplicate_qos_2_messages_keep_no_state() {
 
 #[test]
 fn qos_2_requests_are_handed_over_once_across_connections() {
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let request = Packet::Publish(publish("req/x", Q::ExactlyOnce, 5, "q"));
     a.send(std::slice::from_ref(&request), now);
-    let requests = taken(&recorder);
+    let requests = taken(&service);
     a.lose(now);
     // The first duplicate arrives before the answer is known.
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
@@ -219,11 +219,11 @@ fn qos_2_requests_are_handed_over_once_across_connections() {
         a.receive(),
         [rec(5), Packet::PubComp(wire::PubComp::new(5, None))]
     );
-    assert_eq!(taken(&recorder).len(), 0);
+    assert_eq!(taken(&service).len(), 0);
     // After PUBREL the packet id is new. A failed request frees it without PUBREL.
     for _ in 0..2 {
         a.send(std::slice::from_ref(&request), now);
-        acknowledge(&broker, &taken(&recorder)[0].1, ReasonCode::QUOTA_EXCEEDED);
+        acknowledge(&broker, &taken(&service)[0].1, ReasonCode::QUOTA_EXCEEDED);
         let Some(Packet::PubRec(rec)) = a.receive().pop() else {
             panic!("no PUBREC")
         };
@@ -253,7 +253,7 @@ fn ordinary_qos_2_messages_are_routed_once() {
 
 #[test]
 fn a_stale_token_does_nothing() {
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.send(
         &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
@@ -265,7 +265,7 @@ fn a_stale_token_does_nothing() {
         &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
         now,
     );
-    let requests = taken(&recorder);
+    let requests = taken(&service);
     acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), []);
     acknowledge(&broker, &requests[1].1, ReasonCode::SUCCESS);
@@ -275,7 +275,7 @@ fn a_stale_token_does_nothing() {
 
 #[test]
 fn requests_before_another_packet_are_handed_over_first() {
-    let (broker, recorder, now) = start(Limits::default());
+    let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let request = |id| Packet::Publish(publish("req/x", Q::AtLeastOnce, id, ""));
     let leave = Packet::Disconnect(wire::Disconnect::new(
@@ -283,7 +283,7 @@ fn requests_before_another_packet_are_handed_over_first() {
     ));
     a.send(&[request(1), leave, request(2)], now);
     assert_eq!(
-        taken(&recorder).len(),
+        taken(&service).len(),
         1,
         "packets after DISCONNECT are ignored"
     );
@@ -378,7 +378,7 @@ fn deliver_ends_with_the_connection() {
 
 #[test]
 fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
-    let (broker, recorder, now) = start(Limits {
+    let (broker, service, now) = start(Limits {
         output_bytes_high: 100,
         ..Limits::default()
     });
@@ -392,7 +392,7 @@ fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
             &[Packet::Publish(publish("req/x", Q::AtLeastOnce, id, ""))],
             now,
         );
-        let (origin, request) = taken(&recorder).remove(0);
+        let (origin, request) = taken(&service).remove(0);
         broker.batch(|batch| {
             // The first message fills the output above its mark, so the second one waits.
             assert!(batch.deliver(

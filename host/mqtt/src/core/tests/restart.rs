@@ -21,22 +21,22 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A broker whose log releases every record at once, and which can be killed and restarted.
 struct Life {
-    journal: Arc<Journal>,
+    log: Arc<TestLog>,
     broker: Broker,
     began: Instant,
-    recorder: Arc<Recorder>,
+    service: Arc<RecordingService>,
 }
 
 impl Life {
     fn new() -> (Self, Instant) {
-        let (journal, began) = (Journal::new(true), Instant::now());
-        let recorder = Arc::new(Recorder::default());
-        let broker = restored(&journal, Limits::default(), recorder.clone(), began, began);
+        let (log, began) = (TestLog::new(true), Instant::now());
+        let service = Arc::new(RecordingService::default());
+        let broker = restored(&log, Limits::default(), service.clone(), began, began);
         let life = Self {
-            journal,
+            log,
             broker,
             began,
-            recorder,
+            service,
         };
         (life, began)
     }
@@ -46,8 +46,8 @@ impl Life {
     }
 
     fn kill_with(&mut self, limits: Limits, now: Instant) {
-        let service = self.recorder.clone();
-        self.broker = restored(&self.journal, limits, service, self.began, now);
+        let service = self.service.clone();
+        self.broker = restored(&self.log, limits, service, self.began, now);
     }
 
     fn publish(&self, message: Message, now: Instant) -> usize {
@@ -71,7 +71,7 @@ fn session_numbers_last_and_connection_numbers_never_repeat() {
     let (first, other) = (first.origin.clone(), other.origin.clone());
     assert_ne!(first.session, other.session);
     assert_eq!(first.connection, ConnectionId(1), "run 0");
-    let run = life.journal.len() as u64;
+    let run = life.log.len() as u64;
     life.kill(now);
     let again = Peer::new(&life.broker, &Hello::new("a"), now).origin;
     assert_eq!(again.session, first.session);
@@ -82,12 +82,12 @@ fn session_numbers_last_and_connection_numbers_never_repeat() {
     let fresh = Peer::new(&life.broker, &Hello::new("a").clean(), now).origin;
     assert!(fresh.session > other.session);
     assert_eq!(
-        *life.recorder.ended.lock().unwrap(),
+        *life.service.ended.lock().unwrap(),
         [],
         "the service does not know yet that its connection has ended"
     );
     life.broker.lock().disconnect_reported(again.session);
-    assert_eq!(*life.recorder.ended.lock().unwrap(), [again.session]);
+    assert_eq!(*life.service.ended.lock().unwrap(), [again.session]);
     life.kill(now);
     let mut sessions = life.broker.sessions();
     sessions.sort_unstable();
@@ -101,7 +101,7 @@ fn session_numbers_do_not_repeat_without_run_numbers() {
     let broker = Broker::restore(
         crate::Options::default(),
         Arc::new(NoService),
-        life.journal.recovery(),
+        life.log.recovery(),
     );
     let new = Peer::new(&broker, &Hello::new("b"), now).origin;
     assert!(new.session > old.session);
@@ -110,7 +110,7 @@ fn session_numbers_do_not_repeat_without_run_numbers() {
 #[test]
 fn transient_sessions_are_not_recorded() {
     let (life, now) = Life::new();
-    let begin = life.journal.len();
+    let begin = life.log.len();
     let mut peer = Peer::new(
         &life.broker,
         &Hello::new("a").expiry(0).will("w", "w", 0),
@@ -128,14 +128,14 @@ fn transient_sessions_are_not_recorded() {
         now,
     );
     peer.lose(now);
-    assert_eq!(life.journal.len(), begin);
+    assert_eq!(life.log.len(), begin);
     // A session that is resumed without an expiry stops being durable.
     Peer::new(&life.broker, &Hello::new("b"), now).lose(now);
     let mut peer = Peer::new(&life.broker, &Hello::new("b").expiry(0), now);
-    let ended = life.journal.len();
+    let ended = life.log.len();
     peer.subscribe("t", Q::ExactlyOnce, now);
-    assert_eq!(life.journal.len(), ended);
-    assert_eq!(life.journal.recovery(), crate::Recovery::default());
+    assert_eq!(life.log.len(), ended);
+    assert_eq!(life.log.recovery(), crate::Recovery::default());
     let broker = Broker::new(crate::Options::default(), Arc::new(NoService));
     let mut cursor = crate::ImageCursor::default();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);

@@ -289,9 +289,9 @@ fn messages_sent_at_qos_2_are_not_redistributed() {
 #[test]
 fn groups_and_their_messages_survive_a_restart() {
     for by_image in [false, true] {
-        let (journal, now) = (Journal::new(true), Instant::now());
+        let (log, now) = (TestLog::new(true), Instant::now());
         let service = || Arc::new(NoService);
-        let first = restored(&journal, Limits::default(), service(), now, now);
+        let first = restored(&log, Limits::default(), service(), now, now);
         let mut a = member(&first, "a", Q::AtLeastOnce, now);
         jobs(&first, QoS::ExactlyOnce, ["sent"]);
         assert_eq!(a.payloads(), ["sent"]);
@@ -307,7 +307,7 @@ fn groups_and_their_messages_survive_a_restart() {
             let clock = Clock::at(now, WALL_MS);
             Broker::restore_at(Options::default(), service(), recovery, clock)
         } else {
-            restored(&journal, Limits::default(), service(), now, now)
+            restored(&log, Limits::default(), service(), now, now)
         };
         // Ends the session of `a`.
         Peer::new(&second, &Hello::new("a").clean(), now);
@@ -381,7 +381,7 @@ fn which(publish: &wire::Publish) -> (usize, usize) {
 }
 
 struct World {
-    journal: Arc<Journal>,
+    log: Arc<TestLog>,
     broker: Broker,
     now: Instant,
     clients: [Option<Peer>; 4],
@@ -396,10 +396,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (journal, now) = (Journal::new(true), Instant::now());
+        let (log, now) = (TestLog::new(true), Instant::now());
         let mut world = Self {
-            broker: Self::start(&journal, now),
-            journal,
+            broker: Self::start(&log, now),
+            log,
             now,
             clients: Default::default(),
             published: Vec::new(),
@@ -417,12 +417,12 @@ impl World {
         world
     }
 
-    fn start(journal: &Arc<Journal>, now: Instant) -> Broker {
+    fn start(log: &Arc<TestLog>, now: Instant) -> Broker {
         let limits = Limits {
             output_bytes_high: 100,
             ..Limits::default()
         };
-        restored(journal, limits, Arc::new(NoService), now, now)
+        restored(log, limits, Arc::new(NoService), now, now)
     }
 
     fn connect(&mut self, client: usize, clean: bool) {
@@ -528,7 +528,7 @@ impl World {
             }
             14 => {
                 self.clients = Default::default();
-                self.broker = Self::start(&self.journal, self.now);
+                self.broker = Self::start(&self.log, self.now);
             }
             _ => {}
         }

@@ -189,7 +189,7 @@ struct OneByOne(Mutex<Vec<u16>>);
 
 impl Service for OneByOne {
     fn claim(&self, topic: &[u8]) -> Claim {
-        Recorder::default().claim(topic)
+        RecordingService::default().claim(topic)
     }
 
     fn requests(&self, _: &crate::Broker, _: &Origin, requests: &mut Vec<Request>) {

@@ -32,7 +32,8 @@ pub enum Event<'a> {
 pub struct Presence {
     /// None if the setting turns presence off.
     source: Option<Mosquitto>,
-    refused: bool,
+    /// The filters that the broker has refused last.
+    refused: Vec<&'static str>,
     works: watch::Sender<Option<&'static str>>,
 }
 
@@ -41,7 +42,7 @@ impl Presence {
     pub fn new(kind: PresenceKind) -> Self {
         Self {
             source: (kind == PresenceKind::Auto).then(Mosquitto::default),
-            refused: false,
+            refused: Vec::new(),
             works: watch::Sender::new(None),
         }
     }
@@ -62,16 +63,24 @@ impl Presence {
 
     /// Handles the result of a subscription to one of [`Self::filters`].
     pub fn subscribed(&mut self, filter: &str, granted: bool) {
-        if granted || !self.filters().contains(&filter) {
+        let mut filters = self.filters().iter();
+        let Some(filter) = filters.find(|it| **it == filter) else {
             return;
+        };
+        match granted {
+            // The broker's rules may have changed since an earlier connection.
+            true => self.refused.retain(|it| it != filter),
+            false if self.refused.contains(filter) => {}
+            false => {
+                if self.refused.is_empty() {
+                    let name = mosquitto::NAME;
+                    tracing::info!(
+                        "the broker does not let the store subscribe to {filter}, so it does not receive {name}"
+                    );
+                }
+                self.refused.push(*filter);
+            }
         }
-        if !self.refused {
-            let name = mosquitto::NAME;
-            tracing::info!(
-                "the broker does not let the store subscribe to {filter}, so it does not receive {name}"
-            );
-        }
-        self.refused = true;
     }
 
     /// Reads a message that is no request. Calls `disconnected` for each client whose connection
@@ -85,7 +94,7 @@ impl Presence {
             Event::LogPublished => works = true,
             Event::Disconnected(client) => disconnected(client),
         });
-        if works && !self.refused && self.works.borrow().is_none() {
+        if works && self.refused.is_empty() && self.works.borrow().is_none() {
             let name = mosquitto::NAME;
             tracing::info!("presence: {name}");
             self.works.send_replace(Some(name));
@@ -221,6 +230,23 @@ mod tests {
             &mut |_| (),
         );
         assert!(line(&presence, None).await.starts_with("none; "));
+    }
+
+    #[tokio::test]
+    async fn a_source_works_after_its_refused_subscription_is_granted() {
+        let mut presence = Presence::new(PresenceKind::Auto);
+        for log_is_granted in [false, true] {
+            for filter in presence.filters() {
+                presence.subscribed(filter, *filter != LOG || log_is_granted);
+            }
+        }
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New connection from 127.0.0.1:1 on port 2.",
+            &mut |_| (),
+        );
+        assert!(line(&presence, None).await.starts_with("mosquitto's "));
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn sessions_expire_by_the_wall_clock() {
         Vec::new(),
         "its session ends at second 30"
     );
-    let mut ended = life.recorder.ended.lock().unwrap().clone();
+    let mut ended = life.service.ended.lock().unwrap().clone();
     ended.sort_unstable();
     assert_eq!(ended.len(), 3, "each session once: {ended:?}");
 }

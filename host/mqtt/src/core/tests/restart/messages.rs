@@ -123,7 +123,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
         now,
     );
     assert_eq!(peer.receive().len(), 2);
-    assert_eq!(life.recorder.requests.lock().unwrap().len(), 1);
+    assert_eq!(life.service.requests.lock().unwrap().len(), 1);
     life.kill(now);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     let again = |topic, id| {
@@ -145,7 +145,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
         (6, wire::PubRecReason::NoMatchingSubscribers)
     );
     // The request was not acknowledged, so the service receives it again.
-    assert_eq!(life.recorder.requests.lock().unwrap().len(), 2);
+    assert_eq!(life.service.requests.lock().unwrap().len(), 2);
     peer.send(&[Packet::PubRel(PubRel::new(5, None))], now);
     assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
     life.kill(now);

@@ -1,4 +1,4 @@
-//! Paths and queries of URLs with percent-encoded bytes (RFC 3986).
+//! Percent-encoding in URLs (RFC 3986 section 2.1).
 
 /// Encodes bytes as one path segment, or as one value of a query.
 pub(crate) fn encode(bytes: &[u8]) -> String {
@@ -14,8 +14,8 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Decodes a segment; none if a percent sign is not followed by two hexadecimal digits.
-pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+/// Decodes a part of a URL; none if a percent sign is not followed by two hexadecimal digits.
+pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -32,7 +32,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
 }
 
 /// A decoded value of a query.
-pub(super) fn value(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
+pub(crate) fn value(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
     query?
         .split('&')
         .filter_map(|pair| pair.split_once('='))

@@ -2,108 +2,26 @@
 // A failed step fails the test.
 #![allow(clippy::unwrap_used)]
 
+mod broker;
+mod owner;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use rumqttc::v5::mqttbytes::v5::{
-    ConnAck, ConnAckProperties, ConnectReturnCode, Filter, Packet, PubAck, PubAckReason, Publish,
-    SubAck, SubscribeReasonCode,
-};
-use rumqttc::v5::mqttbytes::{Error as WireError, QoS};
-use statehouse_link::{Arrival, End, Message, Options, Outlet, Owner, Place, Verdict};
+use bytes::BytesMut;
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::{Packet, SubAck, SubscribeReasonCode};
+use statehouse_link::{Arrival, End, Options, Owner, Place, Verdict};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
+use broker::{Greeting, Peer, Seen};
+use owner::{Note, Tester, note};
+
 /// Time limit of a step on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A message that may expire, and that may have a shorter replacement.
-#[derive(Debug, Clone)]
-struct Note {
-    payload: Bytes,
-    expired: bool,
-    shorter: bool,
-}
-
-fn note(payload: impl Into<Bytes>) -> Note {
-    Note {
-        payload: payload.into(),
-        expired: false,
-        shorter: false,
-    }
-}
-
-impl Message for Note {
-    fn publish(&self) -> Option<Publish> {
-        let payload = self.payload.clone();
-        (!self.expired).then(|| Publish::new("notes", QoS::AtLeastOnce, payload, None))
-    }
-
-    fn too_large(self, _bytes: usize, _bytes_max: usize) -> Option<Self> {
-        self.shorter.then(|| note("too long"))
-    }
-}
-
-/// An owner that passes everything to its test.
-struct Tester {
-    outlet: Mutex<Outlet<Note>>,
-    stopping: Notify,
-    subscribed: Notify,
-    arrived: mpsc::UnboundedSender<Arrival>,
-    /// The decisions about the next subscriptions.
-    verdicts: Mutex<Vec<Verdict>>,
-    lost: Mutex<Vec<String>>,
-    hopeless: Mutex<Vec<Bytes>>,
-    ended: Mutex<Option<End>>,
-}
-
-impl Owner for Tester {
-    type Message = Note;
-
-    fn with<R>(&self, work: impl FnOnce(&mut Outlet<Note>) -> R) -> R {
-        work(&mut self.outlet.lock().unwrap())
-    }
-
-    fn stopping(&self) -> &Notify {
-        &self.stopping
-    }
-
-    fn filters(&self) -> Vec<Filter> {
-        vec![Filter::new("requests", QoS::AtLeastOnce)]
-    }
-
-    fn connected(self: &Arc<Self>, _session_present: bool) {}
-
-    fn subscribed(&self, _granted: &[SubscribeReasonCode]) -> Verdict {
-        self.subscribed.notify_one();
-        self.verdicts.lock().unwrap().pop().unwrap_or(Verdict::GoOn)
-    }
-
-    fn arrived(&self, arrivals: &mut Vec<Arrival>) {
-        for arrival in arrivals.drain(..) {
-            if let Arrival::Acknowledged(number, _) = &arrival {
-                self.with(|outlet| outlet.remove(*number));
-            }
-            self.arrived.send(arrival).unwrap();
-        }
-    }
-
-    fn lost(&self, why: &str) -> bool {
-        self.lost.lock().unwrap().push(why.to_owned());
-        true
-    }
-
-    fn hopeless(&self, message: Note, _why: &str) {
-        self.hopeless.lock().unwrap().push(message.payload);
-    }
-
-    fn ended(&self, end: End) {
-        *self.ended.lock().unwrap() = Some(end);
-    }
-}
 
 struct SessionTest {
     listener: TcpListener,
@@ -208,133 +126,6 @@ impl SessionTest {
             outlet.flush();
         });
     }
-}
-
-#[derive(Default)]
-struct Greeting {
-    session_present: bool,
-    receive_max: Option<u16>,
-    max_packet_size: Option<u32>,
-}
-
-struct Peer {
-    stream: TcpStream,
-    unread: BytesMut,
-    early: Vec<Packet>,
-}
-
-impl Peer {
-    async fn greet(&mut self, greeting: Greeting) {
-        let properties = ConnAckProperties {
-            session_expiry_interval: None,
-            receive_max: greeting.receive_max,
-            max_qos: None,
-            retain_available: None,
-            max_packet_size: greeting.max_packet_size,
-            assigned_client_identifier: None,
-            topic_alias_max: None,
-            reason_string: None,
-            user_properties: vec![],
-            wildcard_subscription_available: None,
-            subscription_identifiers_available: None,
-            shared_subscription_available: None,
-            server_keep_alive: None,
-            response_information: None,
-            server_reference: None,
-            authentication_method: None,
-            authentication_data: None,
-        };
-        self.write(Packet::ConnAck(ConnAck {
-            session_present: greeting.session_present,
-            code: ConnectReturnCode::Success,
-            properties: Some(properties),
-        }))
-        .await;
-    }
-
-    async fn read(&mut self) -> Packet {
-        loop {
-            match Packet::read(&mut self.unread, None) {
-                Ok(packet) => return packet,
-                Err(WireError::InsufficientBytes(_)) => {
-                    let reading = self.stream.read_buf(&mut self.unread);
-                    let read = timeout(STEP_TIMEOUT, reading).await;
-                    let read = read.expect("the link sends a packet").unwrap();
-                    assert_ne!(read, 0, "the link closed the connection");
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    async fn write(&mut self, packet: Packet) {
-        let mut bytes = BytesMut::new();
-        packet.write(&mut bytes, None).unwrap();
-        self.stream.write_all(&bytes).await.unwrap();
-    }
-
-    /// A summary of the next packet.
-    async fn next(&mut self) -> Seen {
-        let packet = match self.early.is_empty() {
-            true => self.read().await,
-            false => self.early.remove(0),
-        };
-        match packet {
-            Packet::Publish(publish) => Seen::Publish {
-                text: String::from_utf8_lossy(&publish.payload).into_owned(),
-                packet_id: publish.pkid,
-                dup: publish.dup,
-            },
-            Packet::PubAck(ack) => Seen::PubAck(ack.pkid),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// The text of the next PUBLISH.
-    async fn text(&mut self) -> String {
-        self.text_and_packet_id().await.0
-    }
-
-    async fn text_and_packet_id(&mut self) -> (String, u16) {
-        match self.next().await {
-            Seen::Publish {
-                text, packet_id, ..
-            } => (text, packet_id),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn publish(&mut self, packet_id: u16) {
-        let mut publish = Publish::new("requests", QoS::AtLeastOnce, "request", None);
-        publish.pkid = packet_id;
-        self.write(Packet::Publish(publish)).await;
-    }
-
-    async fn acknowledge(&mut self, packet_id: u16) {
-        self.write(Packet::PubAck(PubAck {
-            pkid: packet_id,
-            reason: PubAckReason::Success,
-            properties: None,
-        }))
-        .await;
-    }
-
-    /// Whether nothing arrives for a moment.
-    async fn is_silent(&mut self) -> bool {
-        assert!(self.early.is_empty());
-        let wait = Duration::from_millis(50);
-        timeout(wait, self.read()).await.is_err()
-    }
-}
-
-#[derive(Debug, PartialEq)]
-enum Seen {
-    Publish {
-        text: String,
-        packet_id: u16,
-        dup: bool,
-    },
-    PubAck(u16),
 }
 
 #[tokio::test]

@@ -1,0 +1,196 @@
+//! When the response to a request, and the acknowledgement of the request, wait for a record.
+
+use std::{sync::Arc, time::Instant};
+
+use wire::Packet;
+
+use super::gating::{Held, subscribe};
+use crate::{Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
+
+/// A client that sends requests and subscribes to the answers.
+fn requester(held: &Held, hello: Hello) -> Peer {
+    let mut peer = held.peer(&hello);
+    peer.send(&[subscribe("answers", Q::ExactlyOnce)], held.now);
+    held.release();
+    peer.receive();
+    peer
+}
+
+fn ask(
+    peer: &mut Peer,
+    service: &RecordingService,
+    qos: Q,
+    packet_id: u16,
+    now: Instant,
+) -> crate::Token {
+    peer.send(
+        &[Packet::Publish(publish("req/x", qos, packet_id, "?"))],
+        now,
+    );
+    let (_, request) = service.requests.lock().unwrap().pop().unwrap();
+    request.token.unwrap()
+}
+
+fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
+    held.broker.batch(|batch| {
+        let mut message = Message::new("answers", "!", qos);
+        message.properties = PropertiesBuilder::new()
+            .correlation_data(b"1")
+            .finish()
+            .unwrap();
+        let sessions = batch.answer(Some(&token), message);
+        batch.acknowledge(token, ReasonCode::SUCCESS, None);
+        sessions
+    })
+}
+
+/// The PUBREC of a request at QoS 2 says success, so its answer must not be dropped for want of
+/// room in the log. It is sent without a record, as answers at QoS 1 are.
+#[test]
+fn full_log_drops_no_answer_of_a_qos_2_request() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    held.log.set_full(true);
+    let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
+    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
+    held.log.release_all(&held.broker);
+    let packets = peer.receive();
+    assert!(
+        matches!(&packets[..], [Packet::Publish(message), Packet::PubRec(_)] if message.topic == "answers"),
+        "{packets:?}"
+    );
+}
+
+#[test]
+fn answer_sent_at_once_is_not_recorded() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    let (records, bytes) = (held.log.len(), held.log.bytes());
+    for packet_id in 1..100 {
+        let token = ask(&mut peer, &service, Q::AtLeastOnce, packet_id, held.now);
+        assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
+        let packets = peer.receive();
+        let [Packet::Publish(message), Packet::PubAck(_)] = &packets[..] else {
+            panic!("{packets:?}")
+        };
+        peer.send(&[puback(message.pkid)], held.now);
+    }
+    assert_eq!((held.log.len(), held.log.bytes()), (records, bytes));
+    // Unacknowledged when the connection ends, so the message is recorded for redelivery.
+    let token = ask(&mut peer, &service, Q::AtLeastOnce, 100, held.now);
+    answer(&held, token, QoS::AtLeastOnce);
+    let id = peer.messages()[0].pkid;
+    peer.lose(held.now);
+    let recovery = held.log.recovery();
+    let session = recovery.sessions.values().next().unwrap();
+    let kept: Vec<_> = session.messages.values().collect();
+    assert!(matches!(kept[..], [message] if message.packet_id == Some(id)));
+}
+
+#[test]
+fn puback_waits_for_the_record_of_a_queued_answer() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut peer = requester(&held, narrow);
+    let first = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
+    answer(&held, first, QoS::AtLeastOnce);
+    let packets = peer.receive();
+    assert!(matches!(
+        packets[..],
+        [Packet::Publish(_), Packet::PubAck(_)]
+    ));
+    let second = ask(&mut peer, &service, Q::AtLeastOnce, 2, held.now);
+    answer(&held, second, QoS::AtLeastOnce);
+    let packets = held.after_release(&mut peer);
+    assert!(
+        matches!(packets[..], [Packet::PubAck(_)]),
+        "the PUBACK does not wait for the answer: {packets:?}"
+    );
+    // The acknowledgement waits even if the request is acknowledged later, under another hold of
+    // the lock.
+    let third = ask(&mut peer, &service, Q::AtLeastOnce, 3, held.now);
+    held.broker
+        .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
+    held.broker
+        .batch(|batch| batch.acknowledge(third, ReasonCode::SUCCESS, None));
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+}
+
+#[test]
+fn answer_is_recorded_for_others_and_always_at_qos_2() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    let token = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
+    answer(&held, token, QoS::ExactlyOnce);
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(
+        packets[..],
+        [Packet::Publish(_), Packet::PubAck(_)]
+    ));
+    held.subscriber("other", "answers", Q::AtLeastOnce)
+        .lose(held.now);
+    held.release();
+    let token = ask(&mut peer, &service, Q::AtLeastOnce, 2, held.now);
+    assert_eq!(answer(&held, token, QoS::AtLeastOnce), 2);
+    let packets = peer.receive();
+    assert!(
+        matches!(packets[..], [Packet::Publish(_)]),
+        "the PUBACK waits: {packets:?}"
+    );
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+    // Acknowledging a QoS 2 request is recorded.
+    let token = ask(&mut peer, &service, Q::ExactlyOnce, 3, held.now);
+    let records = held.log.len();
+    held.broker
+        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
+    assert_eq!(held.log.len(), records + 1);
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    // A duplicate is not passed to the service, since its answer is known.
+    let mut repeated = publish("req/x", Q::ExactlyOnce, 3, "?");
+    repeated.dup = true;
+    peer.send(&[Packet::Publish(repeated)], held.now);
+    assert!(service.requests.lock().unwrap().is_empty());
+    assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
+}
+
+/// A client that repeats a QoS 2 request receives its PUBREC but no answer, because the packet id
+/// is known.
+#[test]
+fn answer_to_a_qos_2_request_is_recorded_before_its_pubrec() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
+    answer(&held, token, QoS::AtLeastOnce);
+    let packets = peer.receive();
+    assert!(matches!(packets[..], [Packet::Publish(_)]), "{packets:?}");
+    let recovery = held.log.recovery();
+    let session = recovery.sessions.values().next().unwrap();
+    assert_eq!((session.messages.len(), session.received.len()), (1, 1));
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+}
+
+#[test]
+fn pubrec_for_an_earlier_connection_waits_for_its_record() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = held.peer(&Hello::new("a"));
+    let token = ask(&mut peer, &service, Q::ExactlyOnce, 5, held.now);
+    peer.lose(held.now);
+    let mut peer = held.peer(&Hello::new("a"));
+    held.broker
+        .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
+    let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
+    repeated.dup = true;
+    peer.send(&[Packet::Publish(repeated)], held.now);
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+}

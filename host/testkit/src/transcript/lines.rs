@@ -1,0 +1,177 @@
+//! The lines that differ from the received messages, and their corrections.
+
+use statehouse_transcript::{self as language, Said, Word, has_sign, quote, shown};
+
+use super::report::{Difference, Report};
+use super::run::Run;
+use crate::{Came, Notification};
+use statehouse_core::request::notification_topic;
+
+impl Run {
+    pub(super) fn differs(&mut self, at: usize, came: String) {
+        self.report.different.push(Difference {
+            line: at + 1,
+            says: self.lines[at].trim().to_owned(),
+            came,
+        });
+    }
+
+    /// Reports a line that differs, and corrects it.
+    pub(super) fn correct(&mut self, at: usize, line: String, why: &str) {
+        self.differs(at, format!("{line}{why}"));
+        self.changed.entry(at).or_default().0 = Some(line);
+    }
+
+    /// The correct line for an outcome, with the failure of the policy as a note. `None` if the
+    /// given payload and words are correct.
+    pub(super) fn answer_line(
+        &mut self,
+        client: &str,
+        came: &Came,
+        dialect: language::Dialect,
+        payload: Option<&[u8]>,
+        words: &[Word],
+    ) -> Result<Option<(String, String)>, String> {
+        let head = shown(client);
+        let reasoned = |kind: &str, reason: u8, text: &str| {
+            let line = format!("{head}<{kind} {reason:#04x} {}", quote(text.as_bytes()));
+            Ok(Some((line, String::new())))
+        };
+        let answer = match came {
+            Came::Dropped => return Ok(Some((format!("{head}<nothing"), String::new()))),
+            Came::Refused { reason, text } => return reasoned("puback", *reason, text),
+            Came::Disconnected { reason, text } => return reasoned("disconnect", *reason, text),
+            Came::Answer(answer) => answer,
+        };
+        let mut implied = dialect.implied();
+        // If an implied property is missing, the line must say so.
+        let missing = implied.iter().any(|pair| !answer.user.contains(pair));
+        let bare =
+            has_sign(words, "@bare") || (payload.is_none_or(|it| it != answer.payload) && missing);
+        if bare {
+            implied.clear();
+        }
+        let said = Said {
+            payload: &answer.payload,
+            user: &answer.user,
+            implied: &implied,
+        };
+        // Without a line, the outcome must differ: no payload is equal to this text.
+        let differs = self
+            .variables
+            .differs(said, payload.unwrap_or(b"\0no line\0"), words)?;
+        let sign = if bare { " @bare" } else { "" };
+        let why = answer.failure.as_ref();
+        let why = why.map_or(String::new(), |why| {
+            format!("   (the policy failed: {why})")
+        });
+        Ok(differs.map(|rest| {
+            let line = format!("{head}< {}{sign}{rest}", quote(&answer.payload));
+            (line, why)
+        }))
+    }
+
+    /// The correct line for a notification. `None` if the expected key, payload and words are
+    /// correct.
+    pub(super) fn notification_line(
+        &mut self,
+        client: &str,
+        notification: &Notification,
+        expected: Option<(&[u8], &[u8], &[Word])>,
+    ) -> Result<Option<String>, String> {
+        let (key, payload, words) = expected.unwrap_or((b"", b"\0no line\0", &[]));
+        let given = words
+            .iter()
+            .find_map(|word| word.bare()?.strip_prefix("@topic="));
+        let usual = notification_topic(&notification.client, key);
+        let right_topic = notification.topic == given.unwrap_or(&usual);
+        let about = Said {
+            payload: &notification.payload,
+            user: &notification.user,
+            implied: &[],
+        };
+        let differs = self.variables.differs(about, payload, words)?;
+        if right_topic && differs.is_none() {
+            return Ok(None);
+        }
+        // If only the topic differs, this returns the properties for the line.
+        let rest = match differs {
+            Some(rest) => rest,
+            None => self
+                .variables
+                .differs(about, b"\0no line\0", words)?
+                .unwrap_or_default(),
+        };
+        let (key, topic) = match key_of(&notification.topic, &notification.client) {
+            Some(key) => (key, String::new()),
+            None => (key.to_vec(), format!(" @topic={}", notification.topic)),
+        };
+        let sign = if has_sign(words, "@qos=0") {
+            " @qos=0"
+        } else {
+            ""
+        };
+        Ok(Some(format!(
+            "{}! {} {}{topic}{sign}{rest}",
+            shown(client),
+            quote(&key),
+            quote(&notification.payload)
+        )))
+    }
+
+    /// Reports all messages to these clients that no line has matched. Their lines belong after the
+    /// lines that caused them.
+    pub(super) fn report_unmatched(&mut self, names: Vec<String>) {
+        let mut unmatched = Vec::new();
+        for name in names {
+            let Some(actor) = self.actors.get_mut(&name) else {
+                continue;
+            };
+            let (answer_at, notification_at) = (actor.answer_at, actor.notification_at);
+            let answers: Vec<_> = actor.answers.drain(..).collect();
+            let notifications: Vec<_> = actor.notifications.drain(..).collect();
+            for (from, came, dialect) in answers {
+                let line = self.answer_line(&name, &came, dialect, None, &[]);
+                if let Ok(Some((line, why))) = line {
+                    unmatched.push((from.max(answer_at), 0, line, why));
+                }
+            }
+            for (from, notification) in notifications {
+                if let Ok(Some(line)) = self.notification_line(&name, &notification, None) {
+                    unmatched.push((from.max(notification_at), 1, line, String::new()));
+                }
+            }
+        }
+        // An answer comes before the notifications of its request.
+        unmatched.sort_by_key(|(at, kind, ..)| (*at, *kind));
+        for (at, _, line, why) in unmatched {
+            self.differs(at, format!("and then {line}{why}, which no line says"));
+            self.changed.entry(at).or_default().1.push(line);
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Report {
+        let mut corrected = String::new();
+        for (at, line) in self.lines.iter().enumerate() {
+            let (instead, behind) = self.changed.remove(&at).unwrap_or_default();
+            for line in [instead.as_deref().unwrap_or(line)]
+                .into_iter()
+                .chain(behind.iter().map(String::as_str))
+            {
+                corrected.push_str(line);
+                corrected.push('\n');
+            }
+        }
+        self.report.corrected = corrected;
+        self.report
+    }
+}
+
+/// The key in a notification topic of the client; `None` for any other topic.
+fn key_of(name: &str, client: &str) -> Option<Vec<u8>> {
+    let hex = name.strip_prefix(&notification_topic(client, b""))?;
+    let digits = hex.as_bytes().chunks(2);
+    digits
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
+}

@@ -1,0 +1,56 @@
+//! The result of a transcript.
+
+use std::time::Duration;
+
+/// The result of a transcript.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The number of requests.
+    pub requests: u64,
+    /// The lines that differ from the received messages.
+    pub different: Vec<Difference>,
+    /// The requests that a fresh instance answers differently.
+    pub hidden: Vec<Hidden>,
+    /// The corrected text.
+    pub corrected: String,
+}
+
+impl Report {
+    /// Whether there are no differences and no hidden state.
+    pub fn is_well(&self) -> bool {
+        self.different.is_empty() && self.hidden.is_empty()
+    }
+}
+
+/// A line that differs from the received message.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The text of the line.
+    pub says: String,
+    /// The correct line, or why the line cannot hold.
+    pub came: String,
+}
+
+/// A request that a fresh instance answers differently.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The text of the line.
+    pub request: String,
+    /// The difference.
+    pub what: String,
+}
+
+/// The cost of one request of a transcript.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// The first word of the request, in upper case.
+    pub verb: String,
+    /// The fuel of the request.
+    pub fuel: u64,
+    /// The time of the request, including all work of the store.
+    pub time: Duration,
+}

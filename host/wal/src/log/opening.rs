@@ -1,0 +1,201 @@
+//! Opens or creates a log. What recovery read is made durable before the first append.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+
+use super::Log;
+use super::tail::Tail;
+use crate::budget::disk_bytes;
+use crate::catalogue::Catalogue;
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::limits;
+use crate::options::Options;
+use crate::pending::Pending;
+use crate::recovery::{self, Recovered, Sink};
+use crate::reopen;
+use crate::segment::{HEADER_BYTES, Header, StoreId};
+use statehouse_protocol::LogPosition;
+
+/// What [`Log::open`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// True if the directory held no log, so that a new one was created.
+    pub fresh: bool,
+    /// The position of the last record.
+    pub position: LogPosition,
+    /// The position of the snapshot that was read, or [`LogPosition::NONE`] if there was none.
+    pub base: LogPosition,
+    /// Number of records that were replayed after the snapshot.
+    pub records: u64,
+    /// Bytes of frames that were replayed after the snapshot.
+    pub bytes: u64,
+    /// True if the previous process closed the log with [`Log::close`].
+    pub clean: bool,
+    /// True if the log ended in an incomplete write. It was never acknowledged and was dropped.
+    pub torn: bool,
+    /// Damaged snapshots, which were renamed, with the reason for each.
+    pub damaged_snapshots: Vec<(LogPosition, String)>,
+}
+
+impl Opened {
+    fn fresh() -> Self {
+        Self {
+            fresh: true,
+            position: LogPosition::NONE,
+            base: LogPosition::NONE,
+            records: 0,
+            bytes: 0,
+            clean: true,
+            torn: false,
+            damaged_snapshots: Vec::new(),
+        }
+    }
+
+    fn of(recovered: &Recovered) -> Self {
+        Self {
+            fresh: false,
+            position: recovered.range.end,
+            base: recovered.range.base,
+            records: recovered.records,
+            bytes: recovered.bytes,
+            clean: recovered.closed == Some(recovered.range.end.0),
+            torn: recovered.torn,
+            damaged_snapshots: recovered
+                .damaged
+                .iter()
+                .map(|(at, why)| (LogPosition(*at), why.clone()))
+                .collect(),
+        }
+    }
+}
+
+impl Log {
+    /// Opens the log, or creates it if the directory holds none, and passes its state to `sink`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if data is missing that was durable before. Nothing is changed in this
+    /// case.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        now_ms: u64,
+        sink: &mut dyn Sink,
+    ) -> Result<(Self, Opened), Error> {
+        let options = options.bounded().fitted(disk_bytes(&*disk)?);
+        let recovered = recovery::recover(&*disk, sink)?;
+        // The previous process may have renamed files without a sync of the directory.
+        disk.sync_directory()
+            .map_err(Error::io("sync", "the data directory"))?;
+        let Some(recovered) = recovered else {
+            let store = StoreId(disk.entropy(), disk.entropy());
+            let log = Self::begin(disk, options, store, 0, now_ms)?;
+            return Ok((log, Opened::fresh()));
+        };
+        let opened = Opened::of(&recovered);
+        let mut catalogue = reopen::prepare(&*disk, options.segment_bytes, now_ms, &recovered)?;
+        // A last segment without records is replaced, so that repeated starts do not add files.
+        let empty = recovered.end_offset == HEADER_BYTES;
+        if empty {
+            catalogue.segments.pop_back();
+        }
+        let last = recovered.links.last().map_or(0, |link| link.header.number);
+        let number = if empty { last } else { last + 1 };
+        let end = recovered.range.end.0;
+        let log = Self::assemble(
+            disk,
+            options,
+            recovered.store,
+            catalogue,
+            number,
+            end,
+            now_ms,
+        )?;
+        log.written_bytes.store(recovered.bytes, Ordering::Release);
+        Ok((log, opened))
+    }
+
+    /// Creates a log whose first record is the one after `position`.
+    pub(crate) fn begin(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        store: StoreId,
+        position: u64,
+        now_ms: u64,
+    ) -> Result<Self, Error> {
+        // A crash during an earlier creation can leave only spares and temporary files.
+        let catalogue = Catalogue::cleared(&*disk, options.segment_bytes, now_ms)?;
+        Self::assemble(disk, options, store, catalogue, 1, position, now_ms)
+    }
+
+    fn assemble(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        store: StoreId,
+        mut catalogue: Catalogue,
+        number: u64,
+        position: u64,
+        now_ms: u64,
+    ) -> Result<Self, Error> {
+        let header = Header {
+            store,
+            number,
+            position: position + 1,
+            created_ms: now_ms,
+            bytes: 0,
+        };
+        catalogue
+            .make_room(&*disk, options.segment_bytes)
+            .map_err(Error::io("make room in", "the data directory"))?;
+        let mut activate = |bytes| catalogue.activate(&*disk, header, bytes, bytes);
+        let (file, header) = match activate(options.segment_bytes) {
+            Err(error) if error.is_full() => {
+                activate(options.segment_bytes.min(limits::SEGMENT_BYTES_FULL))?
+            }
+            other => other?,
+        };
+        let bytes = header.bytes;
+        let spare_bytes = catalogue.spares.len() as u64 * options.segment_bytes;
+        let snapshot_bytes = catalogue.snapshots.back().map_or(0, |last| last.bytes);
+        let log = Self {
+            disk,
+            options,
+            store,
+            tail: Mutex::new(Tail {
+                file,
+                header,
+                bytes,
+                offset: HEADER_BYTES as u64,
+                written: position,
+                dirty: false,
+                spare: Vec::new(),
+            }),
+            catalogue: Mutex::new(catalogue),
+            pending: Mutex::new(Pending::new(position)),
+            work: Condvar::new(),
+            unwritten_bytes: AtomicUsize::new(0),
+            appended: AtomicU64::new(position),
+            appended_bytes: AtomicU64::new(0),
+            wait_at_bytes: AtomicU64::new(u64::MAX),
+            refuse_at_bytes: AtomicU64::new(u64::MAX),
+            is_short: AtomicBool::new(false),
+            snapshot_after_max: AtomicU64::new(u64::MAX),
+            temporary_bytes: Arc::default(),
+            state_bytes: Mutex::default(),
+            durable: AtomicU64::new(position),
+            released: AtomicU64::new(position),
+            tail_bytes: AtomicU64::new(bytes - HEADER_BYTES as u64),
+            free_bytes: AtomicU64::new(0),
+            spare_bytes: AtomicU64::new(spare_bytes),
+            snapshot_bytes: AtomicU64::new(snapshot_bytes),
+            written_bytes: AtomicU64::new(0),
+            snapshot_at_bytes: AtomicU64::new(0),
+            snapshotting: Arc::default(),
+            segments: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            on_failure: OnceLock::new(),
+        };
+        log.divide(false)?;
+        Ok(log)
+    }
+}

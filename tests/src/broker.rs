@@ -1,0 +1,123 @@
+//! A scripted MQTT broker for tests of clients: the test reads each packet of the client, and sends
+//! each answer.
+
+use std::{net::SocketAddr, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+use crate::{
+    packet::{Packet, connack, kind, suback},
+    property::Property,
+};
+
+/// Time limit of a step on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A listening socket, which accepts only if the test says so.
+pub struct Broker(TcpListener);
+
+/// One connection of the client. Drop closes it.
+pub struct Peer {
+    stream: TcpStream,
+    unread: Vec<u8>,
+    /// The Clean Start flag of the CONNECT.
+    pub clean_start: bool,
+}
+
+/// A CONNACK that accepts the client.
+#[derive(Clone, Default)]
+pub struct Greeting {
+    /// The Session Present flag.
+    pub session_present: bool,
+    /// In the order of the wire.
+    pub properties: Vec<Property>,
+}
+
+impl Greeting {
+    /// Resumes the session.
+    pub fn resumed() -> Greeting {
+        Greeting {
+            session_present: true,
+            properties: Vec::new(),
+        }
+    }
+
+    /// With one more property.
+    #[must_use]
+    pub fn with(mut self, property: Property) -> Greeting {
+        self.properties.push(property);
+        self
+    }
+}
+
+impl Broker {
+    /// Listens on a free port.
+    pub async fn start() -> Broker {
+        Broker(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    /// The listening address.
+    pub fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    /// Accepts the next connection, and reads its CONNECT. By then the client has noticed that an
+    /// earlier connection is lost.
+    pub async fn accept(&self) -> Peer {
+        let accepted = timeout(STEP_TIMEOUT, self.0.accept()).await;
+        let (stream, _) = accepted.expect("the client connects").unwrap();
+        let mut peer = Peer {
+            stream,
+            unread: Vec::new(),
+            clean_start: false,
+        };
+        peer.clean_start = peer.read().await.clean_start();
+        peer
+    }
+}
+
+impl Peer {
+    /// The next packet of the client.
+    pub async fn read(&mut self) -> Packet {
+        loop {
+            if let Some(packet) = Packet::cut(&mut self.unread) {
+                return packet;
+            }
+            let reading = self.stream.read_buf(&mut self.unread);
+            let read = timeout(STEP_TIMEOUT, reading).await;
+            let read = read.expect("the client sends a packet").unwrap();
+            assert_ne!(read, 0, "the client closed the connection");
+        }
+    }
+
+    /// The unread bytes up to the end of the connection, which the client must close.
+    pub async fn rest(&mut self) -> &[u8] {
+        while self.stream.read_buf(&mut self.unread).await.unwrap() > 0 {}
+        &self.unread
+    }
+
+    /// Sends the bytes of packets.
+    pub async fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// Answers the CONNECT.
+    pub async fn greet(&mut self, greeting: &Greeting) {
+        let packet = connack(greeting.session_present, &greeting.properties);
+        self.send(&packet).await;
+    }
+
+    /// Reads the SUBSCRIBE, and answers it with a reason per filter. Returns the filters.
+    pub async fn answer_subscribe(&mut self, reasons: &[u8]) -> Vec<String> {
+        let packet = self.read().await;
+        assert_eq!(packet.kind(), kind::SUBSCRIBE, "{packet:?}");
+        let (packet_id, filters) = packet.subscribe();
+        assert_eq!(filters.len(), reasons.len(), "{filters:?}");
+        self.send(&suback(packet_id, reasons)).await;
+        filters
+    }
+}

@@ -1,0 +1,230 @@
+//! Tests which orders a store carries out.
+
+use serde_json::json;
+use statehouse_tests::{Client, Publish, Server};
+
+use super::{Fleet, TOPIC, chunks, ended, fleet, name, order, publish, secret, signed, trusting};
+use crate::{OURS, answers, keygen, listing, policy, roles};
+
+#[test]
+fn signed_order_ships_and_promotes_a_policy() {
+    let Fleet {
+        server,
+        store,
+        key,
+        file,
+        ..
+    } = fleet();
+    let mut client = server.connect("fleet");
+    let order = signed(&order(&store, 7, "promote", &file), &key);
+    assert_eq!(publish(&mut client, &order), (0, String::new()));
+    let all = chunks(&file);
+    assert!(
+        all.len() > 2,
+        "a file of {} bytes has too few chunks",
+        file.len()
+    );
+    // Chunks arrive in reverse order, over two connections, and each of them twice, since QoS 1
+    // delivers at least once.
+    for chunk in all.iter().skip(1).rev() {
+        assert_eq!(publish(&mut client, chunk).0, 0);
+        assert_eq!(publish(&mut client, chunk).0, 0);
+    }
+    assert!(!answers(&server, "tally"));
+    let mut second = server.connect("second");
+    assert_eq!(publish(&mut second, &order).0, 0);
+    assert_eq!(publish(&mut second, &all[0]).0, 0);
+    let status = ended(&server, 7);
+    assert_eq!(status["state"], "done", "{status}");
+    assert_eq!(status["active"]["name"], OURS);
+    assert_eq!(status["last_serial"], 7);
+    assert!(answers(&server, "tally"));
+    // Late duplicates are acknowledged and have no effect.
+    policy(&server, &["rollback"]).code(0);
+    assert_eq!(publish(&mut client, &order).0, 0);
+    assert_eq!(publish(&mut client, &all[0]).0, 0);
+    assert!(!answers(&server, "tally"));
+}
+
+#[test]
+fn old_order_is_refused_also_after_a_restart() {
+    let Fleet {
+        mut server,
+        store,
+        key,
+        file,
+        ..
+    } = fleet();
+    let first = signed(&order(&store, 7, "promote", &file), &key);
+    let back = signed(
+        &json!({ "serial": 8, "stores": [store], "action": "rollback" }),
+        &key,
+    );
+    let mut client = server.connect("fleet");
+    assert_eq!(publish(&mut client, &first).0, 0);
+    for chunk in chunks(&file) {
+        assert_eq!(publish(&mut client, &chunk).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_eq!(publish(&mut client, &back).0, 0);
+    assert_eq!(ended(&server, 8)["state"], "done");
+    assert!(!answers(&server, "tally"));
+    let refused = |client: &mut Client| {
+        for old in [&first, &signed(&order(&store, 7, "load", &file), &key)] {
+            let (reason, text) = publish(client, old);
+            assert_eq!(reason, 0x83, "{text}");
+            assert!(text.contains("not newer than 8"), "{text}");
+        }
+    };
+    refused(&mut client);
+    server.stop();
+    server.restart();
+    refused(&mut server.connect("fleet"));
+    assert!(!answers(&server, "tally"));
+    // An order needs no chunks if its policy is loaded already.
+    let again = json!({ "serial": 9, "stores": [store], "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
+    assert_eq!(
+        publish(&mut server.connect("fleet"), &signed(&again, &key)).0,
+        0
+    );
+    assert_eq!(ended(&server, 9)["state"], "done");
+    assert!(answers(&server, "tally"));
+}
+
+#[test]
+fn invalid_or_untrusted_order_is_refused() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        key,
+        file,
+    } = fleet();
+    keygen(directory.path(), "other");
+    let other = secret(&directory.path().join("other.key"));
+    let mut client = server.connect("fleet");
+    let good = order(&store, 7, "promote", &file);
+    let mut unsigned = signed(&good, &key);
+    unsigned.properties.clear();
+    let mut changed = signed(&good, &key);
+    changed.payload = good
+        .to_string()
+        .replace("\"serial\":7", "\"serial\":8")
+        .into_bytes();
+    for (publication, says) in [
+        (signed(&good, &other), "not signed"),
+        (unsigned, "not signed"),
+        (changed, "not signed"),
+    ] {
+        let (reason, text) = publish(&mut client, &publication);
+        assert_eq!(reason, 0x87, "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+    server.wait_for_log("the order is not signed by a key");
+    for (order, reason) in [
+        (
+            json!({ "serial": 7, "stores": [store], "action": "explode" }),
+            0x99,
+        ),
+        (
+            json!({ "serial": 7, "stores": [store], "action": "promote" }),
+            0x99,
+        ),
+        (json!([]), 0x99),
+        (
+            json!({ "serial": 7, "stores": [], "action": "rollback" }),
+            0x99,
+        ),
+        (json!({ "serial": 7, "action": "rollback" }), 0x99),
+    ] {
+        assert_eq!(publish(&mut client, &signed(&order, &key)).0, reason);
+    }
+    let line = server.wait_for_log("the order names no store");
+    assert!(line.contains("statehouse::audit"), "{line}");
+    let long = Publish::new(&format!("{TOPIC}/order"), vec![b' '; 200_000]).qos(1);
+    assert_eq!(publish(&mut client, &long).0, 0x97);
+    // No order announced these chunks.
+    assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
+    assert_eq!(roles(&server, OURS), None);
+}
+
+/// Both stores trust the key, so the signature alone does not say which one the order is for.
+#[test]
+fn captured_order_is_refused_by_another_store() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        key,
+        file,
+    } = fleet();
+    let other = trusting(directory.path().join("trusted.pub").to_str().unwrap());
+    let other_name = name(&other);
+    assert_ne!(other_name, store);
+    let captured = signed(&order(&store, 7, "promote", &file), &key);
+    let mut all = vec![captured.clone()];
+    all.extend(chunks(&file));
+    for publication in &all {
+        assert_eq!(publish(&mut server.connect("fleet"), publication).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+
+    let before = listing(&other);
+    let mut client = other.connect("fleet");
+    let (reason, text) = publish(&mut client, &captured);
+    assert_eq!(reason, 0x87, "{text}");
+    assert!(
+        text.contains("for other stores") && text.contains(&other_name),
+        "{text}"
+    );
+    let line = other.wait_for_log("the order is for other stores");
+    assert!(line.contains("statehouse::audit"), "{line}");
+    // The store has taken no order, so it takes no chunks.
+    assert_eq!(publish(&mut client, &all[1]).0, 0x83);
+    assert_eq!(listing(&other), before);
+    // The refused order has not used up its serial. One order may name both stores.
+    let both = json!({
+        "serial": 7,
+        "stores": [store, other_name],
+        "action": "shadow",
+    });
+    assert_eq!(
+        publish(&mut client, &signed(&both, &key)),
+        (0, String::new())
+    );
+    assert_eq!(ended(&other, 7)["state"], "done");
+}
+
+/// Without a data directory, a restart loses the serial of the last order. It must lose the name of
+/// the store too, or the old order would be accepted again.
+#[test]
+fn order_is_refused_after_a_restart_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let trusted = keygen(directory.path(), "trusted");
+    let key = secret(&directory.path().join("trusted.key"));
+    let settings = [("trusted_keys", &*trusted), ("durability", "memory")];
+    let mut server = Server::restartable(&settings);
+    let line = server.wait_for_log("the name of this store is");
+    let store = line.rsplit(' ').next().unwrap();
+    let order = json!({ "serial": 7, "stores": [store], "action": "shadow" });
+    let order = signed(&order, &key);
+    assert_eq!(publish(&mut server.connect("fleet"), &order).0, 0);
+    assert_eq!(ended(&server, 7)["state"], "done");
+    server.stop();
+    server.restart();
+    assert_eq!(publish(&mut server.connect("fleet"), &order).0, 0x87);
+}
+
+#[test]
+fn order_to_a_store_without_trusted_keys_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    keygen(directory.path(), "any");
+    let key = secret(&directory.path().join("any.key"));
+    let server = Server::with("allow_unsigned = true", &[]);
+    let mut client = server.connect("fleet");
+    let order = json!({ "serial": 7, "stores": [name(&server)], "action": "rollback" });
+    let (reason, text) = publish(&mut client, &signed(&order, &key));
+    assert_eq!(reason, 0x87);
+    assert!(text.contains("trusted_keys"), "{text}");
+    server.wait_for_log("trusted_keys");
+}

@@ -1,0 +1,67 @@
+//! Tests the chunks of the file that an order announces.
+
+use std::fs;
+
+use statehouse_tests::Publish;
+
+use super::{Fleet, TOPIC, chunks, ended, fleet, order, publish, signed};
+use crate::{OURS, answers, ours, roles};
+
+#[test]
+fn chunk_that_does_not_match_the_order_is_refused() {
+    let Fleet {
+        server,
+        store,
+        key,
+        file,
+        ..
+    } = fleet();
+    let mut client = server.connect("fleet");
+    assert_eq!(
+        publish(&mut client, &signed(&order(&store, 7, "load", &file), &key)).0,
+        0
+    );
+    let all = chunks(&file);
+    let mut tampered = all[0].clone();
+    tampered.payload[100] ^= 1;
+    assert_eq!(publish(&mut client, &tampered).0, 0x99);
+    let mut swapped = all[0].clone();
+    swapped.payload.clone_from(&all[1].payload);
+    assert_eq!(publish(&mut client, &swapped).0, 0x99);
+    let digest = blake3::hash(&file).to_hex();
+    for place in [
+        format!("{digest}/9999"),
+        format!("{digest}/x"),
+        format!("{digest}"),
+        "x/0".into(),
+    ] {
+        let chunk = Publish::new(&format!("{TOPIC}/chunk/{place}"), "x").qos(1);
+        assert_eq!(publish(&mut client, &chunk).0, 0x90, "{place}");
+    }
+    for chunk in &all {
+        assert_eq!(publish(&mut client, chunk).0, 0);
+    }
+    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
+    // An unsigned file is refused even if the order is signed: a valid order does not make its file
+    // trusted.
+    let unsigned = fs::read(ours()).unwrap();
+    assert_eq!(
+        publish(
+            &mut client,
+            &signed(&order(&store, 8, "promote", &unsigned), &key)
+        )
+        .0,
+        0
+    );
+    for chunk in chunks(&unsigned) {
+        assert_eq!(publish(&mut client, &chunk).0, 0);
+    }
+    let status = ended(&server, 8);
+    assert_eq!(status["state"], "failed");
+    assert!(
+        status["error"].as_str().unwrap().contains("not signed"),
+        "{status}"
+    );
+    assert!(!answers(&server, "tally"));
+}

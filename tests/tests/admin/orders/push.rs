@@ -1,0 +1,156 @@
+//! Tests `statehouse policy push`, which signs orders and ships their files.
+
+use std::{fs, path::Path};
+
+use serde_json::Value as Json;
+use statehouse_tests::{
+    Fate, Proxy, Ran, Server, Way,
+    broker::{Broker, Greeting},
+    run_in,
+};
+
+use super::{Fleet, fleet, name};
+use crate::{answers, keygen, ours, policy};
+
+/// Runs `statehouse policy push` in the directory of the keys.
+fn push(directory: &Path, broker: &str, key: &str, more: &[&str]) -> Ran {
+    let all = ["policy", "push", "--broker", broker, "--key", key];
+    run_in(directory, &[&all, more].concat(), b"")
+}
+
+#[test]
+fn push_without_a_store_says_how_to_find_its_name() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        ..
+    } = fleet();
+    let broker = format!("mqtt://{}", server.address());
+    let rollback = |more: &[&str]| {
+        let all = [&["--rollback"], more].concat();
+        push(directory.path(), &broker, "trusted.key", &all)
+    };
+    let says = "`statehouse policy list` on the gateway shows the store's name";
+    rollback(&[]).code(2).says("--store").says(says);
+    rollback(&["--store", ""]).code(2).says("--store");
+    rollback(&["--store", "other"]).code(4).says(&store);
+    let list = policy(&server, &["list"]).code(0).text();
+    assert!(list.contains(&format!("\nstore: {store}\n")), "{list}");
+    server.wait_for_log(&format!("the name of this store is {store}"));
+}
+
+#[test]
+fn push_signs_ships_and_reports_errors() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        file,
+        ..
+    } = fleet();
+    let here = directory.path();
+    let broker = format!("mqtt://{}", server.address());
+    let push_with = |key: &str, more: &[&str]| {
+        let all = [&["--store", &store], more].concat();
+        push(here, &broker, key, &all)
+    };
+    let trusted = |more: &[&str]| push_with("trusted.key", more);
+    // The command signs an unsigned file, which gives the same bytes as `policy sign`.
+    let module = ours();
+    let done = trusted(&[&module, "--promote", "--json"]).code(0).text();
+    let status: Json = serde_json::from_str(&done).unwrap();
+    assert_eq!(status["state"], "done");
+    assert_eq!(status["digest"], blake3::hash(&file).to_hex().to_string());
+    assert!(answers(&server, "tally"));
+    let done = trusted(&["--rollback"]).code(0).text();
+    assert!(done.contains("active is standard "), "{done}");
+    assert!(!answers(&server, "tally"));
+    trusted(&["--rollback", "--serial", "5"])
+        .code(4)
+        .says("not newer");
+    trusted(&["--rollback"])
+        .code(4)
+        .says("nothing to go back to");
+    fs::write(here.join("rubbish.wasm"), b"\0asm\x01\0\0\0").unwrap();
+    trusted(&["rubbish.wasm"]).code(4).says("component");
+    keygen(here, "other");
+    push_with("other.key", &[&module])
+        .code(4)
+        .says("not signed by a key");
+    let nowhere = "127.0.0.1:1";
+    push(here, nowhere, "trusted.key", &["--store", &store, &module])
+        .code(3)
+        .says("127.0.0.1:1");
+}
+
+/// The connection breaks after the order and half of its file.
+#[test]
+fn push_continues_over_another_connection() {
+    let Fleet {
+        server,
+        store,
+        directory,
+        file,
+        ..
+    } = fleet();
+    let proxy = Proxy::start(server.address());
+    let mut bytes = 0;
+    proxy.script(move |seen| {
+        if seen.way == Way::ToBroker {
+            bytes += seen.packet.body.len();
+        }
+        match seen.connection == 0 && bytes > file.len() / 2 {
+            true => Fate::CutWithin,
+            false => Fate::Pass,
+        }
+    });
+    push(
+        directory.path(),
+        &proxy.url(),
+        "trusted.key",
+        &["--store", &store, &ours(), "--promote"],
+    )
+    .code(0);
+    assert_eq!(proxy.connections(), 2);
+    assert!(answers(&server, "tally"));
+}
+
+/// Without the status the operator could not see the result of an order, so the command sends none.
+#[tokio::test(flavor = "multi_thread")]
+async fn push_fails_if_it_may_not_subscribe_to_the_status() {
+    let broker = Broker::start().await;
+    let url = format!("mqtt://{}", broker.address());
+    let pushing = tokio::task::spawn_blocking(move || {
+        let directory = tempfile::tempdir().unwrap();
+        keygen(directory.path(), "trusted");
+        let arguments = ["--store", "any", "--rollback"];
+        push(directory.path(), &url, "trusted.key", &arguments)
+    });
+    let mut client = broker.accept().await;
+    client.greet(&Greeting::default()).await;
+    client.answer_subscribe(&[0x87]).await;
+    assert!(client.rest().await.is_empty(), "it sent more");
+    pushing.await.unwrap().code(4).says("NotAuthorized");
+}
+
+/// The chunks must fit the maximum packet size of the broker.
+#[test]
+fn push_makes_smaller_chunks_for_small_packets() {
+    let Fleet { directory, .. } = fleet();
+    let key = directory.path().join("trusted.pub");
+    let toml = format!(
+        "trusted_keys = [\"{}\"]\nmax_packet_bytes = 16384\nmax_value_bytes = 4096\nmax_key_bytes = 1024\n",
+        key.display()
+    );
+    let server = Server::with_config(&toml);
+    let broker = format!("mqtt://{}", server.address());
+    push(
+        directory.path(),
+        &broker,
+        "trusted.key",
+        &["--store", &name(&server), &ours(), "--promote"],
+    )
+    .code(0);
+    assert!(answers(&server, "tally"));
+}
