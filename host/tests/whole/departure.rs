@@ -74,28 +74,28 @@ impl World {
     pub(crate) fn take_departures(&mut self) {
         let departures = std::mem::take(&mut *self.foreign.departures.lock().expect("one thread"));
         for (out, reached) in departures {
-            let (mut needed, mut urgent) = (0, false);
-            match &out {
+            let mut urgent = false;
+            let needed = match &out {
                 Outbound::Response(message, _) | Outbound::AcknowledgedResponse(message, _) => {
                     let response = received(message);
-                    needed = self.check_response(&response);
                     urgent = is_urgent_answer(&response);
                     self.check_version(&response);
                     self.observe(response.user("__ts"));
+                    self.check_response(&response)
                 }
                 Outbound::Notification(peer, message, _) => {
                     let sent = sent_to(peer, message);
-                    needed = self.foreign.watchers.leaves(&sent);
                     let first = self.foreign.left.insert((sent.client, sent.version));
                     assert!(first, "obligation 3: {sent:?} is sent twice in one life");
                     self.tally.count("notifications");
                     self.observed = self.observed.max(sent.version);
+                    self.foreign.watchers.leaves(&sent)
                 }
                 Outbound::Acknowledge(ticket, ..) => {
-                    needed = self.needed_for(self.foreign.copy(*ticket).number);
+                    self.needed_for(self.foreign.copy(*ticket).number)
                 }
                 Outbound::Disconnect(..) => panic!("no client breaks a rule"),
-            }
+            };
             self.check_left(needed, reached, urgent, || format!("{out:?}"));
             self.foreign.in_transit.push_back(out);
         }

@@ -74,6 +74,9 @@ mod world;
 use std::env;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use fault_plan::FaultPlan;
 use trace::Tally;
@@ -83,24 +86,51 @@ use world::World;
 const SEEDS: u64 = 2_000;
 const SEEDS_LONG: u64 = 20_000;
 
+/// Failed seeds after which a test ends.
+const FAILURES_MAX: usize = 20;
+
 fn number(variable: &str) -> Option<u64> {
     let value = env::var(variable).ok()?;
     Some(value.parse().expect("a number"))
 }
 
-fn run(seed: u64, plan: Option<FaultPlan>) -> (Tally, u64) {
-    let result = catch_unwind(AssertUnwindSafe(|| World::run(seed, plan)));
-    result.unwrap_or_else(|_| panic!("seed {seed} failed: STATEHOUSE_SIM_SEED={seed} repeats it"))
-}
-
+/// Runs seeds on all processors. A single seed prints its trace if it fails.
 fn run_all(seeds: Range<u64>) {
-    let mut total = Tally::default();
-    let count = seeds.end - seeds.start;
-    for seed in seeds {
-        total.add(&run(seed, None).0);
-    }
-    println!("{count} seeds: {total:#?}");
-    if count >= 1_000 {
+    let next = AtomicU64::new(seeds.start);
+    let failed = Mutex::new(Vec::new());
+    let total = Mutex::new(Tally::default());
+    let traced = seeds.end - seeds.start == 1;
+    let work = || {
+        while failed.lock().expect("not poisoned").len() < FAILURES_MAX {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let run = || World::run(seed, None, traced);
+            match catch_unwind(AssertUnwindSafe(run)) {
+                Ok((tally, _)) => total.lock().expect("not poisoned").add(&tally),
+                Err(_) => {
+                    eprintln!("seed {seed} failed");
+                    failed.lock().expect("not poisoned").push(seed);
+                }
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let total = total.into_inner().expect("not poisoned");
+    let failed = failed.into_inner().expect("not poisoned");
+    println!("{seeds:?}: {total:#?}");
+    assert!(
+        failed.is_empty(),
+        "seeds {failed:?} failed; STATEHOUSE_SIM_SEED={} shows the trace of the first",
+        failed[0]
+    );
+    if seeds.end - seeds.start >= 1_000 {
         total.assert_everything_happened();
     }
 }
@@ -122,9 +152,9 @@ fn many_seeds_meet_every_obligation() {
 /// The same run, crashed once behind each log position.
 #[test]
 fn a_crash_at_every_log_position_is_recovered() {
-    let (_, end) = run(7, Some(FaultPlan::one_crash(u64::MAX)));
+    let (_, end) = World::run(7, Some(FaultPlan::one_crash(u64::MAX)), true);
     for position in 1..=end {
-        run(7, Some(FaultPlan::one_crash(position)));
+        World::run(7, Some(FaultPlan::one_crash(position)), true);
     }
     println!("{end} positions");
 }

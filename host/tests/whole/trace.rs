@@ -107,29 +107,27 @@ impl fmt::Debug for Tally {
 
 /// The events of a run. Printed if the run panics.
 pub(crate) struct Trace {
-    seed: u64,
-    lines: Vec<String>,
+    lines: Option<Vec<String>>,
 }
 
 impl Trace {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(traced: bool) -> Self {
         Self {
-            seed,
-            lines: Vec::new(),
+            lines: traced.then(Vec::new),
         }
     }
 
     pub(crate) fn add(&mut self, line: impl FnOnce() -> String) {
-        self.lines.push(line());
+        if let Some(lines) = &mut self.lines {
+            lines.push(line());
+        }
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("trace of seed {}:", self.seed);
-            let skipped = self.lines.len().saturating_sub(2_000);
-            for line in &self.lines[skipped..] {
+            for line in self.lines.iter().flatten() {
                 eprintln!("  {line}");
             }
         }

@@ -91,10 +91,10 @@ fn begin() -> Instant {
 
 impl World {
     /// Runs a seed to its end. Returns its tally, and the last position of its log.
-    pub(crate) fn run(seed: u64, plan: Option<FaultPlan>) -> (Tally, u64) {
+    pub(crate) fn run(seed: u64, plan: Option<FaultPlan>, traced: bool) -> (Tally, u64) {
         let mut dice = Dice::new(seed);
         let chosen = FaultPlan::of(&mut dice);
-        let mut world = Self::new(seed, dice, plan.unwrap_or(chosen));
+        let mut world = Self::new(dice, plan.unwrap_or(chosen), Trace::new(traced));
         world.warm_up();
         for _ in 0..world.plan.steps {
             world.event();
@@ -104,7 +104,7 @@ impl World {
         (world.tally, world.node.appended())
     }
 
-    fn new(seed: u64, mut dice: Dice, plan: FaultPlan) -> Self {
+    fn new(mut dice: Dice, plan: FaultPlan, mut trace: Trace) -> Self {
         let time = Time {
             source: Arc::new(ManualSource::at(START_MS)),
             now: begin(),
@@ -119,7 +119,6 @@ impl World {
             foreign.outlet(log)
         });
         let clients = plan.clients(&mut dice);
-        let mut trace = Trace::new(seed);
         trace.add(|| format!("{plan:?}"));
         let next_number = if plan.large { LARGE } else { 1 };
         let mut world = Self {
