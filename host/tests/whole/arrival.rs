@@ -87,13 +87,15 @@ impl World {
         // session. A client cannot detect this; the simulation can, and begins again.
         let session = link.session;
         let known = std::mem::replace(&mut client.session, session) == session;
-        if present && known {
-            client.resend();
-        } else {
+        let known = present && known;
+        if !known {
             client.begin_session();
         }
         if !client.subscribed {
             client.subscribe();
+        }
+        if known {
+            client.resend();
         }
     }
 

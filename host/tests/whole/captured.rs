@@ -91,11 +91,12 @@ pub(crate) fn check_remembered(
 }
 
 /// A remembered request without the parts that recovery may change. The DUP flag of the first copy
-/// is not needed afterwards. A snapshot leaves out the keys of captured reads, because the request
+/// is not needed afterwards. A step of the clock postpones deadlines without a record. A snapshot leaves out the keys of captured reads, because the request
 /// contains them.
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;
+    remembered.until_ms = 0;
     for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
         if let Some(entry) = &mut read.entry {
             let (version, fence) = (entry.version(), entry.fence());

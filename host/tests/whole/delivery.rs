@@ -6,7 +6,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
-use crate::foreign::{Delivered, Executed, peer};
+use crate::foreign::{Delivered, peer};
 use crate::operation::{Command, Operation};
 use crate::oracle::{Change, QUOTA_EXCEEDED};
 use crate::packet::Publish;
@@ -41,8 +41,10 @@ impl World {
             number,
             copy,
             connection,
+            needed: 0,
         });
-        let ticket = Ticket::Foreign(self.foreign.copies.len() as u64 - 1);
+        let at = self.foreign.copies.len() - 1;
+        let ticket = Ticket::Foreign(at as u64);
         let (payload, properties) = (Bytes::from(publish.payload.clone()), properties(&publish));
         let of = peer(client);
         let incoming = Incoming {
@@ -79,9 +81,11 @@ impl World {
                 done || full || self.cramped.contains(&number),
                 "obligation 2: {number} was not handled before"
             );
-            return;
+        } else {
+            self.handled_first((number, copy, client), &operation, before, records, full);
         }
-        self.handled_first((number, copy, client), &operation, before, records, full);
+        let needed = self.needed_for(number);
+        self.foreign.copies[at].needed = needed;
     }
 
     /// The store has handled a request as a new one.
@@ -99,7 +103,8 @@ impl World {
         let now_ms = self.now_ms();
         let repeats = matches!(command, Command::Get | Command::Watch);
         if self.oracle.is_done(number) && !repeats {
-            let at_ms = self.foreign.executed.get(&number).map_or(0, |it| it.at_ms);
+            let executed = self.foreign.executed.get(&number);
+            let at_ms = executed.and_then(|it| it.times.last()).map_or(0, |it| it.1);
             assert!(
                 self.plan.clock_steps || now_ms - at_ms >= WINDOW_MS,
                 "obligation 1: request {number} had an effect twice"
@@ -116,11 +121,9 @@ impl World {
         self.foreign.watchers.waive(number);
         let decided = self.decide(client, number, key, command, first, full);
         let (mut response, change) = decided.expect("the policies here do not fail");
-        let executed = Executed {
-            at_ms: now_ms,
-            version: None,
-        };
-        self.foreign.executed.insert(number, executed);
+        let executed = self.foreign.executed.entry(number).or_default();
+        executed.times.push((last, now_ms));
+        executed.version = None;
         if matches!(command, Command::Watch | Command::Unwatch) {
             response = self.handled_watch(
                 (client, key, command),

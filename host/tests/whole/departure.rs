@@ -76,12 +76,14 @@ impl World {
         for (out, reached) in departures {
             let mut urgent = false;
             let needed = match &out {
-                Outbound::Response(message, _) | Outbound::AcknowledgedResponse(message, _) => {
+                Outbound::Response(message, Some(ticket))
+                | Outbound::AcknowledgedResponse(message, ticket) => {
                     let response = received(message);
                     urgent = is_urgent_answer(&response);
                     self.check_version(&response);
                     self.observe(response.user("__ts"));
-                    self.check_response(&response)
+                    self.check_response(&response);
+                    self.needed_for_copy(*ticket)
                 }
                 Outbound::Notification(peer, message, _) => {
                     let sent = sent_to(peer, message);
@@ -92,12 +94,22 @@ impl World {
                     self.foreign.watchers.leaves(&sent)
                 }
                 Outbound::Acknowledge(ticket, ..) => {
-                    self.needed_for(self.foreign.copy(*ticket).number)
+                    self.needed_for_copy(*ticket)
                 }
-                Outbound::Disconnect(..) => panic!("no client breaks a rule"),
+                Outbound::Response(_, None) | Outbound::Disconnect(..) => {
+                    panic!("no request has QoS 0, and no client breaks a rule")
+                }
             };
             self.check_left(needed, reached, urgent, || format!("{out:?}"));
             self.foreign.in_transit.push_back(out);
+        }
+    }
+
+    fn needed_for_copy(&self, ticket: Ticket) -> u64 {
+        let copy = self.foreign.copy(ticket);
+        match self.reads.contains(&copy.number) {
+            true => copy.needed,
+            false => self.needed_for(copy.number),
         }
     }
 
@@ -151,6 +163,7 @@ impl World {
             number,
             copy,
             connection,
+            ..
         } = foreign.copy(ticket);
         let mut pending = foreign.pending.iter();
         let Some(at) = pending.position(|it| it.number == number && it.copies == copy) else {

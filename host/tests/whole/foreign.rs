@@ -41,11 +41,15 @@ pub(crate) struct Delivered {
     pub(crate) number: u64,
     pub(crate) copy: u64,
     pub(crate) connection: u64,
+    /// The position that the response to a read depends on.
+    pub(crate) needed: u64,
 }
 
 /// What is known of an executed request.
+#[derive(Default)]
 pub(crate) struct Executed {
-    pub(crate) at_ms: u64,
+    /// The last record and the time of each execution.
+    pub(crate) times: Vec<(u64, u64)>,
     pub(crate) version: Option<Option<String>>,
 }
 
@@ -210,6 +214,7 @@ impl World {
     pub(crate) fn foreign_sweep(&mut self) {
         let before = self.clock();
         let first = self.node.appended() + 1;
+        self.trace.add(|| "sweeps".to_owned());
         self.node.server.sweep_once();
         self.swept(before, first);
     }
@@ -274,7 +279,9 @@ impl World {
         foreign.left.clear();
         foreign.connection = None;
         let oracle = &self.oracle;
-        foreign.executed.retain(|number, _| oracle.is_done(*number));
+        for executed in foreign.executed.values_mut() {
+            executed.times.retain(|(record, _)| *record <= position);
+        }
         for registered in foreign.registered.values_mut() {
             *registered = (*registered).min(position);
         }

@@ -57,9 +57,14 @@ impl World {
         ] {
             self.tally.add_to(what, u64::from(happened));
         }
-        self.lossy |= self.plan.interval && position < appended;
+        let lossy = self.plan.interval && position < appended;
+        self.lossy |= lossy;
         self.check_found(&found, &remembered);
         self.forget_behind(position);
+        for client in self.clients.iter_mut().filter(|_| lossy) {
+            // Its subscription may be lost.
+            client.subscribed = false;
+        }
         self.foreign_crash(&found);
         self.restart(found);
     }
