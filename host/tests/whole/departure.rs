@@ -83,7 +83,7 @@ impl World {
                     self.check_version(&response);
                     self.observe(response.user("__ts"));
                     self.check_response(&response);
-                    self.needed_for_copy(*ticket)
+                    self.foreign.copy(*ticket).needed
                 }
                 Outbound::Notification(peer, message, _) => {
                     let sent = sent_to(peer, message);
@@ -94,7 +94,7 @@ impl World {
                     self.foreign.watchers.leaves(&sent)
                 }
                 Outbound::Acknowledge(ticket, ..) => {
-                    self.needed_for_copy(*ticket)
+                    self.foreign.copy(*ticket).needed
                 }
                 Outbound::Response(_, None) | Outbound::Disconnect(..) => {
                     panic!("no request has QoS 0, and no client breaks a rule")
@@ -102,14 +102,6 @@ impl World {
             };
             self.check_left(needed, reached, urgent, || format!("{out:?}"));
             self.foreign.in_transit.push_back(out);
-        }
-    }
-
-    fn needed_for_copy(&self, ticket: Ticket) -> u64 {
-        let copy = self.foreign.copy(ticket);
-        match self.reads.contains(&copy.number) {
-            true => copy.needed,
-            false => self.needed_for(copy.number),
         }
     }
 

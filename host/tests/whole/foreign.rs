@@ -41,7 +41,7 @@ pub(crate) struct Delivered {
     pub(crate) number: u64,
     pub(crate) copy: u64,
     pub(crate) connection: u64,
-    /// The position that the response to a read depends on.
+    /// The position that its response depends on.
     pub(crate) needed: u64,
 }
 
@@ -234,7 +234,7 @@ impl World {
     }
 
     /// The last step began with the removal of expired keys.
-    fn swept(&mut self, before: Stamp, first: u64) {
+    pub(crate) fn swept(&mut self, before: Stamp, first: u64) {
         let now_ms = self.now_ms();
         let clock = (before, self.clock());
         for key in self.oracle.expired(now_ms) {
@@ -243,6 +243,7 @@ impl World {
                 "{key} is removed by a record"
             );
             self.tally.count("expired keys removed");
+            self.trace.add(|| format!("{key} expires by record {first}: {clock:?}"));
             self.expect_notifications(None, &key, "DELETE", clock, first);
             self.oracle.note(first, first, Change::Remove { key });
         }

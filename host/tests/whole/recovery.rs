@@ -189,6 +189,7 @@ impl World {
             self.tally.count("policies missing at a start");
         }
         self.run = found.image.run + 1;
+        let before = found.image.state.hlc.last();
         let foreign = &self.foreign;
         self.node = Node::start(
             found,
@@ -200,6 +201,11 @@ impl World {
         self.life += 1;
         self.started_ms = self.elapsed_ms;
         self.begin(assignment);
+        let began = self.node.began;
+        if self.node.appended() > began {
+            // The start has removed expired keys before it repeated notifications.
+            self.swept(before, began + 1);
+        }
         self.after();
     }
 
