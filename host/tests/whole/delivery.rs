@@ -122,7 +122,6 @@ impl World {
         let decided = self.decide(client, number, key, command, first, full);
         let (mut response, change) = decided.expect("the policies here do not fail");
         let executed = self.foreign.executed.entry(number).or_default();
-        executed.times.push((last, now_ms));
         executed.version = None;
         if matches!(command, Command::Watch | Command::Unwatch) {
             response = self.handled_watch(
@@ -138,6 +137,8 @@ impl World {
         if full && change.is_none() {
             return;
         }
+        let executed = self.foreign.executed.entry(number).or_default();
+        executed.times.push((last, now_ms));
         let done = Change::Done { number, response };
         self.oracle.note(first, last, done);
         let Some(change) = change else { return };

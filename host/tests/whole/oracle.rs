@@ -182,8 +182,9 @@ impl Oracle {
             .collect();
         self.history = whole;
         self.uncertain.clear();
-        for changed in self.changed.values_mut() {
-            *changed = (*changed).min(position);
+        let changed = self.changed.values_mut();
+        for reached in self.positions.values_mut().chain(changed) {
+            *reached = (*reached).min(position);
         }
         if between {
             // The table shows whether the packet at the end was handled.

@@ -132,7 +132,7 @@ impl World {
             let mut needed = self.oracle.changed(key);
             if self.sweeps {
                 // The removal of expired keys is the first record.
-                needed = needed.max(first);
+                needed = needed.max(first.min(self.node.appended()));
             }
             self.needed.insert(number, needed);
         }
