@@ -132,8 +132,9 @@ impl World {
                 response,
             );
         }
-        let possible = self.possible.entry(number).or_default();
-        possible.extend(response.clone());
+        if let Some(response) = &response {
+            self.is_possible(number, response);
+        }
         if full && change.is_none() {
             return;
         }

@@ -83,8 +83,8 @@ impl World {
                 client.name
             );
         }
-        self.check_responses();
         if !self.lossy {
+            self.check_responses();
             self.check_messages();
             let arrived = self.clients[0].wills.clone();
             self.wills.check(&arrived);

@@ -161,7 +161,8 @@ impl World {
         self.captured.retain(|it| it.position == position);
         self.acked.clear();
         self.open.extend(self.unrecorded.drain());
-        for needed in self.needed.values_mut() {
+        let possible = self.possible.values_mut().flat_map(|it| it.values_mut());
+        for needed in self.needed.values_mut().chain(possible) {
             *needed = (*needed).min(position);
         }
         self.wills.crash(position);

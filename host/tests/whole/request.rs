@@ -43,22 +43,26 @@ impl World {
             },
             _ => {}
         }
+        let watches = matches!(command, Command::Watch | Command::Unwatch);
         let refused = full && *command == Command::Watch;
-        if refused || before || self.open.contains(&number) {
+        let open = refused || watches && before || self.open.contains(&number);
+        if open && watches {
+            link.watches.insert(key.clone(), false);
+            link.open_keys.insert(key.clone());
+        }
+        if let Some(response) = &response {
+            self.is_possible(number, response);
+        }
+        if refused {
+            self.is_possible(number, QUOTA_EXCEEDED);
+        }
+        if open {
             response = None;
-            if matches!(command, Command::Watch | Command::Unwatch) {
-                link.watches.insert(key.clone(), false);
-                link.open_keys.insert(key.clone());
-            }
         }
         self.trace.add(|| {
             let text = response.as_deref().map(String::from_utf8_lossy);
             format!("  handled {number}: {text:.60?}")
         });
-        if let Some(response) = &response {
-            let possible = self.possible.entry(number).or_default();
-            possible.insert(response.clone());
-        }
         if full && change.is_none() {
             // A request that changes nothing is not remembered on a full disk.
             return;
@@ -82,6 +86,14 @@ impl World {
                 owed.push_back((number, value.clone()));
             }
         }
+    }
+
+    /// The last execution of a request may have had this response.
+    pub(crate) fn is_possible(&mut self, number: u64, response: &[u8]) {
+        let needed = self.needed.get(&number).copied().unwrap_or(0);
+        let possible = self.possible.entry(number).or_default();
+        let known = possible.entry(response.to_vec()).or_insert(needed);
+        *known = needed.min(*known);
     }
 
     /// The response to a request that is handled now, and its change. None if the policy fails.
@@ -117,7 +129,7 @@ impl World {
         if *response == *INTERNAL_ERROR {
             // It is not remembered, and handled again if it is redelivered.
             self.cramped.insert(number);
-            self.possible.entry(number).or_default().insert(response);
+            self.is_possible(number, &response);
             self.failed += 1;
             self.failures += u64::from(!routed);
             return None;
