@@ -399,6 +399,7 @@ impl Core {
         store.postpone(now_ms, by_ms, |effects| {
             recorder.step(None, &effects, false);
         });
+        recorder.postponed(now_ms, by_ms);
     }
 
     /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that
