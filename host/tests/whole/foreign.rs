@@ -304,6 +304,9 @@ impl World {
             }
             self.commit();
             self.arrive(self.foreign.in_transit.len());
+            if self.foreign.pending.is_empty() {
+                break;
+            }
         }
         let left: Vec<u64> = self.foreign.pending.iter().map(|it| it.number).collect();
         assert!(

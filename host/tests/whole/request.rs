@@ -120,6 +120,10 @@ impl World {
             client_keys_max: self.plan.client_keys_max,
         });
         if *command == Command::Hide {
+            if policy != policies::FAULTY {
+                // It is refused as unknown, and executed again if it is redelivered.
+                self.cramped.insert(number);
+            }
             return Some((None, None));
         }
         self.by.entry(number).or_default().insert(policy);
