@@ -93,9 +93,7 @@ impl World {
                     self.observed = self.observed.max(sent.version);
                     self.foreign.watchers.leaves(&sent)
                 }
-                Outbound::Acknowledge(ticket, ..) => {
-                    self.foreign.copy(*ticket).needed
-                }
+                Outbound::Acknowledge(ticket, ..) => self.foreign.copy(*ticket).needed,
                 Outbound::Response(_, None) | Outbound::Disconnect(..) => {
                     panic!("no request has QoS 0, and no client breaks a rule")
                 }

@@ -71,7 +71,7 @@ impl FaultPlan {
             ),
             policies: faulty || dice.once_in(3),
             faulty,
-            guard_failures: [2, 10][dice.below(2) as usize],
+            guard_failures: [1, 2, 3][dice.below(3) as usize],
             missing_policy: dice.once_in(5),
             large,
             client_keys_max: (!faulty && dice.once_in(4)).then_some(2),

@@ -243,7 +243,8 @@ impl World {
                 "{key} is removed by a record"
             );
             self.tally.count("expired keys removed");
-            self.trace.add(|| format!("{key} expires by record {first}: {clock:?}"));
+            self.trace
+                .add(|| format!("{key} expires by record {first}: {clock:?}"));
             self.expect_notifications(None, &key, "DELETE", clock, first);
             self.oracle.note(first, first, Change::Remove { key });
         }

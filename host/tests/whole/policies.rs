@@ -49,11 +49,15 @@ pub(crate) fn digest(which: usize) -> Digest {
     all()[which].digest.into()
 }
 
-/// All three policies are loaded. The standard policy is active.
-pub(crate) fn assignment() -> Assignment {
+/// All three policies are loaded, and one is active.
+pub(crate) fn assignment(active: usize) -> Assignment {
     let assignment = Assignment::of(digest(STANDARD));
     let assignment = assignment.load(digest(TWIN)).expect("there is room");
-    assignment.load(digest(FAULTY)).expect("there is room")
+    let assignment = assignment.load(digest(FAULTY)).expect("there is room");
+    match active {
+        STANDARD => assignment,
+        _ => assignment.promote(digest(active)).expect("it is loaded"),
+    }
 }
 
 /// A registry as a start builds it. Policies that the assignment does not name remain available for
@@ -84,6 +88,7 @@ pub(crate) fn records() -> Vec<PolicyRecord> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) policy: usize,
+    pub(crate) canary: bool,
     /// It owns the key by a route, so no guard watches it.
     pub(crate) routed: bool,
 }
@@ -110,6 +115,7 @@ impl World {
         let which = (0..all().len()).find(|which| digest(*which) == found);
         Chosen {
             policy: which.expect("one of the three"),
+            canary: routed.is_none() && canary.is_some(),
             routed: routed.is_some() && found != assignment.active,
         }
     }
@@ -153,6 +159,7 @@ impl World {
 
     /// The last record assigns policies.
     pub(crate) fn assigned(&mut self, next: Assignment) {
+        self.counted.clear();
         let last = self.node.appended();
         self.oracle.note(last, last, Change::Assigned(next));
     }
@@ -161,7 +168,18 @@ impl World {
     pub(crate) fn check_guard(&mut self) {
         let (found, _) = self.node.server.policies();
         let before = self.assignment();
+        let max = self.plan.guard_failures;
         if found == *before {
+            for canary in [false, true] {
+                let of_part = self.counted.iter().filter(|(it, _)| it.0 == canary);
+                // One client counts for at most half of the limit.
+                let failures: u32 = of_part.map(|(_, it)| (*it).min(max.div_ceil(2))).sum();
+                let possible = canary || before.rollback().is_ok();
+                assert!(
+                    failures < max || !possible,
+                    "obligation 9: no rollback after {failures} failures of {max}"
+                );
+            }
             return;
         }
         let guard = found.guard.clone();
@@ -173,7 +191,6 @@ impl World {
         };
         assert_eq!(expected.as_ref(), Ok(&found), "obligation 9: the rollback");
         let failures = std::mem::take(&mut self.failures);
-        let max = self.plan.guard_failures;
         assert!(
             failures >= u64::from(max),
             "obligation 9: a rollback after {failures} failures of {max}"

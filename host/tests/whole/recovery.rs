@@ -175,7 +175,7 @@ impl World {
 
     fn restart(&mut self, found: Found) {
         let recorded = found.image.assignment.clone();
-        let mut assignment = recorded.unwrap_or_else(policies::assignment);
+        let mut assignment = recorded.unwrap_or_else(|| policies::assignment(policies::STANDARD));
         if self.plan.policies && self.dice.once_in(4) {
             // The operator names another policy.
             let named = policies::digest(self.dice.below(2) as usize);
@@ -214,6 +214,7 @@ impl World {
     pub(crate) fn begin(&mut self, assignment: Assignment) {
         let began = self.node.began;
         (self.failures, self.failed) = (0, 0);
+        self.counted.clear();
         self.oracle.note(began, began, Change::Assigned(assignment));
         self.capture();
     }

@@ -6,7 +6,7 @@ use statehouse_core::store::INTERNAL_ERROR;
 
 use crate::operation::{Command, Operation};
 use crate::oracle::{Asked, Change, QUOTA_EXCEEDED};
-use crate::policies::{self, Chosen};
+use crate::policies;
 use crate::world::World;
 
 impl World {
@@ -107,7 +107,8 @@ impl World {
         first: u64,
         full: bool,
     ) -> Option<(Option<Vec<u8>>, Option<Change>)> {
-        let Chosen { policy, routed } = self.chosen(&format!("c{who}"), key);
+        let chosen = self.chosen(&format!("c{who}"), key);
+        let policy = chosen.policy;
         let now_ms = self.now_ms();
         let (response, change) = self.oracle.handle(&Asked {
             client: who,
@@ -135,7 +136,10 @@ impl World {
             self.cramped.insert(number);
             self.is_possible(number, &response);
             self.failed += 1;
-            self.failures += u64::from(!routed);
+            if !chosen.routed {
+                self.failures += 1;
+                *self.counted.entry((chosen.canary, who)).or_default() += 1;
+            }
             return None;
         }
         if *response == *QUOTA_EXCEEDED {

@@ -75,6 +75,8 @@ pub(crate) struct World {
     /// Failures of policies since the guard last rolled one back, and in this life.
     pub(crate) failures: u64,
     pub(crate) failed: u64,
+    /// Failures under this assignment, of the active policy or the canary, by client.
+    pub(crate) counted: HashMap<(bool, usize), u32>,
     /// The states behind the records that a crash may end with.
     pub(crate) captured: VecDeque<Captured>,
     pub(crate) run: u32,
@@ -114,7 +116,10 @@ impl World {
         let disk = Simulation::new(dice.roll());
         let found = Found::read(&disk, &plan, START_MS, &Requests::new()).expect("an empty disk");
         let captured = VecDeque::from([found.captured()]);
-        let assignment = policies::assignment();
+        let assignment = policies::assignment(match plan.faulty {
+            true => policies::FAULTY,
+            false => policies::STANDARD,
+        });
         let foreign = Foreign::new(&mut dice);
         let node = Node::start(found, &plan, &time, (&assignment, None), |log| {
             foreign.outlet(log)
@@ -159,6 +164,7 @@ impl World {
             sweeps: false,
             failures: 0,
             failed: 0,
+            counted: HashMap::new(),
             captured,
             run: 1,
             observed: Stamp::default(),
