@@ -80,8 +80,8 @@ impl Operation {
         if plan.faulty && dice.once_in(3) {
             let key = format!("e{}", dice.below(2));
             let command = match dice.below(4) {
-                0 => Command::Hide,
-                which => Command::Fault { fine: which == 1 },
+                0 | 1 => Command::Hide,
+                which => Command::Fault { fine: which == 2 },
             };
             return Self::Request { key, command };
         }
