@@ -184,6 +184,11 @@ impl World {
         }
         let guard = found.guard.clone();
         let guard = guard.expect("obligation 9: only the guard changes policies by itself");
+        assert_eq!(
+            guard.policy,
+            digest(FAULTY),
+            "obligation 9: a rollback of a policy that did not fail"
+        );
         let of_canary = before.canary.as_ref().map(|it| it.policy) == Some(guard.policy);
         let expected = match of_canary && found.canary.is_none() {
             true => before.end_canary_for(guard.why, guard.now_ms),
