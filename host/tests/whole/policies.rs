@@ -122,8 +122,10 @@ impl World {
 
     /// The operator assigns a policy: as the active one, as a canary or to a route.
     pub(crate) fn change_assignment(&mut self) {
-        let count = if self.plan.faulty { 3 } else { 2 };
-        let which = self.dice.below(count) as usize;
+        let which = match self.plan.faulty && self.dice.once_in(2) {
+            true => FAULTY,
+            false => self.dice.below(2) as usize,
+        };
         let policy = digest(which);
         let seen = self.assignment().clone();
         let now = seen.load(policy).expect("there is room");

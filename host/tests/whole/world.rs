@@ -224,8 +224,8 @@ impl World {
             32 => self.pass_time(),
             33 => self.hang_up(who),
             34 if self.plan.takeovers => self.connect(who),
-            35 => self.common_event(),
-            36 => self.fault(),
+            35 | 36 => self.common_event(),
+            37 => self.fault(),
             _ => {
                 self.deliver_up(who);
                 self.deliver_down(who);
