@@ -101,8 +101,7 @@ impl World {
             return;
         };
         let now_ms = self.now_ms();
-        let repeats = matches!(command, Command::Get | Command::Watch);
-        if self.oracle.is_done(number) && !repeats {
+        if self.oracle.is_done(number) && !command.repeats() {
             let executed = self.foreign.executed.get(&number);
             let at_ms = executed.and_then(|it| it.times.last()).map_or(0, |it| it.1);
             assert!(

@@ -250,13 +250,7 @@ impl World {
         let is_request = matches!(operation, Operation::Request { .. });
         // Reads are not remembered, and execute again. A request at QoS 2 runs once in any case.
         let repeats = qos == 1
-            && matches!(
-                operation,
-                Operation::Request {
-                    command: Command::Get | Command::Watch,
-                    ..
-                }
-            );
+            && matches!(operation, Operation::Request { command, .. } if command.repeats());
         if self.oracle.is_done(number) && !repeats && (is_request || qos == 2) {
             self.tally
                 .count("requests redelivered without a second effect");

@@ -14,6 +14,8 @@ pub(crate) enum Command {
         nx: bool,
     },
     Get,
+    /// Lists all keys.
+    Scan,
     Delete,
     /// Deletes a key if it has the value of the operation with this number.
     DeleteIf(u64),
@@ -25,6 +27,13 @@ pub(crate) enum Command {
     },
     /// Writes a hidden key. Only the faulty policy knows this command.
     Hide,
+}
+
+impl Command {
+    /// Whether it is not remembered, so a redelivery executes again.
+    pub(crate) fn repeats(&self) -> bool {
+        matches!(self, Self::Get | Self::Scan | Self::Watch)
+    }
 }
 
 /// The meaning of a PUBLISH.
@@ -104,7 +113,8 @@ impl Operation {
                 (key, Command::Set { px_ms, nx: false })
             }
             6 if px => (format!("e{}", dice.below(2)), Command::Get),
-            4..=8 => (key, Command::Get),
+            4..=7 => (key, Command::Get),
+            8 => ("*".to_owned(), Command::Scan),
             9 => (key, Command::Delete),
             10 => {
                 let back = 1 + dice.below(8);
@@ -188,6 +198,7 @@ fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
             }
         }
         Command::Get => words.extend([b"GET".to_vec(), key]),
+        Command::Scan => words.extend([b"SCAN".to_vec(), key]),
         Command::Delete => words.extend([b"DEL".to_vec(), key]),
         Command::DeleteIf(number) => words.extend([b"VDEL".to_vec(), key, value(*number)]),
         Command::Fault { fine } => words.extend([b"SET".to_vec(), key, fault(*fine)]),

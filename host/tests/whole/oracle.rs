@@ -248,9 +248,10 @@ impl Oracle {
         self.positions.get(&number).copied().unwrap_or(0)
     }
 
-    /// The position that a read of the key depends on.
-    pub(crate) fn changed(&self, key: &str) -> u64 {
-        self.changed.get(key).copied().unwrap_or(0)
+    /// The position that a read of the key, or of all keys, depends on.
+    pub(crate) fn changed(&self, key: &str, all: bool) -> u64 {
+        let changed = self.changed.iter().filter(|(it, _)| all || *it == key);
+        changed.map(|(_, position)| *position).max().unwrap_or(0)
     }
 
     /// The keys that have expired and are not removed.
@@ -314,6 +315,14 @@ impl Oracle {
             Command::Set { px_ms, .. } => {
                 let until_ms = px_ms.map(|px| now_ms + px);
                 (b"+OK\r\n", set(value(number), until_ms))
+            }
+            Command::Scan => {
+                let live = self.live(now_ms);
+                let mut response = format!("*1\r\n*{}\r\n", live.len());
+                for key in live.keys() {
+                    response += &format!("${}\r\n{key}\r\n", key.len());
+                }
+                return (response.into_bytes(), None);
             }
             Command::Get => match found {
                 Some(Value { value, .. }) => {

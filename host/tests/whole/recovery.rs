@@ -132,6 +132,10 @@ impl World {
             found.image.assignment, self.oracle.assignment,
             "obligation 9: the assignment of policies (right: expected)"
         );
+        let active = found.image.active;
+        let active = active.map(|active| found.image.policies[active as usize].digest.into());
+        let assigned = found.image.assignment.as_ref().map(|it| it.active);
+        assert_eq!(active, assigned, "obligation 9: the active policy");
         let sessions = &found.image.sessions;
         let foreign = self.plan.foreign;
         check_remembered(remembered, &found.image.duplicates, |session| {

@@ -69,7 +69,7 @@ impl World {
         }
         // Records of a read are of keys that expired before it.
         let (own_first, own_last) = match command {
-            Command::Get | Command::Watch => (1, 0),
+            it if it.repeats() => (1, 0),
             _ => (first, last),
         };
         let done = Change::Done { number, response };
@@ -148,8 +148,8 @@ impl World {
                 false => "refused by the quota of a client",
             });
         }
-        if *command == Command::Get {
-            let mut needed = self.oracle.changed(key);
+        if matches!(command, Command::Get | Command::Scan) {
+            let mut needed = self.oracle.changed(key, *command == Command::Scan);
             if self.sweeps {
                 // The removal of expired keys is the first record.
                 needed = needed.max(first.min(self.node.appended()));
