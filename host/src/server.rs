@@ -301,14 +301,20 @@ impl Server {
         let is_unordered = matches!(decision.outcome, Outcome::Answered(..)) && ticket.is_none();
         let position = decision.position;
         let connection = publisher.map_or(ConnectionId::NONE, |peer| peer.connection);
-        let outputs = locked.core.outputs(decision);
-        let outbound = outbound(outputs, publisher, ticket);
         let bytes = if is_unordered {
             // A client may send any number of requests at QoS 0. Their responses must not pile up
             // behind a slow disk.
-            self.gate.push_unordered(outbound.map(|(_, it)| it))
+            let mut bytes = 0;
+            outbound(&locked.core, decision, publisher, ticket, |_, out| {
+                bytes += self.gate.push_unordered(out);
+            });
+            bytes
         } else {
-            self.gate.push(position, connection, outbound)
+            let mut outputs = self.gate.begin(position, connection);
+            outbound(&locked.core, decision, publisher, ticket, |to, out| {
+                outputs.push(to, out);
+            });
+            outputs.end()
         };
         // Behind a foreign broker, the other messages of the batch are from other clients, or from
         // a connection that continues.
@@ -366,8 +372,9 @@ impl Server {
             locked.stats.refused += 1;
             let reason = ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR;
             let connection = incoming.peer.connection;
-            let outbound = (connection, Outbound::Acknowledge(ticket, reason, None));
-            self.gate.push(LogPosition::NONE, connection, [outbound]);
+            let mut outputs = self.gate.begin(LogPosition::NONE, connection);
+            outputs.push(connection, Outbound::Acknowledge(ticket, reason, None));
+            outputs.end();
         }
     }
 
@@ -476,42 +483,44 @@ impl Intake for Server {
     }
 }
 
-/// Addresses outputs: pairs each with the connection that it is for. A response and the
+/// Passes each output of a decision to `send`, with the connection that it is for. A response and the
 /// acknowledgment directly after it become one.
-fn outbound<'a>(
-    outputs: impl Iterator<Item = Output> + 'a,
-    publisher: Option<&'a Peer>,
+fn outbound(
+    core: &Core,
+    decision: Decision<'_>,
+    publisher: Option<&Peer>,
     ticket: Option<Ticket>,
-) -> impl Iterator<Item = (ConnectionId, Outbound)> + 'a {
+    mut send: impl FnMut(ConnectionId, Outbound),
+) {
     let connection = publisher.map_or(ConnectionId::NONE, |peer| peer.connection);
-    let mut outputs = outputs.peekable();
-    std::iter::from_fn(move || {
-        loop {
-            let output = match (outputs.next()?, ticket) {
-                (Output::Notification(peer, message), _) => {
-                    return Some((
-                        peer.connection,
-                        Outbound::Notification(peer, message, ticket),
-                    ));
-                }
-                (Output::Response(message), Some(ticket))
-                    if (outputs.next_if(|it| matches!(it, Output::Acknowledge(..)))).is_some() =>
-                {
-                    Outbound::AcknowledgedResponse(message, ticket)
-                }
-                (Output::Response(message), _) => Outbound::Response(message, ticket),
-                (Output::Acknowledge(reason, text), Some(ticket)) => {
-                    Outbound::Acknowledge(ticket, reason, text)
-                }
-                (Output::Disconnect(reason, text), _) => match publisher {
-                    Some(peer) => Outbound::Disconnect(peer.clone(), reason, text),
-                    None => continue,
-                },
-                (Output::Acknowledge(..), None) => continue,
-            };
-            return Some((connection, output));
+    let mut response = None;
+    core.outputs(decision, |output| {
+        if let Some(message) = response.take() {
+            if let (Output::Acknowledge(..), Some(ticket)) = (&output, ticket) {
+                return send(connection, Outbound::AcknowledgedResponse(message, ticket));
+            }
+            send(connection, Outbound::Response(message, ticket));
         }
-    })
+        match (output, ticket) {
+            (Output::Response(message), _) => response = Some(message),
+            (Output::Notification(peer, message), _) => {
+                let destination = peer.connection;
+                send(destination, Outbound::Notification(peer, message, ticket));
+            }
+            (Output::Acknowledge(reason, text), Some(ticket)) => {
+                send(connection, Outbound::Acknowledge(ticket, reason, text));
+            }
+            (Output::Acknowledge(..), None) => {}
+            (Output::Disconnect(reason, text), _) => {
+                if let Some(peer) = publisher {
+                    send(connection, Outbound::Disconnect(peer.clone(), reason, text));
+                }
+            }
+        }
+    });
+    if let Some(message) = response {
+        send(connection, Outbound::Response(message, ticket));
+    }
 }
 
 #[cfg(test)]

@@ -259,44 +259,47 @@ impl Core {
         (effects.tripped.as_ref()).and_then(|trip| self.roll_back(trip, now.ms))
     }
 
-    /// The outputs of a decision, in the order in which they must be sent: notifications of keys
-    /// that expired before, the response, the notifications of the request, the acknowledgment.
-    pub fn outputs(&self, decision: Decision<'_>) -> impl Iterator<Item = Output> {
+    /// Passes the outputs of a decision to `emit` in the order in which they must be sent:
+    /// notifications of keys that expired before, the response, the notifications of the request,
+    /// the acknowledgment.
+    pub fn outputs(&self, decision: Decision<'_>, mut emit: impl FnMut(Output)) {
         let Decision {
             outcome,
             effects,
             acknowledge,
             ..
         } = decision;
-        let by = effects.by.as_deref().map(|policy| &*policy.tag);
-        let mut disconnect = None;
-        let mut response = None;
+        for notification in effects.expired {
+            self.notifications(notification, &mut emit);
+        }
         let mut reason = (ReasonCode::SUCCESS, None);
         match outcome {
             Outcome::Event | Outcome::Expired => {}
             Outcome::Handled(_, to) => {
-                response = effects.answer.map(|it| self.response(&to, it, by));
+                if let Some(answer) = effects.answer {
+                    let by = effects.by.as_deref().map(|policy| &*policy.tag);
+                    emit(Output::Response(self.response(&to, answer, by)));
+                }
             }
             Outcome::ForbiddenResponseTopic(_) => {
                 reason = (ReasonCode::NOT_AUTHORIZED, Some(FORBIDDEN_RESPONSE_TOPIC));
             }
-            Outcome::Answered(to, early) => response = Some(self.early_response(&to, &early)),
+            Outcome::Answered(to, early) => {
+                emit(Output::Response(self.early_response(&to, &early)));
+            }
             Outcome::Refused(code, text) => reason = (code, Some(text)),
             Outcome::Disconnected(code, text) => {
-                disconnect = Some(Output::Disconnect(code, text));
+                emit(Output::Disconnect(code, text));
                 // Acknowledged as well: a QoS 2 exchange outlives the connection and must end.
                 reason = (code, Some(text));
             }
         }
-        let acknowledgment = acknowledge.then_some(Output::Acknowledge(reason.0, reason.1));
-        let expired = effects.expired.into_iter();
-        let changed = effects.notifications.into_iter();
-        expired
-            .flat_map(|it| self.notifications(it))
-            .chain(response.map(Output::Response))
-            .chain(changed.flat_map(|it| self.notifications(it)))
-            .chain(disconnect)
-            .chain(acknowledgment)
+        for notification in effects.notifications {
+            self.notifications(notification, &mut emit);
+        }
+        if acknowledge {
+            emit(Output::Acknowledge(reason.0, reason.1));
+        }
     }
 
     fn response(&self, to: &ReplyTo<'_>, answer: Answer, by: Option<&str>) -> Message {
@@ -320,14 +323,13 @@ impl Core {
     }
 
     /// One message for each watcher.
-    fn notifications(&self, it: Notification) -> impl Iterator<Item = Output> + use<> {
+    fn notifications(&self, it: Notification, emit: &mut impl FnMut(Output)) {
         let properties =
             request::notification_properties(it.dialect, it.version, &self.settings.node);
-        let payload = it.payload;
-        it.to.into_iter().map(move |(peer, topic)| {
-            let message = message(topic, payload.clone(), properties.clone(), None);
-            Output::Notification(peer, message)
-        })
+        for (peer, topic) in it.to {
+            let message = message(topic, it.payload.clone(), properties.clone(), None);
+            emit(Output::Notification(peer, message));
+        }
     }
 
     /// Applies an assignment of policies before the next request, and records it.

@@ -58,53 +58,20 @@ struct Waiting {
 }
 
 impl ResponseGate {
-    /// Queues the outputs of one decision, each with the connection that it is for. They are
-    /// counted for `owner`, the connection that sent the request. Decisions must be pushed in
-    /// order, so the server's lock must be held. Returns the bytes of the outputs.
-    pub fn push(
-        &self,
-        position: LogPosition,
-        owner: ConnectionId,
-        out: impl IntoIterator<Item = (ConnectionId, Outbound)>,
-    ) -> usize {
-        let mut queue = self.lock();
-        let Queue {
-            ready,
-            waiting,
-            destinations,
-            caused,
-            released,
-        } = &mut *queue;
-        let mut waits = position > *released;
-        // Watchers share a payload and properties, so these are counted once.
-        let (mut shared, mut sum, mut waiting_bytes) = (std::ptr::null(), 0, 0);
-        for (destination, out) in out {
-            let bytes = out.own_bytes() + out.shared_bytes(&mut shared);
-            sum += bytes;
-            waits |= destinations.contains_key(&destination);
-            if !waits {
-                ready.push(out);
-                continue;
-            }
-            // It must not overtake an output to the same connection, or of the same decision.
-            let position = waiting
-                .back()
-                .map_or(position, |last| position.max(last.position));
-            waiting.push_back(Waiting {
-                position,
-                destination,
-                owner,
-                bytes,
-                out,
-            });
-            waiting_bytes += bytes;
-            *destinations.entry(destination).or_default() += 1;
+    /// Begins to queue the outputs of one decision. They are counted for `owner`, the connection
+    /// that sent the request. Decisions must be queued in order, so the server's lock must be held.
+    pub fn begin(&self, position: LogPosition, owner: ConnectionId) -> Outputs<'_> {
+        let queue = self.lock();
+        Outputs {
+            waits: position > queue.released,
+            bytes: &self.bytes,
+            queue,
+            position,
+            owner,
+            shared: std::ptr::null(),
+            sum: 0,
+            waiting_bytes: 0,
         }
-        if waiting_bytes > 0 {
-            *caused.entry(owner).or_default() += waiting_bytes;
-            self.bytes.fetch_add(waiting_bytes, Relaxed);
-        }
-        sum
     }
 
     /// Whether more requests of a connection may be handled: the outputs that it caused, and all
@@ -123,15 +90,11 @@ impl ResponseGate {
                 .is_none_or(|own| *own <= own_max)
     }
 
-    /// Queues outputs that depend on nothing and may overtake earlier ones. Returns their bytes.
-    pub fn push_unordered(&self, out: impl IntoIterator<Item = Outbound>) -> usize {
-        let mut queue = self.lock();
-        let mut sum = 0;
-        for out in out {
-            sum += out.own_bytes() + out.shared_bytes(&mut std::ptr::null());
-            queue.ready.push(out);
-        }
-        sum
+    /// Queues an output that depends on nothing and may overtake earlier ones. Returns its bytes.
+    pub fn push_unordered(&self, out: Outbound) -> usize {
+        let bytes = out.own_bytes() + out.shared_bytes(&mut std::ptr::null());
+        self.lock().ready.push(out);
+        bytes
     }
 
     /// Sends everything up to the position `released`. A call may send outputs that another thread
@@ -155,6 +118,53 @@ impl ResponseGate {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // A panic cannot interrupt an update under this lock, so a poisoned queue is consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The outputs of one decision, on their way into the queue.
+pub struct Outputs<'a> {
+    queue: MutexGuard<'a, Queue>,
+    bytes: &'a AtomicUsize,
+    position: LogPosition,
+    owner: ConnectionId,
+    waits: bool,
+    /// The message body that was counted last: watchers share one, so it is counted once.
+    shared: *const u8,
+    sum: usize,
+    waiting_bytes: usize,
+}
+
+impl Outputs<'_> {
+    /// Queues the next output, for the connection `destination`.
+    pub fn push(&mut self, destination: ConnectionId, out: Outbound) {
+        let bytes = out.own_bytes() + out.shared_bytes(&mut self.shared);
+        self.sum += bytes;
+        let queue = &mut *self.queue;
+        self.waits |= queue.destinations.contains_key(&destination);
+        if !self.waits {
+            queue.ready.push(out);
+            return;
+        }
+        // It must not overtake an output to the same connection, or of the same decision.
+        let last = queue.waiting.back();
+        queue.waiting.push_back(Waiting {
+            position: last.map_or(self.position, |last| self.position.max(last.position)),
+            destination,
+            owner: self.owner,
+            bytes,
+            out,
+        });
+        self.waiting_bytes += bytes;
+        *queue.destinations.entry(destination).or_default() += 1;
+    }
+
+    /// Ends the decision. Returns the bytes of its outputs.
+    pub fn end(mut self) -> usize {
+        if self.waiting_bytes > 0 {
+            *self.queue.caused.entry(self.owner).or_default() += self.waiting_bytes;
+            self.bytes.fetch_add(self.waiting_bytes, Relaxed);
+        }
+        self.sum
     }
 }
 
@@ -221,6 +231,21 @@ mod tests {
         }
     }
 
+    impl ResponseGate {
+        fn push(
+            &self,
+            position: LogPosition,
+            owner: ConnectionId,
+            out: impl IntoIterator<Item = (ConnectionId, Outbound)>,
+        ) -> usize {
+            let mut outputs = self.begin(position, owner);
+            for (destination, out) in out {
+                outputs.push(destination, out);
+            }
+            outputs.end()
+        }
+    }
+
     fn kick(connection: ConnectionId) -> (ConnectionId, Outbound) {
         let peer = Peer {
             client: "c".into(),
@@ -256,7 +281,7 @@ mod tests {
     fn unordered_output_does_not_wait() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
         gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
-        gate.push_unordered([kick(ConnectionId(1)).1]);
+        gate.push_unordered(kick(ConnectionId(1)).1);
         gate.release(LogPosition(4), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [1]);
         assert_eq!(gate.lock().waiting.len(), 1);

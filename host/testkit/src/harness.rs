@@ -314,17 +314,14 @@ impl Harness {
 
     /// What a client learns about a request that gets no response.
     fn acknowledgment(&self, decision: Decision<'_>) -> Came {
-        let acknowledgment = self.used.outputs(decision).find_map(|output| match output {
-            Output::Acknowledge(reason, text) => Some((reason, text)),
-            _ => None,
+        let mut came = Came::Dropped;
+        self.used.outputs(decision, |output| {
+            if let Output::Acknowledge(reason, Some(text)) = output {
+                let reason = reason.0;
+                came = Came::Refused { reason, text };
+            }
         });
-        match acknowledgment {
-            Some((reason, Some(text))) => Came::Refused {
-                reason: reason.0,
-                text,
-            },
-            Some((_, None)) | None => Came::Dropped,
-        }
+        came
     }
 
     fn peer(&mut self, client: &str) -> Peer {
@@ -385,9 +382,11 @@ impl Harness {
             failure: effects.failed.as_ref().map(ToString::to_string),
             ..Answer::default()
         };
-        let response = self.used.outputs(decision).find_map(|output| match output {
-            Output::Response(message) => Some(message),
-            _ => None,
+        let mut response = None;
+        self.used.outputs(decision, |output| {
+            if let Output::Response(message) = output {
+                response = Some(message);
+            }
         });
         match response {
             Some(response) => Answer {

@@ -87,7 +87,7 @@ pub(super) enum Phase {
 
 /// The data of a wasmtime store: the host of the current call, and the limits of the instance.
 pub(super) struct Guest<H> {
-    pub(super) host: Option<H>,
+    pub(super) host: Option<Box<H>>,
     /// The target of spans: the payload, or in `notify` the key.
     pub(super) bytes: Bytes,
     pub(super) phase: Phase,

@@ -145,7 +145,7 @@ impl<H: Host> Instance<H> {
     }
 
     /// Begins a call: moves the host into the instance and sets the fuel.
-    pub fn begin(&mut self, host: H, bytes: Bytes) -> Call<'_, H> {
+    pub fn begin(&mut self, host: Box<H>, bytes: Bytes) -> Call<'_, H> {
         let (now_ms, silent) = (host.now_ms(), host.is_rerun());
         let fuel = budget::fuel(host.fuel_max(), bytes.len());
         let live = match self.live.take() {
@@ -187,7 +187,7 @@ impl<H: Host> Instance<H> {
 pub struct Call<'a, H: Host> {
     instance: &'a mut Instance<H>,
     /// The host, if there is no live instance to hold it.
-    host: Option<H>,
+    host: Option<Box<H>>,
     failed: Option<Failure>,
     /// The fuel limit.
     fuel: u64,
@@ -254,7 +254,7 @@ impl<H: Host> Call<'_, H> {
     }
 
     /// Ends the call and returns the host.
-    pub fn end(mut self) -> H {
+    pub fn end(mut self) -> Box<H> {
         let live = self.instance.live.as_mut();
         let held = live.and_then(|live| {
             let data = live.store.data_mut();

@@ -42,7 +42,7 @@ pub struct Effects {
     /// Changes of watches, if watches are durable. They must be durable before the answer is sent.
     pub watches: Option<Box<WatchChanges>>,
     /// The record of the request. It must be durable before the answer is sent.
-    pub handled: Option<Handled>,
+    pub handled: Option<Box<Handled>>,
     /// The state that the answer depends on, apart from the request's own record.
     pub rests_on: RestsOn,
     /// For a redelivery: how its answer was obtained.

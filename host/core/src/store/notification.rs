@@ -32,9 +32,9 @@ pub struct Notification {
 /// the fuel used as well.
 pub(super) fn notify_as(
     policy: &mut Instance<Transaction>,
-    transaction: Transaction,
+    transaction: Box<Transaction>,
     change: &Change,
-) -> (Transaction, Result<Vec<Notification>, Failure>, u64) {
+) -> (Box<Transaction>, Result<Vec<Notification>, Failure>, u64) {
     let mut call = policy.begin(transaction, Bytes::copy_from_slice(change.key()));
     let notifications = notifications_of(&mut call, std::slice::from_ref(change));
     if let Err(failure) = &notifications {

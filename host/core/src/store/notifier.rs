@@ -45,10 +45,10 @@ impl<'a> Notifier<'a> {
     pub(super) fn notify(
         &mut self,
         owner: usize,
-        mut transaction: Transaction,
+        mut transaction: Box<Transaction>,
         change: &Change,
         effects: &mut Effects,
-    ) -> (Transaction, Result<Vec<Notification>, Failure>) {
+    ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
         let built_in = self.registry.built_in();
         let may_call = owner != built_in
             && !self.failing.contains(&owner)

@@ -133,7 +133,7 @@ pub(super) fn reexecute(
     original: &Remembered,
     captured: &CapturedReads,
     request: &Request<'_>,
-) -> (Result<Answer, Failure>, Transaction) {
+) -> (Result<Answer, Failure>, Box<Transaction>) {
     let mut state = Box::<State>::default();
     state.hlc = Hlc::at(original.context.clock);
     state.place(&captured.reads, request.payload);
@@ -166,7 +166,7 @@ pub(super) fn run(
     request: &Request<'_>,
     recording: Recording,
     quota: Quota,
-) -> (Result<Answer, Failure>, Transaction) {
+) -> (Result<Answer, Failure>, Box<Transaction>) {
     let transaction = Transaction::reexecute(state, quota, now_ms, request, recording);
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms);

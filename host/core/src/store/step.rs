@@ -320,11 +320,11 @@ impl Store {
     fn run_policy(
         &mut self,
         choice: Choice,
-        transaction: Transaction,
+        transaction: Box<Transaction>,
         request: &Request<'_>,
         now_ms: u64,
         effects: &mut Effects,
-    ) -> (Transaction, Result<Decision, (Failure, bool)>) {
+    ) -> (Box<Transaction>, Result<Decision, (Failure, bool)>) {
         let routes = self.registry.routes().clone();
         let chosen = self.registry.slot(choice.slot);
         let by = chosen.policy().clone();
@@ -370,7 +370,7 @@ impl Store {
     /// Commits a request, and remembers it if a redelivery must get the same answer.
     fn commit(
         &mut self,
-        transaction: Transaction,
+        transaction: Box<Transaction>,
         decision: Decision,
         request: &Request<'_>,
         identified: Option<Identity>,
@@ -412,12 +412,12 @@ impl Store {
                 self.duplicates
                     .evict(request.delivery.session, remembered.context.now_ms);
             }
-            effects.handled = Some(Handled {
+            effects.handled = Some(Box::new(Handled {
                 remembered,
                 repeatable,
                 clock: state.hlc.last(),
                 writes,
-            });
+            }));
         } else {
             effects.rests_on = RestsOn::of(captured, watches_durable);
         }
@@ -461,11 +461,11 @@ impl Store {
     fn notify_by_owners(
         &mut self,
         by: usize,
-        mut transaction: Transaction,
+        mut transaction: Box<Transaction>,
         now_ms: u64,
         share: Share,
         effects: &mut Effects,
-    ) -> (Transaction, Result<Vec<Notification>, (Failure, bool)>) {
+    ) -> (Box<Transaction>, Result<Vec<Notification>, (Failure, bool)>) {
         let mut notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
         let mut notifications = Vec::new();
         let changes: Vec<Change> = transaction.changes().cloned().collect();

@@ -82,7 +82,12 @@ impl Origin {
 
 impl Transaction {
     /// Begins a request.
-    pub fn begin(state: Box<State>, quota: Quota, now_ms: u64, request: &Request<'_>) -> Self {
+    pub fn begin(
+        state: Box<State>,
+        quota: Quota,
+        now_ms: u64,
+        request: &Request<'_>,
+    ) -> Box<Self> {
         let origin = Origin {
             peer: request.peer.clone(),
             dialect: request.dialect,
@@ -101,7 +106,7 @@ impl Transaction {
         now_ms: u64,
         request: &Request<'_>,
         recording: Recording,
-    ) -> Self {
+    ) -> Box<Self> {
         let mut transaction = Self::begin(state, quota, now_ms, request);
         transaction.read_set = ReadSet::replaying(recording);
         transaction.rights = transaction.rights.recorded();
@@ -109,7 +114,7 @@ impl Transaction {
     }
 
     /// Begins a sweep, which has no client.
-    pub fn sweep(state: Box<State>, quota: Quota, now_ms: u64) -> Self {
+    pub fn sweep(state: Box<State>, quota: Quota, now_ms: u64) -> Box<Self> {
         Self::new(state, quota, now_ms, None, Rights::All)
     }
 
@@ -119,10 +124,10 @@ impl Transaction {
         now_ms: u64,
         origin: Option<Origin>,
         rights: Rights,
-    ) -> Self {
+    ) -> Box<Self> {
         let hlc = state.hlc;
         let load = state.load();
-        Self {
+        Box::new(Self {
             state,
             origin,
             quota,
@@ -140,7 +145,7 @@ impl Transaction {
             denied: None,
             exceeded: None,
             examined: 0,
-        }
+        })
     }
 
     /// Restricts writes of visible keys to those that a route gives to the policy.
@@ -219,7 +224,7 @@ impl Transaction {
 
     /// Applies everything staged. Returns the writes, and the watches of the client that began
     /// (true) or ended.
-    pub fn commit(mut self) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
+    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
         self.state.hlc = self.hlc;
         let owner = self.owner();
         self.state.write_all(&self.staged, owner);
@@ -234,7 +239,7 @@ impl Transaction {
     }
 
     /// Discards everything staged.
-    pub fn roll_back(self) -> Box<State> {
+    pub fn roll_back(self: Box<Self>) -> Box<State> {
         self.state
     }
 

@@ -99,7 +99,7 @@ mod tests {
 
     const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
 
-    fn begin(state: Box<State>, quota: Quota, client: &str) -> Transaction {
+    fn begin(state: Box<State>, quota: Quota, client: &str) -> Box<Transaction> {
         let peer = Peer {
             client: client.into(),
             connection: ConnectionId(1),
