@@ -1,7 +1,7 @@
 //! Clients open and end connections, and the network cuts them.
 
 use crate::client::{Link, Sent};
-use crate::oracle::Change;
+use crate::oracle::{Change, NO_RECORDS};
 use crate::packet::{self, Connect, Will};
 use crate::world::World;
 
@@ -79,7 +79,8 @@ impl World {
         let now_ms = self.elapsed_ms;
         self.wills.lost(link, expiry_s, now_ms, &mut self.tally);
         if expiry_s == 0 {
-            self.oracle.note(1, 0, Change::SessionEnded { client: who });
+            self.oracle
+                .note(NO_RECORDS, Change::SessionEnded { client: who });
         }
     }
 }

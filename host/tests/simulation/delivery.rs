@@ -7,7 +7,7 @@ use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 
 use crate::foreign::{Delivered, peer};
-use crate::operation::{Command, Operation};
+use crate::operation::{Command, Handled, Operation};
 use crate::oracle::{Change, QUOTA_EXCEEDED};
 use crate::packet::Publish;
 use crate::world::World;
@@ -75,6 +75,9 @@ impl World {
         if after.not_renotified > figures.not_renotified {
             self.foreign.watchers.waive(number);
         }
+        let Operation::Request { key, command } = &operation else {
+            return;
+        };
         if repeated {
             let done = self.oracle.is_done(number) || self.reads.contains(&number);
             assert!(
@@ -82,24 +85,30 @@ impl World {
                 "obligation 2: {number} was not handled before"
             );
         } else {
-            self.handled_first((number, copy, client), &operation, before, records, full);
+            let handled = Handled {
+                who: client,
+                number,
+                key,
+                command,
+                records,
+                full,
+            };
+            self.handled_first(&handled, copy, before);
         }
         let needed = self.needed_for(number);
         self.foreign.copies[at].needed = needed;
     }
 
     /// The store has handled a request as a new one.
-    fn handled_first(
-        &mut self,
-        (number, copy, client): (u64, u64, usize),
-        operation: &Operation,
-        before: Stamp,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let Operation::Request { key, command } = operation else {
-            return;
-        };
+    fn handled_first(&mut self, handled: &Handled<'_>, copy: u64, before: Stamp) {
+        let &Handled {
+            number,
+            key,
+            command,
+            records,
+            full,
+            ..
+        } = handled;
         let now_ms = self.now_ms();
         if self.oracle.is_done(number) && !command.repeats() {
             let executed = self.foreign.executed.get(&number);
@@ -118,18 +127,12 @@ impl World {
             self.cramped.insert(number);
         }
         self.foreign.watchers.waive(number);
-        let decided = self.decide(client, number, key, command, first, full);
+        let decided = self.decide(handled);
         let (mut response, change) = decided.expect("the policies here do not fail");
         let executed = self.foreign.executed.entry(number).or_default();
         executed.version = None;
         if matches!(command, Command::Watch | Command::Unwatch) {
-            response = self.handled_watch(
-                (client, key, command),
-                number,
-                (first, last),
-                full,
-                response,
-            );
+            response = self.handled_watch(handled, response);
         }
         if let Some(response) = &response {
             self.is_possible(number, response);
@@ -138,36 +141,41 @@ impl World {
             return;
         }
         let executed = self.foreign.executed.entry(number).or_default();
-        executed.times.push((last, now_ms));
+        executed.times.push((records.1, now_ms));
         let done = Change::Done { number, response };
-        self.oracle.note(first, last, done);
+        self.oracle.note(records, done);
         let Some(change) = change else { return };
         let value = match &change {
             Change::Set { value, .. } => String::from_utf8_lossy(value).into_owned(),
             _ => "DELETE".to_owned(),
         };
-        self.oracle.note(first, last, change);
+        self.oracle.note(records, change);
         let clock = (before, self.clock());
-        self.expect_notifications(Some((number, copy)), key, &value, clock, last);
+        self.expect_notifications(Some((number, copy)), key, &value, clock, records.1);
     }
 
     /// A client begins or ends a watch. Returns the response.
     fn handled_watch(
         &mut self,
-        (client, key, command): (usize, &str, &Command),
-        number: u64,
-        (first, last): (u64, u64),
-        full: bool,
+        handled: &Handled<'_>,
         response: Option<Vec<u8>>,
     ) -> Option<Vec<u8>> {
+        let &Handled {
+            number,
+            who: client,
+            key,
+            command,
+            records,
+            full,
+        } = handled;
         let watch = (client, key.to_owned());
         let begins = *command == Command::Watch;
         let exists = self.oracle.watches.contains(&watch);
         if begins && (exists || !full) {
             if !exists {
                 let change = Change::Watch(client, key.to_owned(), true);
-                self.oracle.note(first, last, change);
-                self.foreign.registered.insert(watch.clone(), last);
+                self.oracle.note(records, change);
+                self.foreign.registered.insert(watch.clone(), records.1);
             }
             self.needed.insert(number, self.foreign.registered[&watch]);
             return response;
@@ -179,8 +187,8 @@ impl World {
         if !exists {
             return Some(b":0\r\n".to_vec());
         }
-        self.unwatch(client, Some(key), (first, last));
-        self.needed.insert(number, last);
+        self.unwatch(client, Some(key), records);
+        self.needed.insert(number, records.1);
         response
     }
 }

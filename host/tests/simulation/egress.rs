@@ -132,7 +132,7 @@ impl World {
                     // Its packet id was recorded before this PUBREC.
                     let response = self.oracle.response(number).cloned();
                     let change = Change::Done { number, response };
-                    self.oracle.note(reached.durable, reached.durable, change);
+                    self.oracle.note((reached.durable, reached.durable), change);
                 }
                 needed
             }

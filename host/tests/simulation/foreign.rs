@@ -16,7 +16,7 @@ use statehouse_wal::simulation::Dice;
 use crate::departure::{Departures, Outlet};
 use crate::node::Found;
 use crate::operation::Operation;
-use crate::oracle::Change;
+use crate::oracle::{Change, Records};
 use crate::packet::Publish;
 use crate::watchers::{Notice, Watchers};
 use crate::world::World;
@@ -194,20 +194,20 @@ impl World {
             .once_in(2)
             .then(|| format!("k{}", self.dice.below(3)));
         let of = peer(client);
-        let (first, last) = match &key {
+        let records = match &key {
             Some(key) => self.step(Inbound::Undeliverable(&of, key.as_bytes())),
             None => self.step(Inbound::Disconnected(&of)),
         };
-        self.unwatch(client, key.as_deref(), (first, last));
+        self.unwatch(client, key.as_deref(), records);
     }
 
-    pub(crate) fn unwatch(&mut self, client: usize, key: Option<&str>, (first, last): (u64, u64)) {
+    pub(crate) fn unwatch(&mut self, client: usize, key: Option<&str>, records: Records) {
         self.foreign.watchers.unwatched(client, key);
         let watches = self.oracle.watches.iter();
         let ended = watches.filter(|(it, of)| *it == client && key.is_none_or(|key| of == key));
         for (client, key) in ended.cloned().collect::<Vec<_>>() {
             let change = Change::Watch(client, key, false);
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
     }
 
@@ -224,7 +224,7 @@ impl World {
     }
 
     /// The store handles an input. Returns its records.
-    pub(crate) fn step(&mut self, inbound: Inbound<'_>) -> (u64, u64) {
+    pub(crate) fn step(&mut self, inbound: Inbound<'_>) -> Records {
         let before = self.clock();
         let first = self.node.appended() + 1;
         self.sweeps = self.has_expired();
@@ -246,7 +246,7 @@ impl World {
             self.trace
                 .add(|| format!("{key} expires by record {first}: {clock:?}"));
             self.expect_notifications(None, &key, "DELETE", clock, first);
-            self.oracle.note(first, first, Change::Remove { key });
+            self.oracle.note((first, first), Change::Remove { key });
         }
     }
 

@@ -7,8 +7,8 @@ use statehouse_mqtt::simulation::Wire;
 
 use crate::client::{Link, Sent};
 use crate::egress::Tap;
-use crate::operation::{Command, Operation};
-use crate::oracle::Change;
+use crate::operation::{Command, Handled, Operation};
+use crate::oracle::{Change, NO_RECORDS, Records};
 use crate::packet::Connect;
 use crate::world::World;
 
@@ -107,9 +107,8 @@ impl World {
         match sent {
             Sent::Connect(_) | Sent::Ack => {}
             Sent::Subscribe { id, filters } => {
-                let lasts = self.clients[who].expiry_s > 0;
-                let (first, last) = if lasts { (first, last) } else { (1, 0) };
-                let needed = if first <= last { last } else { 0 };
+                let records = self.recorded_for(who, (first, last));
+                let needed = if records.0 <= records.1 { last } else { 0 };
                 self.clients[who].links[at].positions.insert(id, needed);
                 for (filter, qos) in filters {
                     let change = Change::Subscribed {
@@ -117,7 +116,7 @@ impl World {
                         filter,
                         qos,
                     };
-                    self.oracle.note(first, last, change);
+                    self.oracle.note(records, change);
                 }
             }
             Sent::Publish {
@@ -130,13 +129,25 @@ impl World {
                 if dup {
                     self.tally.count("duplicate PUBLISH packets");
                 }
-                let range = (first, last);
-                let is_request = matches!(operation, Operation::Request { .. });
-                assert!(
-                    !is_request || qos == 2 || !self.has_expired(),
-                    "an expired key is in the table"
-                );
-                self.handle_publish(who, at, number, &operation, qos, range, full);
+                let records = (first, last);
+                match &operation {
+                    Operation::Request { key, command } => {
+                        assert!(
+                            qos == 2 || !self.has_expired(),
+                            "an expired key is in the table"
+                        );
+                        let handled = Handled {
+                            who,
+                            number,
+                            key,
+                            command,
+                            records,
+                            full,
+                        };
+                        self.take_request(&handled, at, qos);
+                    }
+                    _ => self.handle_message(number, &operation, qos, records),
+                }
             }
             Sent::Disconnect { reason } => self.handle_disconnect(who, at, reason),
         }
@@ -175,8 +186,7 @@ impl World {
             expected.is_none_or(|it| it == resumed),
             "obligation 5: a session of c{who} exists: expected {expected:?}, found {resumed}"
         );
-        let lasts = connect.expiry_s > 0;
-        let (first, last) = if lasts { (first, last) } else { (1, 0) };
+        let records = self.recorded_for(who, (first, last));
         if resumed {
             self.tally.count("sessions resumed");
             if self.clients[who].detached_ms <= self.started_ms && self.life > 1 {
@@ -185,14 +195,14 @@ impl World {
         } else {
             if self.oracle.sessions.contains_key(&who) {
                 self.tally.count("expired sessions");
-                self.oracle
-                    .note(first, last, Change::SessionEnded { client: who });
+                let change = Change::SessionEnded { client: who };
+                self.oracle.note(records, change);
             }
             let change = Change::Session {
                 client: who,
                 number: session,
             };
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
         self.wills.connected(who, resumed, &mut self.tally);
         if let Some(will) = &connect.will {
@@ -201,7 +211,7 @@ impl World {
         let link = &mut self.clients[who].links[at];
         link.resumed = resumed;
         link.session = session;
-        link.connected_at = if first <= last { first } else { 0 };
+        link.connected_at = if records.0 <= records.1 { first } else { 0 };
         link.wire = Some(wire);
     }
 
@@ -236,40 +246,48 @@ impl World {
         drop(link);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "each is a fact about one packet")]
-    fn handle_publish(
-        &mut self,
-        who: usize,
-        at: usize,
-        number: u64,
-        operation: &Operation,
-        qos: u8,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let is_request = matches!(operation, Operation::Request { .. });
+    /// The records of a packet, if those of this client survive a crash.
+    fn recorded_for(&self, client: usize, records: Records) -> Records {
+        match self.clients[client].expiry_s {
+            0 => NO_RECORDS,
+            _ => records,
+        }
+    }
+
+    fn take_request(&mut self, handled: &Handled<'_>, at: usize, qos: u8) {
+        let number = handled.number;
         // Reads are not remembered, and execute again. A request at QoS 2 runs once in any case.
-        let repeats = qos == 1
-            && matches!(operation, Operation::Request { command, .. } if command.repeats());
-        if self.oracle.is_done(number) && !repeats && (is_request || qos == 2) {
+        let repeats = qos == 1 && handled.command.repeats();
+        if self.oracle.is_done(number) && !repeats {
             self.tally
                 .count("requests redelivered without a second effect");
             return;
         }
-        if qos == 2 && self.reads.contains(&number) {
-            self.unrecorded.insert(number);
-        }
-        if is_request && !self.handled.insert(number) {
+        if !self.handled.insert(number) {
             self.tally.count("requests redelivered after a crash");
         }
-        if is_request {
-            if full {
-                self.cramped.insert(number);
+        if handled.full {
+            self.cramped.insert(number);
+        }
+        if qos == 2 {
+            self.tally.count("a QoS 2 request");
+            if self.reads.contains(&number) {
+                self.unrecorded.insert(number);
             }
-            if qos == 2 {
-                self.tally.count("a QoS 2 request");
-            }
-            self.handle_request(who, at, number, operation, (first, last), full);
+        }
+        self.handle_request(handled, at);
+    }
+
+    fn handle_message(&mut self, number: u64, operation: &Operation, qos: u8, records: Records) {
+        let Operation::Message {
+            topic,
+            retain,
+            empty,
+        } = operation
+        else {
+            return;
+        };
+        if self.oracle.is_done(number) && qos == 2 {
             return;
         }
         let count = [
@@ -283,17 +301,9 @@ impl World {
         }
         if qos > 0 {
             let response = None;
-            self.oracle
-                .note(first, last, Change::Done { number, response });
+            let change = Change::Done { number, response };
+            self.oracle.note(records, change);
         }
-        let Operation::Message {
-            topic,
-            retain,
-            empty,
-        } = operation
-        else {
-            return;
-        };
         if *retain {
             if *empty {
                 self.tally.count("retained messages removed");
@@ -302,7 +312,7 @@ impl World {
                 topic: topic.clone(),
                 number: (!empty).then_some(number),
             };
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
         if !topic.starts_with("t/") {
             return;
@@ -314,14 +324,13 @@ impl World {
             .filter(|(_, qos)| *qos > 0)
             .collect();
         for (client, qos) in subscribers {
-            let lasts = self.clients[client].expiry_s > 0;
-            let (first, last) = if lasts { (first, last) } else { (1, 0) };
+            let records = self.recorded_for(client, records);
             let change = Change::Owed {
                 client,
                 number,
                 qos,
             };
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
     }
 }

@@ -4,6 +4,7 @@ use statehouse_core::request::REQUEST_TOPIC;
 use statehouse_wal::simulation::Dice;
 
 use crate::fault_plan::FaultPlan;
+use crate::oracle::Records;
 use crate::packet::Publish;
 
 /// What a request asks for.
@@ -48,6 +49,18 @@ pub(crate) enum Operation {
         retain: bool,
         empty: bool,
     },
+}
+
+/// A request that the host has just handled.
+#[derive(Clone, Copy)]
+pub(crate) struct Handled<'a> {
+    pub(crate) who: usize,
+    pub(crate) number: u64,
+    pub(crate) key: &'a str,
+    pub(crate) command: &'a Command,
+    pub(crate) records: Records,
+    /// Whether the disk was full.
+    pub(crate) full: bool,
 }
 
 /// The first number of a run with large values.

@@ -11,6 +11,11 @@ use statehouse_protocol::SessionId;
 
 use crate::operation::{Command, fault, value};
 
+/// The first and the last log position of what the host did about a packet.
+pub(crate) type Records = (u64, u64);
+
+pub(crate) const NO_RECORDS: Records = (1, 0);
+
 /// A change, and the log positions of the packet that caused it.
 struct Entry {
     first: u64,
@@ -55,7 +60,7 @@ pub(crate) enum Change {
         topic: String,
         number: Option<u64>,
     },
-    Assigned(Assignment),
+    Assigned(Box<Assignment>),
     /// Behind a foreign broker: whether a client watches a key.
     Watch(usize, String, bool),
 }
@@ -104,22 +109,24 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    pub(crate) fn note(&mut self, first: u64, last: u64, change: Change) {
-        if let Change::Done { number, .. } = change {
-            self.positions.remove(&number);
-            if first <= last {
-                self.positions.insert(number, last);
+    pub(crate) fn note(&mut self, records: Records, change: Change) {
+        let (first, last) = records;
+        let recorded = first <= last;
+        match &change {
+            Change::Done { number, .. } if recorded => _ = self.positions.insert(*number, last),
+            Change::Done { number, .. } => _ = self.positions.remove(number),
+            Change::Set { key, .. } | Change::Remove { key } if recorded => {
+                self.changed.insert(key.clone(), last);
             }
-        }
-        if let Change::Set { key, .. } | Change::Remove { key } = &change
-            && first <= last
-        {
-            self.changed.insert(key.clone(), last);
+            _ => {}
         }
         self.apply(&change);
         // Without a record nothing survives a crash.
-        let first = if first > last { u64::MAX } else { first };
-        let last = if first == u64::MAX { u64::MAX } else { last };
+        let (first, last) = if recorded {
+            records
+        } else {
+            (u64::MAX, u64::MAX)
+        };
         self.history.push(Entry {
             first,
             last,
@@ -166,7 +173,7 @@ impl Oracle {
                 Some(number) => _ = self.retained.insert(topic, number),
                 None => _ = self.retained.remove(&topic),
             },
-            Change::Assigned(assignment) => self.assignment = Some(assignment),
+            Change::Assigned(assignment) => self.assignment = Some(*assignment),
             Change::Watch(client, key, true) => _ = self.watches.insert((client, key)),
             Change::Watch(client, key, false) => _ = self.watches.remove(&(client, key)),
         }
@@ -268,6 +275,14 @@ impl Oracle {
         grows && asked.client_keys_max.is_some_and(|max| owned >= max)
     }
 
+    /// The response to a SCAN of all keys.
+    fn scan(&self, now_ms: u64) -> Vec<u8> {
+        let live = self.live(now_ms);
+        let mut response = format!("*1\r\n*{}\r\n", live.len()).into_bytes();
+        response.extend(live.keys().flat_map(|key| bulk(key.as_bytes())));
+        response
+    }
+
     /// The response to a request and its change, if it is handled now.
     pub(crate) fn handle(&self, asked: &Asked<'_>) -> (Vec<u8>, Option<Change>) {
         let &Asked {
@@ -316,21 +331,9 @@ impl Oracle {
                 let until_ms = px_ms.map(|px| now_ms + px);
                 (b"+OK\r\n", set(value(number), until_ms))
             }
-            Command::Scan => {
-                let live = self.live(now_ms);
-                let mut response = format!("*1\r\n*{}\r\n", live.len());
-                for key in live.keys() {
-                    response += &format!("${}\r\n{key}\r\n", key.len());
-                }
-                return (response.into_bytes(), None);
-            }
+            Command::Scan => return (self.scan(now_ms), None),
             Command::Get => match found {
-                Some(Value { value, .. }) => {
-                    let mut response = format!("${}\r\n", value.len()).into_bytes();
-                    response.extend(value);
-                    response.extend(b"\r\n");
-                    return (response, None);
-                }
+                Some(Value { value, .. }) => return (bulk(value), None),
                 None => (b"$-1\r\n", None),
             },
             Command::Delete | Command::DeleteIf(_) if found.is_none() => (b":0\r\n", None),
@@ -342,6 +345,14 @@ impl Oracle {
         };
         (response.to_vec(), change)
     }
+}
+
+/// A bulk string of RESP.
+fn bulk(text: &[u8]) -> Vec<u8> {
+    let mut out = format!("${}\r\n", text.len()).into_bytes();
+    out.extend(text);
+    out.extend(b"\r\n");
+    out
 }
 
 impl Value {

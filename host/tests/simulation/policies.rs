@@ -163,7 +163,8 @@ impl World {
     pub(crate) fn assigned(&mut self, next: Assignment) {
         self.counted.clear();
         let last = self.node.appended();
-        self.oracle.note(last, last, Change::Assigned(next));
+        let change = Change::Assigned(Box::new(next));
+        self.oracle.note((last, last), change);
     }
 
     /// The guard may have rolled a policy back, because it failed too often.

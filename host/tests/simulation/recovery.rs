@@ -219,7 +219,8 @@ impl World {
         let began = self.node.began;
         (self.failures, self.failed) = (0, 0);
         self.counted.clear();
-        self.oracle.note(began, began, Change::Assigned(assignment));
+        let change = Change::Assigned(Box::new(assignment));
+        self.oracle.note((began, began), change);
         self.capture();
     }
 

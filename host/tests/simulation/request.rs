@@ -4,51 +4,37 @@ use std::collections::HashSet;
 
 use statehouse_core::store::INTERNAL_ERROR;
 
-use crate::operation::{Command, Operation};
-use crate::oracle::{Asked, Change, QUOTA_EXCEEDED};
+use crate::operation::{Command, Handled};
+use crate::oracle::{Asked, Change, NO_RECORDS, QUOTA_EXCEEDED};
 use crate::policies;
 use crate::world::World;
 
 impl World {
-    pub(crate) fn handle_request(
-        &mut self,
-        who: usize,
-        at: usize,
-        number: u64,
-        operation: &Operation,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let Operation::Request { key, command } = operation else {
-            return;
-        };
+    pub(crate) fn handle_request(&mut self, handled: &Handled<'_>, at: usize) {
+        let &Handled {
+            who,
+            number,
+            key,
+            command,
+            records,
+            full,
+        } = handled;
         // The faulty policy wants that even a watch is not executed again.
         let by_faulty = |by: &HashSet<usize>| by.contains(&policies::FAULTY);
         let before = self.by.get(&number).is_some_and(by_faulty);
-        let Some((mut response, change)) = self.decide(who, number, key, command, first, full)
-        else {
+        let Some((mut response, change)) = self.decide(handled) else {
             return;
         };
-        let faulty = self.chosen(&self.clients[who].name, key).policy == policies::FAULTY;
-        let link = &mut self.clients[who].links[at];
-        match command {
-            // A watch that is open may have begun already.
-            Command::Watch => _ = link.watches.insert(key.clone(), true),
-            // The faulty policy watches in any case.
-            Command::Unwatch if faulty => _ = link.watches.insert(key.clone(), true),
-            Command::Unwatch => match link.watches.remove(key) {
-                Some(true) => {}
-                Some(false) => response = None,
-                None => response = Some(b":0\r\n".to_vec()),
-            },
-            _ => {}
-        }
         let watches = matches!(command, Command::Watch | Command::Unwatch);
+        if watches {
+            self.watch_over_link(handled, at, &mut response);
+        }
         let refused = full && *command == Command::Watch;
         let open = refused || watches && before || self.open.contains(&number);
         if open && watches {
-            link.watches.insert(key.clone(), false);
-            link.open_keys.insert(key.clone());
+            let link = &mut self.clients[who].links[at];
+            link.watches.insert(key.to_owned(), false);
+            link.open_keys.insert(key.to_owned());
         }
         if let Some(response) = &response {
             self.is_possible(number, response);
@@ -68,23 +54,45 @@ impl World {
             return;
         }
         // Records of a read are of keys that expired before it.
-        let (own_first, own_last) = match command {
-            it if it.repeats() => (1, 0),
-            _ => (first, last),
+        let own = if command.repeats() {
+            NO_RECORDS
+        } else {
+            records
         };
-        let done = Change::Done { number, response };
-        self.oracle.note(own_first, own_last, done);
+        self.oracle.note(own, Change::Done { number, response });
         let Some(change) = change else { return };
         let value = match &change {
             Change::Set { value, .. } => Some(value.clone()),
             _ => None,
         };
-        self.oracle.note(first, last, change);
+        self.oracle.note(records, change);
         for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
             if link.is_served() && link.watches.get(key) == Some(&true) {
-                let owed = link.owed.entry(key.clone()).or_default();
+                let owed = link.owed.entry(key.to_owned()).or_default();
                 owed.push_back((number, value.clone()));
             }
+        }
+    }
+
+    /// A connection begins or ends a watch.
+    fn watch_over_link(
+        &mut self,
+        handled: &Handled<'_>,
+        at: usize,
+        response: &mut Option<Vec<u8>>,
+    ) {
+        let Handled { who, key, .. } = *handled;
+        let faulty = self.chosen(&self.clients[who].name, key).policy == policies::FAULTY;
+        let watches = &mut self.clients[who].links[at].watches;
+        // A watch that is open may have begun already. The faulty policy watches in any case.
+        if faulty || *handled.command == Command::Watch {
+            watches.insert(key.to_owned(), true);
+            return;
+        }
+        match watches.remove(key) {
+            Some(true) => {}
+            Some(false) => *response = None,
+            None => *response = Some(b":0\r\n".to_vec()),
         }
     }
 
@@ -100,13 +108,16 @@ impl World {
     /// The response is none if it is open.
     pub(crate) fn decide(
         &mut self,
-        who: usize,
-        number: u64,
-        key: &str,
-        command: &Command,
-        first: u64,
-        full: bool,
+        handled: &Handled<'_>,
     ) -> Option<(Option<Vec<u8>>, Option<Change>)> {
+        let &Handled {
+            who,
+            number,
+            key,
+            command,
+            records,
+            full,
+        } = handled;
         let chosen = self.chosen(&format!("c{who}"), key);
         let policy = chosen.policy;
         let now_ms = self.now_ms();
@@ -152,7 +163,7 @@ impl World {
             let mut needed = self.oracle.changed(key, *command == Command::Scan);
             if self.sweeps {
                 // The removal of expired keys is the first record.
-                needed = needed.max(first.min(self.node.appended()));
+                needed = needed.max(records.0.min(records.1));
             }
             self.needed.insert(number, needed);
         }
