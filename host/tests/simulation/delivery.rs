@@ -134,10 +134,11 @@ impl World {
         if matches!(command, Command::Watch | Command::Unwatch) {
             response = self.handled_watch(handled, response);
         }
+        let recorded = !full || change.is_some();
         if let Some(response) = &response {
-            self.is_possible(number, response);
+            self.is_possible(handled, response, recorded);
         }
-        if full && change.is_none() {
+        if !recorded {
             return;
         }
         let executed = self.foreign.executed.entry(number).or_default();

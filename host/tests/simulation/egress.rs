@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use statehouse_core::clock::Stamp;
-use statehouse_core::store::INTERNAL_ERROR;
 use statehouse_mqtt::simulation::Socket;
 use statehouse_wal::Log;
 
@@ -241,10 +240,7 @@ impl World {
                 Some(None),
                 "obligation 2: the response to request {number} was never right"
             );
-            if *payload == *INTERNAL_ERROR {
-                return 0;
-            }
-            if let Some(needed) = found.flatten().filter(|_| self.reads.contains(&number)) {
+            if let Some(needed) = found.flatten() {
                 return *needed;
             }
         } else if !self.oracle.uncertain.contains(&number)

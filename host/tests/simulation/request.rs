@@ -36,11 +36,13 @@ impl World {
             link.watches.insert(key.to_owned(), false);
             link.open_keys.insert(key.to_owned());
         }
+        // A request that changes nothing is not remembered on a full disk.
+        let recorded = !full || change.is_some();
         if let Some(response) = &response {
-            self.is_possible(number, response);
+            self.is_possible(handled, response, recorded);
         }
         if refused {
-            self.is_possible(number, QUOTA_EXCEEDED);
+            self.is_possible(handled, QUOTA_EXCEEDED, false);
         }
         if open {
             response = None;
@@ -49,8 +51,7 @@ impl World {
             let text = response.as_deref().map(String::from_utf8_lossy);
             format!("  handled {number}: {text:.60?}")
         });
-        if full && change.is_none() {
-            // A request that changes nothing is not remembered on a full disk.
+        if !recorded {
             return;
         }
         // Records of a read are of keys that expired before it.
@@ -97,8 +98,13 @@ impl World {
     }
 
     /// The last execution of a request may have had this response.
-    pub(crate) fn is_possible(&mut self, number: u64, response: &[u8]) {
-        let needed = self.needed.get(&number).copied().unwrap_or(0);
+    pub(crate) fn is_possible(&mut self, handled: &Handled<'_>, response: &[u8], recorded: bool) {
+        let number = handled.number;
+        let needed = match self.reads.contains(&number) {
+            true => self.needed.get(&number).copied().unwrap_or(0),
+            false if recorded => handled.records.1,
+            false => 0,
+        };
         let possible = self.possible.entry(number).or_default();
         let known = possible.entry(response.to_vec()).or_insert(needed);
         *known = needed.min(*known);
@@ -145,7 +151,7 @@ impl World {
         if *response == *INTERNAL_ERROR {
             // It is not remembered, and handled again if it is redelivered.
             self.cramped.insert(number);
-            self.is_possible(number, &response);
+            self.is_possible(handled, &response, false);
             self.failed += 1;
             if !chosen.routed {
                 self.failures += 1;

@@ -54,8 +54,7 @@ pub(crate) struct World {
     /// Operations whose acknowledgement has just left, and how many commits there were before.
     pub(crate) acked: Vec<(u64, u64)>,
     pub(crate) commits: u64,
-    /// Every response that a request had when it was handled, and the position that it depends on
-    /// if the request only reads.
+    /// Every response that a request had when it was handled, and the position that it depends on.
     pub(crate) possible: HashMap<u64, HashMap<Vec<u8>, u64>>,
     /// Requests that were handled while the disk was full, when a response may be dropped.
     pub(crate) cramped: HashSet<u64>,
