@@ -139,7 +139,8 @@ impl World {
         }
         if is_request && client.receive_max == 100 {
             assert!(
-                client.responses.contains_key(&number) || self.cramped.contains(&number),
+                client.responses.contains_key(&number)
+                    || self.ledger.unremembered.contains(&number),
                 "obligation 2: request {number} of c{who} is acknowledged before its response"
             );
         }
@@ -148,7 +149,7 @@ impl World {
         }
         client.acknowledged.push(number);
         assert!(
-            self.oracle.is_done(number) || self.cramped.contains(&number),
+            self.oracle.is_done(number) || self.ledger.unremembered.contains(&number),
             "obligation 1: {number} is acknowledged, and was not handled"
         );
     }
@@ -175,7 +176,7 @@ impl World {
         }
         if it.qos == 2 && !client.received.insert(it.id) {
             assert!(
-                it.dup || self.lossy,
+                it.dup || self.ledger.lossy,
                 "obligation 8: packet id {} is in use",
                 it.id
             );
@@ -190,7 +191,7 @@ impl World {
             }
             Some("ret") => {
                 let number = number_in(&it.payload, "m").expect("a retained message");
-                self.retained.insert(it.topic, number);
+                self.ledger.retained.insert(it.topic, number);
             }
             _ => {}
         }
@@ -201,14 +202,14 @@ impl World {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of this client");
         let version = it.user("__ts").map(str::to_owned);
-        let reads = self.reads.contains(&number);
+        let reads = self.ledger.reads.contains(&number);
         let response = (it.payload.clone(), version);
         let Some(before) = self.clients[who].responses.insert(number, response.clone()) else {
             return;
         };
         self.tally.count("responses seen twice");
         // In interval mode a crash may lose a request whose response has left.
-        if reads || self.cramped.contains(&number) || self.lossy {
+        if reads || self.ledger.unremembered.contains(&number) || self.ledger.lossy {
             return;
         }
         assert_eq!(
@@ -221,18 +222,18 @@ impl World {
     /// Obligation 4: once at QoS 2, in the order of publication.
     fn message_arrives(&mut self, who: usize, it: &Publish, lasts: bool) {
         let number = number_in(&it.payload, "m").expect("a message of a client");
-        let published = self.qos.get(&number).copied().unwrap_or(0);
+        let published = self.ledger.qos.get(&number).copied().unwrap_or(0);
         let qos2 = published == 2 && it.qos == 2;
         let client = &mut self.clients[who];
         let (times, _) = client.arrived.entry(number).or_insert((0, it.qos));
         *times += 1;
         let first = *times == 1;
         assert!(
-            first || !qos2 || !lasts || self.lossy,
+            first || !qos2 || !lasts || self.ledger.lossy,
             "obligation 4: the QoS 2 message {number} arrived twice at c{who}"
         );
         // A publisher's repetition may come behind its later messages at a new subscriber.
-        if first && it.qos > 0 && !self.repeated.contains(&number) && !self.lossy {
+        if first && it.qos > 0 && !self.ledger.repeated.contains(&number) && !self.ledger.lossy {
             let last = client
                 .last
                 .insert((it.topic.clone(), published, it.qos), number);

@@ -91,8 +91,8 @@ pub(crate) fn check_remembered(
 }
 
 /// A remembered request without the parts that recovery may change. The DUP flag of the first copy
-/// is not needed afterwards. A step of the clock postpones deadlines without a record. A snapshot leaves out the keys of captured reads, because the request
-/// contains them.
+/// is not needed afterwards. A step of the clock during a snapshot may postpone a deadline twice. A
+/// snapshot leaves out the keys of captured reads, because the request contains them.
 fn as_recorded(remembered: &Remembered) -> Remembered {
     let mut remembered = remembered.clone();
     remembered.delivery.dup = false;

@@ -1,4 +1,5 @@
-//! A foreign broker delivers a request to the store, which recognizes it or handles it as a new one.
+//! A foreign broker delivers a request to the store, which recognizes a redelivery or handles a new
+//! request.
 
 use bytes::Bytes;
 use statehouse::transport::{Inbound, Ticket};
@@ -12,7 +13,7 @@ use crate::oracle::{Change, QUOTA_EXCEEDED};
 use crate::packet::Publish;
 use crate::world::World;
 
-/// A window of remembered requests, whatever their expiry is.
+/// The shortest time for which a request is remembered.
 const WINDOW_MS: u64 = 60_000;
 
 /// The properties of a PUBLISH.
@@ -79,9 +80,9 @@ impl World {
             return;
         };
         if repeated {
-            let done = self.oracle.is_done(number) || self.reads.contains(&number);
+            let done = self.oracle.is_done(number) || self.ledger.reads.contains(&number);
             assert!(
-                done || full || self.cramped.contains(&number),
+                done || full || self.ledger.unremembered.contains(&number),
                 "obligation 2: {number} was not handled before"
             );
         } else {
@@ -119,12 +120,12 @@ impl World {
             );
             self.tally.count("redeliveries after the retention");
             // Its earlier response may still be on its way.
-            self.cramped.insert(number);
-        } else if !self.handled.insert(number) {
+            self.ledger.unremembered.insert(number);
+        } else if !self.ledger.handled.insert(number) {
             self.tally.count("requests redelivered after a crash");
         }
         if full {
-            self.cramped.insert(number);
+            self.ledger.unremembered.insert(number);
         }
         self.foreign.watchers.waive(number);
         let decided = self.decide(handled);
@@ -178,7 +179,9 @@ impl World {
                 self.oracle.note(records, change);
                 self.foreign.registered.insert(watch.clone(), records.1);
             }
-            self.needed.insert(number, self.foreign.registered[&watch]);
+            self.ledger
+                .needed
+                .insert(number, self.foreign.registered[&watch]);
             return response;
         }
         if begins {
@@ -189,7 +192,7 @@ impl World {
             return Some(b":0\r\n".to_vec());
         }
         self.unwatch(client, Some(key), records);
-        self.needed.insert(number, records.1);
+        self.ledger.needed.insert(number, records.1);
         response
     }
 }

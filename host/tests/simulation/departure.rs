@@ -90,7 +90,7 @@ impl World {
                     let first = self.foreign.left.insert((sent.client, sent.version));
                     assert!(first, "obligation 3: {sent:?} is sent twice in one life");
                     self.tally.count("notifications");
-                    self.observed = self.observed.max(sent.version);
+                    self.ledger.observed = self.ledger.observed.max(sent.version);
                     self.foreign.watchers.leaves(&sent)
                 }
                 Outbound::Acknowledge(ticket, ..) => self.foreign.copy(*ticket).needed,
@@ -108,7 +108,7 @@ impl World {
         let correlation = response.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");
         let version = response.user("__ts").map(str::to_owned);
-        if self.reads.contains(&number) || self.cramped.contains(&number) {
+        if self.ledger.reads.contains(&number) || self.ledger.unremembered.contains(&number) {
             return;
         }
         let executed = self.foreign.executed.get_mut(&number).expect("handled");

@@ -93,11 +93,11 @@ impl World {
                 self.leaves(who, at, &packet, reached);
             }
         }
-        let due = self.commits.saturating_sub(3);
-        for (number, acked) in std::mem::take(&mut self.acked) {
+        let due = self.ledger.commits.saturating_sub(3);
+        for (number, acked) in std::mem::take(&mut self.ledger.acked) {
             match acked <= due {
                 true => self.check_notified(number, None),
-                false => self.acked.push((number, acked)),
+                false => self.ledger.acked.push((number, acked)),
             }
         }
     }
@@ -126,8 +126,8 @@ impl World {
                 let over = link.number;
                 let needed = self.needed_for(number);
                 self.check_notified(number, Some(over));
-                self.acked.push((number, self.commits));
-                if !self.plan.interval && self.unrecorded.remove(&number) {
+                self.ledger.acked.push((number, self.ledger.commits));
+                if !self.plan.interval && self.ledger.unrecorded.remove(&number) {
                     // Its packet id was recorded before this PUBREC.
                     let response = self.oracle.response(number).cloned();
                     let change = Change::Done { number, response };
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// Obligation 7: what leaves depends on durable records, or on released ones in interval mode.
+    /// Obligation 7: an output depends on durable records, or on released ones in interval mode.
     pub(crate) fn check_left(
         &self,
         needed: u64,
@@ -176,20 +176,20 @@ impl World {
     /// A client sees a version. All later ones must be higher.
     pub(crate) fn observe(&mut self, version: Option<&str>) {
         let version = version.and_then(stamp).unwrap_or_default();
-        self.observed = self.observed.max(version);
+        self.ledger.observed = self.ledger.observed.max(version);
     }
 
     /// The position that the acknowledgement of an operation depends on.
     pub(crate) fn needed_for(&self, number: u64) -> u64 {
-        match self.reads.contains(&number) {
-            true => self.needed.get(&number).copied().unwrap_or(0),
+        match self.ledger.reads.contains(&number) {
+            true => self.ledger.needed.get(&number).copied().unwrap_or(0),
             false => self.oracle.position(number),
         }
     }
 
     /// Obligation 9: the policy that the assignment named answers a request.
     pub(crate) fn check_policy(&mut self, number: u64, policy: Option<&str>) {
-        let Some(by) = self.by.get(&number) else {
+        let Some(by) = self.ledger.by.get(&number) else {
             return;
         };
         // The store does not know the name of a policy whose module is lost.
@@ -230,10 +230,11 @@ impl World {
         if payload.starts_with(b"$") && payload != b"$-1\r\n" {
             self.tally.count("GET hits");
         }
-        if self.open.contains(&number) {
+        if self.ledger.open.contains(&number) {
             // A crash made it unknown whether it was handled.
-        } else if self.reads.contains(&number) || self.cramped.contains(&number) {
-            let possible = self.possible.get(&number);
+        } else if self.ledger.reads.contains(&number) || self.ledger.unremembered.contains(&number)
+        {
+            let possible = self.ledger.possible.get(&number);
             let found = possible.map(|it| it.get(&payload));
             assert_ne!(
                 found,

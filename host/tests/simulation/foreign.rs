@@ -1,8 +1,8 @@
 //! The store behind a foreign broker, which is simulated here without packets.
 //!
 //! The broker redelivers requests after the connection to the store was lost or an acknowledgement
-//! did not arrive. It keeps its clients connected while the store is away, and receives outputs some
-//! time after they left the store.
+//! did not arrive. It keeps its clients connected while the store is away, and receives outputs
+//! some time after they left the store.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -172,8 +172,7 @@ impl World {
         self.hand_over(self.foreign.pending.len() - 1);
     }
 
-    /// The broker delivers a request once more: one that is acknowledged, because its client sent it
-    /// again, or one in flight.
+    /// The broker redelivers an acknowledged request, because its client sent it again.
     fn redeliver(&mut self) {
         let count = self.foreign.acknowledged.len();
         if count > 0 && self.foreign.connection.is_some() {
@@ -227,7 +226,7 @@ impl World {
     pub(crate) fn step(&mut self, inbound: Inbound<'_>) -> Records {
         let before = self.clock();
         let first = self.node.appended() + 1;
-        self.sweeps = self.has_expired();
+        self.ledger.sweeps = self.has_expired();
         self.node.server.take(&mut std::iter::once(inbound));
         self.swept(before, first);
         (first, self.node.appended())

@@ -98,7 +98,7 @@ impl World {
         }
         let first = self.node.appended() + 1;
         let full = !self.node.has_room();
-        self.sweeps = self.has_expired();
+        self.ledger.sweeps = self.has_expired();
         let link = &mut self.clients[who].links[at];
         let Some(wire) = &mut link.wire else { return };
         wire.send(bytes);
@@ -263,16 +263,16 @@ impl World {
                 .count("requests redelivered without a second effect");
             return;
         }
-        if !self.handled.insert(number) {
+        if !self.ledger.handled.insert(number) {
             self.tally.count("requests redelivered after a crash");
         }
         if handled.full {
-            self.cramped.insert(number);
+            self.ledger.unremembered.insert(number);
         }
         if qos == 2 {
             self.tally.count("a QoS 2 request");
-            if self.reads.contains(&number) {
-                self.unrecorded.insert(number);
+            if self.ledger.reads.contains(&number) {
+                self.ledger.unrecorded.insert(number);
             }
         }
         self.handle_request(handled, at);
@@ -296,8 +296,8 @@ impl World {
             "messages at QoS 2",
         ];
         self.tally.count(count[usize::from(qos)]);
-        if !self.handled.insert(number) {
-            self.repeated.insert(number);
+        if !self.ledger.handled.insert(number) {
+            self.ledger.repeated.insert(number);
         }
         if qos > 0 {
             let response = None;

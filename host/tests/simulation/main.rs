@@ -58,6 +58,7 @@ mod fault_plan;
 mod foreign;
 mod ingress;
 mod journal;
+mod ledger;
 mod node;
 mod obligations;
 mod operation;

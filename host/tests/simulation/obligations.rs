@@ -75,7 +75,7 @@ impl World {
                 client.name
             );
         }
-        if !self.lossy {
+        if !self.ledger.lossy {
             self.check_responses();
             self.check_messages();
             let arrived = self.clients[0].wills.clone();
@@ -105,7 +105,8 @@ impl World {
     fn check_responses(&self) {
         for client in self.clients.iter().filter(|it| it.expiry_s == 3600) {
             for number in &client.acknowledged {
-                let answered = self.requests.contains(number) && !self.cramped.contains(number);
+                let answered = self.ledger.requests.contains(number)
+                    && !self.ledger.unremembered.contains(number);
                 assert!(
                     !answered || client.responses.contains_key(number),
                     "obligation 2: request {number} of {} has no response",
@@ -139,7 +140,7 @@ impl World {
         for _ in &self.oracle.retained {
             self.tally.count("retained messages checked");
         }
-        let found: BTreeMap<String, u64> = self.retained.clone();
+        let found: BTreeMap<String, u64> = self.ledger.retained.clone();
         assert_eq!(
             found, self.oracle.retained,
             "obligation 5: retained messages (right: expected)"

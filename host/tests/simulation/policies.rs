@@ -161,7 +161,7 @@ impl World {
 
     /// The last record assigns policies.
     pub(crate) fn assigned(&mut self, next: Assignment) {
-        self.counted.clear();
+        self.ledger.counted.clear();
         let last = self.node.appended();
         let change = Change::Assigned(Box::new(next));
         self.oracle.note((last, last), change);
@@ -174,7 +174,7 @@ impl World {
         let max = self.plan.guard_failures;
         if found == *before {
             for canary in [false, true] {
-                let of_part = self.counted.iter().filter(|(it, _)| it.0 == canary);
+                let of_part = self.ledger.counted.iter().filter(|(it, _)| it.0 == canary);
                 // One client counts for at most half of the limit.
                 let failures: u32 = of_part.map(|(_, it)| (*it).min(max.div_ceil(2))).sum();
                 let possible = canary || before.rollback().is_ok();
@@ -186,7 +186,8 @@ impl World {
             return;
         }
         let guard = found.guard.clone();
-        let guard = guard.expect("obligation 9: only the guard changes policies by itself");
+        let guard =
+            guard.expect("obligation 9: only the guard changes policies without the operator");
         assert_eq!(
             guard.policy,
             digest(FAULTY),
@@ -198,7 +199,7 @@ impl World {
             false => before.roll_back_for(guard.why, guard.now_ms),
         };
         assert_eq!(expected.as_ref(), Ok(&found), "obligation 9: the rollback");
-        let failures = std::mem::take(&mut self.failures);
+        let failures = std::mem::take(&mut self.ledger.failures);
         assert!(
             failures >= u64::from(max),
             "obligation 9: a rollback after {failures} failures of {max}"

@@ -58,7 +58,7 @@ impl World {
             self.tally.add_to(what, u64::from(happened));
         }
         let lossy = self.plan.interval && position < appended;
-        self.lossy |= lossy;
+        self.ledger.lossy |= lossy;
         self.check_found(&found, &remembered);
         self.forget_behind(position);
         for client in self.clients.iter_mut().filter(|_| lossy) {
@@ -121,9 +121,9 @@ impl World {
         self.compare(&found.captured());
         let clock = found.image.state.hlc.last();
         assert!(
-            self.plan.interval || clock >= self.observed,
+            self.plan.interval || clock >= self.ledger.observed,
             "obligation 1: versions would repeat: {clock:?} is below {:?}",
-            self.observed
+            self.ledger.observed
         );
         let now_ms = self.now_ms();
         let table = found.table(self.time.wall_ms);
@@ -163,10 +163,14 @@ impl World {
     /// Removes the expectations of records behind this position.
     fn forget_behind(&mut self, position: u64) {
         self.captured.retain(|it| it.position == position);
-        self.acked.clear();
-        self.open.extend(self.unrecorded.drain());
-        let possible = self.possible.values_mut().flat_map(|it| it.values_mut());
-        for needed in self.needed.values_mut().chain(possible) {
+        self.ledger.acked.clear();
+        self.ledger.open.extend(self.ledger.unrecorded.drain());
+        let possible = self
+            .ledger
+            .possible
+            .values_mut()
+            .flat_map(|it| it.values_mut());
+        for needed in self.ledger.needed.values_mut().chain(possible) {
             *needed = (*needed).min(position);
         }
         self.wills.crash(position);
@@ -217,8 +221,8 @@ impl World {
     /// The host has recorded its start.
     pub(crate) fn begin(&mut self, assignment: Assignment) {
         let began = self.node.began;
-        (self.failures, self.failed) = (0, 0);
-        self.counted.clear();
+        (self.ledger.failures, self.ledger.failed) = (0, 0);
+        self.ledger.counted.clear();
         let change = Change::Assigned(Box::new(assignment));
         self.oracle.note((began, began), change);
         self.capture();
@@ -297,7 +301,7 @@ impl World {
         );
         assert_eq!(stats.forgotten, 0, "obligation 2: requests were evicted");
         assert_eq!(
-            stats.policy_failures, self.failed,
+            stats.policy_failures, self.ledger.failed,
             "obligation 9: failures of policies (right: expected)"
         );
         for (what, count) in [

@@ -1,4 +1,4 @@
-//! The store handles a request as a new one: what it must answer and change.
+//! The response and the change that a new request must lead to.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ impl World {
         } = handled;
         // The faulty policy wants that even a watch is not executed again.
         let by_faulty = |by: &HashSet<usize>| by.contains(&policies::FAULTY);
-        let before = self.by.get(&number).is_some_and(by_faulty);
+        let before = self.ledger.by.get(&number).is_some_and(by_faulty);
         let Some((mut response, change)) = self.decide(handled) else {
             return;
         };
@@ -30,7 +30,7 @@ impl World {
             self.watch_over_link(handled, at, &mut response);
         }
         let refused = full && *command == Command::Watch;
-        let open = refused || watches && before || self.open.contains(&number);
+        let open = refused || watches && before || self.ledger.open.contains(&number);
         if open && watches {
             let link = &mut self.clients[who].links[at];
             link.watches.insert(key.to_owned(), false);
@@ -100,12 +100,12 @@ impl World {
     /// The last execution of a request may have had this response.
     pub(crate) fn is_possible(&mut self, handled: &Handled<'_>, response: &[u8], recorded: bool) {
         let number = handled.number;
-        let needed = match self.reads.contains(&number) {
-            true => self.needed.get(&number).copied().unwrap_or(0),
+        let needed = match self.ledger.reads.contains(&number) {
+            true => self.ledger.needed.get(&number).copied().unwrap_or(0),
             false if recorded => handled.records.1,
             false => 0,
         };
-        let possible = self.possible.entry(number).or_default();
+        let possible = self.ledger.possible.entry(number).or_default();
         let known = possible.entry(response.to_vec()).or_insert(needed);
         *known = needed.min(*known);
     }
@@ -140,22 +140,22 @@ impl World {
         if *command == Command::Hide {
             if policy != policies::FAULTY {
                 // It is refused as unknown, and executed again if it is redelivered.
-                self.cramped.insert(number);
+                self.ledger.unremembered.insert(number);
             }
             return Some((None, None));
         }
-        self.by.entry(number).or_default().insert(policy);
+        self.ledger.by.entry(number).or_default().insert(policy);
         if policy != policies::STANDARD {
             self.tally.count("requests handled by another policy");
         }
         if *response == *INTERNAL_ERROR {
             // It is not remembered, and handled again if it is redelivered.
-            self.cramped.insert(number);
+            self.ledger.unremembered.insert(number);
             self.is_possible(handled, &response, false);
-            self.failed += 1;
+            self.ledger.failed += 1;
             if !chosen.routed {
-                self.failures += 1;
-                *self.counted.entry((chosen.canary, who)).or_default() += 1;
+                self.ledger.failures += 1;
+                *self.ledger.counted.entry((chosen.canary, who)).or_default() += 1;
             }
             return None;
         }
@@ -167,11 +167,11 @@ impl World {
         }
         if matches!(command, Command::Get | Command::Scan) {
             let mut needed = self.oracle.changed(key, *command == Command::Scan);
-            if self.sweeps {
+            if self.ledger.sweeps {
                 // The removal of expired keys is the first record.
                 needed = needed.max(records.0.min(records.1));
             }
-            self.needed.insert(number, needed);
+            self.ledger.needed.insert(number, needed);
         }
         Some((Some(response), change))
     }

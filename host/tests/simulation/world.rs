@@ -1,10 +1,10 @@
 //! One run: the host, its disk, its clients, the network and the time.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use statehouse_core::clock::{ManualSource, Stamp};
+use statehouse_core::clock::ManualSource;
 use statehouse_wal::simulation::{Dice, Simulation};
 
 use crate::captured::Captured;
@@ -13,6 +13,7 @@ use crate::egress::Egress;
 use crate::fault::Snapshotting;
 use crate::fault_plan::FaultPlan;
 use crate::foreign::Foreign;
+use crate::ledger::Ledger;
 use crate::node::{Found, Node, RECEIVE_MAX, Requests, Time};
 use crate::operation::{LARGE, Operation};
 use crate::oracle::Oracle;
@@ -44,45 +45,12 @@ pub(crate) struct World {
     pub(crate) tally: Tally,
     pub(crate) trace: Trace,
     pub(crate) crashed_at: bool,
-    /// The numbers of all requests, and of those that only read; the QoS of each operation.
-    pub(crate) requests: HashSet<u64>,
-    pub(crate) reads: HashSet<u64>,
-    pub(crate) qos: HashMap<u64, u8>,
-    /// Reads at QoS 2 whose packet id may not be recorded, and those that a crash left so.
-    pub(crate) unrecorded: HashSet<u64>,
-    pub(crate) open: HashSet<u64>,
-    /// Operations whose acknowledgement has just left, and how many commits there were before.
-    pub(crate) acked: Vec<(u64, u64)>,
-    pub(crate) commits: u64,
-    /// Every response that a request had when it was handled, and the position that it depends on.
-    pub(crate) possible: HashMap<u64, HashMap<Vec<u8>, u64>>,
-    /// Requests that were handled while the disk was full, when a response may be dropped.
-    pub(crate) cramped: HashSet<u64>,
-    /// Operations that some life has handled, and messages that were published again.
-    pub(crate) handled: HashSet<u64>,
-    pub(crate) repeated: HashSet<u64>,
-    /// Retained messages that the last subscriber received.
-    pub(crate) retained: BTreeMap<String, u64>,
     /// All requests as clients sent them, for comparison with records.
     pub(crate) sent: Requests,
-    /// The policies that handled each request, and the position that its response depends on if it
-    /// only reads.
-    pub(crate) by: HashMap<u64, HashSet<usize>>,
-    pub(crate) needed: HashMap<u64, u64>,
-    /// Whether the present step removes expired keys.
-    pub(crate) sweeps: bool,
-    /// Failures of policies since the guard last rolled one back, and in this life.
-    pub(crate) failures: u64,
-    pub(crate) failed: u64,
-    /// Failures under this assignment, of the active policy or the canary, by client.
-    pub(crate) counted: HashMap<(bool, usize), u32>,
+    pub(crate) ledger: Ledger,
     /// The states behind the records that a crash may end with.
     pub(crate) captured: VecDeque<Captured>,
     pub(crate) run: u32,
-    /// The highest version that a client saw.
-    pub(crate) observed: Stamp,
-    /// A crash has lost records that were released before they were durable.
-    pub(crate) lossy: bool,
     pub(crate) foreign: Foreign,
 }
 
@@ -145,29 +113,10 @@ impl World {
             tally: Tally::default(),
             trace,
             crashed_at: false,
-            requests: HashSet::new(),
-            reads: HashSet::new(),
-            qos: HashMap::new(),
-            unrecorded: HashSet::new(),
-            open: HashSet::new(),
-            acked: Vec::new(),
-            commits: 0,
-            possible: HashMap::new(),
-            cramped: HashSet::new(),
-            handled: HashSet::new(),
-            repeated: HashSet::new(),
-            retained: BTreeMap::new(),
             sent: Requests::new(),
-            by: HashMap::new(),
-            needed: HashMap::new(),
-            sweeps: false,
-            failures: 0,
-            failed: 0,
-            counted: HashMap::new(),
+            ledger: Ledger::default(),
             captured,
             run: 1,
-            observed: Stamp::default(),
-            lossy: false,
             foreign,
         };
         let tally = &mut world.tally;
@@ -269,14 +218,14 @@ impl World {
         operation: &Operation,
         qos: u8,
     ) -> Publish {
-        self.qos.insert(number, qos);
+        self.ledger.qos.insert(number, qos);
         let now_ms = self.time.wall_ms.min(self.now_ms());
         let publish = operation.publish(&format!("c{who}"), number, qos, now_ms);
         if let Some(timestamp) = publish.user("__ts") {
             self.sent.insert(timestamp.to_owned(), publish.clone());
-            self.requests.insert(number);
+            self.ledger.requests.insert(number);
             if !operation.writes() {
-                self.reads.insert(number);
+                self.ledger.reads.insert(number);
             }
         }
         self.trace
@@ -311,7 +260,7 @@ impl World {
 
     /// Makes everything durable, and lets go what waited for it.
     pub(crate) fn commit(&mut self) {
-        self.commits += 1;
+        self.ledger.commits += 1;
         if self.node.log.commit().is_ok() {
             self.tally.count("write-ahead log syncs");
         }
@@ -381,7 +330,9 @@ impl World {
         }
         if !self.node.has_room() {
             let outgoing = self.clients.iter().flat_map(|it| &it.outgoing);
-            self.cramped.extend(outgoing.map(|it| it.number));
+            self.ledger
+                .unremembered
+                .extend(outgoing.map(|it| it.number));
         }
         let has_room = self.node.has_room();
         self.wills.stamp(self.node.appended(), has_room);
