@@ -1,16 +1,16 @@
-//! One simulation of the whole host: broker, state machine, response gate, write-ahead log and the
-//! packets of clients, in one thread, on a simulated disk, clock and network.
+//! A simulation of the whole host: broker, state machine, response gate, write-ahead log and the
+//! packets of clients, on a simulated disk, clock and network. A run is one thread.
 //!
-//! A seed determines a run. Everything that decides is production code. A seed that fails prints
-//! its trace, and fails again:
+//! A seed determines a run. Everything that decides is production code. If a seed fails, this
+//! prints its trace:
 //!
 //! ```text
-//! STATEHOUSE_SIM_SEED=<seed> cargo test -p statehouse --test simulation seeds -- --nocapture
+//! STATEHOUSE_SIM_SEED=<seed> cargo nextest run --workspace --test simulation --no-capture seeds_
 //! ```
 //!
-//! `STATEHOUSE_SIM_SEEDS` sets the number of seeds. In one of four runs the store is behind a foreign
-//! broker. Production's client of that broker needs sockets, so `foreign.rs` simulates both, without
-//! packets. The obligations are numbered in the messages:
+//! `STATEHOUSE_SIM_SEEDS` sets the number of seeds. In one of four runs the store is behind a
+//! foreign broker. Production's client of that broker needs sockets, so `foreign.rs` simulates
+//! both, without packets. The obligations are numbered in the messages:
 //!
 //! 1. An acknowledged write survives every crash, and each request has one effect. The recovered
 //!    state equals the one that the store had at that log position.
@@ -30,21 +30,29 @@
 //!
 //! | defect | found by obligation |
 //! |---|---|
+//! | recovery skips one handled request in five | 1, 2 |
+//! | recovery restores no remembered requests of snapshots | 2 |
+//! | recovery restores no hidden keys of snapshots | 1 |
+//! | recovery forgets durable watches | 3 |
+//! | a start does not repeat notifications of expirations | 3 |
+//! | a clock step does not postpone recorded deadlines of requests | 2 |
+//! | the acknowledgement leaves before the response | 2 |
 //! | the response gate releases one position early | 7 |
 //! | the broker's gate releases one position early | 7 |
+//! | in interval mode an urgent response does not wait for its flush | 7 |
 //! | a CONNACK does not wait for the record of its session | 7 |
-//! | the broker does not record the packet id of a QoS 2 message | 4 |
-//! | a will is published although the client sent DISCONNECT 0x00 | 6 |
-//! | recovery does not restore remembered requests | 2 |
+//! | the guard never rolls back | 9 |
+//! | failures of a canary count against the active policy | 9 |
 //! | the watches of a connection do not end with it | 3 |
-//! | a retained message is not recorded | 5 |
+//! | the broker does not record the packet id of a QoS 2 message | 4 |
 //! | a subscription is not recorded | 2 |
-//! | PUBACK leaves before the notifications of its change | 3 |
+//! | a retained message is not recorded | 5 |
+//! | a will is published although the client sent DISCONNECT 0x00 | 6 |
 //! | the broker sends one message more than the Receive Maximum | 8 |
 //!
 //! Not simulated: message expiry, shared subscriptions, clients that do not read, and several
-//! packets in one read. `host/tests/model` covers dialects, timestamps, SCAN, identical requests and
-//! second copies over one connection.
+//! packets in one read. `host/tests/model` covers dialects, timestamps, SCAN patterns, identical
+//! requests and second copies over one connection.
 
 mod arrival;
 mod captured;
