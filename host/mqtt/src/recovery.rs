@@ -252,6 +252,11 @@ impl Recovery {
         self.sessions.contains_key(&number)
     }
 
+    /// The numbers of the sessions.
+    pub fn session_numbers(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions.keys().copied()
+    }
+
     /// The number of sessions and of retained messages.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
