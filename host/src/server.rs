@@ -24,7 +24,7 @@ use statehouse_access::rules::Grants;
 use statehouse_core::clock::{Clock, Stamp};
 use statehouse_core::log::{Journal, LogPosition, Progress};
 use statehouse_core::request::Incoming;
-use statehouse_core::store::{Key, Mode, Peer};
+use statehouse_core::store::{Key, Mode, Peer, Store};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
 
 pub use self::gate::ResponseGate;
@@ -130,7 +130,7 @@ impl Server {
     }
 
     /// Removes expired keys, if there are any. Returns the next expiry and `now`.
-    fn sweep_once(&self) -> (Option<u64>, u64) {
+    pub fn sweep_once(&self) -> (Option<u64>, u64) {
         let next_ms = |locked: &Locked| locked.core.store().next_expiry_ms();
         let (next, now) = {
             let mut locked = self.lock();
@@ -183,17 +183,14 @@ impl Server {
         self.transport.get()?.figures()
     }
 
+    /// Shows the store between two inputs. `look` must be short, because requests wait for it.
+    pub fn inspect<T>(&self, look: impl FnOnce(&Store) -> T) -> T {
+        look(self.lock().core.store())
+    }
+
     /// All watchers. After a restart behind a foreign broker, some may be disconnected.
     pub fn watching(&self) -> Vec<Peer> {
-        let locked = self.lock();
-        locked
-            .core
-            .store()
-            .state()
-            .watches
-            .peers()
-            .cloned()
-            .collect()
+        self.inspect(|store| store.state().watches.peers().cloned().collect())
     }
 
     /// Ends the watches of keys that their clients may not read any more. `grants` returns the
@@ -244,9 +241,7 @@ impl Server {
 
     /// The approximate size of a snapshot in bytes.
     pub fn snapshot_bytes(&self) -> u64 {
-        let locked = self.lock();
-        let store = locked.core.store();
-        store.state().load().1 + store.duplicates().bytes()
+        self.inspect(|store| store.state().load().1 + store.duplicates().bytes())
     }
 
     /// The next block of a snapshot; `None` at its end.

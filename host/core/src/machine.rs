@@ -2,7 +2,7 @@
 //!
 //! [`Core::handle`] takes an input and the time, and returns what must be done. It parses the
 //! request, checks its response topic and its expiry, runs the store, and appends the records. The
-//! server, the test kit, the simulation and the benchmarks all call it, so none of them can decide
+//! server, the test kit, the model test and the benchmarks all call it, so none of them can decide
 //! differently. It takes no lock, reads no clock and does no I/O but appending to the log.
 //!
 //! Invariant: nothing that [`Core::outputs`] returns may be sent before the log has released
@@ -401,6 +401,7 @@ impl Core {
         store.postpone(now_ms, by_ms, |effects| {
             recorder.step(None, &effects, false);
         });
+        recorder.postponed(now_ms, by_ms);
     }
 
     /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that

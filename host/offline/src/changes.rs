@@ -375,7 +375,9 @@ impl<'a> KeyReader<'a> {
                     self.policies.push(Arc::new(policy));
                 }
             }
-            Record::Started { now_ms, .. } | Record::Stopped { now_ms } => {
+            Record::Started { now_ms, .. }
+            | Record::Stopped { now_ms }
+            | Record::Postponed { now_ms, .. } => {
                 let clock = None;
                 (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
             }

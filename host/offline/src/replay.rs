@@ -236,6 +236,7 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         Record::Handled(handled) => Some(handled.remembered.context.now_ms),
         Record::Swept { now_ms, .. }
         | Record::Started { now_ms, .. }
+        | Record::Postponed { now_ms, .. }
         | Record::Stopped { now_ms } => Some(*now_ms),
         Record::Policy(_)
         | Record::Assignment(_)

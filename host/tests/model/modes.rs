@@ -9,7 +9,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
 use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified};
+use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified, Rerun};
 use statehouse_core::{Core, Decision, Input, Settings};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
@@ -354,6 +354,21 @@ fn renotification_without_the_policy_is_incomplete() {
     assert_eq!(effects.renotified, None, "counted once");
 }
 
+/// Deadlines in the log are of the time before the step.
+#[test]
+fn redelivery_after_a_clock_step_and_a_restart_has_no_effect() {
+    let mut store = RecordedStore::new(Mode::Foreign);
+    let set = ["SET", "k", "v", "NX"];
+    store.request_with_id(1, 7, &set);
+    let step_ms = 24 * 3_600_000;
+    store.now_ms += step_ms;
+    store.core.postpone(store.now_ms, step_ms);
+    store.request(1, &["DEL", "k"]);
+    let mut store = store.restart(Mode::Foreign);
+    let (effects, _) = store.request_with_id(1, 7, &set);
+    assert_eq!(effects.repeated, Some(Rerun::Same));
+}
+
 /// The expiration of a key may be the only notification that a client waiting for a lock gets.
 #[test]
 fn start_renotifies_recent_expirations_of_absent_keys() {
@@ -396,6 +411,20 @@ fn start_renotifies_recent_expirations_of_absent_keys() {
     store.request(1, &["SET", "other", "v"]);
     let store = store.restart(Mode::Foreign);
     assert!(store.expirations.is_empty());
+}
+
+#[test]
+fn start_renotifies_expirations_from_before_a_clock_step() {
+    let mut store = RecordedStore::new(Mode::Foreign);
+    store.request(1, &["SET", "k", "v", "PX", "500"]);
+    store.request(2, &["KEYNOTIFY", "k"]);
+    store.now_ms += 500;
+    store.step(Input::Sweep);
+    let step_ms = 24 * 3_600_000;
+    store.now_ms += step_ms;
+    store.core.postpone(store.now_ms, step_ms);
+    let store = store.restart(Mode::Foreign);
+    assert_eq!(store.expirations.len(), 1);
 }
 
 #[test]

@@ -1,292 +1,280 @@
-//! MQTT clients with sessions: a session outlives its connections, and a client sends requests
-//! again until they are acknowledged.
+//! A client as MQTT 5 describes it: its session state, its connections, and what it received.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-use bytes::Bytes;
-use statehouse_core::clock::Stamp;
-use statehouse_core::request::Delivery;
-use statehouse_core::store::Mode;
-use statehouse_mqtt::Properties;
-use statehouse_protocol::{ConnectionId, SessionId};
-use statehouse_wal::simulation::Dice;
+use statehouse_mqtt::simulation::Wire;
+use statehouse_protocol::SessionId;
 
-use crate::workload::{NewRequest, ReadSubject, Workload};
+use crate::operation::Operation;
+use crate::packet::{self, Ack, Publish};
 
-/// The payload and version of an answer.
-pub(crate) type Response = (Bytes, Option<Stamp>);
-
-/// A request that is not acknowledged yet, with its delivery state.
-pub(crate) struct PendingRequest {
-    /// The number among all requests of the run.
-    pub(crate) id: u64,
-    pub(crate) packet_id: u16,
-    pub(crate) topic: &'static str,
-    pub(crate) payload: Bytes,
-    pub(crate) properties: Properties,
-    /// The beginning of the command, for the trace.
-    pub(crate) summary: String,
-    /// The last connection that the request was sent over.
-    pub(crate) last_connection: ConnectionId,
-    /// How often the request was sent.
-    pub(crate) send_count: u32,
-    /// The last record of the step that executed the request, and the response, if a redelivery
-    /// must get the same response.
-    pub(crate) executed: Option<(u64, Response)>,
-    /// The store remembers the request at least until this time.
-    pub(crate) until_ms: u64,
-    /// `executed` and `until_ms` of an earlier execution, if the request was executed again after
-    /// its retention. A crash may lose the later execution and bring back this one.
-    pub(crate) earlier_execution: Option<((u64, Response), u64)>,
-    /// Whether a redelivery must get the same response, and the response that the client received.
-    pub(crate) received: Option<(bool, Response)>,
-    pub(crate) subject: ReadSubject,
+/// A PUBLISH that the broker has not completed.
+pub(crate) struct Outgoing {
+    pub(crate) number: u64,
+    pub(crate) operation: Operation,
+    pub(crate) publish: Publish,
+    /// PUBREC arrived, so PUBREL is due instead of the PUBLISH.
+    pub(crate) released: bool,
 }
 
-/// A packet that arrives at a client.
-pub(crate) enum Arrival {
-    Answer {
-        id: u64,
-        repeatable: bool,
-        response: Response,
+/// What a packet of a client is, for the oracle.
+#[derive(Clone, Debug)]
+pub(crate) enum Sent {
+    Connect(packet::Connect),
+    Subscribe {
+        id: u16,
+        filters: Vec<(String, u8)>,
     },
-    Acknowledgement {
-        id: u64,
-        /// The number of the acknowledged copy.
-        copy: u32,
+    Publish {
+        number: u64,
+        operation: Operation,
+        qos: u8,
+        dup: bool,
+    },
+    Ack,
+    Disconnect {
+        reason: u8,
     },
 }
 
-impl Arrival {
-    /// Marks an answer to this request as not repeatable, because another execution may give
-    /// another answer. Returns whether the answer was repeatable.
-    pub(crate) fn supersede(&mut self, request: u64) -> bool {
-        match self {
-            Self::Answer { id, repeatable, .. } if *id == request => std::mem::take(repeatable),
-            _ => false,
+/// The number of the request that changed a key, and the new value if there is one.
+pub(crate) type Notification = (u64, Option<Vec<u8>>);
+
+/// One network connection.
+pub(crate) struct Link {
+    pub(crate) number: u64,
+    /// The broker's end.
+    pub(crate) wire: Option<Wire>,
+    /// Packets on their way to the broker.
+    pub(crate) up: VecDeque<(Vec<u8>, Sent)>,
+    /// Bytes of the first of them that the broker has.
+    pub(crate) up_done: usize,
+    /// Bytes that left the broker and did not arrive.
+    pub(crate) down: VecDeque<u8>,
+    /// Bytes that arrived and are no whole packet.
+    pub(crate) inbox: Vec<u8>,
+    /// Bytes that left the broker and are no whole packet.
+    pub(crate) egress: Vec<u8>,
+    pub(crate) connacked: bool,
+    /// The client has opened another connection, and reads nothing from this one.
+    pub(crate) abandoned: bool,
+    /// Packet ids of the client's exchanges by this connection: their number.
+    pub(crate) exchanges: HashMap<u16, u64>,
+    /// The position of the CONNECT, and of each SUBSCRIBE.
+    pub(crate) positions: HashMap<u16, u64>,
+    pub(crate) connected_at: u64,
+    /// Whether the broker had a session, and the session's number.
+    pub(crate) resumed: bool,
+    pub(crate) session: SessionId,
+    /// The keys that this connection watches; false if it is open whether it still does.
+    pub(crate) watches: BTreeMap<String, bool>,
+    /// The keys for which it was open at some time.
+    pub(crate) open_keys: HashSet<String>,
+    /// Notifications that this connection must receive, in order for each key.
+    pub(crate) owed: BTreeMap<String, VecDeque<Notification>>,
+    /// The last version of each watched key.
+    pub(crate) versions: HashMap<String, String>,
+    /// Unacknowledged PUBLISH packets of the broker.
+    pub(crate) in_flight: HashSet<u16>,
+}
+
+impl Link {
+    pub(crate) fn new(number: u64) -> Self {
+        Self {
+            number,
+            wire: None,
+            up: VecDeque::new(),
+            up_done: 0,
+            down: VecDeque::new(),
+            inbox: Vec::new(),
+            egress: Vec::new(),
+            connacked: false,
+            abandoned: false,
+            exchanges: HashMap::new(),
+            positions: HashMap::new(),
+            connected_at: 0,
+            resumed: false,
+            session: SessionId::NONE,
+            watches: BTreeMap::new(),
+            open_keys: HashSet::new(),
+            owed: BTreeMap::new(),
+            versions: HashMap::new(),
+            in_flight: HashSet::new(),
         }
+    }
+
+    pub(crate) fn send(&mut self, bytes: Vec<u8>, sent: Sent) {
+        self.up.push_back((bytes, sent));
+    }
+
+    /// Whether the broker still serves it.
+    pub(crate) fn is_served(&self) -> bool {
+        self.wire.as_ref().is_some_and(|it| !it.is_closing())
     }
 }
 
+/// A client and its session.
 pub(crate) struct Client {
-    pub(crate) name: Arc<str>,
-    pub(crate) session: SessionId,
-    pub(crate) connection: Option<ConnectionId>,
-    pub(crate) in_flight: VecDeque<PendingRequest>,
-    /// Whether the client sets DUP on redeliveries. Some clients do not.
+    pub(crate) index: usize,
+    pub(crate) name: String,
+    pub(crate) expiry_s: u32,
+    pub(crate) receive_max: u16,
+    pub(crate) filters: Vec<(String, u8)>,
+    /// The delay of its will in seconds, if it brings one.
+    pub(crate) will_delay_s: Option<u32>,
+    pub(crate) watches: bool,
+    /// Whether it sets DUP when it sends a QoS 1 message again. Some clients do not.
     pub(crate) sets_dup: bool,
-    /// Packets that arrived and were not read yet.
-    pub(crate) inbox: VecDeque<Arrival>,
-    next_packet_id: u16,
-    /// Whether the client takes the lowest free packet identifier instead of the next one.
-    reuses_packet_ids: bool,
-    /// The last acknowledged request. Scripts send an identical one again.
-    last_acknowledged: Option<NewRequest>,
-    /// The last requests that were acknowledged to a foreign broker. It may redeliver them, because
-    /// the acknowledgement of the broker may not have reached the client.
-    pub(crate) acknowledged: VecDeque<PendingRequest>,
+    /// The open connections. Only the last one is the client's; the others end.
+    pub(crate) links: Vec<Link>,
+    pub(crate) outgoing: VecDeque<Outgoing>,
+    next_id: u16,
+    /// The number of the session that the client knows of.
+    pub(crate) session: SessionId,
+    /// Subscribed in this session.
+    pub(crate) subscribed: bool,
+    /// Packet ids of QoS 2 messages whose PUBREL has not arrived.
+    pub(crate) received: HashSet<u16>,
+    /// How often each message arrived, and with which QoS.
+    pub(crate) arrived: HashMap<u64, (u64, u8)>,
+    /// The last first arrival on each topic, by QoS of the publisher and of the delivery.
+    pub(crate) last: HashMap<(String, u8, u8), u64>,
+    /// Wills that arrived.
+    pub(crate) wills: BTreeMap<String, u64>,
+    /// Each response with its version.
+    pub(crate) responses: HashMap<u64, (Vec<u8>, Option<String>)>,
+    /// Requests that were acknowledged with success.
+    pub(crate) acknowledged: Vec<u64>,
+    /// When the session was left without a connection.
+    pub(crate) detached_ms: u64,
+    /// The last position of each CONNECT, and the value of `detached_ms` before it.
+    pub(crate) attachments: Vec<(u64, u64)>,
 }
-
-/// The maximum number of acknowledged requests that may be redelivered.
-const ACKNOWLEDGED_MAX: usize = 4;
 
 impl Client {
-    pub(crate) fn new(index: usize, session: SessionId, dice: &mut Dice) -> Self {
+    pub(crate) fn new(index: usize) -> Self {
         Self {
-            name: format!("client-{index}").into(),
-            session,
-            connection: None,
-            in_flight: VecDeque::new(),
-            sets_dup: !dice.once_in(3),
-            inbox: VecDeque::new(),
-            next_packet_id: 1,
-            reuses_packet_ids: dice.once_in(2),
-            last_acknowledged: None,
-            acknowledged: VecDeque::new(),
+            index,
+            name: format!("c{index}"),
+            expiry_s: 3600,
+            receive_max: 100,
+            filters: vec![(format!("r/c{index}"), 1)],
+            will_delay_s: None,
+            watches: true,
+            sets_dup: true,
+            links: Vec::new(),
+            outgoing: VecDeque::new(),
+            next_id: 1,
+            session: SessionId::NONE,
+            subscribed: false,
+            received: HashSet::new(),
+            arrived: HashMap::new(),
+            last: HashMap::new(),
+            wills: BTreeMap::new(),
+            responses: HashMap::new(),
+            acknowledged: Vec::new(),
+            detached_ms: 0,
+            attachments: Vec::new(),
         }
     }
 
-    /// Whether this is a client of a foreign broker.
-    pub(crate) fn is_foreign(&self) -> bool {
-        Mode::of_session(self.session) == Mode::Foreign
+    pub(crate) fn link(&mut self) -> Option<&mut Link> {
+        self.links.last_mut().filter(|it| !it.abandoned)
     }
 
-    /// Puts an acknowledged request back in flight. Returns its index.
-    pub(crate) fn reopen_acknowledged(&mut self, which: u64) -> Option<usize> {
-        let connection = self.connection?;
-        let count = self.acknowledged.len() as u64;
-        let at = which.checked_rem(count)?;
-        let mut pending = self.acknowledged.remove(at as usize)?;
-        pending.last_connection = connection;
-        self.in_flight.push_back(pending);
-        Some(self.in_flight.len() - 1)
+    /// The connection over which the client may send packets.
+    pub(crate) fn open(&mut self) -> Option<&mut Link> {
+        self.link().filter(|it| it.connacked)
     }
 
-    /// The index of the next request that was last sent over an earlier connection.
-    pub(crate) fn next_to_resend(&self) -> Option<usize> {
-        let connection = self.connection?;
-        self.in_flight
-            .iter()
-            .position(|it| it.last_connection != connection)
-    }
-
-    /// Marks a request as sent. Returns how the store receives it.
-    pub(crate) fn send(&mut self, at: usize) -> Delivery {
-        let connection = self.connection.expect("connected");
-        let dup = self.sets_dup && self.in_flight[at].send_count > 0;
-        let foreign = self.is_foreign();
-        let pending = &mut self.in_flight[at];
-        // A second copy on the same connection always has DUP.
-        let dup = dup || pending.last_connection == connection;
-        pending.last_connection = connection;
-        pending.send_count += 1;
-        if foreign {
-            // Only the identity of the request distinguishes redeliveries.
-            return Delivery {
-                session: self.session,
-                connection: self.session.only_connection(),
-                packet_id: 0,
-                dup: true,
-            };
-        }
-        Delivery {
-            session: self.session,
-            connection,
-            packet_id: pending.packet_id,
-            dup,
+    pub(crate) fn packet_id(&mut self) -> u16 {
+        loop {
+            let id = self.next_id;
+            self.next_id = if id == 40 { 1 } else { id + 1 };
+            if !self.outgoing.iter().any(|it| it.publish.id == id) {
+                return id;
+            }
         }
     }
 
-    /// Appends a new random request to those in flight.
-    pub(crate) fn create_request(
-        &mut self,
-        id: u64,
-        now_ms: u64,
-        workload: Workload,
-        dice: &mut Dice,
-    ) {
-        let packet_id = self.packet_id();
-        // The store must be able to distinguish an identical new request from a redelivery. Without
-        // DUP it needs a new packet identifier for that.
-        let reuse = workload.identical_requests
-            && !self.sets_dup
-            && !self.reuses_packet_ids
-            && dice.once_in(8);
-        let request = match self.last_acknowledged.take().filter(|_| reuse) {
-            Some(last) => last,
-            None => NewRequest::random(&self.name, id, now_ms, workload, dice),
+    /// Sends what this session has not completed, in order (section 4.4).
+    pub(crate) fn resend(&mut self) {
+        let Self {
+            outgoing,
+            links,
+            sets_dup,
+            ..
+        } = self;
+        let link = links.last_mut().filter(|it| !it.abandoned);
+        let Some(link) = link else { return };
+        for it in outgoing.iter_mut() {
+            link.exchanges.insert(it.publish.id, it.number);
+            if it.released {
+                link.send(packet::ack(Ack::Pubrel, it.publish.id), Sent::Ack);
+                continue;
+            }
+            it.publish.dup = *sets_dup || it.publish.qos == 2;
+            link.send(packet::publish(&it.publish), sent(it));
+        }
+    }
+
+    /// Sends a new PUBLISH.
+    pub(crate) fn publish(&mut self, number: u64, operation: Operation, mut publish: Publish) {
+        if publish.qos > 0 {
+            publish.id = self.packet_id();
+        }
+        let it = Outgoing {
+            number,
+            operation,
+            publish,
+            released: false,
         };
-        let NewRequest {
-            topic,
-            payload,
-            properties,
-            summary,
-            subject,
-        } = request;
-        self.in_flight.push_back(PendingRequest {
-            id,
-            packet_id,
-            topic,
-            payload,
-            properties,
-            summary,
-            subject,
-            last_connection: ConnectionId(0),
-            send_count: 0,
-            executed: None,
-            until_ms: 0,
-            earlier_execution: None,
-            received: None,
-        });
-    }
-
-    fn packet_id(&mut self) -> u16 {
-        if self.reuses_packet_ids {
-            let used = |id: &u16| self.in_flight.iter().any(|it| it.packet_id == *id);
-            return (1..).find(|id| !used(id)).expect("few are in flight");
-        }
-        self.next_packet_id += 1;
-        self.next_packet_id - 1
-    }
-
-    /// Reads one packet from the inbox. Returns the request that it acknowledges to the client.
-    pub(crate) fn read(&mut self) -> Option<PendingRequest> {
-        match self.inbox.pop_front()? {
-            Arrival::Answer {
-                id,
-                repeatable,
-                response,
-            } => {
-                let pending = self.in_flight.iter_mut().find(|it| it.id == id)?;
-                if repeatable && let Some((true, received)) = &pending.received {
-                    assert_eq!(
-                        *received, response,
-                        "request {id} had another answer before"
-                    );
-                }
-                pending.received = Some((repeatable, response));
-                None
-            }
-            Arrival::Acknowledgement { id, copy } => {
-                // A foreign broker distinguishes copies. A client only knows packet identifiers.
-                let foreign = self.is_foreign();
-                let matches =
-                    |it: &PendingRequest| it.id == id && (!foreign || it.send_count == copy);
-                let at = self.in_flight.iter().position(matches)?;
-                let pending = self.in_flight.remove(at)?;
-                // The PUBACK is written after the answer, on the same connection.
-                assert!(
-                    pending.received.is_some(),
-                    "request {} was acknowledged before its answer",
-                    pending.id
-                );
-                self.last_acknowledged = Some(NewRequest {
-                    topic: pending.topic,
-                    payload: pending.payload.clone(),
-                    properties: pending.properties.clone(),
-                    summary: pending.summary.clone(),
-                    subject: pending.subject.clone(),
-                });
-                if self.is_foreign() {
-                    self.acknowledged.truncate(ACKNOWLEDGED_MAX - 1);
-                    self.acknowledged.push_front(pending);
-                    return None;
-                }
-                Some(pending)
-            }
+        let Some(link) = self.link() else {
+            return;
+        };
+        link.exchanges.insert(it.publish.id, number);
+        link.send(packet::publish(&it.publish), sent(&it));
+        if it.publish.qos > 0 {
+            self.outgoing.push_back(it);
         }
     }
 
-    /// Marks all answers to a request as not repeatable, because another execution may give another
-    /// answer. Returns whether one of them was repeatable.
-    pub(crate) fn supersede(&mut self, request: u64) -> bool {
-        let pending = self.in_flight.iter_mut().chain(&mut self.acknowledged);
-        let received = pending
-            .filter(|it| it.id == request)
-            .filter_map(|it| it.received.as_mut())
-            .fold(false, |promised, (repeatable, _)| {
-                std::mem::take(repeatable) || promised
-            });
-        let arrivals = self.inbox.iter_mut();
-        arrivals.fold(received, |promised, it| it.supersede(request) || promised)
-    }
-
-    /// Ends the connection. An embedded client loses its unread packets. Behind a foreign broker
-    /// the connection is the store's own, so the packets that the broker holds for the client
-    /// remain.
-    pub(crate) fn disconnect(&mut self) -> Option<ConnectionId> {
-        if !self.is_foreign() {
-            self.inbox.clear();
+    /// The log ends at this position, at this time: the session may be that of an earlier CONNECT.
+    pub(crate) fn crash(&mut self, position: u64, now_ms: u64) {
+        if self.links.iter().any(|it| it.wire.is_some()) {
+            self.detached_ms = now_ms;
         }
-        self.connection.take()
+        while let Some((_, detached_ms)) = self.attachments.pop_if(|it| it.0 > position) {
+            self.detached_ms = detached_ms;
+        }
+        self.attachments.clear();
+        self.links.clear();
     }
 
-    /// Replaces the session with a new one. The requests of the old session are never sent again.
-    pub(crate) fn begin_session(&mut self, session: SessionId) {
-        self.disconnect();
-        self.in_flight.clear();
-        self.last_acknowledged = None;
-        self.session = session;
+    /// The broker has no session of this client any more.
+    pub(crate) fn begin_session(&mut self) {
+        self.outgoing.clear();
+        self.received.clear();
+        self.last.clear();
+        self.arrived.clear();
+        self.subscribed = false;
+    }
+
+    pub(crate) fn subscribe(&mut self) {
+        let filters = self.filters.clone();
+        let id = self.packet_id() + 100;
+        if let Some(link) = self.link() {
+            let bytes = packet::subscribe(id, &filters);
+            link.send(bytes, Sent::Subscribe { id, filters });
+        }
+    }
+}
+
+fn sent(it: &Outgoing) -> Sent {
+    Sent::Publish {
+        number: it.number,
+        operation: it.operation.clone(),
+        qos: it.publish.qos,
+        dup: it.publish.dup,
     }
 }

@@ -1,320 +1,320 @@
-//! The egress of the store: production's response gate between the store and the clients, and the
-//! journal in front of the log.
-//!
-//! Invariant: no output may leave before the record that it depends on is durable, or a crash could
-//! revoke what a client has observed.
+//! Bytes leave the broker. At that moment the log must hold what they reveal.
 
-use statehouse_protocol::ConnectionId;
-use statehouse_protocol::SessionId;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use statehouse::server::ResponseGate;
-use statehouse::transport::{Outbound, Transport};
 use statehouse_core::clock::Stamp;
-use statehouse_core::log::{Journal, LogPosition};
-use statehouse_core::store::{Effects, Notification};
-use statehouse_mqtt::{Message, QoS};
-use statehouse_wal::{Log, Room};
+use statehouse_mqtt::simulation::Socket;
+use statehouse_wal::Log;
 
-use crate::client::{Arrival, Response};
+use crate::client::Link;
+use crate::node::Node;
+use crate::oracle::Change;
+use crate::packet::{self, Ack, Packet, Publish};
+use crate::policies;
+use crate::world::World;
 
-/// The log as the journal of the recorder.
-pub(crate) struct LogJournal(pub(crate) Arc<Log>);
-
-impl Journal for LogJournal {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
-        let appended = match urgent {
-            true => self.0.append_urgent(records),
-            false => self.0.append(records),
-        };
-        appended.expect("small records")
-    }
-
-    fn released(&self) -> LogPosition {
-        self.0.released()
-    }
-
-    fn persisted(&self, _urgent: bool) -> &'static str {
-        "disk"
-    }
-
-    fn has_room(&self) -> bool {
-        self.0.room() == Room::Plenty
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
-
-/// The answer to a request, and the data for its checks when it leaves.
-pub(crate) struct PendingAnswer {
-    /// The last record that the answer depends on. It must be durable before the answer leaves.
-    pub(crate) rests_on: u64,
-    /// The store's clock if the answer is repeatable.
-    pub(crate) clock: Stamp,
-    pub(crate) client: usize,
-    pub(crate) session: SessionId,
-    /// The connection that the response gate keeps in order.
-    pub(crate) destination: ConnectionId,
-    /// The connection that the request arrived on. The PUBACK is sent on it.
-    pub(crate) connection: ConnectionId,
-    pub(crate) id: u64,
-    pub(crate) copy: u32,
-    /// Whether a redelivery must get the same answer.
-    pub(crate) repeatable: bool,
-    /// Whether the request must be durable before its answer leaves, even in interval mode.
-    pub(crate) urgent: bool,
-    pub(crate) response: Response,
-}
-
-enum Output {
-    Answer(Box<PendingAnswer>),
-    Acknowledgement {
-        client: usize,
-        session: SessionId,
-        connection: ConnectionId,
-        id: u64,
-        copy: u32,
-    },
-    Notification {
-        record: u64,
-        notification: NotificationId,
-    },
-}
-
-/// Identifies the notification of a change to a client. No two changes have the same version.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct NotificationId {
-    pub(crate) client: Arc<str>,
-    pub(crate) version: Stamp,
-}
-
-/// An output that left the store.
-pub(crate) struct Released {
-    /// No crash may lose this record from now on.
-    pub(crate) observed_record: u64,
-    /// All later versions must be above this one, even after a crash.
-    pub(crate) observed_version: Stamp,
-    /// The client, session and connection, and what arrives there.
-    pub(crate) arrival: Option<(usize, SessionId, ConnectionId, Arrival)>,
-    pub(crate) notification: Option<NotificationId>,
-}
-
-/// The response gate and its outputs. The gate gets only the numbers of outputs, and decides in
-/// which order they leave.
-#[derive(Default)]
+/// One write of the broker.
 pub(crate) struct Egress {
-    gate: ResponseGate,
-    waiting: BTreeMap<u64, (ConnectionId, Output)>,
-    last_number: u64,
-    /// The last number that left, by destination.
-    last_left: HashMap<ConnectionId, u64>,
+    link: u64,
+    bytes: Vec<u8>,
+    reached: Reached,
 }
 
-/// Records the numbers that the gate releases.
-#[derive(Default)]
-struct RecordingTransport(Mutex<Vec<u64>>);
+/// How far the log was when something left the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached {
+    pub(crate) durable: u64,
+    released: u64,
+}
 
-impl Transport for RecordingTransport {
-    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
-        let mut out = Vec::new();
-        loop {
-            ready(&mut out);
-            if out.is_empty() {
-                break;
-            }
-            for out in out.drain(..) {
-                let Outbound::Response(message, _) = out else {
-                    panic!("only answers are pushed");
-                };
-                let number = message.payload[..].try_into().expect("a number");
-                self.0
-                    .lock()
-                    .expect("one thread")
-                    .push(u64::from_be_bytes(number));
-            }
+impl Reached {
+    pub(crate) fn of(log: &Log) -> Self {
+        Self {
+            durable: log.durable().0,
+            released: log.released().0,
         }
     }
 }
 
-impl Egress {
-    /// Queues the outputs of a step in the order of production: the notifications of expired keys,
-    /// the answer, the notifications of the request, the PUBACK. Returns their number without the
-    /// PUBACK.
-    pub(crate) fn push(
-        &mut self,
-        position: LogPosition,
-        effects: &Effects,
-        record: u64,
-        answer: Option<PendingAnswer>,
-    ) -> u64 {
-        let mut all = Vec::new();
-        all.extend(outputs_of(&effects.expired, record));
-        let acknowledgement = answer.as_ref().map(|answer| {
-            let acknowledgement = Output::Acknowledgement {
-                client: answer.client,
-                session: answer.session,
-                connection: answer.connection,
-                id: answer.id,
-                copy: answer.copy,
-            };
-            (answer.destination, acknowledgement)
+/// The socket of a connection. Takes down every write with the position that was durable.
+pub(crate) struct Tap {
+    link: u64,
+    log: Arc<Log>,
+    egress: Arc<Mutex<Vec<Egress>>>,
+}
+
+impl Tap {
+    pub(crate) fn new(link: u64, node: &Node, egress: &Arc<Mutex<Vec<Egress>>>) -> Self {
+        Self {
+            link,
+            log: node.log.clone(),
+            egress: egress.clone(),
+        }
+    }
+}
+
+impl Socket for Tap {
+    fn write(&self, bytes: &[u8]) {
+        let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        egress.push(Egress {
+            link: self.link,
+            bytes: bytes.to_vec(),
+            reached: Reached::of(&self.log),
         });
-        let answer = answer.map(|answer| (answer.destination, Output::Answer(Box::new(answer))));
-        all.extend(answer);
-        all.extend(outputs_of(&effects.notifications, record));
-        let count = all.len() as u64;
-        all.extend(acknowledgement);
-        let mut outputs = self.gate.begin(position, ConnectionId(0));
-        for (destination, output) in all {
-            self.last_number += 1;
-            self.waiting.insert(self.last_number, (destination, output));
-            let number = self.last_number.to_be_bytes().to_vec();
-            let message = Message::new("out", number, QoS::AtLeastOnce);
-            outputs.push(destination, Outbound::Response(message, None));
-        }
-        outputs.end();
-        count
     }
+}
 
-    /// Marks the waiting answers to a request as not repeatable, because the request will be
-    /// handled as a new one.
-    pub(crate) fn supersede(&mut self, request: u64) {
-        for (_, output) in self.waiting.values_mut() {
-            if let Output::Answer(answer) = output
-                && answer.id == request
-            {
-                answer.repeatable = false;
+/// The number at the end of a value, a message or a correlation, behind `prefix`.
+pub(crate) fn number_in(text: &[u8], prefix: &str) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.strip_prefix(prefix)?.parse().ok()
+}
+
+impl World {
+    pub(crate) fn take_egress(&mut self) {
+        self.take_departures();
+        let egress = std::mem::take(&mut *self.egress.lock().expect("one thread"));
+        for Egress {
+            link,
+            bytes,
+            reached,
+        } in egress
+        {
+            let of = |it: &Link| it.number == link;
+            let place = (0..self.clients.len()).find_map(|who| {
+                let at = self.clients[who].links.iter().position(of)?;
+                Some((who, at))
+            });
+            let Some((who, at)) = place else { continue };
+            let link = &mut self.clients[who].links[at];
+            link.down.extend(&bytes);
+            link.egress.extend(bytes);
+            while let Some(packet) = packet::decode(&mut self.clients[who].links[at].egress) {
+                self.leaves(who, at, &packet, reached);
+            }
+        }
+        let due = self.ledger.commits.saturating_sub(3);
+        for (number, acked) in std::mem::take(&mut self.ledger.acked) {
+            match acked <= due {
+                true => self.check_notified(number, None),
+                false => self.ledger.acked.push((number, acked)),
             }
         }
     }
 
-    /// Releases the outputs that may leave up to a log position, and checks that they may.
-    pub(crate) fn release(
-        &mut self,
-        position: LogPosition,
-        durable: u64,
-        always: bool,
-    ) -> Vec<Released> {
-        let transport = RecordingTransport::default();
-        self.gate.release(position, &transport);
-        let mut released = Vec::new();
-        for number in transport.0.into_inner().expect("one thread") {
-            let (destination, output) = self.waiting.remove(&number).expect("it leaves once");
-            let before = self.last_left.insert(destination, number).unwrap_or(0);
-            assert!(before < number, "out of order for connection {destination}");
-            released.push(release(output, durable, always));
-        }
-        released
-    }
-}
-
-/// The outputs of notifications, each with its destination.
-fn outputs_of(
-    notifications: &[Notification],
-    record: u64,
-) -> impl Iterator<Item = (ConnectionId, Output)> {
-    notifications.iter().flat_map(move |notification| {
-        notification.to.iter().map(move |(peer, _)| {
-            let notification = NotificationId {
-                client: peer.client.clone(),
-                version: notification.version,
-            };
-            let output = Output::Notification {
-                record,
-                notification,
-            };
-            (peer.connection, output)
-        })
-    })
-}
-
-fn release(output: Output, durable: u64, always: bool) -> Released {
-    let nothing = Released {
-        observed_record: 0,
-        observed_version: Stamp::default(),
-        arrival: None,
-        notification: None,
-    };
-    match output {
-        Output::Notification {
-            record,
-            notification,
-        } if always => {
-            assert!(
-                record <= durable,
-                "a notification of record {record} left, durable is {durable}"
-            );
-            Released {
-                observed_record: record,
-                observed_version: notification.version,
-                notification: Some(notification),
-                ..nothing
+    /// A packet leaves the broker for a connection of a client.
+    fn leaves(&mut self, who: usize, at: usize, packet: &Packet, reached: Reached) {
+        let lasts = self.clients[who].expiry_s > 0;
+        let link = &self.clients[who].links[at];
+        self.trace.add(|| {
+            let shown = format!("{packet:?}");
+            format!("  leaves for link {}: {shown:.150}", link.number)
+        });
+        let needed = match packet {
+            Packet::Connack { .. } => link.connected_at,
+            Packet::Suback { id, .. } => link.positions.get(id).copied().unwrap_or(0),
+            Packet::Ack {
+                kind: Ack::Puback | Ack::Pubrec,
+                id,
+                reason: 0..0x80,
+            } => {
+                let number = link.exchanges.get(id).copied();
+                let number = number.unwrap_or_else(|| {
+                    panic!("obligation 8: an acknowledgement for packet id {id}, which is unused")
+                });
+                // In this order over one connection. Others may wait for records of their own.
+                let over = link.number;
+                let needed = self.needed_for(number);
+                self.check_notified(number, Some(over));
+                self.ledger.acked.push((number, self.ledger.commits));
+                if !self.plan.interval && self.ledger.unrecorded.remove(&number) {
+                    // Its packet id was recorded before this PUBREC.
+                    let response = self.oracle.response(number).cloned();
+                    let change = Change::Done { number, response };
+                    self.oracle.note((reached.durable, reached.durable), change);
+                }
+                needed
             }
+            Packet::Publish(it) if it.topic.starts_with("r/") => self.check_response(it),
+            Packet::Publish(it) if it.topic.starts_with("t/") => match lasts && it.qos == 2 {
+                true => number_in(&it.payload, "m").map_or(0, |it| self.oracle.position(it)),
+                false => 0,
+            },
+            Packet::Publish(it) if it.topic.starts_with("clients/") => {
+                self.check_notification(who, at, it)
+            }
+            _ => 0,
+        };
+        let urgent = matches!(packet, Packet::Publish(it) if is_urgent_answer(it));
+        self.check_left(needed, reached, urgent, || format!("{packet:?} for c{who}"));
+        if let Packet::Publish(it) = packet {
+            self.observe(it.user("__ts"));
         }
-        Output::Notification { notification, .. } => Released {
-            notification: Some(notification),
-            ..nothing
-        },
-        Output::Acknowledgement {
-            client,
-            session,
-            connection,
-            id,
-            copy,
-        } => Released {
-            arrival: Some((
-                client,
-                session,
-                connection,
-                Arrival::Acknowledgement { id, copy },
-            )),
-            ..nothing
-        },
-        Output::Answer(answer) => release_answer(*answer, durable, always),
     }
-}
 
-fn release_answer(answer: PendingAnswer, durable: u64, always: bool) -> Released {
-    let PendingAnswer {
-        id,
-        repeatable,
-        response,
-        rests_on,
-        clock,
-        client,
-        session,
-        connection,
-        urgent,
-        ..
-    } = answer;
-    let promised = always || urgent;
-    if promised {
+    /// Obligation 7: an output depends on durable records, or on released ones in interval mode.
+    pub(crate) fn check_left(
+        &self,
+        needed: u64,
+        reached: Reached,
+        urgent: bool,
+        what: impl FnOnce() -> String,
+    ) {
+        let Reached { durable, released } = reached;
+        let promised = urgent || !self.plan.interval;
         assert!(
-            rests_on <= durable,
-            "the answer to {id} depends on record {rests_on}, durable is {durable}"
+            needed <= if promised { durable } else { released },
+            "obligation 7: {} leaves with position {needed}, log is at {reached:?}",
+            what()
+        );
+        assert!(
+            self.plan.interval || released <= durable,
+            "obligation 7: the log released a position that is not durable: {reached:?}"
         );
     }
-    let version = response.1.unwrap_or_default();
-    let arrival = Arrival::Answer {
-        id,
-        repeatable,
-        response,
-    };
-    Released {
-        observed_record: if promised { rests_on } else { 0 },
-        observed_version: match (always, promised) {
-            (true, _) => clock.max(version),
-            (false, true) => version,
-            _ => Stamp::default(),
-        },
-        arrival: Some((client, session, connection, arrival)),
-        notification: None,
+
+    /// A client sees a version. All later ones must be higher.
+    pub(crate) fn observe(&mut self, version: Option<&str>) {
+        let version = version.and_then(stamp).unwrap_or_default();
+        self.ledger.observed = self.ledger.observed.max(version);
     }
+
+    /// The position that the acknowledgement of an operation depends on.
+    pub(crate) fn needed_for(&self, number: u64) -> u64 {
+        match self.ledger.reads.contains(&number) {
+            true => self.ledger.needed.get(&number).copied().unwrap_or(0),
+            false => self.oracle.position(number),
+        }
+    }
+
+    /// Obligation 9: the policy that the assignment named answers a request.
+    pub(crate) fn check_policy(&mut self, number: u64, policy: Option<&str>) {
+        let Some(by) = self.ledger.by.get(&number) else {
+            return;
+        };
+        // The store does not know the name of a policy whose module is lost.
+        let right = match policy {
+            Some(policy) => by.iter().any(|it| policies::policy(*it).tag == policy),
+            None => self.plan.missing_policy,
+        };
+        assert!(
+            right,
+            "obligation 9: {policy:?} answered {number}, not {by:?}"
+        );
+    }
+
+    /// Obligation 3: a watcher is notified before the change is acknowledged.
+    fn check_notified(&self, number: u64, over: Option<u64>) {
+        for client in self.clients.iter().filter(|it| it.receive_max == 100) {
+            for link in client.links.iter().filter(|it| it.is_served()) {
+                if over.is_some_and(|it| it != link.number) {
+                    continue;
+                }
+                let owed = link.owed.values().flatten();
+                let mut missing = owed.filter(|(change, _)| *change == number);
+                assert!(
+                    missing.next().is_none(),
+                    "obligation 3: {number} is acknowledged before {} is notified",
+                    client.name
+                );
+            }
+        }
+    }
+
+    /// Checks the response to a request against the oracle. Returns the position that it needs.
+    pub(crate) fn check_response(&mut self, it: &Publish) -> u64 {
+        let correlation = it.correlation.as_deref().unwrap_or_default();
+        let number = number_in(correlation, "").expect("a request of a client");
+        let payload = it.payload.clone();
+        self.check_policy(number, it.user("policy"));
+        if payload.starts_with(b"$") && payload != b"$-1\r\n" {
+            self.tally.count("GET hits");
+        }
+        if self.ledger.open.contains(&number) {
+            // A crash made it unknown whether it was handled.
+        } else if self.ledger.reads.contains(&number) || self.ledger.unremembered.contains(&number)
+        {
+            let possible = self.ledger.possible.get(&number);
+            let found = possible.map(|it| it.get(&payload));
+            assert_ne!(
+                found,
+                Some(None),
+                "obligation 2: the response to request {number} was never right"
+            );
+            if let Some(needed) = found.flatten() {
+                return *needed;
+            }
+        } else if !self.oracle.uncertain.contains(&number)
+            && let Some(expected) = self.oracle.response(number)
+        {
+            assert_eq!(
+                String::from_utf8_lossy(&it.payload),
+                String::from_utf8_lossy(expected),
+                "obligation 2: the response to request {number} (right: expected)"
+            );
+        }
+        self.needed_for(number)
+    }
+
+    /// Checks a notification against the expected ones. Returns the position that it depends on.
+    fn check_notification(&mut self, who: usize, at: usize, it: &Publish) -> u64 {
+        self.tally.count("notifications");
+        let (client, key, last) = notification(&it.topic, &it.payload);
+        let name = self.clients[who].name.clone();
+        assert_eq!(
+            client, name,
+            "obligation 3: a notification for another client"
+        );
+        let link = &mut self.clients[who].links[at];
+        let open = it.dup || link.open_keys.contains(&key);
+        let owed = link.owed.entry(key.clone()).or_default();
+        let expected = owed.front().map(|(_, value)| match value {
+            Some(value) => String::from_utf8_lossy(value).into_owned(),
+            None => "DELETE".to_owned(),
+        });
+        if expected.as_ref() != Some(&last) {
+            assert!(
+                open,
+                "obligation 3: {name} receives {last:?} of {key}, and {expected:?} is next"
+            );
+            return 0;
+        }
+        let number = owed.pop_front().map_or(0, |(number, _)| number);
+        let version = it.user("__ts").expect("a version").to_owned();
+        let before = link.versions.insert(key, version.clone());
+        assert!(
+            before.is_none_or(|it| it < version),
+            "obligation 3: versions must rise"
+        );
+        self.oracle.position(number)
+    }
+}
+
+/// The client, the key and the new value of a notification.
+pub(crate) fn notification(topic: &str, payload: &[u8]) -> (String, String, String) {
+    let mut parts = topic.rsplit('/');
+    let key = parts.next().map(unhex).expect("a key");
+    let client = parts.nth(2).map(unhex).expect("a client");
+    let lines = String::from_utf8_lossy(payload);
+    let last = lines.lines().last().unwrap_or_default();
+    (client, key, last.to_owned())
+}
+
+/// The version in a user property.
+pub(crate) fn stamp(text: &str) -> Option<Stamp> {
+    let mut parts = text.split(':').map_while(|it| it.parse().ok());
+    let (wall, counter) = (parts.next()?, parts.next()?);
+    let counter = u32::try_from(counter).ok()?;
+    Some(Stamp { wall, counter })
+}
+
+/// Whether a response promises that a write is durable in any mode.
+pub(crate) fn is_urgent_answer(it: &Publish) -> bool {
+    it.user("persisted").is_some()
+}
+
+fn unhex(text: &str) -> String {
+    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+    let bytes = (0..text.len()).step_by(2).map(byte).collect();
+    String::from_utf8(bytes).expect("UTF-8")
 }

@@ -1,138 +1,184 @@
-//! The random parameters of a run: its fault plan, workload, options and retention.
+//! Which faults a run has, and how its clients differ.
 
 use std::time::Duration;
 
-use statehouse_core::store::{Mode, Retention};
+use statehouse_core::store::{Mode, Quota, Retention};
 use statehouse_wal::simulation::Dice;
 use statehouse_wal::{Durability, Options};
 
-use crate::workload::Workload;
+use crate::client::Client;
+use crate::node::RECEIVE_MAX;
 
-/// The maximum number of clients in a run.
-pub(crate) const CLIENTS_MAX: u64 = 4;
-
-/// The dedup table's bytes for a request with short values, rounded up.
-const REMEMBERED_BYTES_MAX: u64 = 1_600;
-
-/// The kinds of faults and events that may occur in a run. Each run leaves some out, so that the
-/// remaining ones occur more often.
-#[derive(Debug)]
+/// What may happen in a run. Each run leaves some of it out, so that the rest happens more often.
+#[derive(Clone, Debug)]
 pub(crate) struct FaultPlan {
-    pub(crate) disk_faults: bool,
-    pub(crate) full_disk: bool,
-    pub(crate) policy_swaps: bool,
-    pub(crate) session_ends: bool,
-    pub(crate) clock_jumps: bool,
-    pub(crate) long_waits: bool,
-    pub(crate) missing_policy: bool,
+    /// The store is behind a foreign broker.
+    pub(crate) foreign: bool,
+    pub(crate) steps: u64,
     pub(crate) crash_once_in: u64,
+    pub(crate) cut_once_in: u64,
     pub(crate) commit_once_in: u64,
+    /// Values of keys may expire, and sessions; then the wall clock is not stepped.
+    pub(crate) expiry: bool,
+    pub(crate) clock_steps: bool,
+    pub(crate) full: bool,
+    pub(crate) disk_errors: bool,
+    pub(crate) takeovers: bool,
+    /// Crashes once, when this position is durable.
+    pub(crate) crash_at: Option<u64>,
+    pub(crate) segment_bytes: u64,
+    /// Records are released before they are durable, except urgent ones.
+    pub(crate) interval: bool,
+    pub(crate) history: (u64, u64),
+    /// The operator changes the assignment of policies.
+    pub(crate) policies: bool,
+    /// One of the policies fails at most requests.
+    pub(crate) faulty: bool,
+    pub(crate) guard_failures: u32,
+    /// A start may lack the module of a policy.
+    pub(crate) missing_policy: bool,
+    /// Values are so large that snapshots have several blocks, and reads are not captured.
+    pub(crate) large: bool,
+    pub(crate) client_keys_max: Option<u64>,
+    /// The time in milliseconds, the number and the bytes of remembered requests.
+    pub(crate) window: (u64, u64, u64),
 }
 
-/// The parameters that are chosen at the beginning of a run.
-pub(crate) struct RunPlan {
-    pub(crate) mode: Mode,
-    /// The maximum number of requests that a client has in flight.
-    pub(crate) in_flight_max: u64,
-    pub(crate) fault_plan: FaultPlan,
-    pub(crate) workload: Workload,
-    pub(crate) options: Options,
-    pub(crate) retention: Retention,
-}
-
-impl RunPlan {
-    pub(crate) fn random(dice: &mut Dice) -> Self {
-        let mut often = |n: u64| dice.below(n) != 0;
-        let fault_plan = FaultPlan {
-            disk_faults: often(2),
-            full_disk: !often(4),
-            policy_swaps: often(2),
-            session_ends: !often(3),
-            clock_jumps: often(2),
-            long_waits: often(2),
-            missing_policy: !often(6),
-            crash_once_in: if often(3) { 30 } else { 90 },
-            commit_once_in: if often(3) { 5 } else { 15 },
-        };
-        let large_values = dice.once_in(3);
-        let workload = Workload {
-            keys: if large_values {
-                20
-            } else {
-                [2, 6, 20][dice.below(3) as usize]
-            },
-            large_values,
-            fencing_once_in: [3, 50][dice.below(2) as usize],
-            identical_requests: dice.once_in(3),
-            faulty_policy: dice.once_in(4),
-            many_watches: false,
-        };
-        let durability = if dice.once_in(6) {
-            Durability::Interval(Duration::from_secs(1))
-        } else {
-            Durability::Always
-        };
-        let options = Options {
-            durability,
-            segment_bytes: [4096, 16 << 10][dice.below(2) as usize],
-            history_bytes: [0, 50_000, u64::MAX][dice.below(3) as usize],
-            history_ms: [1_000, u64::MAX][dice.below(2) as usize],
-            ..Options::default()
-        };
-        let in_flight_max = 1 + dice.below(6);
-        // The last requests of all live sessions always fit. They do not fit together with the
-        // requests of ended sessions.
-        let tight_bytes = CLIENTS_MAX * in_flight_max * REMEMBERED_BYTES_MAX;
-        let retention = Retention {
-            window_ms: [1, 5_000, 600_000][dice.below(3) as usize],
-            count_max: [1, 10, 1_000][dice.below(3) as usize],
-            bytes_max: if !large_values && dice.once_in(2) {
-                tight_bytes
-            } else {
-                4 << 20
-            },
-            per_session: in_flight_max,
-        };
-        if dice.once_in(3) {
-            let workload = Workload {
-                // A foreign broker's redelivery is recognized by its identity alone, so an
-                // identical request is always a duplicate.
-                identical_requests: false,
-                many_watches: dice.once_in(2),
-                ..workload
-            };
-            return Self::foreign(fault_plan, workload, options, in_flight_max);
-        }
+impl FaultPlan {
+    pub(crate) fn of(dice: &mut Dice) -> Self {
+        let foreign = dice.once_in(4);
+        let clock_steps = dice.once_in(3);
+        let large = dice.once_in(12);
+        // A foreign broker's watchers understand the standard notifications only.
+        let faulty = !foreign && !clock_steps && dice.once_in(4);
         Self {
-            mode: Mode::Embedded,
-            in_flight_max,
-            fault_plan,
-            workload,
-            options,
-            retention,
+            foreign,
+            steps: 120 + dice.below(120),
+            crash_once_in: [25, 60, 1_000][dice.below(3) as usize],
+            cut_once_in: [12, 40, 400][dice.below(3) as usize],
+            commit_once_in: [2, 5, 12][dice.below(3) as usize],
+            expiry: !clock_steps,
+            clock_steps,
+            full: dice.once_in(4),
+            disk_errors: dice.once_in(3),
+            takeovers: dice.once_in(2),
+            crash_at: None,
+            segment_bytes: [4096, 64 << 10][dice.below(2) as usize],
+            interval: dice.once_in(8),
+            history: (
+                [0, 50_000, 256 << 20][dice.below(3) as usize],
+                [1_000, u64::MAX][dice.below(2) as usize],
+            ),
+            policies: faulty || dice.once_in(3),
+            faulty,
+            guard_failures: [1, 2, 3][dice.below(3) as usize],
+            missing_policy: dice.once_in(5),
+            large,
+            client_keys_max: (!faulty && dice.once_in(4)).then_some(2),
+            window: match foreign {
+                // Only this window retains requests there.
+                true => (600_000, 10_000, 64 << 20),
+                false => (
+                    [1, 5_000, 600_000][dice.below(3) as usize],
+                    [1, 10, 1_000][dice.below(3) as usize],
+                    // The last requests of all sessions always fit.
+                    if large { 4 << 20 } else { 64 << 10 },
+                ),
+            },
         }
     }
 
-    /// A run behind a foreign broker. The dedup table there is limited by time. Its other limits
-    /// are so high that the requests of a run always fit.
-    fn foreign(
-        fault_plan: FaultPlan,
-        workload: Workload,
-        options: Options,
-        in_flight_max: u64,
-    ) -> Self {
+    /// A run whose only fault is one crash.
+    pub(crate) fn one_crash(position: u64) -> Self {
         Self {
-            mode: Mode::Foreign,
-            in_flight_max,
-            fault_plan,
-            workload,
-            options,
-            retention: Retention {
-                window_ms: 600_000,
-                count_max: 10_000,
-                bytes_max: 64 << 20,
-                per_session: 0,
-            },
+            foreign: false,
+            steps: 150,
+            crash_once_in: u64::MAX,
+            cut_once_in: 60,
+            commit_once_in: 1,
+            expiry: true,
+            clock_steps: false,
+            full: false,
+            disk_errors: false,
+            takeovers: true,
+            crash_at: Some(position),
+            segment_bytes: 4096,
+            interval: false,
+            history: (256 << 20, u64::MAX),
+            policies: true,
+            faulty: false,
+            guard_failures: 10,
+            missing_policy: false,
+            large: false,
+            client_keys_max: None,
+            window: (600_000, 1_000, 4 << 20),
         }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        match self.foreign {
+            true => Mode::Foreign,
+            false => Mode::Embedded,
+        }
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            durability: match self.interval {
+                true => Durability::Interval(Duration::from_secs(1)),
+                false => Durability::Always,
+            },
+            segment_bytes: self.segment_bytes,
+            history_bytes: self.history.0,
+            history_ms: self.history.1,
+            ..Options::default()
+        }
+    }
+
+    pub(crate) fn retention(&self) -> Retention {
+        let (window_ms, count_max, bytes_max) = self.window;
+        Retention {
+            window_ms,
+            count_max,
+            bytes_max,
+            per_session: if self.foreign { 0 } else { RECEIVE_MAX.into() },
+        }
+    }
+
+    pub(crate) fn quota(&self) -> Quota {
+        let quota = Quota::default();
+        quota.with_client(self.client_keys_max, None)
+    }
+
+    /// The clients of the run. The first one observes messages and wills in a session that lasts.
+    pub(crate) fn clients(&self, dice: &mut Dice) -> Vec<Client> {
+        if self.foreign {
+            return Vec::new();
+        }
+        let mut clients: Vec<Client> = (0..2 + dice.below(3) as usize).map(Client::new).collect();
+        for client in &mut clients {
+            if client.index == 0 {
+                client.filters.push(("t/#".into(), 2));
+                client.filters.push(("will/#".into(), 2));
+                continue;
+            }
+            client.expiry_s = match dice.below(6) {
+                0 => 0,
+                1 if self.expiry => 5,
+                _ => 3600,
+            };
+            client.sets_dup = !dice.once_in(3);
+            if dice.once_in(3) {
+                client.receive_max = 1 + dice.below(3) as u16;
+                client.watches = false;
+            }
+            if dice.once_in(2) {
+                client.filters.push(("t/#".into(), dice.below(3) as u8));
+            }
+            if dice.once_in(2) {
+                client.will_delay_s = Some([0, 3][dice.below(2) as usize]);
+            }
+        }
+        clients
     }
 }

@@ -1,218 +1,155 @@
-//! The notifications that must reach watchers behind a foreign broker.
-//!
-//! Watches outlive the process there. The broker must receive the notification of each change at
-//! least once before it receives the acknowledgement of the request, even after crashes.
+//! What must hold after each event, and at the end when faults have ceased.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
-use statehouse_core::store::{
-    Key, Notification, Swept, Table, WatchChange, WatchChanges, Watches, Write,
-};
+use statehouse_mqtt::Broker;
+use statehouse_protocol::ConnectionId;
 
-use crate::egress::NotificationId;
+use crate::captured::check_counters;
+use crate::client::Client;
+use crate::world::World;
 
-/// The outstanding notifications, and those that reached the broker.
-#[derive(Default)]
-pub(crate) struct Obligations {
-    /// The number of each watch. A watch that ended and began again has a new number.
-    watched: BTreeMap<(Arc<str>, Key), u64>,
-    last_watch: u64,
-    /// The notifications of requests that are not acknowledged yet.
-    requests: HashMap<u64, Executed>,
-    expirations: Vec<Expiration>,
-    /// The notifications that reached the broker.
-    delivered: HashSet<NotificationId>,
-}
-
-/// One notification that a watcher must receive.
-struct Obligation {
-    notification: NotificationId,
-    key: Key,
-    /// The number of the watch. The obligation ends with its watch.
-    watch: u64,
-}
-
-/// The notifications of an executed request.
-struct Executed {
-    /// The number of the request's copy that was executed.
-    copy: u32,
-    record: u64,
-    obligations: Vec<Obligation>,
-}
-
-/// The notification of an expired key.
-struct Expiration {
-    record: u64,
-    swept_ms: u64,
-    obligation: Obligation,
-}
-
-impl Obligations {
-    pub(crate) fn watches_changed(&mut self, changes: &WatchChanges) {
-        let client = &changes.peer.client;
-        for change in &changes.changes {
-            match change {
-                WatchChange::Began(key, _) => self.begin_watch(client, key),
-                WatchChange::Ended(key) => {
-                    let ended = self.watched.remove(&(client.clone(), key.clone()));
-                    assert!(ended.is_some(), "a watch ended that did not exist");
-                }
-                WatchChange::AllEnded => self.watched.retain(|(it, _), _| it != client),
-            }
+impl World {
+    pub(crate) fn check(&mut self) {
+        let durable = self.node.log.durable().0;
+        assert!(durable <= self.node.appended());
+        let links = || self.clients.iter().flat_map(|it| &it.links);
+        // A session that ended with a takeover is reported with the end of its connection.
+        let closing = links().any(|it| it.wire.is_some() && !it.is_served());
+        if self.dice.once_in(8) && !closing {
+            self.check_store();
         }
-    }
-
-    fn begin_watch(&mut self, client: &Arc<str>, key: &Key) {
-        self.last_watch += 1;
-        let place = self.watched.entry((client.clone(), key.clone()));
-        place.or_insert(self.last_watch);
-    }
-
-    /// Continues with the watches that a start recovered. If a crash lost the end of a watch, the
-    /// recovered watch gets a new number, because no notifications were due in between.
-    pub(crate) fn resume_watches(&mut self, found: &Watches) {
-        let exists =
-            |client: &Arc<str>, key: &Key| found.of(key).any(|(it, _)| it.client == *client);
-        self.watched.retain(|(client, key), _| exists(client, key));
-        for peer in found.peers() {
-            for key in found.by(peer) {
-                self.begin_watch(&peer.client, key);
-            }
+        if self.plan.foreign {
+            return;
         }
-    }
-
-    /// A copy of a request made these writes, so its notifications must reach the watchers.
-    pub(crate) fn expect_notifications(
-        &mut self,
-        (request, copy): (u64, u32),
-        record: u64,
-        writes: &[Write],
-        notifications: &[Notification],
-    ) {
-        let obligations = self.obligations_of(writes, notifications);
-        let executed = Executed {
-            copy,
-            record,
-            obligations,
-        };
-        self.requests.insert(request, executed);
-    }
-
-    fn obligations_of(&self, writes: &[Write], notifications: &[Notification]) -> Vec<Obligation> {
-        let mut obligations = Vec::new();
-        for notification in notifications {
-            let version = notification.version;
-            let matches = |it: &&Write| !it.hidden && it.version() == version;
-            // A notification without a write repeats an earlier one.
-            let Some(write) = writes.iter().find(matches) else {
-                continue;
-            };
-            let key = Key::copy_from_slice(write.key());
-            for (peer, _) in &notification.to {
-                let client = peer.client.clone();
-                obligations.push(Obligation {
-                    watch: self.watched[&(client.clone(), key.clone())],
-                    key: key.clone(),
-                    notification: NotificationId { client, version },
-                });
-            }
-        }
-        obligations
-    }
-
-    /// A sweep removed expired keys, so its notifications must reach the watchers.
-    pub(crate) fn expect_expirations(
-        &mut self,
-        record: u64,
-        swept: &Swept,
-        notifications: &[Notification],
-    ) {
-        for obligation in self.obligations_of(&swept.writes, notifications) {
-            self.expirations.push(Expiration {
-                record,
-                swept_ms: swept.now_ms,
-                obligation,
-            });
-        }
-    }
-
-    /// A start renotifies an expiration only if its record is behind the snapshot, it is recent,
-    /// and the key does not exist again. Waives all others that did not reach the broker.
-    pub(crate) fn waive_expirations(&mut self, base: u64, since_ms: u64, table: &Table) {
-        let renotified = |it: &Expiration| {
-            it.record > base && it.swept_ms >= since_ms && table.get(&it.obligation.key).is_none()
-        };
-        let delivered = &self.delivered;
-        self.expirations
-            .retain(|it| delivered.contains(&it.obligation.notification) || renotified(it));
-    }
-
-    /// Checks, after every output reached the broker, that all expirations were notified. Returns
-    /// how many notifications there were for watches that still exist.
-    pub(crate) fn check_expirations(&mut self) -> u64 {
-        let mut count = 0;
-        for expiration in std::mem::take(&mut self.expirations) {
-            let obligation = &expiration.obligation;
-            if self.is_due(obligation) {
-                assert!(
-                    self.delivered.contains(&obligation.notification),
-                    "the notification {:?} of the expiration in record {} is missing",
-                    obligation.notification,
-                    expiration.record
-                );
-                count += 1;
-            }
-        }
-        count
-    }
-
-    /// Whether the watch of an obligation still exists.
-    fn is_due(&self, obligation: &Obligation) -> bool {
-        let Obligation {
-            notification,
-            key,
-            watch,
-        } = obligation;
-        let watched = (notification.client.clone(), key.clone());
-        self.watched.get(&watched) == Some(watch)
-    }
-
-    /// Waives the notifications of a request whose changes the store can no longer determine.
-    pub(crate) fn waive(&mut self, request: u64) {
-        self.requests.remove(&request);
-    }
-
-    /// Removes the obligations of records that a crash lost.
-    pub(crate) fn discard_after(&mut self, record: u64) {
-        self.requests
-            .retain(|_, executed| executed.record <= record);
-        self.expirations.retain(|it| it.record <= record);
-    }
-
-    /// A notification reached the broker.
-    pub(crate) fn record_delivery(&mut self, notification: NotificationId) {
-        self.delivered.insert(notification);
-    }
-
-    /// Checks that the broker received all notifications of a request before its PUBACK. Returns
-    /// how many there were.
-    pub(crate) fn check_acknowledged(&mut self, request: u64, copy: u32) -> u64 {
-        // The PUBACK of an older copy does not acknowledge a later execution of the request.
-        let of_this_copy = |executed: &Executed| executed.copy <= copy;
-        if !self.requests.get(&request).is_some_and(of_this_copy) {
-            return 0;
-        }
-        let executed = self.requests.remove(&request);
-        let obligations = executed.map(|it| it.obligations).unwrap_or_default();
-        let due = obligations.iter().filter(|it| self.is_due(it));
-        let checked = due.inspect(|it| {
+        let wires = links().filter_map(|it| it.wire.as_ref());
+        let open: Vec<ConnectionId> = wires.map(|it| it.connection()).collect();
+        for peer in self.node.server.watching() {
             assert!(
-                self.delivered.contains(&it.notification),
-                "request {request} was acknowledged before the notification {:?}",
-                it.notification
+                open.contains(&peer.connection),
+                "obligation 3: the watches of {} outlive connection {}",
+                peer.client,
+                peer.connection
             );
+        }
+    }
+
+    /// The counters of the store agree with a full count, and no request of an ended session is
+    /// remembered.
+    fn check_store(&self) {
+        let sessions = self.node.broker.as_ref().map(Broker::sessions);
+        self.node.server.inspect(|store| {
+            check_counters(store.state(), store.duplicates());
+            let Some(sessions) = &sessions else { return };
+            for remembered in store.duplicates().range(0) {
+                let session = remembered.delivery.session;
+                assert!(
+                    sessions.contains(&session),
+                    "obligation 5: requests of the ended session {session} are remembered"
+                );
+            }
         });
-        checked.count() as u64
+    }
+
+    /// Faults cease, every client connects, and everything on its way arrives.
+    pub(crate) fn settle(&mut self) {
+        self.trace.add(|| "faults cease".to_owned());
+        self.heal();
+        self.plan.crash_once_in = u64::MAX;
+        if self.node.log.maintain(self.time.wall_ms).is_err() || !self.node.has_room() {
+            self.crash();
+        }
+        if self.plan.foreign {
+            self.settle_foreign();
+            self.check_table();
+            return;
+        }
+        self.flow_until_quiet();
+        self.advance(11_000);
+        self.flow_until_quiet();
+        for client in &self.clients {
+            let left: Vec<u64> = client.outgoing.iter().map(|it| it.number).collect();
+            assert!(
+                left.is_empty() && client.subscribed,
+                "obligation 2: {} waits for acknowledgements of {left:?}",
+                client.name
+            );
+        }
+        if !self.ledger.lossy {
+            self.check_responses();
+            self.check_messages();
+            let arrived = self.clients[0].wills.clone();
+            self.wills.check(&arrived);
+        }
+        self.check_retained();
+        self.check_table();
+    }
+
+    /// Every client connects, and no packet is on its way in the end.
+    fn flow_until_quiet(&mut self) {
+        for _ in 0..40 {
+            for who in 0..self.clients.len() {
+                if self.clients[who].link().is_none() {
+                    self.connect(who);
+                }
+            }
+            self.flow();
+            let mut links = self.clients.iter().flat_map(|it| &it.links);
+            if links.all(|it| it.up.is_empty() && it.down.is_empty()) {
+                break;
+            }
+        }
+    }
+
+    /// Obligation 2: every acknowledged request has a response.
+    fn check_responses(&self) {
+        for client in self.clients.iter().filter(|it| it.expiry_s == 3600) {
+            for number in &client.acknowledged {
+                let answered = self.ledger.requests.contains(number)
+                    && !self.ledger.unremembered.contains(number);
+                assert!(
+                    !answered || client.responses.contains_key(number),
+                    "obligation 2: request {number} of {} has no response",
+                    client.name
+                );
+            }
+        }
+    }
+
+    /// Obligation 4: every expected message has arrived.
+    fn check_messages(&self) {
+        for ((who, number), qos) in &self.oracle.owed {
+            let arrived = self.clients[*who].arrived.get(number);
+            assert!(
+                arrived.is_some(),
+                "obligation 4: message {number} at QoS {qos} did not arrive at c{who}"
+            );
+        }
+    }
+
+    /// Obligation 5: a new subscriber receives exactly the retained messages of the oracle.
+    fn check_retained(&mut self) {
+        let mut probe = Client::new(self.clients.len());
+        probe.filters = vec![("ret/#".into(), 1)];
+        probe.expiry_s = 0;
+        self.clients.push(probe);
+        self.connect(self.clients.len() - 1);
+        for _ in 0..6 {
+            self.flow();
+        }
+        for _ in &self.oracle.retained {
+            self.tally.count("retained messages checked");
+        }
+        let found: BTreeMap<String, u64> = self.ledger.retained.clone();
+        assert_eq!(
+            found, self.oracle.retained,
+            "obligation 5: retained messages (right: expected)"
+        );
+    }
+
+    /// Obligation 1: one more recovery finds exactly the table of the oracle.
+    fn check_table(&mut self) {
+        self.commit();
+        self.crash();
     }
 }

@@ -1,117 +1,229 @@
-//! The operations of a step, to compare with its records. Recovery reads only a part of each
-//! record, so this comparison also covers the parts that only history and replays read.
+//! One operation of a client: a request to the store, or a message to other clients.
 
-use statehouse_core::clock::Stamp;
-use statehouse_core::log::record::{self, Record};
-use statehouse_core::request::Request;
-use statehouse_core::store::{Effects, Handled, Swept, WatchChanges, Write};
+use statehouse_core::request::REQUEST_TOPIC;
+use statehouse_wal::simulation::Dice;
 
-/// The operation that one record describes.
-pub(crate) enum Operation {
-    Swept {
-        now_ms: u64,
-        clock: Stamp,
-        writes: Vec<Write>,
+use crate::fault_plan::FaultPlan;
+use crate::oracle::Records;
+use crate::packet::Publish;
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Set {
+        px_ms: Option<u64>,
+        nx: bool,
     },
-    Watches(WatchChanges),
-    Handled {
-        client: String,
-        payload: Vec<u8>,
-        timestamp: Option<String>,
-        token: Option<String>,
-        repeatable: bool,
-        clock: Stamp,
-        writes: Vec<Write>,
+    Get,
+    /// Lists all keys.
+    Scan,
+    Delete,
+    /// Deletes a key if it has the value of the operation with this number.
+    DeleteIf(u64),
+    Watch,
+    Unwatch,
+    /// A SET that the faulty policy accepts, or one at which it fails.
+    Fault {
+        fine: bool,
+    },
+    /// Writes a hidden key. Only the faulty policy knows this command.
+    Hide,
+}
+
+impl Command {
+    /// Whether it is not remembered, so a redelivery executes again.
+    pub(crate) fn repeats(&self) -> bool {
+        matches!(self, Self::Get | Self::Scan | Self::Watch)
+    }
+}
+
+/// The meaning of a PUBLISH.
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    Request {
+        key: String,
+        command: Command,
+    },
+    Message {
+        topic: String,
+        retain: bool,
+        empty: bool,
     },
 }
 
-/// The writes without the positions of keys and values in the payload. A decoded record does
-/// not have them.
-fn without_positions(writes: &[Write]) -> Vec<Write> {
-    let mut writes = writes.to_vec();
-    for write in &mut writes {
-        (write.key_at, write.value_at) = (None, None);
-    }
-    writes
+/// A request that the host has just handled.
+#[derive(Clone, Copy)]
+pub(crate) struct Handled<'a> {
+    pub(crate) who: usize,
+    pub(crate) number: u64,
+    pub(crate) key: &'a str,
+    pub(crate) command: &'a Command,
+    pub(crate) records: Records,
+    /// Whether the disk was full.
+    pub(crate) full: bool,
+}
+
+/// The first number of a run with large values.
+pub(crate) const LARGE: u64 = 1_000_000;
+
+/// The value that a SET with this number writes. No two are equal. Large ones are below and above
+/// the limit of captured reads.
+pub(crate) fn value(number: u64) -> Vec<u8> {
+    let digits = match number >= LARGE {
+        true => [3_000, 9_000, 17_000][(number % 3) as usize],
+        false => 0,
+    };
+    format!("v{number:0>digits$}").into_bytes()
+}
+
+/// Whether a request with this number asks that its record is flushed before its response is sent.
+fn is_urgent(number: u64) -> bool {
+    number.is_multiple_of(5)
 }
 
 impl Operation {
-    /// The operations of a step in the order of their records.
-    pub(crate) fn of(request: Option<&Request<'_>>, effects: &Effects) -> Vec<Self> {
-        let swept = effects.swept.as_ref().map(Self::swept);
-        let watches = effects.watches.as_deref().cloned().map(Self::Watches);
-        let handled = effects.handled.as_ref().zip(request);
-        let handled = handled.map(|(handled, request)| Self::handled(request, handled));
-        swept.into_iter().chain(watches).chain(handled).collect()
+    /// Whether it changes the table if it is handled.
+    pub(crate) fn writes(&self) -> bool {
+        use Command::{Delete, DeleteIf, Fault, Hide, Set};
+        matches!(
+            self,
+            Self::Request {
+                command: Set { .. } | Delete | DeleteIf(_) | Fault { .. } | Hide,
+                ..
+            }
+        )
     }
 
-    fn swept(it: &Swept) -> Self {
-        Self::Swept {
-            now_ms: it.now_ms,
-            clock: it.clock,
-            writes: without_positions(&it.writes),
+    /// A request of a client.
+    pub(crate) fn request(dice: &mut Dice, watches: bool, plan: &FaultPlan, number: u64) -> Self {
+        // The last one is fenced.
+        let key = ["k0", "k1", "k2", "f"][dice.below(4) as usize].to_owned();
+        let px = plan.expiry;
+        if plan.faulty && dice.once_in(3) {
+            let key = format!("e{}", dice.below(2));
+            let command = match dice.below(4) {
+                0 | 1 => Command::Hide,
+                which => Command::Fault { fine: which == 2 },
+            };
+            return Self::Request { key, command };
         }
-    }
-
-    fn handled(request: &Request<'_>, it: &Handled) -> Self {
-        Self::Handled {
-            client: request.peer.client.to_string(),
-            payload: request.payload.to_vec(),
-            timestamp: request.timestamp.map(str::to_owned),
-            token: request.fencing_token.map(str::to_owned),
-            repeatable: it.repeatable,
-            clock: it.clock,
-            writes: without_positions(&it.writes),
-        }
-    }
-
-    /// Checks that a record describes the operation.
-    pub(crate) fn check(operation: Option<&Self>, position: u64, record: &[u8]) {
-        let record = record::read(record).expect("the store wrote this record");
-        match (operation, &record) {
-            (
-                Some(Self::Swept {
-                    now_ms,
-                    clock,
-                    writes,
-                }),
-                Record::Swept {
-                    now_ms: found_ms,
-                    clock: found_clock,
-                    writes: found,
+        let (key, command) = match dice.below(14) {
+            0..=3 => (
+                key,
+                Command::Set {
+                    px_ms: None,
+                    nx: dice.once_in(4),
                 },
-            ) => {
-                assert_eq!((now_ms, clock, writes), (found_ms, found_clock, found));
+            ),
+            4 | 5 if px => {
+                // With the embedded broker, keys that expire are never watched: it is open when
+                // their watchers are notified.
+                let px_ms = Some([50, 2_000, 400_000][dice.below(3) as usize]);
+                let key = match plan.foreign {
+                    true => key,
+                    false => format!("e{}", dice.below(2)),
+                };
+                (key, Command::Set { px_ms, nx: false })
             }
-            (
-                Some(Self::Handled {
-                    client,
-                    payload,
-                    timestamp,
-                    token,
-                    repeatable,
-                    clock,
-                    writes,
-                }),
-                Record::Handled(found),
-            ) => {
-                assert_eq!((&client[..], &payload[..]), (found.client, found.payload));
-                let texts = (timestamp.as_deref(), token.as_deref());
-                assert_eq!(texts, (found.timestamp, found.fencing_token));
-                assert_eq!((*repeatable, *clock), (found.repeatable, found.clock));
-                assert_eq!(*writes, found.writes, "at {position}");
+            6 if px => (format!("e{}", dice.below(2)), Command::Get),
+            4..=7 => (key, Command::Get),
+            8 => ("*".to_owned(), Command::Scan),
+            9 => (key, Command::Delete),
+            10 => {
+                let back = 1 + dice.below(8);
+                (key, Command::DeleteIf(number.saturating_sub(back)))
             }
-            (Some(Self::Watches(changes)), Record::Watches(found)) => assert_eq!(changes, found),
-            (
-                None,
-                Record::Started { .. }
-                | Record::Stopped { .. }
-                | Record::Policy(_)
-                | Record::Assignment(_)
-                | Record::Sessions(_)
-                | Record::ReceiveMax { .. },
-            ) => {}
-            (_, record) => panic!("record {position} does not match its operation: {record:?}"),
+            11 | 12 if watches => (key, Command::Watch),
+            13 if watches => (key, Command::Unwatch),
+            _ => (
+                key,
+                Command::Set {
+                    px_ms: None,
+                    nx: false,
+                },
+            ),
+        };
+        Self::Request { key, command }
+    }
+
+    /// The PUBLISH of a client, without its packet id.
+    pub(crate) fn publish(&self, client: &str, number: u64, qos: u8, now_ms: u64) -> Publish {
+        match self {
+            Self::Request { key, command } => {
+                // The counter makes the timestamp unique.
+                let count = number % 10_000;
+                let mut user = vec![
+                    ("__protVer".into(), "1.0".into()),
+                    ("__ts".into(), format!("{now_ms:015}:{count:05}:{client}")),
+                    ("__srcId".into(), client.into()),
+                ];
+                if key.starts_with('f') {
+                    user.push(("__ft".into(), "000000000000001:00000:lock".into()));
+                }
+                if is_urgent(number) {
+                    user.push(("aio-persistence".into(), "true".into()));
+                }
+                Publish {
+                    topic: REQUEST_TOPIC.to_owned(),
+                    payload: resp(key, command, number),
+                    qos,
+                    response_topic: Some(format!("r/{client}")),
+                    correlation: Some(number.to_string().into_bytes()),
+                    user,
+                    ..Publish::default()
+                }
+            }
+            Self::Message {
+                topic,
+                retain,
+                empty,
+            } => Publish {
+                topic: topic.clone(),
+                payload: match empty {
+                    true => Vec::new(),
+                    false => format!("m{number}").into_bytes(),
+                },
+                qos,
+                retain: *retain,
+                ..Publish::default()
+            },
         }
     }
+}
+
+/// The value of [`Command::Fault`].
+pub(crate) fn fault(fine: bool) -> Vec<u8> {
+    let mode: &[u8] = if fine { b"fine" } else { b"panic" };
+    mode.to_vec()
+}
+
+fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
+    let key = key.as_bytes().to_vec();
+    let mut words: Vec<Vec<u8>> = Vec::new();
+    match command {
+        Command::Set { px_ms, nx } => {
+            words.extend([b"SET".to_vec(), key, value(number)]);
+            if *nx {
+                words.push(b"NX".to_vec());
+            }
+            if let Some(ms) = px_ms {
+                words.extend([b"PX".to_vec(), ms.to_string().into_bytes()]);
+            }
+        }
+        Command::Get => words.extend([b"GET".to_vec(), key]),
+        Command::Scan => words.extend([b"SCAN".to_vec(), key]),
+        Command::Delete => words.extend([b"DEL".to_vec(), key]),
+        Command::DeleteIf(number) => words.extend([b"VDEL".to_vec(), key, value(*number)]),
+        Command::Fault { fine } => words.extend([b"SET".to_vec(), key, fault(*fine)]),
+        Command::Hide => words.extend([b"HIDE".to_vec(), key]),
+        Command::Watch => words.extend([b"KEYNOTIFY".to_vec(), key]),
+        Command::Unwatch => words.extend([b"KEYNOTIFY".to_vec(), key, b"STOP".to_vec()]),
+    }
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        out.extend(format!("${}\r\n", word.len()).into_bytes());
+        out.extend(word);
+        out.extend(b"\r\n");
+    }
+    out
 }

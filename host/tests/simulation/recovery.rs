@@ -1,256 +1,263 @@
-//! Crashes, restarts and recovery.
+//! Crashes, clean stops and starts.
 //!
-//! Invariant: a start must recover every durable record, and the state after the last recovered
-//! record must equal the state that the store had there.
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+//! A start must find every durable record, and the state behind the last record that it finds must
+//! equal the state that the store had there.
 
 use statehouse::limits;
-use statehouse_core::log::Image;
-use statehouse_core::store::Retention;
-use statehouse_protocol::SessionId;
+use statehouse_core::policy::Assignment;
+use statehouse_core::store::Remembered;
 use statehouse_wal::simulation::Simulation;
-use statehouse_wal::{Disk, Error, Log, LogPosition, Opened, Options, Sink};
+use statehouse_wal::{Disk, Error, LogPosition};
 
-use crate::operation::Operation;
+use crate::captured::{Captured, check_remembered};
+use crate::node::{Found, Node};
+use crate::oracle::Change;
 use crate::policies;
 use crate::world::World;
 
-struct ImageSink<'a>(Image, &'a BTreeMap<u64, Operation>);
-
-impl Sink for ImageSink<'_> {
-    fn reset(&mut self) {
-        self.0.reset();
-    }
-
-    fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        self.0.block(block).map_err(|error| error.to_string())
-    }
-
-    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        Operation::check(self.1.get(&position.0), position.0, record);
-        self.0.record(record).map_err(|error| error.to_string())
-    }
-}
-
 impl World {
-    pub(crate) fn open_log(
-        disk: &Simulation,
-        options: &Options,
-        retention: Retention,
-        now_ms: u64,
-        operations: &BTreeMap<u64, Operation>,
-    ) -> Result<((Log, Image), Opened), Error> {
-        let mut sink = ImageSink(Image::new(retention), operations);
-        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-        let (log, opened) = Log::open(disk, options.clone(), now_ms, &mut sink)?;
-        sink.0.finish();
-        Ok(((log, sink.0), opened))
-    }
-
-    /// Kills the process or cuts the power of the machine, and starts the process again.
-    pub(crate) fn restart(&mut self, kill: bool) {
+    /// The process dies, the machine loses power, or the host stops; then it starts again.
+    pub(crate) fn crash(&mut self) {
         self.snapshot = None;
-        let (durable, appended) = (self.log.durable().0, self.log.appended().0);
-        if kill {
-            self.tally.count("kills");
-            self.disk = self.disk.kill();
-        } else {
-            self.tally.count("power cuts");
-            self.disk = self.disk.crash(self.dice.roll());
+        self.note_figures();
+        let closed = self.dice.once_in(6) && self.stop();
+        let (durable, appended) = (self.node.log.durable().0, self.node.appended());
+        let remembered: Vec<Remembered> =
+            (self.node.server).inspect(|store| store.duplicates().range(0).collect());
+        self.power_off();
+        let damaged = self.dice.once_in(6) && self.damage_snapshot();
+        if self.plan.clock_steps && self.dice.once_in(4) {
+            self.step_clock();
         }
-        self.trace.record(format!(
-            "{}, with {durable} durable of {appended}",
-            if kill { "is killed" } else { "loses power" },
-        ));
-        self.start(durable.max(self.observed_record), appended, false);
-    }
-
-    /// Stops the process cleanly, unless the disk fails, and starts it again.
-    pub(crate) fn restart_cleanly(&mut self) {
-        self.snapshot = None;
-        let now_ms = self.now();
-        self.core.stop(now_ms);
-        self.recorded.2 = now_ms;
-        self.capture_state();
-        let closed = self.log.close();
+        let (found, failed) = self.read_despite_faults();
+        let position = found.opened.position.0;
         self.trace
-            .record(format!("closes: {:?}", closed.as_ref().err()));
-        let (durable, appended) = (self.log.durable().0, self.log.appended().0);
-        if closed.is_ok() {
-            assert_eq!(durable, appended);
-            self.tally.count("clean restarts");
-        }
-        self.disk = match self.dice.below(2) {
-            0 => self.disk.kill(),
-            _ => self.disk.crash(self.dice.roll()),
-        };
-        self.start(durable.max(self.observed_record), appended, closed.is_ok());
-    }
-
-    /// Starts from the disk. Every record up to `durable` must be recovered.
-    fn start(&mut self, durable: u64, appended: u64, closed: bool) {
-        self.drop_connections();
-        let corrupted = self.dice.once_in(6) && self.corrupt_newest_snapshot();
-        let faults = self.dice.once_in(6);
-        if faults {
-            self.disk.fail_sync_in(Some(self.dice.below(6)));
-        }
-        if self.fault_plan.clock_jumps && self.dice.once_in(3) {
-            let wall_ms = self.now_ms + self.dice.below(100_000);
-            self.source.set_wall(wall_ms.saturating_sub(50_000));
-        }
-        let (((log, image), opened), failed) = self.open_despite_faults(faults);
-        self.clear_disk_faults();
-        let found = opened.position.0;
-        self.trace
-            .record(format!("recovers {found} records: {opened:?}"));
-        assert!(found >= durable, "records {found} to {durable} are lost");
+            .add(|| format!("CRASH: durable {durable}, appended {appended}, found {position}"));
         assert!(
-            found <= appended,
-            "there are records that were never appended"
+            (durable..=appended).contains(&position),
+            "obligation 1: durable {durable}, appended {appended}, found {position}"
         );
         assert!(
-            failed || opened.clean || !closed,
+            failed || found.opened.clean || !closed,
             "a cleanly closed log is not clean"
         );
-        let damaged = !opened.damaged_snapshots.is_empty();
-        assert!(corrupted || !damaged, "a crash damaged a snapshot");
+        let noticed = !found.opened.damaged_snapshots.is_empty();
+        assert!(damaged || !noticed, "a crash damaged a snapshot");
+        assert!(noticed || !damaged || failed, "a damaged snapshot was read");
+        for (what, happened) in [
+            ("clean stops", closed),
+            ("failed starts", failed),
+            ("records lost in a crash", position < appended),
+            ("torn tails", found.opened.torn),
+            (
+                "starts from a snapshot",
+                found.opened.base > LogPosition::NONE,
+            ),
+            ("starts from an older snapshot", damaged),
+        ] {
+            self.tally.add_to(what, u64::from(happened));
+        }
+        let lossy = self.plan.interval && position < appended;
+        self.ledger.lossy |= lossy;
+        self.check_found(&found, &remembered);
+        self.forget_behind(position);
+        for client in self.clients.iter_mut().filter(|_| lossy) {
+            // Its subscription may be lost.
+            client.subscribed = false;
+        }
+        self.foreign_crash(&found);
+        self.restart(found);
+    }
+
+    /// Stops the host. Returns whether the log was closed.
+    fn stop(&mut self) -> bool {
+        self.node.server.stop();
+        self.capture();
+        let closed = self.node.log.close();
+        self.trace
+            .add(|| format!("stops: {:?}", closed.as_ref().err()));
+        closed.is_ok()
+    }
+
+    fn power_off(&mut self) {
+        self.disk = if self.dice.once_in(2) {
+            self.tally.count("kills");
+            self.disk.kill()
+        } else {
+            self.tally.count("power cuts");
+            self.disk.crash(self.dice.roll())
+        };
+        self.heal();
+    }
+
+    /// Reads the disk, with a further crash after each error of the disk. Returns whether there was
+    /// one.
+    fn read_despite_faults(&mut self) -> (Found, bool) {
+        if self.plan.disk_errors && self.dice.once_in(4) {
+            self.disk.fail_sync_in(Some(self.dice.below(6)));
+        }
+        let mut failed = false;
+        loop {
+            let wall_ms = self.time.wall_ms;
+            match Found::read(&self.disk, &self.plan, wall_ms, &self.sent) {
+                Ok(found) => {
+                    self.heal();
+                    return (found, failed);
+                }
+                Err(error) => {
+                    let expected = self.plan.disk_errors && !failed;
+                    let io = matches!(error, Error::Io { .. });
+                    assert!(expected && io, "the start fails: {error}");
+                    failed = true;
+                    self.power_off();
+                }
+            }
+        }
+    }
+
+    /// Compares what was found with the state that the store had at that position.
+    fn check_found(&mut self, found: &Found, remembered: &[Remembered]) {
+        let position = found.opened.position.0;
+        self.compare(&found.captured());
+        let clock = found.image.state.hlc.last();
         assert!(
-            damaged || !corrupted || failed,
-            "a damaged snapshot was read"
+            self.plan.interval || clock >= self.ledger.observed,
+            "obligation 1: versions would repeat: {clock:?} is below {:?}",
+            self.ledger.observed
         );
-        if found < appended {
-            self.tally.count("crashes that lost records");
+        let now_ms = self.now_ms();
+        let table = found.table(self.time.wall_ms);
+        self.oracle.crash(position, &table, now_ms);
+        assert_eq!(
+            found.image.assignment, self.oracle.assignment,
+            "obligation 9: the assignment of policies (right: expected)"
+        );
+        let active = found.image.active;
+        let active = active.map(|active| found.image.policies[active as usize].digest.into());
+        let assigned = found.image.assignment.as_ref().map(|it| it.active);
+        assert_eq!(active, assigned, "obligation 9: the active policy");
+        let sessions = &found.image.sessions;
+        let foreign = self.plan.foreign;
+        check_remembered(remembered, &found.image.duplicates, |session| {
+            foreign || sessions.has_session(session)
+        });
+    }
+
+    /// Compares a recovered state with the captured one. A position inside a packet has none.
+    fn compare(&mut self, found: &Captured) {
+        let expected = self
+            .captured
+            .iter()
+            .find(|it| it.position == found.position);
+        if let Some(expected) = expected {
+            assert_eq!(
+                found, expected,
+                "obligation 1: the recovered state (right: expected)"
+            );
+            self.tally.count("recovered states compared");
+            let hidden = found.hidden.len() as u64;
+            self.tally.add_to("hidden keys recovered", hidden);
         }
-        if opened.torn {
-            self.tally.count("torn log ends");
+    }
+
+    /// Removes the expectations of records behind this position.
+    fn forget_behind(&mut self, position: u64) {
+        self.captured.retain(|it| it.position == position);
+        self.ledger.acked.clear();
+        self.ledger.open.extend(self.ledger.unrecorded.drain());
+        let possible = self
+            .ledger
+            .possible
+            .values_mut()
+            .flat_map(|it| it.values_mut());
+        for needed in self.ledger.needed.values_mut().chain(possible) {
+            *needed = (*needed).min(position);
         }
-        if opened.base > LogPosition::NONE {
-            self.tally.count("starts from a snapshot");
+        self.wills.crash(position);
+        for client in &mut self.clients {
+            // Drops the broker's ends while the old life exists; its log reaches no disk any more.
+            client.crash(position, self.elapsed_ms);
         }
-        if corrupted {
-            self.tally.count("starts from an older snapshot");
-        }
-        self.discard_after(found);
-        self.check_recovered(&image, &opened);
-        self.log = Arc::new(log);
-        let last = image.assignment.clone();
-        let mut assignment = last.unwrap_or_else(policies::assignment);
-        if self.fault_plan.policy_swaps && self.dice.once_in(4) {
-            // An operator names another policy.
+        self.egress.lock().expect("one thread").clear();
+    }
+
+    fn restart(&mut self, found: Found) {
+        let recorded = found.image.assignment.clone();
+        let mut assignment = recorded.unwrap_or_else(|| policies::assignment(policies::STANDARD));
+        if self.plan.policies && self.dice.once_in(4) {
+            // The operator names another policy.
             let named = policies::digest(self.dice.below(2) as usize);
             let loaded = assignment.load(named).expect("there is room");
             assignment = loaded.promote(named).expect("it is loaded");
         }
-        self.begin(assignment, Some(image));
-    }
-
-    /// Opens the log, with a further crash after each disk fault. Returns whether a start failed.
-    fn open_despite_faults(&mut self, faults: bool) -> (((Log, Image), Opened), bool) {
-        let mut failed = false;
-        loop {
-            let opened = Self::open_log(
-                &self.disk,
-                &self.options,
-                self.retention,
-                self.now_ms,
-                &self.operations,
-            );
-            let error = match opened {
-                Ok(opened) => return (opened, failed),
-                Err(error) => error,
-            };
-            self.trace.record(format!("does not start: {error}"));
-            assert!(
-                matches!(error, Error::Io { .. }) && (faults || error.is_full()),
-                "{error}"
-            );
-            self.tally.count("failed starts");
-            failed = true;
-            self.disk = match self.dice.below(2) {
-                0 => self.disk.kill(),
-                _ => self.disk.crash(self.dice.roll()),
-            };
-            self.disk.limit_bytes(None);
+        let missing = 1 + self.dice.below(2) as usize;
+        let lost = policies::digest(missing);
+        let missing = (self.plan.missing_policy && lost != assignment.active).then_some(missing);
+        if missing.is_some() {
+            assignment = assignment.without(lost);
+            self.tally.count("policies missing at a start");
         }
-    }
-
-    /// Compares the recovered state with the expected one, and continues from there.
-    fn check_recovered(&mut self, image: &Image, opened: &Opened) {
-        let since_ms = image
-            .now_ms
-            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
-        self.obligations
-            .waive_expirations(opened.base.0, since_ms, &image.state.table);
-        let found = opened.position.0;
-        let expected = self.expected_states.iter().find(|it| it.position == found);
-        let expected = expected.expect("recovery must end at the end of a step");
-        expected.check(image, &self.live_sessions(), &self.all_remembered);
-        assert!(
-            image.state.hlc.last() >= self.observed_version,
-            "versions would repeat that clients observed"
+        self.run = found.image.run + 1;
+        let before = found.image.state.hlc.last();
+        let foreign = &self.foreign;
+        self.node = Node::start(
+            found,
+            &self.plan,
+            &self.time,
+            (&assignment, missing),
+            |log| foreign.outlet(log),
         );
-        self.recorded = (expected.run, expected.assignment.clone(), expected.now_ms);
-        self.expected_states.retain(|it| it.position == found);
-    }
-
-    fn live_sessions(&self) -> Vec<SessionId> {
-        self.clients.iter().map(|it| it.session).collect()
-    }
-
-    /// Removes the expectations of records after the last one that was recovered.
-    fn discard_after(&mut self, position: u64) {
-        self.obligations.discard_after(position);
-        self.all_remembered
-            .retain(|_, (record, _)| *record <= position);
-        self.operations.retain(|record, _| *record <= position);
-        for records in self.execution_records.values_mut() {
-            records.retain(|record| *record <= position);
+        self.life += 1;
+        self.started_ms = self.elapsed_ms;
+        self.begin(assignment);
+        let began = self.node.began;
+        if self.node.appended() > began {
+            // The start has removed expired keys before it repeated notifications.
+            self.swept(before, began + 1);
         }
-        for record in self
-            .last_write
-            .values_mut()
-            .chain(self.last_registration.values_mut())
+        self.after();
+    }
+
+    /// The host has recorded its start.
+    pub(crate) fn begin(&mut self, assignment: Assignment) {
+        let began = self.node.began;
+        (self.ledger.failures, self.ledger.failed) = (0, 0);
+        self.ledger.counted.clear();
+        let change = Change::Assigned(Box::new(assignment));
+        self.oracle.note((began, began), change);
+        self.capture();
+    }
+
+    /// Captures the state behind the last record.
+    pub(crate) fn capture(&mut self) {
+        let position = self.node.appended();
+        if self
+            .captured
+            .back()
+            .is_some_and(|it| it.position == position)
         {
-            *record = (*record).min(position);
+            return;
         }
-        let always = self.is_always_durable();
-        for client in &mut self.clients {
-            let mut lost = Vec::new();
-            for pending in client.in_flight.iter_mut().chain(&mut client.acknowledged) {
-                let executed = pending.executed.as_ref();
-                if executed.is_some_and(|(record, _)| *record > position) {
-                    pending.executed = None;
-                    lost.push(pending.id);
-                }
-                // The earlier execution is valid again. The store may or may not remember it.
-                if pending.executed.is_none()
-                    && let Some((earlier, until_ms)) = pending.earlier_execution.take()
-                    && earlier.0 <= position
-                {
-                    self.execution_records.insert(pending.id, vec![earlier.0]);
-                    self.executed_in_run.remove(&pending.id);
-                    (pending.executed, pending.until_ms) = (Some(earlier), until_ms);
-                }
-            }
-            for id in lost {
-                let promised = client.supersede(id);
-                assert!(
-                    !always || !promised,
-                    "a crash lost an answer that a client received"
-                );
-            }
+        let (run, assignment) = (self.run, self.oracle.assignment.as_ref());
+        let captured = (self.node.server)
+            .inspect(|store| Captured::of(position, run, assignment, store.state()));
+        self.captured.push_back(captured);
+        // A crash never loses durable records.
+        let durable = self.node.log.durable().0;
+        while self
+            .captured
+            .get(1)
+            .is_some_and(|it| it.position <= durable)
+        {
+            self.captured.pop_front();
         }
     }
 
-    /// Flips a bit of the newest snapshot if a start can use an older snapshot or the whole log.
-    /// Returns whether it did.
-    fn corrupt_newest_snapshot(&mut self) -> bool {
+    /// Flips a bit of the newest snapshot if a start can use an older one or the whole log. Returns
+    /// whether it did.
+    fn damage_snapshot(&mut self) -> bool {
         let names = self.disk.list().expect("a directory");
-        // A start without a snapshot needs every segment since the first one. A snapshot may have
-        // removed some of them.
+        // A start without a snapshot needs every segment since the first one.
         let logs = names.iter().filter_map(|name| name.strip_suffix(".log"));
         let mut logs = logs
             .zip(1..)
@@ -266,33 +273,50 @@ impl World {
         content[at] ^= 1 << self.dice.below(8);
         self.disk.put(newest, &content);
         self.trace
-            .record(format!("{newest} is corrupted at byte {at}"));
+            .add(|| format!("{newest} is damaged at byte {at}"));
         true
     }
 
-    /// Checks the state that a start would recover now from a copy of the disk.
-    pub(crate) fn check_recovery_of_copy(&mut self) {
-        let committed = self.dice.once_in(2) && self.log.commit().is_ok();
-        let copy = self.disk.fork();
+    /// Checks the state that a start would find now on a copy of the disk.
+    pub(crate) fn check_copy(&mut self) {
+        let committed = self.dice.once_in(2) && self.node.log.commit().is_ok();
+        let copy: Simulation = self.disk.fork();
         copy.limit_bytes(None);
         copy.fail_write_in(None);
         copy.fail_sync_in(None);
-        let found = Self::open_log(
-            &copy,
-            &self.options,
-            self.retention,
-            self.now_ms,
-            &self.operations,
+        let wall_ms = self.time.wall_ms;
+        let found = Found::read(&copy, &self.plan, wall_ms, &self.sent);
+        let found = found.expect("a copy of a running store opens");
+        assert!(!committed || found.opened.position.0 == self.node.appended());
+        self.compare(&found.captured());
+        self.after_log();
+    }
+
+    /// Checks and counts what the server counted in this life.
+    pub(crate) fn note_figures(&mut self) {
+        let stats = self.node.server.stats();
+        assert_eq!(
+            stats.duplicates_different, 0,
+            "obligation 2: a redelivery was answered otherwise"
         );
-        let ((_, image), opened) = found.expect("a copy of a running store opens");
-        let found = opened.position.0;
-        self.trace.record(format!(
-            "a copy has {found} records of {}",
-            self.log.appended()
-        ));
-        assert!(!committed || found == self.log.appended().0);
-        let expected = self.expected_states.iter().find(|it| it.position == found);
-        let expected = expected.expect("a copy must end at the end of a step");
-        expected.check(&image, &self.live_sessions(), &self.all_remembered);
+        assert_eq!(stats.forgotten, 0, "obligation 2: requests were evicted");
+        assert_eq!(
+            stats.policy_failures, self.ledger.failed,
+            "obligation 9: failures of policies (right: expected)"
+        );
+        for (what, count) in [
+            ("duplicates answered", stats.duplicates),
+            ("policy failures", stats.policy_failures),
+            ("requests renotified", stats.renotified),
+            ("requests not renotified", stats.not_renotified),
+        ] {
+            self.tally.add_to(what, count);
+        }
+    }
+
+    /// The earliest time of expirations that a start on this disk renotifies.
+    pub(crate) fn renotified_since(found: &Found) -> u64 {
+        let now_ms = found.image.now_ms;
+        now_ms.saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX)
     }
 }

@@ -1,115 +1,135 @@
-//! The trace of a run, printed if the run fails, and the tally of all runs, printed at the end.
+//! What happened in a run, for the reader of a failure, and how often what happened in all runs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::fmt;
 
-/// The last events of a run. A panic prints them.
-pub(crate) struct Trace {
-    seed: u64,
-    /// The first line, which describes the parameters of the run.
-    header: String,
-    lines: VecDeque<String>,
-}
+/// How often each situation happened.
+#[derive(Default)]
+pub(crate) struct Tally(BTreeMap<&'static str, u64>);
 
-const LINES_MAX: usize = 60;
+/// Situations that the quick seeds must reach, or the simulation checks less than it claims.
+const REQUIRED: &[&str] = &[
+    "a QoS 2 request",
+    "acknowledged writes before a crash",
+    "canaries begun",
+    "canaries ended",
+    "clean stops",
+    "connections cut",
+    "connections that a takeover ended",
+    "DISCONNECT packets",
+    "disk errors",
+    "duplicate PUBLISH packets",
+    "duplicates answered",
+    "expired keys removed",
+    "expired sessions",
+    "failed starts",
+    "full disks",
+    "GET hits",
+    "hidden keys recovered",
+    "kills",
+    "losses of the link",
+    "messages at QoS 0",
+    "messages at QoS 1",
+    "messages at QoS 2",
+    "notifications",
+    "policies missing at a start",
+    "policies rolled back by the guard",
+    "policy failures",
+    "policy rollbacks",
+    "policy swaps",
+    "power cuts",
+    "records lost in a crash",
+    "recovered states compared",
+    "redeliveries after the retention",
+    "redeliveries of acknowledged requests",
+    "refused by the quota of a client",
+    "refused for a full disk",
+    "reports of absent clients",
+    "requests handled by another policy",
+    "requests not renotified",
+    "requests redelivered after a crash",
+    "requests redelivered without a second effect",
+    "requests renotified",
+    "responses seen twice",
+    "retained messages checked",
+    "retained messages removed",
+    "routes removed",
+    "routes set",
+    "runs behind a foreign broker",
+    "runs in interval mode",
+    "sessions resumed",
+    "sessions resumed after a crash",
+    "snapshots",
+    "snapshots over several steps",
+    "starts from a snapshot",
+    "starts from an older snapshot",
+    "steps of the clock",
+    "torn tails",
+    "watchers notified before an acknowledgement",
+    "watchers notified of expirations",
+    "watches recovered by a start",
+    "wills after a delay",
+    "wills at once",
+    "wills cancelled by DISCONNECT",
+    "wills cancelled by a new connection",
+    "write-ahead log syncs",
+];
 
-impl Trace {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            header: String::new(),
-            lines: VecDeque::new(),
+impl Tally {
+    pub(crate) fn count(&mut self, what: &'static str) {
+        self.add_to(what, 1);
+    }
+
+    pub(crate) fn add_to(&mut self, what: &'static str, times: u64) {
+        if times > 0 {
+            *self.0.entry(what).or_default() += times;
         }
     }
 
-    pub(crate) fn record(&mut self, line: String) {
-        if self.header.is_empty() {
-            self.header = line;
-            return;
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (what, times) in &other.0 {
+            *self.0.entry(what).or_default() += times;
         }
-        if self.lines.len() == LINES_MAX {
-            self.lines.pop_front();
+    }
+
+    pub(crate) fn assert_everything_happened(&self) {
+        let missing = REQUIRED.iter().filter(|it| !self.0.contains_key(*it));
+        let missing: Vec<_> = missing.collect();
+        assert!(missing.is_empty(), "never happened: {missing:?}");
+    }
+}
+
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(&self.0).finish()
+    }
+}
+
+/// The events of a run. Printed if the run panics.
+pub(crate) struct Trace {
+    lines: Option<Vec<String>>,
+}
+
+impl Trace {
+    pub(crate) fn new(traced: bool) -> Self {
+        Self {
+            lines: traced.then(Vec::new),
         }
-        self.lines.push_back(line);
+    }
+
+    pub(crate) fn add(&mut self, line: impl FnOnce() -> String) {
+        if let Some(lines) = &mut self.lines {
+            lines.push(line());
+        }
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the last events of seed {}: {}", self.seed, self.header);
-            for line in &self.lines {
+            for line in self.lines.iter().flatten() {
                 eprintln!("  {line}");
             }
-        }
-    }
-}
-
-/// How often each kind of event occurred. A set of runs in which some fault never occurred would
-/// prove nothing about that fault.
-#[derive(Debug, Default)]
-pub(crate) struct Tally(BTreeMap<&'static str, u64>);
-
-impl Tally {
-    pub(crate) fn count(&mut self, event: &'static str) {
-        self.add_to(event, 1);
-    }
-
-    pub(crate) fn add_to(&mut self, event: &'static str, count: u64) {
-        if count > 0 {
-            *self.0.entry(event).or_default() += count;
-        }
-    }
-
-    pub(crate) fn add(&mut self, other: &Self) {
-        for (event, count) in &other.0 {
-            *self.0.entry(event).or_default() += count;
-        }
-    }
-
-    pub(crate) fn assert_every_case_occurred(&self) {
-        for event in [
-            "requests",
-            "duplicates re-executed",
-            "duplicates answered from the record",
-            "requests lost in a crash and executed as new",
-            "policy failures",
-            "policy swaps",
-            "policy rollbacks",
-            "canaries begun",
-            "canaries ended",
-            "routes set",
-            "routes removed",
-            "requests handled by a canary or a route",
-            "sweeps",
-            "removals of hidden keys",
-            "notifications",
-            "power cuts",
-            "kills",
-            "clean restarts",
-            "disk failures",
-            "failed starts",
-            "full disks",
-            "requests refused on a full disk",
-            "requests refused by the quota of a client",
-            "crashes that lost records",
-            "torn log ends",
-            "starts from a snapshot",
-            "starts from an older snapshot",
-            "snapshots over several steps",
-            "ended sessions",
-            "runs behind a foreign broker",
-            "losses of the link",
-            "reports of absent clients",
-            "watches recovered by a start",
-            "redeliveries of acknowledged requests",
-            "requests of an earlier run that were renotified",
-            "requests that could not be renotified",
-            "redeliveries after the retention",
-            "expirations renotified by a start",
-            "watchers notified of expirations",
-            "watchers notified before the acknowledgement",
-        ] {
-            assert!(self.0.contains_key(event), "never occurred: {event}");
         }
     }
 }

@@ -47,7 +47,7 @@ pub struct Image {
     /// The latest recorded run.
     pub run: u32,
     /// Watched keys that expired, according to the records. Only the last ones.
-    expired: VecDeque<(Key, Stamp)>,
+    expired: VecDeque<Expired>,
     /// Requests below this number are in the snapshot, or were evicted before it.
     remembered_below: u64,
     /// Whether a request was handled after the snapshot.
@@ -56,6 +56,14 @@ pub struct Image {
     loading: [Vec<(Entry, Owner)>; 2],
     /// Whether to read sessions and requests. Offline commands need only keys.
     whole: bool,
+}
+
+/// A watched key that expired.
+struct Expired {
+    key: Key,
+    version: Stamp,
+    /// When it expired, as the clock was set later.
+    at_ms: u64,
 }
 
 /// What a start in another mode discards.
@@ -205,6 +213,13 @@ impl Image {
                 self.state.watches.apply(watches);
             }
             Record::ReceiveMax { receive_max } => self.raise_receive_max(receive_max),
+            Record::Postponed { now_ms, by_ms } => {
+                self.duplicates.postpone(by_ms);
+                for expired in &mut self.expired {
+                    expired.at_ms = expired.at_ms.saturating_add(by_ms);
+                }
+                self.now_ms = self.now_ms.max(now_ms);
+            }
         }
         Ok(())
     }
@@ -314,8 +329,12 @@ impl Image {
         }
         for write in writes.iter().filter(|it| !it.hidden) {
             if watches.of(write.key()).next().is_some() {
-                let key = Key::copy_from_slice(write.key());
-                self.expired.push_back((key, write.version()));
+                let version = write.version();
+                self.expired.push_back(Expired {
+                    key: Key::copy_from_slice(write.key()),
+                    version,
+                    at_ms: version.wall,
+                });
             }
         }
         let over = self
@@ -332,10 +351,11 @@ impl Image {
         let since_ms = self
             .now_ms
             .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
-        let expired = self.expired.iter().filter(|(key, version)| {
-            version.wall >= since_ms && self.state.table.get(key).is_none()
+        let expired = self.expired.iter().filter(|it| {
+            let recent = it.at_ms >= since_ms;
+            recent && self.state.table.get(&it.key).is_none()
         });
-        expired.cloned().collect()
+        expired.map(|it| (it.key.clone(), it.version)).collect()
     }
 
     /// Must be called at the end: discards everything that a continuing store would not remember.

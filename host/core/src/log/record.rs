@@ -31,8 +31,9 @@ const ASSIGNMENT: u8 = 7;
 const WATCHES: u8 = 8;
 /// A start behind a foreign broker.
 const ATTACHED: u8 = 9;
-/// Older versions of the program refuse to read this.
+// Older versions of the program refuse to read the following kinds.
 const RECEIVE_MAX: u8 = 10;
+const POSTPONED: u8 = 11;
 
 /// One record.
 ///
@@ -79,6 +80,15 @@ pub enum Record<'a> {
     ReceiveMax {
         /// MQTT 5, section 3.2.2.3.3.
         receive_max: u16,
+    },
+    /// The clock was stepped ahead, so all requests are retained for longer. If a snapshot has seen
+    /// this already, they are retained even longer, which is harmless. Keys that expired before
+    /// count as recently expired.
+    Postponed {
+        /// The time after the step.
+        now_ms: u64,
+        /// The size of the step.
+        by_ms: u64,
     },
 }
 
@@ -243,6 +253,12 @@ pub(super) fn receive_max(out: &mut Vec<u8>, receive_max: u16) {
     number(out, receive_max.into());
 }
 
+pub(super) fn postponed(out: &mut Vec<u8>, now_ms: u64, by_ms: u64) {
+    out.push(POSTPONED);
+    number(out, now_ms);
+    number(out, by_ms);
+}
+
 /// Writes changes of MQTT sessions, as encoded by the broker.
 pub fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
     out.push(SESSIONS);
@@ -330,6 +346,10 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         WATCHES => Record::Watches(read_watches(&mut reader)?),
         RECEIVE_MAX => Record::ReceiveMax {
             receive_max: reader.small()?,
+        },
+        POSTPONED => Record::Postponed {
+            now_ms: reader.number()?,
+            by_ms: reader.number()?,
         },
         _ => {
             return Err(Malformed(

@@ -75,6 +75,13 @@ impl Recorder {
         }
     }
 
+    /// Records that the clock was stepped ahead.
+    pub fn postponed(&mut self, now_ms: u64, by_ms: u64) {
+        let mut record = Vec::new();
+        record::postponed(&mut record, now_ms, by_ms);
+        self.append(&record);
+    }
+
     /// Records the end of a run.
     pub fn stopped(&mut self, now_ms: u64) {
         let mut record = Vec::new();

@@ -177,7 +177,7 @@ impl Duplicates {
     }
 
     /// Postpones all deadlines by `by_ms`, because the clock was stepped ahead.
-    pub(super) fn postpone(&mut self, by_ms: u64) {
+    pub(crate) fn postpone(&mut self, by_ms: u64) {
         for slot in &mut self.window {
             slot.until_ms = slot.until_ms.saturating_add(by_ms);
         }

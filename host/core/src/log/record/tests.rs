@@ -278,6 +278,15 @@ fn start_record_contains_the_mode() {
 }
 
 #[test]
+fn postponement_survives_a_round_trip() {
+    let mut out = Vec::new();
+    postponed(&mut out, 300, 7);
+    assert_eq!(out, [11, 172, 2, 7]);
+    let (now_ms, by_ms) = (300, 7);
+    assert_eq!(read(&out).unwrap(), Record::Postponed { now_ms, by_ms });
+}
+
+#[test]
 fn receive_max_survives_a_round_trip() {
     for max in [0, 1025, u16::MAX] {
         let mut out = Vec::new();

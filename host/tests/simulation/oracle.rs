@@ -3,11 +3,18 @@
 //! The oracle is a history of changes, each with the log positions that it depends on. A crash
 //! removes the changes behind the last position that survived, and the rest is built again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use statehouse_core::policy::Assignment;
+use statehouse_core::store::INTERNAL_ERROR;
 use statehouse_protocol::SessionId;
 
-use crate::operation::{Command, Operation, value};
+use crate::operation::{Command, fault, value};
+
+/// The first and the last log position of what the host did about a packet.
+pub(crate) type Records = (u64, u64);
+
+pub(crate) const NO_RECORDS: Records = (1, 0);
 
 /// A change, and the log positions of the packet that caused it.
 struct Entry {
@@ -22,6 +29,7 @@ pub(crate) enum Change {
         key: String,
         value: Vec<u8>,
         until_ms: Option<u64>,
+        owner: usize,
     },
     Remove {
         key: String,
@@ -52,13 +60,33 @@ pub(crate) enum Change {
         topic: String,
         number: Option<u64>,
     },
+    Assigned(Box<Assignment>),
+    /// Behind a foreign broker: whether a client watches a key.
+    Watch(usize, String, bool),
 }
+
+/// A request that is handled now.
+pub(crate) struct Asked<'a> {
+    pub(crate) client: usize,
+    pub(crate) key: &'a str,
+    pub(crate) command: &'a Command,
+    pub(crate) number: u64,
+    pub(crate) now_ms: u64,
+    /// Whether the disk is full.
+    pub(crate) full: bool,
+    /// Whether the faulty policy handles it.
+    pub(crate) faulty: bool,
+    pub(crate) client_keys_max: Option<u64>,
+}
+
+pub(crate) const QUOTA_EXCEEDED: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) value: Vec<u8>,
     until_ms: Option<u64>,
+    owner: usize,
 }
 
 #[derive(Default)]
@@ -72,22 +100,33 @@ pub(crate) struct Oracle {
     pub(crate) subscriptions: BTreeMap<(usize, String), u8>,
     pub(crate) owed: BTreeMap<(usize, u64), u8>,
     pub(crate) retained: BTreeMap<String, u64>,
+    pub(crate) assignment: Option<Assignment>,
+    pub(crate) watches: BTreeSet<(usize, String)>,
     /// The last position of the packet that caused each operation.
     positions: HashMap<u64, u64>,
+    /// The last position that changed each key.
+    changed: HashMap<String, u64>,
 }
 
 impl Oracle {
-    pub(crate) fn note(&mut self, first: u64, last: u64, change: Change) {
-        if let Change::Done { number, .. } = change {
-            self.positions.remove(&number);
-            if first <= last {
-                self.positions.insert(number, last);
+    pub(crate) fn note(&mut self, records: Records, change: Change) {
+        let (first, last) = records;
+        let recorded = first <= last;
+        match &change {
+            Change::Done { number, .. } if recorded => _ = self.positions.insert(*number, last),
+            Change::Done { number, .. } => _ = self.positions.remove(number),
+            Change::Set { key, .. } | Change::Remove { key } if recorded => {
+                self.changed.insert(key.clone(), last);
             }
+            _ => {}
         }
         self.apply(&change);
         // Without a record nothing survives a crash.
-        let first = if first > last { u64::MAX } else { first };
-        let last = if first == u64::MAX { u64::MAX } else { last };
+        let (first, last) = if recorded {
+            records
+        } else {
+            (u64::MAX, u64::MAX)
+        };
         self.history.push(Entry {
             first,
             last,
@@ -101,8 +140,14 @@ impl Oracle {
                 key,
                 value,
                 until_ms,
+                owner,
             } => {
-                _ = self.table.insert(key, Value { value, until_ms });
+                let value = Value {
+                    value,
+                    until_ms,
+                    owner,
+                };
+                _ = self.table.insert(key, value);
             }
             Change::Remove { key } => _ = self.table.remove(&key),
             Change::Done { number, response } => _ = self.done.insert(number, response),
@@ -128,6 +173,9 @@ impl Oracle {
                 Some(number) => _ = self.retained.insert(topic, number),
                 None => _ = self.retained.remove(&topic),
             },
+            Change::Assigned(assignment) => self.assignment = Some(*assignment),
+            Change::Watch(client, key, true) => _ = self.watches.insert((client, key)),
+            Change::Watch(client, key, false) => _ = self.watches.remove(&(client, key)),
         }
     }
 
@@ -141,6 +189,10 @@ impl Oracle {
             .collect();
         self.history = whole;
         self.uncertain.clear();
+        let changed = self.changed.values_mut();
+        for reached in self.positions.values_mut().chain(changed) {
+            *reached = (*reached).min(position);
+        }
         if between {
             // The table shows whether the packet at the end was handled.
             self.rebuild();
@@ -170,9 +222,11 @@ impl Oracle {
         let history = std::mem::take(&mut self.history);
         let positions = std::mem::take(&mut self.positions);
         let uncertain = std::mem::take(&mut self.uncertain);
+        let changed = std::mem::take(&mut self.changed);
         *self = Self {
             positions,
             uncertain,
+            changed,
             ..Self::default()
         };
         for entry in &history {
@@ -201,51 +255,104 @@ impl Oracle {
         self.positions.get(&number).copied().unwrap_or(0)
     }
 
-    fn value(&self, key: &str, now_ms: u64) -> Option<&Vec<u8>> {
-        let found = self.table.get(key).filter(|it| !it.expired(now_ms));
-        found.map(|it| &it.value)
+    /// The position that a read of the key, or of all keys, depends on.
+    pub(crate) fn changed(&self, key: &str, all: bool) -> u64 {
+        let changed = self.changed.iter().filter(|(it, _)| all || *it == key);
+        changed.map(|(_, position)| *position).max().unwrap_or(0)
+    }
+
+    /// The keys that have expired and are not removed.
+    pub(crate) fn expired(&self, now_ms: u64) -> Vec<String> {
+        let expired = self.table.iter().filter(|(_, it)| it.expired(now_ms));
+        expired.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Whether a SET of this key exceeds the limit of its client.
+    fn exceeds(&self, asked: &Asked<'_>, found: Option<&Value>) -> bool {
+        let live = self.table.values().filter(|it| !it.expired(asked.now_ms));
+        let owned = live.filter(|it| it.owner == asked.client).count() as u64;
+        let grows = found.is_none_or(|it| it.owner != asked.client);
+        grows && asked.client_keys_max.is_some_and(|max| owned >= max)
+    }
+
+    /// The response to a SCAN of all keys.
+    fn scan(&self, now_ms: u64) -> Vec<u8> {
+        let live = self.live(now_ms);
+        let mut response = format!("*1\r\n*{}\r\n", live.len()).into_bytes();
+        response.extend(live.keys().flat_map(|key| bulk(key.as_bytes())));
+        response
     }
 
     /// The response to a request and its change, if it is handled now.
-    pub(crate) fn handle(
-        &self,
-        operation: &Operation,
-        number: u64,
-        now_ms: u64,
-        full: bool,
-    ) -> (Vec<u8>, Option<Change>) {
-        let Operation::Request { key, command } = operation else {
-            return (Vec::new(), None);
+    pub(crate) fn handle(&self, asked: &Asked<'_>) -> (Vec<u8>, Option<Change>) {
+        let &Asked {
+            client,
+            key,
+            command,
+            number,
+            now_ms,
+            full,
+            faulty,
+            ..
+        } = asked;
+        let found = self.table.get(key).filter(|it| !it.expired(now_ms));
+        let set = |value, until_ms| {
+            Some(Change::Set {
+                key: key.to_owned(),
+                value,
+                until_ms,
+                owner: client,
+            })
         };
-        let found = self.value(key, now_ms);
-        let remove = || Some(Change::Remove { key: key.clone() });
+        let remove = || {
+            Some(Change::Remove {
+                key: key.to_owned(),
+            })
+        };
+        let fails = !matches!(
+            command,
+            Command::Fault { fine: true } | Command::Get | Command::Watch | Command::Unwatch
+        );
         let (response, change): (&[u8], _) = match command {
-            Command::Set { nx: true, .. } if found.is_some() => (b":-1\r\n", None),
-            Command::Set { .. } if full => (b"-ERR the quota has been exceeded\r\n", None),
-            Command::Set { px_ms, .. } => {
-                let change = Change::Set {
-                    key: key.clone(),
-                    value: value(number),
-                    until_ms: px_ms.map(|px| now_ms + px),
-                };
-                (b"+OK\r\n", Some(change))
+            // What it answers is open, since other policies do not know the command.
+            Command::Hide => (b"", None),
+            _ if faulty && (fails || full && matches!(command, Command::Fault { .. })) => {
+                (INTERNAL_ERROR, None)
             }
+            Command::Set { nx: true, .. } if found.is_some() => (b":-1\r\n", None),
+            Command::Set { .. } | Command::Fault { .. } if full || self.exceeds(asked, found) => {
+                (QUOTA_EXCEEDED, None)
+            }
+            Command::Fault { fine } => {
+                let until_ms = faulty.then_some(now_ms + 1_000);
+                (b"+OK\r\n", set(fault(*fine), until_ms))
+            }
+            Command::Set { px_ms, .. } => {
+                let until_ms = px_ms.map(|px| now_ms + px);
+                (b"+OK\r\n", set(value(number), until_ms))
+            }
+            Command::Scan => return (self.scan(now_ms), None),
             Command::Get => match found {
-                Some(value) => {
-                    let mut response = format!("${}\r\n", value.len()).into_bytes();
-                    response.extend(value);
-                    response.extend(b"\r\n");
-                    return (response, None);
-                }
+                Some(Value { value, .. }) => return (bulk(value), None),
                 None => (b"$-1\r\n", None),
             },
             Command::Delete | Command::DeleteIf(_) if found.is_none() => (b":0\r\n", None),
-            Command::DeleteIf(value) if found != Some(value) => (b":-1\r\n", None),
+            Command::DeleteIf(of) if found.is_some_and(|it| it.value != value(*of)) => {
+                (b":-1\r\n", None)
+            }
             Command::Delete | Command::DeleteIf(_) => (b":1\r\n", remove()),
             Command::Watch | Command::Unwatch => (b"+OK\r\n", None),
         };
         (response.to_vec(), change)
     }
+}
+
+/// A bulk string of RESP.
+fn bulk(text: &[u8]) -> Vec<u8> {
+    let mut out = format!("${}\r\n", text.len()).into_bytes();
+    out.extend(text);
+    out.extend(b"\r\n");
+    out
 }
 
 impl Value {

@@ -7,8 +7,8 @@ use statehouse_mqtt::simulation::Wire;
 
 use crate::client::{Link, Sent};
 use crate::egress::Tap;
-use crate::operation::{Command, Operation, value};
-use crate::oracle::Change;
+use crate::operation::{Command, Handled, Operation};
+use crate::oracle::{Change, NO_RECORDS, Records};
 use crate::packet::Connect;
 use crate::world::World;
 
@@ -60,7 +60,14 @@ impl World {
         let grows = |sent: &Sent| match sent {
             // At QoS 2 it is open whether a crash preserves the packet id of a refused request.
             Sent::Publish { operation, qos, .. } => {
-                *qos == 2 || matches!(operation, Operation::Message { .. })
+                let hides = matches!(
+                    operation,
+                    Operation::Request {
+                        command: Command::Hide,
+                        ..
+                    }
+                );
+                *qos == 2 || hides || matches!(operation, Operation::Message { .. })
             }
             Sent::Connect(_) | Sent::Subscribe { .. } => true,
             Sent::Ack | Sent::Disconnect { .. } => false,
@@ -91,6 +98,7 @@ impl World {
         }
         let first = self.node.appended() + 1;
         let full = !self.node.has_room();
+        self.ledger.sweeps = self.has_expired();
         let link = &mut self.clients[who].links[at];
         let Some(wire) = &mut link.wire else { return };
         wire.send(bytes);
@@ -99,9 +107,8 @@ impl World {
         match sent {
             Sent::Connect(_) | Sent::Ack => {}
             Sent::Subscribe { id, filters } => {
-                let lasts = self.clients[who].expiry_s > 0;
-                let (first, last) = if lasts { (first, last) } else { (1, 0) };
-                let needed = if first <= last { last } else { 0 };
+                let records = self.recorded_for(who, (first, last));
+                let needed = if records.0 <= records.1 { last } else { 0 };
                 self.clients[who].links[at].positions.insert(id, needed);
                 for (filter, qos) in filters {
                     let change = Change::Subscribed {
@@ -109,7 +116,7 @@ impl World {
                         filter,
                         qos,
                     };
-                    self.oracle.note(first, last, change);
+                    self.oracle.note(records, change);
                 }
             }
             Sent::Publish {
@@ -122,11 +129,35 @@ impl World {
                 if dup {
                     self.tally.count("duplicate PUBLISH packets");
                 }
-                let range = (first, last);
-                self.handle_publish(who, at, number, &operation, qos, range, full);
+                let records = (first, last);
+                match &operation {
+                    Operation::Request { key, command } => {
+                        assert!(
+                            qos == 2 || !self.has_expired(),
+                            "an expired key is in the table"
+                        );
+                        let handled = Handled {
+                            who,
+                            number,
+                            key,
+                            command,
+                            records,
+                            full,
+                        };
+                        self.take_request(&handled, at, qos);
+                    }
+                    _ => self.handle_message(number, &operation, qos, records),
+                }
             }
             Sent::Disconnect { reason } => self.handle_disconnect(who, at, reason),
         }
+    }
+
+    /// Whether the next step removes expired keys.
+    pub(crate) fn has_expired(&self) -> bool {
+        let now_ms = self.now_ms();
+        let next_ms = (self.node.server).inspect(|store| store.next_expiry_ms());
+        self.plan.expiry && next_ms.is_some_and(|next_ms| next_ms <= now_ms)
     }
 
     fn handle_connect(&mut self, who: usize, at: usize, bytes: &[u8], connect: &Connect) {
@@ -140,7 +171,8 @@ impl World {
             .collect();
         let expected = self.expects_session(who, !served.is_empty());
         let tap = Tap::new(number, &self.node, &self.egress);
-        let wire = Wire::connect_to(&self.node.broker, bytes, Arc::new(tap));
+        let broker = self.node.broker.as_ref().expect("the broker is embedded");
+        let wire = Wire::connect_to(broker, bytes, Arc::new(tap));
         let wire = wire.unwrap_or_else(|reason| panic!("CONNECT was refused: {reason:?}"));
         let last = self.node.appended();
         let session = wire.session();
@@ -154,8 +186,7 @@ impl World {
             expected.is_none_or(|it| it == resumed),
             "obligation 5: a session of c{who} exists: expected {expected:?}, found {resumed}"
         );
-        let lasts = connect.expiry_s > 0;
-        let (first, last) = if lasts { (first, last) } else { (1, 0) };
+        let records = self.recorded_for(who, (first, last));
         if resumed {
             self.tally.count("sessions resumed");
             if self.clients[who].detached_ms <= self.started_ms && self.life > 1 {
@@ -164,14 +195,14 @@ impl World {
         } else {
             if self.oracle.sessions.contains_key(&who) {
                 self.tally.count("expired sessions");
-                self.oracle
-                    .note(first, last, Change::SessionEnded { client: who });
+                let change = Change::SessionEnded { client: who };
+                self.oracle.note(records, change);
             }
             let change = Change::Session {
                 client: who,
                 number: session,
             };
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
         self.wills.connected(who, resumed, &mut self.tally);
         if let Some(will) = &connect.will {
@@ -180,7 +211,7 @@ impl World {
         let link = &mut self.clients[who].links[at];
         link.resumed = resumed;
         link.session = session;
-        link.connected_at = if first <= last { first } else { 0 };
+        link.connected_at = if records.0 <= records.1 { first } else { 0 };
         link.wire = Some(wire);
     }
 
@@ -215,62 +246,39 @@ impl World {
         drop(link);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "each is a fact about one packet")]
-    fn handle_publish(
-        &mut self,
-        who: usize,
-        at: usize,
-        number: u64,
-        operation: &Operation,
-        qos: u8,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let is_request = matches!(operation, Operation::Request { .. });
+    /// The records of a packet, if those of this client survive a crash.
+    fn recorded_for(&self, client: usize, records: Records) -> Records {
+        match self.clients[client].expiry_s {
+            0 => NO_RECORDS,
+            _ => records,
+        }
+    }
+
+    fn take_request(&mut self, handled: &Handled<'_>, at: usize, qos: u8) {
+        let number = handled.number;
         // Reads are not remembered, and execute again. A request at QoS 2 runs once in any case.
-        let repeats = qos == 1
-            && matches!(
-                operation,
-                Operation::Request {
-                    command: Command::Get | Command::Watch,
-                    ..
-                }
-            );
-        if self.oracle.is_done(number) && !repeats && (is_request || qos == 2) {
+        let repeats = qos == 1 && handled.command.repeats();
+        if self.oracle.is_done(number) && !repeats {
             self.tally
                 .count("requests redelivered without a second effect");
             return;
         }
-        if qos == 2 && self.reads.contains(&number) {
-            self.unrecorded.insert(number);
-        }
-        if is_request && !self.handled.insert(number) {
+        if !self.ledger.handled.insert(number) {
             self.tally.count("requests redelivered after a crash");
         }
-        if is_request {
-            if full {
-                self.cramped.insert(number);
+        if handled.full {
+            self.ledger.unremembered.insert(number);
+        }
+        if qos == 2 {
+            self.tally.count("a QoS 2 request");
+            if self.ledger.reads.contains(&number) {
+                self.ledger.unrecorded.insert(number);
             }
-            if qos == 2 {
-                self.tally.count("a QoS 2 request");
-            }
-            self.handle_request(who, at, number, operation, (first, last), full);
-            return;
         }
-        let count = [
-            "messages at QoS 0",
-            "messages at QoS 1",
-            "messages at QoS 2",
-        ];
-        self.tally.count(count[usize::from(qos)]);
-        if !self.handled.insert(number) {
-            self.repeated.insert(number);
-        }
-        if qos > 0 {
-            let response = None;
-            self.oracle
-                .note(first, last, Change::Done { number, response });
-        }
+        self.handle_request(handled, at);
+    }
+
+    fn handle_message(&mut self, number: u64, operation: &Operation, qos: u8, records: Records) {
         let Operation::Message {
             topic,
             retain,
@@ -279,6 +287,23 @@ impl World {
         else {
             return;
         };
+        if self.oracle.is_done(number) && qos == 2 {
+            return;
+        }
+        let count = [
+            "messages at QoS 0",
+            "messages at QoS 1",
+            "messages at QoS 2",
+        ];
+        self.tally.count(count[usize::from(qos)]);
+        if !self.ledger.handled.insert(number) {
+            self.ledger.repeated.insert(number);
+        }
+        if qos > 0 {
+            let response = None;
+            let change = Change::Done { number, response };
+            self.oracle.note(records, change);
+        }
         if *retain {
             if *empty {
                 self.tally.count("retained messages removed");
@@ -287,7 +312,7 @@ impl World {
                 topic: topic.clone(),
                 number: (!empty).then_some(number),
             };
-            self.oracle.note(first, last, change);
+            self.oracle.note(records, change);
         }
         if !topic.starts_with("t/") {
             return;
@@ -299,82 +324,13 @@ impl World {
             .filter(|(_, qos)| *qos > 0)
             .collect();
         for (client, qos) in subscribers {
-            let lasts = self.clients[client].expiry_s > 0;
-            let (first, last) = if lasts { (first, last) } else { (1, 0) };
+            let records = self.recorded_for(client, records);
             let change = Change::Owed {
                 client,
                 number,
                 qos,
             };
-            self.oracle.note(first, last, change);
-        }
-    }
-
-    fn handle_request(
-        &mut self,
-        who: usize,
-        at: usize,
-        number: u64,
-        operation: &Operation,
-        (first, last): (u64, u64),
-        full: bool,
-    ) {
-        let Operation::Request { key, command } = operation else {
-            return;
-        };
-        let now_ms = self.now_ms();
-        let (mut response, change) = self.oracle.handle(operation, number, now_ms, full);
-        if full && response.starts_with(b"-ERR") {
-            self.tally.count("refused for a full disk");
-        }
-        let link = &mut self.clients[who].links[at];
-        let mut response = match command {
-            Command::Watch => {
-                // A watch that is open may have begun already.
-                link.watches.insert(key.clone(), true);
-                Some(response)
-            }
-            Command::Unwatch => match link.watches.remove(key) {
-                Some(true) => Some(response),
-                Some(false) => None,
-                None => Some(b":0\r\n".to_vec()),
-            },
-            _ => Some(std::mem::take(&mut response)),
-        };
-        if full && *command == Command::Watch || self.open.contains(&number) {
-            response = None;
-            if matches!(command, Command::Watch | Command::Unwatch) {
-                link.watches.insert(key.clone(), false);
-                link.open_keys.insert(key.clone());
-            }
-        }
-        self.trace.add(|| {
-            let text = response.as_deref().map(String::from_utf8_lossy);
-            format!("  handled {number}: {text:?}")
-        });
-        if let Some(response) = &response {
-            let possible = self.possible.entry(number).or_default();
-            possible.insert(response.clone());
-        }
-        if full && change.is_none() {
-            // A request that changes nothing is not remembered on a full disk.
-            return;
-        }
-        // Records of a read are of keys that expired before it.
-        let (own_first, own_last) = match command {
-            Command::Get | Command::Watch => (1, 0),
-            _ => (first, last),
-        };
-        let done = Change::Done { number, response };
-        self.oracle.note(own_first, own_last, done);
-        let Some(change) = change else { return };
-        let value = matches!(change, Change::Set { .. }).then(|| value(number));
-        self.oracle.note(first, last, change);
-        for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
-            if link.is_served() && link.watches.get(key) == Some(&true) {
-                let owed = link.owed.entry(key.clone()).or_default();
-                owed.push_back((number, value.clone()));
-            }
+            self.oracle.note(records, change);
         }
     }
 }

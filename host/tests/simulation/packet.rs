@@ -34,6 +34,14 @@ pub(crate) struct Publish {
     pub(crate) user: Vec<(String, String)>,
 }
 
+impl Publish {
+    /// The first user property of this name.
+    pub(crate) fn user(&self, name: &str) -> Option<&str> {
+        let mut user = self.user.iter();
+        user.find_map(|(it, value)| (it == name).then_some(&**value))
+    }
+}
+
 /// A will: topic, payload, QoS 2, delay in seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Will {

@@ -87,13 +87,15 @@ impl World {
         // session. A client cannot detect this; the simulation can, and begins again.
         let session = link.session;
         let known = std::mem::replace(&mut client.session, session) == session;
-        if present && known {
-            client.resend();
-        } else {
+        let known = present && known;
+        if !known {
             client.begin_session();
         }
         if !client.subscribed {
             client.subscribe();
+        }
+        if known {
+            client.resend();
         }
     }
 
@@ -137,7 +139,8 @@ impl World {
         }
         if is_request && client.receive_max == 100 {
             assert!(
-                client.responses.contains_key(&number) || self.cramped.contains(&number),
+                client.responses.contains_key(&number)
+                    || self.ledger.unremembered.contains(&number),
                 "obligation 2: request {number} of c{who} is acknowledged before its response"
             );
         }
@@ -146,7 +149,7 @@ impl World {
         }
         client.acknowledged.push(number);
         assert!(
-            self.oracle.is_done(number) || self.cramped.contains(&number),
+            self.oracle.is_done(number) || self.ledger.unremembered.contains(&number),
             "obligation 1: {number} is acknowledged, and was not handled"
         );
     }
@@ -172,7 +175,11 @@ impl World {
             link.send(packet::ack(kind, it.id), Sent::Ack);
         }
         if it.qos == 2 && !client.received.insert(it.id) {
-            assert!(it.dup, "obligation 8: packet id {} is in use", it.id);
+            assert!(
+                it.dup || self.ledger.lossy,
+                "obligation 8: packet id {} is in use",
+                it.id
+            );
             return;
         }
         match it.topic.split('/').next() {
@@ -184,7 +191,7 @@ impl World {
             }
             Some("ret") => {
                 let number = number_in(&it.payload, "m").expect("a retained message");
-                self.retained.insert(it.topic, number);
+                self.ledger.retained.insert(it.topic, number);
             }
             _ => {}
         }
@@ -194,15 +201,15 @@ impl World {
     fn response_arrives(&mut self, who: usize, it: &Publish) {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of this client");
-        let version = it.user.iter().find(|(name, _)| name == "__ts");
-        let version = version.map(|(_, it)| it.clone());
-        let reads = self.reads.contains(&number);
+        let version = it.user("__ts").map(str::to_owned);
+        let reads = self.ledger.reads.contains(&number);
         let response = (it.payload.clone(), version);
         let Some(before) = self.clients[who].responses.insert(number, response.clone()) else {
             return;
         };
         self.tally.count("responses seen twice");
-        if reads || self.cramped.contains(&number) {
+        // In interval mode a crash may lose a request whose response has left.
+        if reads || self.ledger.unremembered.contains(&number) || self.ledger.lossy {
             return;
         }
         assert_eq!(
@@ -215,18 +222,18 @@ impl World {
     /// Obligation 4: once at QoS 2, in the order of publication.
     fn message_arrives(&mut self, who: usize, it: &Publish, lasts: bool) {
         let number = number_in(&it.payload, "m").expect("a message of a client");
-        let published = self.qos.get(&number).copied().unwrap_or(0);
+        let published = self.ledger.qos.get(&number).copied().unwrap_or(0);
         let qos2 = published == 2 && it.qos == 2;
         let client = &mut self.clients[who];
         let (times, _) = client.arrived.entry(number).or_insert((0, it.qos));
         *times += 1;
         let first = *times == 1;
         assert!(
-            first || !qos2 || !lasts,
+            first || !qos2 || !lasts || self.ledger.lossy,
             "obligation 4: the QoS 2 message {number} arrived twice at c{who}"
         );
         // A publisher's repetition may come behind its later messages at a new subscriber.
-        if first && it.qos > 0 && !self.repeated.contains(&number) {
+        if first && it.qos > 0 && !self.ledger.repeated.contains(&number) && !self.ledger.lossy {
             let last = client
                 .last
                 .insert((it.topic.clone(), published, it.qos), number);
