@@ -79,6 +79,10 @@ struct Decision {
     notifications: Vec<Notification>,
 }
 
+/// The result of a chosen policy and of those that notify for it. The error says whether the chosen
+/// policy itself failed.
+type Attributed<T> = Result<T, (Failure, bool)>;
+
 impl Store {
     /// Creates an empty store with the policies of `registry`.
     pub fn new(registry: Registry<Transaction>, quota: Quota) -> Self {
@@ -315,8 +319,7 @@ impl Store {
         self.commit(transaction, decision, request, identified, context, effects)
     }
 
-    /// Runs the chosen policy and renders the notifications. The error says whether the chosen
-    /// policy itself failed.
+    /// Runs the chosen policy and renders the notifications.
     fn run_policy(
         &mut self,
         choice: Choice,
@@ -324,7 +327,7 @@ impl Store {
         request: &Request<'_>,
         now_ms: u64,
         effects: &mut Effects,
-    ) -> (Box<Transaction>, Result<Decision, (Failure, bool)>) {
+    ) -> (Box<Transaction>, Attributed<Decision>) {
         let routes = self.registry.routes().clone();
         let chosen = self.registry.slot(choice.slot);
         let by = chosen.policy().clone();
@@ -457,7 +460,7 @@ impl Store {
     }
 
     /// Renders the notifications of a request that changed keys of other policies. Each change is
-    /// rendered by the policy that owns its key. The error says whether policy `by` itself failed.
+    /// rendered by the policy that owns its key.
     fn notify_by_owners(
         &mut self,
         by: usize,
@@ -465,7 +468,7 @@ impl Store {
         now_ms: u64,
         share: Share,
         effects: &mut Effects,
-    ) -> (Box<Transaction>, Result<Vec<Notification>, (Failure, bool)>) {
+    ) -> (Box<Transaction>, Attributed<Vec<Notification>>) {
         let mut notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
         let mut notifications = Vec::new();
         let changes: Vec<Change> = transaction.changes().cloned().collect();
