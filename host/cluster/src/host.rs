@@ -16,6 +16,9 @@ use crate::options::{Options, broken};
 /// The wait after a call that failed at once, so that a loop does not spin.
 pub(crate) const RETRY: Duration = Duration::from_millis(50);
 
+/// Attempts of one transaction between two warnings: some 10 s.
+const ATTEMPTS_PER_WARNING: u64 = 20;
+
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) engine: Arc<dyn Engine>,
@@ -93,6 +96,7 @@ impl Host {
             deletes,
         };
         let mut may_be_applied = false;
+        let mut attempts = 0_u64;
         loop {
             match self.attempt(self.engine.transact(&transaction)).await {
                 Ok(Outcome::Applied(revision)) => return Decision::Applied(revision),
@@ -105,10 +109,13 @@ impl Host {
                     if gives_up && !may_be_applied {
                         return Decision::NotSent(error);
                     }
-                    tracing::warn!("repeating a transaction: {error}");
+                    if attempts.is_multiple_of(ATTEMPTS_PER_WARNING) {
+                        tracing::warn!("repeating a transaction: {error}");
+                    }
                     if broken!(self.options, RetryWithoutCondition) {
                         transaction.condition = Condition::Always;
                     }
+                    attempts += 1;
                     self.clock.sleep(RETRY).await;
                 }
             }

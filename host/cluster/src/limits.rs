@@ -59,6 +59,9 @@ pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 /// snapshot's pieces while the old ones still exist.
 pub const QUOTA_EIGHTHS_MAX: u64 = 6;
 
+/// Changes of the head that only reads found, before a follower watches another endpoint.
+pub const MISSED_HEADS_MAX: u32 = 3;
+
 /// Attempts to read a frame that continues the log, before a follower stops. Each asks another
 /// endpoint, so more attempts than voters find a healthy one.
 pub const MISMATCHES_MAX: u32 = 8;

@@ -107,6 +107,7 @@ fn begin<'a>(host: &'a Host, signals: &'a Signals, head: Head, bytes: Bytes) -> 
         log_bytes: 0,
         frame_at: host.now(),
         mismatches: 0,
+        missed: 0,
     }
 }
 

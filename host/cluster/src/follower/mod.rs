@@ -14,7 +14,7 @@ use statehouse_protocol::LogPosition;
 
 use crate::codec::Malformed;
 use crate::embedder::Embedder;
-use crate::engine::{Change, EngineError, Value};
+use crate::engine::{Change, EngineError, Revision, Value, Watch};
 use crate::error::Stop;
 use crate::frame::{self, Assembler, Frame};
 use crate::head::{Chain, Head};
@@ -45,6 +45,8 @@ pub(crate) struct Follower<'a> {
     frame_at: Duration,
     /// Consecutive attempts to read the next frame that did not find it.
     mismatches: u32,
+    /// Heads that a read found before the watch, since the last change that the watch reported.
+    missed: u32,
 }
 
 /// A value of the head.
@@ -83,7 +85,7 @@ impl Follower<'_> {
     /// Follows the log by a watch that begins after the last read frame.
     pub(crate) async fn follow(
         mut self,
-        mut watch: crate::engine::Watch,
+        mut watch: Watch,
         embedder: &mut dyn Embedder,
     ) -> Result<Followed, Stop> {
         let mut suspicion = Suspicion::new(self.host.now());
@@ -103,20 +105,44 @@ impl Follower<'_> {
             tokio::select! {
                 biased;
                 change = watch.recv() => match change {
-                    Some(Ok(change)) => self.change(change, embedder)?,
-                    Some(Err(error)) => {
-                        tracing::debug!("the watch ended: {error}");
-                        return Ok(Followed::Rejoin);
+                    Some(Ok(change)) => {
+                        self.missed = 0;
+                        self.change(change, embedder)?;
                     }
-                    None => return Ok(Followed::Rejoin),
+                    ended => {
+                        tracing::debug!("the watch ended: {ended:?}");
+                        watch = self.watch_again().await?;
+                        suspicion.engine_failed();
+                    }
                 },
                 () = self.signals.suspect.notified() => suspicion.suspect(self.host.now()),
                 () = self.host.clock.sleep(wait) => suspicion.tick(&mut self).await?,
+            }
+            if self.missed >= limits::MISSED_HEADS_MAX {
+                watch = self.watch_again().await?;
             }
             suspicion.saw(&self.seen.head);
             if self.seen.head.epoch != epoch {
                 embedder.following(&self.seen.head);
             }
+        }
+    }
+
+    /// Watches from the newest head on. The frames before it are read.
+    async fn watch_again(&mut self) -> Result<Watch, Stop> {
+        let range = self.host.keys.followed();
+        self.missed = 0;
+        loop {
+            self.host.engine.next_endpoint();
+            if let Ok(value) = self.host.get_head().await {
+                let from = Revision(value.revision.0 + 1);
+                self.read_head(value)?;
+                let call = self.host.engine.watch(&range, from);
+                if let Ok(watch) = self.host.attempt(call).await {
+                    return Ok(watch);
+                }
+            }
+            self.host.clock.sleep(RETRY).await;
         }
     }
 

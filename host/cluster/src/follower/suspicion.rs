@@ -57,6 +57,12 @@ impl Suspicion {
         }
     }
 
+    /// The engine did not answer, so the silence of the leader proves nothing.
+    pub(super) fn engine_failed(&mut self) {
+        self.challenged_at = None;
+        self.is_silent = false;
+    }
+
     fn clear(&mut self) {
         self.suspected = false;
         self.challenged_at = None;
@@ -83,7 +89,7 @@ impl Suspicion {
         let timing = &host.options.timing;
         let answered = match host.get_head().await {
             Ok(value) => {
-                follower.read_head(value)?;
+                follower.missed += u32::from(follower.read_head(value)?);
                 true
             }
             Err(_) => false,
@@ -92,7 +98,7 @@ impl Suspicion {
         let quiet = host.now().saturating_sub(follower.seen.at);
         self.suspected |= quiet > timing.quiet;
         match self.challenged_at {
-            _ if !answered => self.challenged_at = None,
+            _ if !answered => self.engine_failed(),
             None if self.suspected => self.challenge(follower).await,
             Some(at) if host.now().saturating_sub(at) >= timing.silence => self.is_silent = true,
             _ => {}
