@@ -28,6 +28,9 @@ pub enum Stop {
         /// The epoch and change that this host knows to be committed.
         known: (u64, u64),
     },
+    /// The member ran before.
+    #[error("this member has run before: create another one with a new process id")]
+    HasRun,
     /// The store could not apply a block or a record.
     #[error("the store cannot apply the log: {0}")]
     Embedder(String),

@@ -71,6 +71,12 @@ impl Host {
         attempt(&*self.engine, &*self.clock, limit, call).await
     }
 
+    /// One attempt of a call with a long answer.
+    pub(crate) async fn read<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
+        let limit = self.options.timing.read;
+        attempt(&*self.engine, &*self.clock, limit, call).await
+    }
+
     pub(crate) async fn get_head(&self) -> Result<Value, EngineError> {
         self.attempt(self.engine.get(&self.keys.head())).await
     }

@@ -35,6 +35,7 @@ pub(crate) struct Signals {
 struct State {
     abstains_until: Duration,
     known: (u64, u64),
+    has_run: bool,
 }
 
 impl Signals {
@@ -80,12 +81,18 @@ impl Member {
     /// dropped, a leadership ends at once; other hosts wait for its lease unless it was handed
     /// over before.
     ///
+    /// A member must run only once. To run again, create a member with another
+    /// [`Options::process`]: a transaction of the first run may still be applied, and must differ
+    /// from those of the second.
+    ///
     /// # Errors
     /// [`Stop`].
     pub async fn run(&self, embedder: &mut dyn Embedder) -> Result<Infallible, Stop> {
+        if std::mem::replace(&mut self.signals.locked().has_run, true) {
+            return Err(Stop::HasRun);
+        }
         loop {
             let (follower, watch) = join(&self.host, &self.signals, embedder).await?;
-            embedder.following(follower.head());
             let Followed::Won(won) = follower.follow(watch, embedder).await? else {
                 continue;
             };

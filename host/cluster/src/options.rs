@@ -52,6 +52,8 @@ pub struct Timing {
     /// The wait for an answer before the same transaction is sent to the next server. A server of
     /// etcd lets a client wait long if its leader died.
     pub attempt: Duration,
+    /// The wait for a page of the log or of a snapshot: 16 MiB at 13 Mbit/s.
+    pub read: Duration,
     /// How long a challenged leader must be silent before a follower campaigns.
     pub silence: Duration,
     /// How often a follower looks at the head while it suspects the leader.
@@ -77,6 +79,7 @@ impl Default for Timing {
         Self {
             lease: Duration::from_secs(2),
             attempt: Duration::from_millis(500),
+            read: Duration::from_secs(10),
             silence: Duration::from_secs(1),
             probe: Duration::from_millis(200),
             delay: Duration::from_millis(200),
@@ -150,7 +153,7 @@ impl Options {
         }
     }
 
-    /// Checks the names against their limits.
+    /// Checks names and sizes against their limits.
     ///
     /// # Errors
     /// A text for the operator.
@@ -160,6 +163,14 @@ impl Options {
         if self.address.len() > limits::ADDRESS_BYTES_MAX {
             let bytes_max = limits::ADDRESS_BYTES_MAX;
             return Err(format!("the address is longer than {bytes_max} bytes"));
+        }
+        let sizes = &self.sizes;
+        let body = sizes.frame_bytes.max(sizes.part_bytes);
+        if body > limits::FRAME_BODY_BYTES_MAX || sizes.piece_bytes > limits::PIECE_BYTES_MAX {
+            return Err("a frame or a piece would exceed the largest request of etcd".into());
+        }
+        if sizes.part_bytes == 0 || sizes.piece_bytes == 0 {
+            return Err("a part or a piece would be empty".into());
         }
         Ok(())
     }

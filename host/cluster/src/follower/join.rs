@@ -18,6 +18,8 @@ use statehouse_protocol::LogPosition;
 enum Failed {
     /// Another attempt can succeed.
     Retry(String),
+    /// The server is damaged, or was changed by another program.
+    Mismatch(&'static str),
     Stop(Stop),
 }
 
@@ -39,20 +41,27 @@ pub(crate) async fn join<'a>(
     signals: &'a Signals,
     embedder: &mut dyn Embedder,
 ) -> Result<(Follower<'a>, Watch), Stop> {
-    let mut attempts = 0;
+    let (mut attempts, mut mismatches) = (0, 0);
     loop {
         match attempt(host, signals, embedder).await {
             Ok(joined) => return Ok(joined),
             Err(Failed::Stop(stop)) => return Err(stop),
+            Err(Failed::Mismatch(what)) if mismatches == limits::MISMATCHES_MAX => {
+                return Err(Stop::Damaged(what.into()));
+            }
+            Err(Failed::Mismatch(what)) => {
+                mismatches += 1;
+                tracing::warn!("reading the log from another server: {what}");
+            }
             Err(Failed::Retry(reason)) => {
                 attempts += 1;
                 if attempts % limits::MISMATCHES_MAX == 0 {
                     tracing::warn!("joining the log again after {attempts} attempts: {reason}");
                 }
-                host.engine.next_endpoint();
-                host.clock.sleep(RETRY).await;
             }
         }
+        host.engine.next_endpoint();
+        host.clock.sleep(RETRY).await;
     }
 }
 
@@ -123,18 +132,16 @@ async fn read_snapshot(
     let mut next = 0;
     while next < snapshot.pieces {
         let range = host.keys.pieces_from(snapshot.id, next);
-        let page = host
-            .attempt(host.engine.range(&range, Some(revision)))
-            .await?;
+        let page = host.read(host.engine.range(&range, Some(revision))).await?;
         if page.values.is_empty() {
-            return Err(Failed::Retry("a piece of the snapshot is missing".into()));
+            return Err(Failed::Mismatch("a piece of the snapshot is missing"));
         }
         for (key, piece) in page.values {
             if next == snapshot.pieces {
                 break;
             }
             if key != host.keys.piece(snapshot.id, next) {
-                return Err(Failed::Retry("a piece of the snapshot is missing".into()));
+                return Err(Failed::Mismatch("a piece of the snapshot is missing"));
             }
             hasher.update(&piece);
             blocks.piece(&piece, embedder)?;
@@ -142,7 +149,7 @@ async fn read_snapshot(
         }
     }
     if !blocks.buffer.is_empty() || *hasher.finalize().as_bytes() != snapshot.hash {
-        return Err(Failed::Retry("the snapshot differs from its hash".into()));
+        return Err(Failed::Mismatch("the snapshot differs from its hash"));
     }
     Ok(())
 }
@@ -160,7 +167,7 @@ impl Blocks {
         while let Some((len, after)) = rest.split_first_chunk::<4>() {
             let len = u32::from_le_bytes(*len) as usize;
             if len > limits::BLOCK_BYTES_MAX {
-                return Err(Failed::Retry("a block of the snapshot is too long".into()));
+                return Err(Failed::Mismatch("a block of the snapshot is too long"));
             }
             let Some((block, after)) = after.split_at_checked(len) else {
                 break;
@@ -183,15 +190,13 @@ async fn read_log(
     let host = follower.host;
     while follower.seq < follower.seen.head.seq {
         let range = host.keys.frames_from(follower.seq + 1);
-        let page = host
-            .attempt(host.engine.range(&range, Some(revision)))
-            .await?;
+        let page = host.read(host.engine.range(&range, Some(revision))).await?;
         if page.values.is_empty() {
-            return Err(Failed::Retry("a frame of the log is missing".into()));
+            return Err(Failed::Mismatch("a frame of the log is missing"));
         }
         for (_, value) in page.values {
             if follower.frame(&value, embedder)? == Accepted::Mismatch {
-                return Err(Failed::Retry("a frame does not continue the log".into()));
+                return Err(Failed::Mismatch("a frame does not continue the log"));
             }
         }
     }

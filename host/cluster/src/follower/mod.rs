@@ -78,10 +78,6 @@ enum Accepted {
 }
 
 impl Follower<'_> {
-    pub(crate) fn head(&self) -> &Head {
-        &self.seen.head
-    }
-
     /// Follows the log by a watch that begins after the last read frame.
     pub(crate) async fn follow(
         mut self,
@@ -89,6 +85,7 @@ impl Follower<'_> {
         embedder: &mut dyn Embedder,
     ) -> Result<Followed, Stop> {
         let mut suspicion = Suspicion::new(self.host.now());
+        let mut announced = None;
         loop {
             while self.seq < self.seen.head.seq {
                 if !self.catch_up(embedder).await? {
@@ -100,7 +97,11 @@ impl Follower<'_> {
             {
                 return Ok(Followed::Won(Box::new(won)));
             }
-            let epoch = self.seen.head.epoch;
+            let epoch = Some(self.seen.head.epoch);
+            if announced != epoch {
+                announced = epoch;
+                embedder.following(&self.seen.head);
+            }
             let wait = suspicion.next_at.saturating_sub(self.host.now());
             tokio::select! {
                 biased;
@@ -122,9 +123,6 @@ impl Follower<'_> {
                 watch = self.watch_again().await?;
             }
             suspicion.saw(&self.seen.head);
-            if self.seen.head.epoch != epoch {
-                embedder.following(&self.seen.head);
-            }
         }
     }
 
@@ -250,7 +248,7 @@ impl Follower<'_> {
         loop {
             let range = self.host.keys.frames_from(self.seq + 1);
             let call = self.host.engine.range(&range, None);
-            let page = match self.host.attempt(call).await {
+            let page = match self.host.read(call).await {
                 Ok(page) => page,
                 Err(error) => return Ok(Err(error)),
             };

@@ -44,6 +44,7 @@ struct State {
     groups: VecDeque<Group>,
     /// The bytes of `groups`, and of the frame that is being decided.
     waiting_bytes: usize,
+    deciding_bytes: usize,
     /// Bytes of the first group that are in earlier frames.
     cut: usize,
     appended: u64,
@@ -114,6 +115,7 @@ impl LeaderLog {
             state: Mutex::new(State {
                 groups: VecDeque::new(),
                 waiting_bytes: 0,
+                deciding_bytes: 0,
                 cut: 0,
                 appended: committed.0,
                 committed: committed.0,
@@ -157,13 +159,16 @@ impl LeaderLog {
         }
         let first = state.appended + 1;
         state.appended += records.len() as u64;
+        let position = LogPosition(state.appended);
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(position);
+        }
         state.waiting_bytes += bytes;
         state.groups.push_back(Group {
             first,
             count: records.len() as u32,
             body,
         });
-        let position = LogPosition(state.appended);
         drop(state);
         self.work.notify_one();
         Ok(position)
@@ -266,7 +271,9 @@ impl LeaderLog {
     }
 
     /// Ends the leadership when everything appended so far is committed, so that another host
-    /// takes over without waiting for the lease. The embedder must decide nothing any more.
+    /// takes over without waiting for the lease. The embedder must decide nothing any more. Takes
+    /// as long as the engine does not answer, so a process that ends must bound its wait for
+    /// [`crate::Embedder::ended`].
     pub fn hand_over(&self) {
         self.locked().wants_handover = true;
         self.work.notify_one();
@@ -292,6 +299,7 @@ impl LeaderLog {
     pub(super) fn take(&self, sizes: &Sizes) -> Work {
         let mut state = self.locked();
         let taken = state.take(sizes);
+        state.deciding_bytes = taken.as_ref().map_or(0, |it| it.body.len());
         Work {
             renewal: std::mem::take(&mut state.wants_renewal),
             handover: taken.is_none() && state.wants_handover,
@@ -309,7 +317,7 @@ impl LeaderLog {
         let mut state = self.locked();
         state.decided = state.begun;
         state.committed = position.0;
-        state.waiting_bytes = state.groups.iter().map(|it| it.body.len()).sum();
+        state.waiting_bytes -= std::mem::take(&mut state.deciding_bytes);
         let nanos = u64::try_from(lease_end.as_nanos()).unwrap_or(u64::MAX);
         self.lease_end_ns.store(nanos, Ordering::Release);
         drop(state);

@@ -187,6 +187,7 @@ impl Leader<'_> {
 
     fn add_frame(&self, step: &mut Step, taken: &Taken, now_ms: u64) {
         let head = &mut step.head;
+        let now_ms = now_ms.max(head.now_ms);
         let encoded = Frame {
             kind: taken.kind,
             epoch: head.epoch,

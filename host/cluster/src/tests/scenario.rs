@@ -247,6 +247,7 @@ impl Run {
         options.timing = Timing {
             lease: Duration::from_millis(500),
             attempt: Duration::from_millis(125),
+            read: Duration::from_millis(250),
             silence: Duration::from_millis(100),
             probe: Duration::from_millis(30),
             delay: Duration::from_millis(50),
