@@ -78,13 +78,20 @@ impl Follower<'_> {
         }))
     }
 
+    /// Whether the leader has released, or was an earlier process of this host.
+    pub(super) fn leader_has_ended(&self) -> bool {
+        let head = &self.seen.head;
+        head.released || self.host.options.predecessor == Some(head.writer)
+    }
+
     /// When the lease of the previous leader is certainly over: it sent its last change before this
     /// host saw it. A leader that released or whose process has ended answers nothing. But the
     /// leader before it may still do so, unless the head says that its lease was over too.
     fn serves_from(&self) -> Duration {
         let Seen { head, at, .. } = &self.seen;
-        let has_ended = head.released || self.host.options.predecessor == Some(head.writer);
-        if has_ended && (head.serving || broken!(self.host.options, EndedLeaderNeverWaited)) {
+        if self.leader_has_ended()
+            && (head.serving || broken!(self.host.options, EndedLeaderNeverWaited))
+        {
             return Duration::ZERO;
         }
         if broken!(self.host.options, WaitFromLastFrame) {

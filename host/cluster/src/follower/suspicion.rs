@@ -79,8 +79,8 @@ impl Suspicion {
     pub(super) fn may_campaign(&self, follower: &Follower<'_>) -> bool {
         let now = follower.host.now();
         let head = &follower.seen.head;
-        let released = head.released && now >= follower.signals.abstains_until();
-        (released || self.is_silent) && now >= self.not_before && follower.seq == head.seq
+        let has_ended = follower.leader_has_ended() && now >= follower.signals.abstains_until();
+        (has_ended || self.is_silent) && now >= self.not_before && follower.seq == head.seq
     }
 
     /// Looks at the head, and challenges a leader that is suspected.
@@ -96,14 +96,16 @@ impl Suspicion {
         };
         self.saw(&follower.seen.head);
         let quiet = host.now().saturating_sub(follower.seen.at);
-        self.suspected |= quiet > timing.quiet;
+        // This host follows, so a leader of its name was an earlier process of it.
+        let was_this_host = follower.seen.head.leader == host.options.host;
+        self.suspected |= quiet > timing.quiet || was_this_host;
         match self.challenged_at {
             _ if !answered => self.engine_failed(),
             None if self.suspected => self.challenge(follower).await,
             Some(at) if host.now().saturating_sub(at) >= timing.silence => self.is_silent = true,
             _ => {}
         }
-        let is_alert = self.suspected || follower.seen.head.released;
+        let is_alert = self.suspected || follower.leader_has_ended();
         let interval = if is_alert { timing.probe } else { timing.poll };
         self.next_at = host.now() + interval;
         Ok(())

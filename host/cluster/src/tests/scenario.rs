@@ -28,6 +28,8 @@ struct Run {
     hosts: Vec<SimulatedHost>,
     broken: Option<Broken>,
     reads: Reads,
+    /// Clients write about once in so many requests.
+    writes_once_in: u64,
 }
 
 struct SimulatedHost {
@@ -139,6 +141,7 @@ impl Run {
             world: World::new(seed, faults),
             ledger: Arc::default(),
             broken,
+            writes_once_in: if dice.once_in(3) { 30 } else { 2 },
             reads: if broken.is_none() && seed.is_multiple_of(8) {
                 Reads::Confirmed
             } else {
@@ -164,9 +167,20 @@ impl Run {
             tokio::spawn(Arc::clone(&self).client(Dice::new(dice.roll())));
         }
         let end = Instant::now() + FAULTS;
+        let mut takeovers = 0;
         while Instant::now() < end && !self.is_violated() {
-            sleep(Duration::from_millis(20 + dice.below(400))).await;
-            self.disturb(&mut dice);
+            sleep(Duration::from_millis(40)).await;
+            if dice.once_in(5) {
+                self.disturb(&mut dice);
+            }
+            // A leader is most vulnerable while it waits for the lease of the one before.
+            let before = std::mem::replace(&mut takeovers, self.ledger.lock().unwrap().takeovers);
+            if let Some(leader) = self.leader()
+                && takeovers > before
+                && dice.once_in(4)
+            {
+                self.hosts[leader].kill.notify_one();
+            }
         }
         self.heal();
         if timeout(RECOVERY, self.read_all()).await.is_err() {
@@ -334,7 +348,7 @@ impl Run {
     async fn client(self: Arc<Self>, mut dice: Dice) {
         let mut host = 0;
         let patience = Duration::from_millis(200 + dice.below(1500));
-        let writes_once_in = 2 + dice.below(6);
+        let writes_once_in = self.writes_once_in + dice.below(6);
         loop {
             sleep(Duration::from_millis(dice.below(60))).await;
             let key = dice.below(KEYS.into()) as u8;
@@ -347,7 +361,9 @@ impl Run {
             };
             let turn = self.turn(host, key, writes, arrival, filler);
             let turn = self.paused(host, turn);
-            if !matches!(timeout(patience, turn).await, Ok(Ok(()))) {
+            let succeeded = matches!(timeout(patience, turn).await, Ok(Ok(())));
+            // A client of a leader that was cut off does not stay with it for ever.
+            if !succeeded || dice.once_in(4) {
                 host = dice.below(HOSTS as u64) as usize;
             }
         }

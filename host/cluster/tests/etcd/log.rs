@@ -94,6 +94,26 @@ async fn killed_leader_is_replaced_after_its_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn restarted_leader_waits_for_no_lease() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let process = Id::random().unwrap();
+    let first = Host::start("a", nodes.connect(None).await, |it| it.process = process);
+    let log = first.leads().await;
+    let position = first.append(&log, b"before");
+    log.wait_released(position).await.unwrap();
+    let etcd = nodes.connect(None).await;
+    let began = Instant::now();
+    drop(first);
+    let again = Host::start("a", etcd, |it| it.predecessor = Some(process));
+    again.leads().await;
+    let gap = began.elapsed();
+    println!("restart in {gap:?}");
+    assert!(gap < Duration::from_secs(1), "{gap:?}");
+    assert_eq!(again.shared.lock().unwrap().records[1], b"before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn appends_continue_when_the_leading_etcd_node_is_killed() {
     let mut nodes = Nodes::start(3).await;
     created(&nodes).await;
