@@ -5,6 +5,7 @@
 //! each value unique.
 
 use std::fmt;
+use std::time::Duration;
 
 use statehouse_protocol::LogPosition;
 
@@ -88,6 +89,9 @@ pub struct Head {
     /// Whether the leases of all earlier leaders were certainly over when this value was written.
     /// If not, a takeover must wait even if this leader has ended.
     pub serving: bool,
+    /// The longest lease that may be in force, in milliseconds: the leader's, and that of earlier
+    /// leaders unless [`Self::serving`]. So hosts can have different settings.
+    pub lease_ms: u32,
     /// The sequence number of the last frame.
     pub seq: u64,
     /// The chain after the last frame.
@@ -116,6 +120,7 @@ impl Head {
             address: String::new(),
             released: true,
             serving: true,
+            lease_ms: 0,
             seq: 0,
             chain: Chain(*blake3::hash(&cluster.0).as_bytes()),
             position: LogPosition::NONE,
@@ -129,6 +134,13 @@ impl Head {
     #[must_use]
     pub fn order(&self) -> (u64, u64) {
         (self.epoch, self.change)
+    }
+
+    /// How long a new leader waits for the leases of this head: 5 % more, because its own clock may
+    /// be fast.
+    #[must_use]
+    pub fn awaited(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.into()) * 105 / 100
     }
 
     /// Encodes the head. The name and the address must respect their limits.
@@ -145,6 +157,7 @@ impl Head {
         put_text(&mut out, &self.address);
         out.push(self.released.into());
         out.push(self.serving.into());
+        out.extend_from_slice(&self.lease_ms.to_le_bytes());
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.chain.0);
         out.extend_from_slice(&self.position.0.to_le_bytes());
@@ -179,6 +192,7 @@ impl Head {
             address: reader.text(limits::ADDRESS_BYTES_MAX)?,
             released: reader.bool()?,
             serving: reader.bool()?,
+            lease_ms: reader.u32()?,
             seq: reader.u64()?,
             chain: Chain(reader.array()?),
             position: LogPosition(reader.u64()?),

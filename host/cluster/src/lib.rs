@@ -7,8 +7,8 @@
 //! # Entry points
 //!
 //! * [`create`] creates a cluster. [`etcd::Etcd::check`] examines the engine at a start.
-//! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does not
-//!   heal. It calls the store through [`Embedder`].
+//! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does
+//!   not heal. It calls the store through [`Embedder`].
 //! * [`LeaderLog`] is the log of one leadership: [`LeaderLog::append`], [`LeaderLog::released`],
 //!   [`LeaderLog::may_decide`], [`LeaderLog::hand_over`].
 //! * [`Member::suspect`] reports that the leader does not answer.
@@ -33,24 +33,25 @@
 //!              else get head
 //! ```
 //!
-//! * **Append.** A frame holds what waits, up to 128 KiB. Without an answer within 0.5 s the leader
-//!   sends the same bytes to the next server, until the transaction is decided. A failed comparison
-//!   with head = h' means that an earlier attempt was applied. Any other head means that this
-//!   leader was deposed.
-//! * **Lease.** Each applied transaction renews the lease until 0.95 leases after the sending of its
-//!   first attempt. Without a lease [`LeaderLog::may_decide`] changes the head to renew it, so an
-//!   idle cluster writes nothing.
-//! * **Follow.** A frame counts if its sequence number and its chain continue the log. Otherwise the
-//!   follower reads the missing frames.
+//! * **Append.** A frame holds what waits, up to 128 KiB. Without an answer within 0.5 s the
+//!   leader sends the same bytes to the next server, until the transaction is decided. A failed
+//!   comparison with head = h' means that an earlier attempt was applied. Any other head means
+//!   that this leader was deposed.
+//! * **Lease.** Each applied transaction renews the lease until 0.95 leases after the sending of
+//!   its first attempt. Without a lease [`LeaderLog::may_decide`] changes the head to renew it, so
+//!   an idle cluster writes nothing.
+//! * **Follow.** A frame counts if its sequence number and its chain continue the log. Otherwise
+//!   the follower reads the missing frames.
 //! * **Campaign.** A follower that suspects the leader writes `challenge`. If the head does not
-//!   change for a second while the engine answers, the follower appends the first frame of the next
-//!   epoch. The comparison with h proves that nothing happened since h.
-//! * **Takeover.** From then on the earlier leader can commit nothing, but it may still answer reads.
-//!   So the new leader releases and answers nothing until 1.05 leases after it first saw h. If the
-//!   earlier leader released the head or its process has ended, no wait is needed, unless that
-//!   leader was still waiting itself ([`Head::serving`]).
-//! * **Snapshot.** The leader puts pieces of a snapshot into its transactions. When all records that
-//!   the pieces can contain are committed, the head names the snapshot. Older frames are then
+//!   change for a second while the engine answers, the follower appends the first frame of the
+//!   next epoch. The comparison with h proves that nothing happened since h.
+//! * **Takeover.** From then on the earlier leader can commit nothing, but it may still answer
+//!   reads. So the new leader releases and answers nothing until 1.05 leases after it first saw h.
+//!   If the earlier leader released the head or its process has ended, no wait is needed, unless
+//!   that leader was still waiting itself ([`Head::serving`]). The head says how long the longest
+//!   lease is that may be in force.
+//! * **Snapshot.** The leader puts pieces of a snapshot into its transactions. When all records
+//!   that the pieces can contain are committed, the head names the snapshot. Older frames are then
 //!   deleted.
 //!
 //! # Why it is safe
@@ -58,11 +59,11 @@
 //! 1. Every transaction compares and changes the head, and no value of the head repeats. So the
 //!    engine's order of these transactions is the order of the log, and a deposed leader's next
 //!    transaction fails.
-//! 2. What is released is committed. A candidate has applied everything up to h, so a takeover loses
-//!    no acknowledged record.
-//! 3. The last change by the earlier leader is h or before h. It was sent before it was applied, and
-//!    applied before the candidate saw it. So the earlier lease ends before the new leader answers,
-//!    if the rates of two clocks differ by at most 10 % during a lease.
+//! 2. Released records are committed. A candidate has applied everything up to h, so a takeover
+//!    loses no acknowledged record.
+//! 3. The last change by the earlier leader is h or before h. It was sent before it was applied,
+//!    and applied before the candidate saw it. So the earlier lease ends before the new leader
+//!    answers, if the rates of two clocks differ by at most 10 % during a lease.
 //! 4. Until the new leader answers, a read by the earlier leader returns the newest acknowledged
 //!    state. A turn must look at the lease after it has read the input and before it decides.
 //!
@@ -75,15 +76,15 @@
 //!
 //! # Invariants
 //!
-//! * A transaction must never change before it is decided, and must never be given up if an attempt
-//!   may be applied. Otherwise a late attempt could overwrite a decision.
+//! * A transaction must never change before it is decided, and must never be given up if an
+//!   attempt may be applied. Otherwise a late attempt could overwrite a decision.
 //! * A lease must count from the sending of the first attempt, never from an answer. Otherwise a
 //!   paused leader would answer from the past.
 //! * A follower must never apply a frame that does not continue its log, and never decide anything
 //!   on a read.
-//! * A snapshot must never begin within a group of records in parts, and must never be named before
-//!   its last record is committed. Otherwise a host that joins could not read the log, or would see
-//!   records that were never committed.
+//! * A snapshot must never begin within a group of records in parts, and must never be named
+//!   before its last record is committed. Otherwise a host that joins could not read the log, or
+//!   would see records that were never committed.
 //! * A handover must wait until the leader itself serves. Otherwise the next leader could answer
 //!   while the lease of the leader before both is valid.
 #![forbid(unsafe_code)]

@@ -1,7 +1,12 @@
 //! Every limit of the replicated log, with its unit in the name and its reason.
 
+use std::time::Duration;
+
 /// Largest encoded head. Every transaction writes the head, and every watcher receives it.
 pub const HEAD_BYTES_MAX: usize = 512;
+
+/// Longest lease. A takeover from a host that died takes longer than a lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(60);
 
 /// Longest name of a host: a DNS label, so that a host name fits.
 pub const HOST_NAME_BYTES_MAX: usize = 63;

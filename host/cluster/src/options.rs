@@ -47,7 +47,7 @@ pub enum Reads {
 /// All times, on the clock of the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// The length of a lease. All hosts of a cluster must have the same.
+    /// The length of a lease of this host.
     pub lease: Duration,
     /// The wait for an answer before the same transaction is sent to the next server. A server of
     /// etcd lets a client wait long if its leader died.
@@ -99,11 +99,13 @@ impl Timing {
         self.lease * 95 / 100
     }
 
-    /// How long a new leader waits for the lease of another one: 5 % more, because its own clock
-    /// may be fast.
-    #[must_use]
-    pub fn awaited(&self) -> Duration {
-        self.lease * 105 / 100
+    /// The length of a lease in milliseconds, as the head says it.
+    pub(crate) fn lease_ms(&self) -> u32 {
+        self.lease
+            .as_micros()
+            .div_ceil(1000)
+            .try_into()
+            .unwrap_or(u32::MAX)
     }
 }
 
@@ -153,7 +155,7 @@ impl Options {
         }
     }
 
-    /// Checks names and sizes against their limits.
+    /// Checks names, times and sizes against their limits.
     ///
     /// # Errors
     /// A text for the operator.
@@ -163,6 +165,9 @@ impl Options {
         if self.address.len() > limits::ADDRESS_BYTES_MAX {
             let bytes_max = limits::ADDRESS_BYTES_MAX;
             return Err(format!("the address is longer than {bytes_max} bytes"));
+        }
+        if self.timing.lease > limits::LEASE_MAX {
+            return Err(format!("the lease is longer than {:?}", limits::LEASE_MAX));
         }
         let sizes = &self.sizes;
         let body = sizes.frame_bytes.max(sizes.part_bytes);

@@ -95,15 +95,16 @@ impl Follower<'_> {
             return Duration::ZERO;
         }
         if broken!(self.host.options, WaitFromLastFrame) {
-            return self.frame_at + self.host.options.timing.awaited();
+            return self.frame_at + head.awaited();
         }
-        *at + self.host.options.timing.awaited()
+        *at + head.awaited()
     }
 
     /// The head and the first frame of a leadership of this host.
     fn candidacy(&self, serving: bool, embedder: &mut dyn Embedder) -> (Head, Bytes) {
         let known = &self.seen.head;
         let options = &self.host.options;
+        let lease_ms = options.timing.lease_ms();
         let now_ms = embedder.now_ms().max(known.now_ms);
         let mut body = Vec::new();
         put_record(&mut body, &embedder.opening(known.epoch + 1));
@@ -126,6 +127,11 @@ impl Follower<'_> {
             address: options.address.clone(),
             released: false,
             serving,
+            lease_ms: if serving {
+                lease_ms
+            } else {
+                lease_ms.max(known.lease_ms)
+            },
             seq: known.seq + 1,
             chain: frame::chain(&frame),
             position: LogPosition(known.position.0 + 1),

@@ -166,6 +166,9 @@ impl Leader<'_> {
         }
         head.change += 1;
         head.serving = log.deferred().is_none();
+        if head.serving {
+            head.lease_ms = self.host.options.timing.lease_ms();
+        }
         head.released = hands_over;
         let mut step = Step {
             puts: Vec::new(),

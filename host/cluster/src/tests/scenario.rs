@@ -34,6 +34,7 @@ struct Run {
 
 struct SimulatedHost {
     clock: Arc<SimulatedClock>,
+    lease: Duration,
     shared: Arc<Mutex<Shared>>,
     pauses: Arc<Mutex<Pauses>>,
     member: Mutex<Option<Arc<Member>>>,
@@ -127,6 +128,7 @@ impl Run {
                 Duration::from_millis(dice.below(1_000_000)),
                 950_000 + 10_000 * u32::try_from(dice.below(11)).unwrap(),
             )),
+            lease: Duration::from_millis(if dice.once_in(4) { 700 } else { 500 }),
             shared: Arc::default(),
             pauses: Arc::new(Mutex::new(Pauses {
                 until: Instant::now(),
@@ -259,7 +261,7 @@ impl Run {
         options.broken = self.broken;
         // Four times as fast as in production, so that a run has many leases.
         options.timing = Timing {
-            lease: Duration::from_millis(500),
+            lease: self.hosts[host].lease,
             attempt: Duration::from_millis(125),
             read: Duration::from_millis(250),
             silence: Duration::from_millis(100),
