@@ -1,0 +1,165 @@
+//! The interface to the consensus engine that stores the log.
+//!
+//! Safety depends on one property of an engine: [`Engine::transact`] compares the value of one key
+//! and writes, atomically and in one order for all clients. Reads may be stale, watches may lose or
+//! repeat events, and revisions may differ between servers. These faults may cost time but never
+//! safety.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+
+/// The answer to a call of the engine.
+pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
+
+/// A point in the engine's history. It only says where to begin a watch or which version to read;
+/// it is never compared for safety, because servers of etcd can count differently after a crash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Revision(pub u64);
+
+/// The keys `from..to`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first key.
+    pub from: Vec<u8>,
+    /// The key after the last one.
+    pub to: Vec<u8>,
+}
+
+/// The condition of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// The key has this value.
+    Value(Bytes),
+    /// The key does not exist. Only the creation of a cluster uses this.
+    Absent,
+    /// No condition.
+    Always,
+}
+
+/// If the condition holds, writes; otherwise reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// The key that is compared, and read if the condition does not hold.
+    pub key: Vec<u8>,
+    /// The condition on the value of the key.
+    pub condition: Condition,
+    /// Keys to write. A deleted range must contain none of them.
+    pub puts: Vec<(Vec<u8>, Bytes)>,
+    /// Keys to delete.
+    pub deletes: Vec<KeyRange>,
+}
+
+/// The result of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The condition held and everything was written, at this revision.
+    Applied(Revision),
+    /// The condition did not hold. Nothing was written.
+    Failed(Value),
+}
+
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// `None` if the key does not exist.
+    pub value: Option<Bytes>,
+    /// The revision of the server when it answered.
+    pub revision: Revision,
+}
+
+/// A page of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Keys and values, sorted by key.
+    pub values: Vec<(Vec<u8>, Bytes)>,
+    /// Whether more keys follow.
+    pub more: bool,
+}
+
+/// A change of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The new value, or `None` if the key was deleted.
+    pub value: Option<Bytes>,
+}
+
+/// The changes of a range, until an error. Dropping the receiver ends the watch.
+pub type Watch = mpsc::Receiver<Result<Change, EngineError>>;
+
+/// The state of the engine, for the operator and for the quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The version of the server that answered.
+    pub version: String,
+    /// The number of voting servers.
+    pub voters: usize,
+    /// Bytes in use by keys and values, and by old versions until they are compacted.
+    pub bytes: u64,
+}
+
+/// Why a call of the engine failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The request certainly did not reach the engine, so it has no effect.
+    #[error("the engine is unreachable: {0}")]
+    NotApplied(String),
+    /// The request may have an effect, now or later.
+    #[error("the outcome of a request to the engine is unknown: {0}")]
+    Unknown(String),
+    /// The engine refused the request; it has no effect. A repetition fails until the operator
+    /// changes something.
+    #[error("the engine refused a request: {0}")]
+    Refused(String),
+    /// The requested revision was compacted.
+    #[error("the requested revision was compacted")]
+    Compacted,
+}
+
+/// A consensus engine. Each call asks one server. A call may be dropped at any time; its request
+/// may then still have an effect.
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// Executes a transaction.
+    fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome>;
+    /// Reads a key.
+    fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value>;
+    /// Reads the first keys of a range, at a revision or at the newest one.
+    fn range<'a>(&'a self, range: &'a KeyRange, at: Option<Revision>) -> Call<'a, Page>;
+    /// Watches a range, including the changes of revision `from`.
+    fn watch<'a>(&'a self, range: &'a KeyRange, from: Revision) -> Call<'a, Watch>;
+    /// Discards versions that were replaced before a revision.
+    fn compact(&self, revision: Revision) -> Call<'_, ()>;
+    /// Reads the state of the engine.
+    fn status(&self) -> Call<'_, Status>;
+    /// Sends the following calls to the next server, because the last one did not answer.
+    fn next_endpoint(&self);
+}
+
+/// Waits at most `limit` for a call, and changes the server if it did not answer.
+pub(crate) async fn attempt<T>(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    limit: Duration,
+    call: Call<'_, T>,
+) -> Result<T, EngineError> {
+    let result = tokio::select! {
+        biased;
+        result = call => result,
+        () = clock.sleep(limit) => Err(EngineError::Unknown(format!("no answer within {limit:?}"))),
+    };
+    if matches!(
+        result,
+        Err(EngineError::Unknown(_) | EngineError::NotApplied(_))
+    ) {
+        engine.next_endpoint();
+    }
+    result
+}

@@ -1,0 +1,53 @@
+//! Why a host stops taking part in a cluster.
+
+use crate::codec::Malformed;
+use crate::engine::Value;
+use crate::head::Head;
+
+/// Why [`crate::Member::run`] ended. A repetition without a change does not help.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The head does not exist.
+    #[error(
+        "the cluster {0:?} does not exist in this engine: create it with `statehouse cluster init`"
+    )]
+    NotCreated(String),
+    /// The head cannot be read.
+    #[error("the head of the log cannot be read: {0}")]
+    Head(Malformed),
+    /// The data in the engine contradicts itself.
+    #[error("the log is damaged: {0}. Compare the members of the engine before any host restarts")]
+    Damaged(String),
+    /// The engine has an older head than it had before.
+    #[error(
+        "the engine lost committed data: its head has epoch and change {found:?}, but {known:?} was committed before"
+    )]
+    Lost {
+        /// The epoch and change of the head.
+        found: Option<(u64, u64)>,
+        /// The epoch and change that this host knows to be committed.
+        known: (u64, u64),
+    },
+    /// The member ran before.
+    #[error("this member has run before: create another one with a new process id")]
+    HasRun,
+    /// The store could not apply a block or a record.
+    #[error("the store cannot apply the log: {0}")]
+    Embedder(String),
+}
+
+/// Checks the value of the head that a transaction found. It must be newer than a head that is
+/// known to have been committed.
+pub(crate) fn check_not_older(value: &Value, known: &Head) -> Result<(), Stop> {
+    let found = match &value.value {
+        Some(bytes) => Some(Head::decode(bytes).map_err(Stop::Head)?.order()),
+        None => None,
+    };
+    if found <= Some(known.order()) {
+        return Err(Stop::Lost {
+            found,
+            known: known.order(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Calls of one server of etcd over gRPC, and the meaning of their errors.
+
+use std::error::Error;
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::Tls;
+use crate::engine::EngineError;
+use crate::limits;
+
+/// How long a connection may take to be established.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// The time between two pings of a connection. etcd closes connections that ping more often than
+/// every 5 s.
+const PING: Duration = Duration::from_secs(6);
+
+/// How long a ping may be unanswered. After that a watch ends, and its user watches elsewhere.
+const PONG: Duration = Duration::from_secs(2);
+
+/// Creates a connection, which is established by its first call.
+pub(super) fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, String> {
+    let failed = |error: tonic::transport::Error| {
+        let cause = error.source().map(ToString::to_string);
+        format!(
+            "the etcd endpoint {url}: {}",
+            cause.unwrap_or(error.to_string())
+        )
+    };
+    let mut endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(failed)?
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PONG)
+        .keep_alive_while_idle(true);
+    if let Some(tls) = tls {
+        let ca = Certificate::from_pem(&tls.ca_pem);
+        let mut config = ClientTlsConfig::new().ca_certificate(ca);
+        if let Some((certificate, key)) = &tls.identity_pem {
+            config = config.identity(Identity::from_pem(certificate, key));
+        }
+        endpoint = endpoint.tls_config(config).map_err(failed)?;
+    }
+    Ok(endpoint.connect_lazy())
+}
+
+fn client(channel: Channel) -> Grpc<Channel> {
+    Grpc::new(channel).max_decoding_message_size(limits::ANSWER_BYTES_MAX)
+}
+
+/// One request and its response.
+pub(super) async fn unary<Q, A>(
+    channel: Channel,
+    path: &'static str,
+    request: Q,
+) -> Result<A, EngineError>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let mut client = client(channel);
+    client.ready().await.map_err(|it| unsent(&it))?;
+    let path = PathAndQuery::from_static(path);
+    let response = client
+        .unary(Request::new(request), path, ProstCodec::default())
+        .await;
+    response.map(tonic::Response::into_inner).map_err(failure)
+}
+
+/// One request and a stream of responses. The request stays open, so that the server does not end
+/// the stream.
+pub(super) async fn streaming<Q, A>(
+    channel: Channel,
+    path: &'static str,
+    request: Q,
+) -> Result<Streaming<A>, EngineError>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    use tokio_stream::StreamExt as _;
+    let mut client = client(channel);
+    client.ready().await.map_err(|it| unsent(&it))?;
+    let requests = tokio_stream::once(request).chain(tokio_stream::pending());
+    let path = PathAndQuery::from_static(path);
+    let response = client
+        .streaming(Request::new(requests), path, ProstCodec::default())
+        .await;
+    response.map(tonic::Response::into_inner).map_err(failure)
+}
+
+fn unsent(error: &dyn Error) -> EngineError {
+    EngineError::NotApplied(innermost(error))
+}
+
+/// The meaning of a status. A status that is not known to mean otherwise leaves the outcome open.
+pub(super) fn failure(status: Status) -> EngineError {
+    let message = status.message().to_owned();
+    let mut source = status.source();
+    while let Some(error) = source {
+        if error.is::<tonic::ConnectError>() {
+            return unsent(error);
+        }
+        source = error.source();
+    }
+    match status.code() {
+        Code::OutOfRange if message.contains("compacted") => EngineError::Compacted,
+        Code::InvalidArgument
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::ResourceExhausted
+        | Code::Unimplemented => EngineError::Refused(message),
+        _ => EngineError::Unknown(match status.source() {
+            Some(source) => innermost(source),
+            None => message,
+        }),
+    }
+}
+
+/// The text of the first cause of an error.
+fn innermost(mut error: &dyn Error) -> String {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}

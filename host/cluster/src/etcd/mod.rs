@@ -1,0 +1,359 @@
+//! The engine on etcd 3.4 to 3.6, over gRPC.
+//!
+//! The calls go to one endpoint until it does not answer ([`Engine::next_endpoint`]). The client
+//! never repeats a call, because only its caller knows whether a repetition is safe.
+
+mod connection;
+mod messages;
+mod version;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use crate::engine::{
+    Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,
+    Transaction, Value, Watch,
+};
+use crate::limits;
+use connection::{failure, streaming, unary};
+use messages::{
+    CompactionRequest, Compare, CompareTarget, DeleteRangeRequest, Empty, Expected, KeyValue,
+    MemberListResponse, PutRequest, RangeRequest, RangeResponse, Request, RequestOp,
+    ResponseHeader, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
+    WatchResponse,
+};
+use version::check_version;
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const COMPACT: &str = "/etcdserverpb.KV/Compact";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+const MEMBERS: &str = "/etcdserverpb.Cluster/MemberList";
+
+/// A cluster of etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    endpoints: Vec<Channel>,
+    /// The endpoint in use; counts on without end.
+    current: AtomicUsize,
+}
+
+/// How to connect to etcd over TLS.
+#[derive(Clone)]
+pub struct Tls {
+    /// The certificate authority of the servers, as PEM.
+    pub ca_pem: Vec<u8>,
+    /// A certificate and its key for this client, as PEM.
+    pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Etcd {
+    /// Prepares connections to the endpoints, such as `https://etcd1:2379`. Must be called within a
+    /// tokio runtime. Connects only when it is used.
+    ///
+    /// # Errors
+    /// A text for the operator if an endpoint or the TLS material is invalid.
+    pub fn new(endpoints: &[String], tls: Option<&Tls>) -> Result<Self, String> {
+        if endpoints.is_empty() {
+            return Err("no etcd endpoint is configured".into());
+        }
+        let channels = endpoints
+            .iter()
+            .map(|url| connection::channel(url, tls.filter(|_| url.starts_with("https:"))));
+        Ok(Self {
+            endpoints: channels.collect::<Result<_, _>>()?,
+            current: AtomicUsize::new(0),
+        })
+    }
+
+    fn channel(&self) -> Channel {
+        let current = self.current.load(Ordering::Relaxed);
+        self.endpoints[current % self.endpoints.len()].clone()
+    }
+
+    /// Checks every endpoint that answers: its version, and whether it is etcd. Returns the state
+    /// of the last one.
+    ///
+    /// # Errors
+    /// A text for the operator if an endpoint must not be used, or none answers.
+    pub async fn check(&self) -> Result<Status, String> {
+        let mut answer = Err("no etcd endpoint answers".to_owned());
+        for channel in &self.endpoints {
+            match read_status(channel.clone()).await {
+                Ok(status) => {
+                    check_version(&status.version)?;
+                    probe(channel.clone()).await?;
+                    answer = Ok(status);
+                }
+                Err(error) if answer.is_err() => {
+                    answer = Err(format!("no etcd endpoint answers: {error}"));
+                }
+                Err(_) => {}
+            }
+        }
+        if let Ok(status) = &answer
+            && status.voters < 3
+        {
+            tracing::warn!(
+                "etcd has {} voters: with fewer than 3 the loss of one machine stops the cluster",
+                status.voters
+            );
+        }
+        answer
+    }
+}
+
+/// Sends a transaction that kine cannot execute and that changes nothing. kine offers a part of
+/// etcd's API on other databases, and does not compare values.
+async fn probe(channel: Channel) -> Result<(), String> {
+    let key = b"/statehouse/probe".to_vec();
+    let compare = |target: CompareTarget, expected| Compare {
+        target: target.into(),
+        key: key.clone(),
+        expected: Some(expected),
+    };
+    let nested = TxnRequest {
+        success: vec![operation(Request::Range(RangeRequest {
+            key: key.clone(),
+            ..RangeRequest::default()
+        }))],
+        ..TxnRequest::default()
+    };
+    let transaction = TxnRequest {
+        compare: vec![
+            compare(CompareTarget::Version, Expected::Version(-1)),
+            compare(CompareTarget::Value, Expected::Value(Bytes::new())),
+        ],
+        success: Vec::new(),
+        failure: vec![operation(Request::Txn(nested))],
+    };
+    match unary::<_, TxnResponse>(channel, TXN, transaction).await {
+        Ok(response) if !response.succeeded => Ok(()),
+        Ok(_) => Err("an endpoint compares values wrongly: it is not etcd".into()),
+        Err(EngineError::Refused(error)) => Err(format!(
+            "an endpoint does not execute transactions as etcd does ({error}): kine and other substitutes cannot be used"
+        )),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+async fn read_status(channel: Channel) -> Result<Status, EngineError> {
+    let status: StatusResponse = unary(channel.clone(), STATUS, Empty {}).await?;
+    let list: MemberListResponse = unary(channel, MEMBERS, Empty {}).await?;
+    Ok(Status {
+        version: status.version,
+        voters: list.members.iter().filter(|it| !it.is_learner).count(),
+        bytes: unsigned(status.db_size_in_use),
+    })
+}
+
+/// etcd's counters are signed but never negative.
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+fn signed(revision: Revision) -> i64 {
+    i64::try_from(revision.0).unwrap_or(i64::MAX)
+}
+
+fn revision(header: Option<ResponseHeader>) -> Revision {
+    Revision(header.map_or(0, |it| unsigned(it.revision)))
+}
+
+fn operation(request: Request) -> RequestOp {
+    RequestOp {
+        request: Some(request),
+    }
+}
+
+/// A range request for one key.
+fn one(key: &[u8]) -> RangeRequest {
+    RangeRequest {
+        key: key.to_vec(),
+        ..RangeRequest::default()
+    }
+}
+
+fn value(response: RangeResponse) -> Value {
+    Value {
+        revision: revision(response.header),
+        value: response.kvs.into_iter().next().map(|it| it.value),
+    }
+}
+
+fn request(transaction: &Transaction) -> TxnRequest {
+    let compare = |target: CompareTarget, expected| Compare {
+        target: target.into(),
+        key: transaction.key.clone(),
+        expected: Some(expected),
+    };
+    let deletes = transaction.deletes.iter().map(|range| {
+        operation(Request::DeleteRange(DeleteRangeRequest {
+            key: range.from.clone(),
+            range_end: range.to.clone(),
+        }))
+    });
+    let puts = transaction.puts.iter().map(|(key, value)| {
+        operation(Request::Put(PutRequest {
+            key: key.clone(),
+            value: value.clone(),
+        }))
+    });
+    TxnRequest {
+        compare: match &transaction.condition {
+            Condition::Value(value) => {
+                vec![compare(
+                    CompareTarget::Value,
+                    Expected::Value(value.clone()),
+                )]
+            }
+            // A comparison of values never holds for a key that does not exist.
+            Condition::Absent => vec![compare(CompareTarget::Version, Expected::Version(0))],
+            Condition::Always => Vec::new(),
+        },
+        success: deletes.chain(puts).collect(),
+        failure: vec![operation(Request::Range(one(&transaction.key)))],
+    }
+}
+
+impl Engine for Etcd {
+    fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome> {
+        Box::pin(async move {
+            let response: TxnResponse = unary(self.channel(), TXN, request(transaction)).await?;
+            let at = revision(response.header);
+            if response.succeeded {
+                return Ok(Outcome::Applied(at));
+            }
+            let range = response.responses.into_iter().next();
+            let missing = || EngineError::Unknown("an answer without the compared key".into());
+            let range = range.and_then(|it| it.range).ok_or_else(missing)?;
+            Ok(Outcome::Failed(Value {
+                revision: at,
+                ..value(range)
+            }))
+        })
+    }
+
+    fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value> {
+        Box::pin(async move { Ok(value(unary(self.channel(), RANGE, one(key)).await?)) })
+    }
+
+    fn range<'a>(&'a self, range: &'a KeyRange, at: Option<Revision>) -> Call<'a, Page> {
+        let request = RangeRequest {
+            key: range.from.clone(),
+            range_end: range.to.clone(),
+            limit: limits::PAGE_VALUES_MAX as i64,
+            revision: at.map_or(0, signed),
+        };
+        Box::pin(async move {
+            let response: RangeResponse = unary(self.channel(), RANGE, request).await?;
+            let pair = |it: KeyValue| (it.key, it.value);
+            Ok(Page {
+                values: response.kvs.into_iter().map(pair).collect(),
+                more: response.more,
+            })
+        })
+    }
+
+    fn watch<'a>(&'a self, range: &'a KeyRange, from: Revision) -> Call<'a, Watch> {
+        let create = WatchRequest {
+            create: Some(WatchCreateRequest {
+                key: range.from.clone(),
+                range_end: range.to.clone(),
+                start_revision: signed(from),
+                fragment: true,
+            }),
+        };
+        Box::pin(async move {
+            let mut responses: Streaming<WatchResponse> =
+                streaming(self.channel(), WATCH, create).await?;
+            // The first response says whether the watch exists.
+            let (sender, receiver) = mpsc::channel(limits::WATCH_EVENTS_MAX);
+            let first = next(&mut responses).await?;
+            if !first.created {
+                return Err(EngineError::Unknown("a watch was not created".into()));
+            }
+            tokio::spawn(async move {
+                let closed = sender.clone();
+                tokio::select! {
+                    () = closed.closed() => {}
+                    () = forward(responses, sender) => {}
+                }
+            });
+            Ok(receiver)
+        })
+    }
+
+    fn compact(&self, to: Revision) -> Call<'_, ()> {
+        let request = CompactionRequest {
+            revision: signed(to),
+        };
+        Box::pin(async move {
+            match unary::<_, Empty>(self.channel(), COMPACT, request).await {
+                // Another client compacted further.
+                Ok(_) | Err(EngineError::Compacted) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        Box::pin(read_status(self.channel()))
+    }
+
+    fn next_endpoint(&self) {
+        self.current.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The next response of a watch that is not its end.
+async fn next(responses: &mut Streaming<WatchResponse>) -> Result<WatchResponse, EngineError> {
+    let response = responses.message().await.map_err(failure)?;
+    let ended = || EngineError::Unknown("the server ended the watch".into());
+    let response = response.ok_or_else(ended)?;
+    if response.compact_revision > 0 {
+        return Err(EngineError::Compacted);
+    }
+    if response.canceled {
+        return Err(EngineError::Unknown(response.cancel_reason));
+    }
+    Ok(response)
+}
+
+/// Forwards the changes of a watch until an error.
+async fn forward(
+    mut responses: Streaming<WatchResponse>,
+    sender: mpsc::Sender<Result<Change, EngineError>>,
+) {
+    loop {
+        let events = match next(&mut responses).await {
+            Ok(response) => response.events,
+            Err(error) => {
+                // The receiver may have been dropped.
+                let _ = sender.send(Err(error)).await;
+                return;
+            }
+        };
+        for event in events {
+            let Some(kv) = event.kv else { continue };
+            let change = Change {
+                key: kv.key,
+                value: (event.kind == 0).then_some(kv.value),
+            };
+            if sender.send(Ok(change)).await.is_err() {
+                return;
+            }
+        }
+    }
+}

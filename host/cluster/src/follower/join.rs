@@ -1,0 +1,204 @@
+//! Joining: reads the newest snapshot and the log after it, as of one revision, and begins a watch
+//! behind it.
+
+use bytes::Bytes;
+
+use super::{Accepted, Follower, Seen};
+use crate::embedder::Embedder;
+use crate::engine::{EngineError, Revision, Watch};
+use crate::error::Stop;
+use crate::frame::Assembler;
+use crate::head::{Head, SnapshotInfo};
+use crate::host::{Host, RETRY};
+use crate::limits;
+use crate::member::Signals;
+use statehouse_protocol::LogPosition;
+
+/// Why an attempt to join failed.
+enum Failed {
+    /// Another attempt can succeed.
+    Retry(String),
+    /// The server is damaged, or was changed by another program.
+    Mismatch(&'static str),
+    Stop(Stop),
+}
+
+impl From<EngineError> for Failed {
+    fn from(error: EngineError) -> Self {
+        Self::Retry(error.to_string())
+    }
+}
+
+impl From<Stop> for Failed {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+/// Joins the log. Repeats until it succeeds, because the log can be truncated while it is read.
+pub(crate) async fn join<'a>(
+    host: &'a Host,
+    signals: &'a Signals,
+    embedder: &mut dyn Embedder,
+) -> Result<(Follower<'a>, Watch), Stop> {
+    let (mut attempts, mut mismatches) = (0, 0);
+    loop {
+        match attempt(host, signals, embedder).await {
+            Ok(joined) => return Ok(joined),
+            Err(Failed::Stop(stop)) => return Err(stop),
+            Err(Failed::Mismatch(what)) if mismatches == limits::MISMATCHES_MAX => {
+                return Err(Stop::Damaged(what.into()));
+            }
+            Err(Failed::Mismatch(what)) => {
+                mismatches += 1;
+                tracing::warn!("reading the log from another server: {what}");
+            }
+            Err(Failed::Retry(reason)) => {
+                attempts += 1;
+                if attempts % limits::MISMATCHES_MAX == 0 {
+                    tracing::warn!("joining the log again after {attempts} attempts: {reason}");
+                }
+            }
+        }
+        host.engine.next_endpoint();
+        host.clock.sleep(RETRY).await;
+    }
+}
+
+async fn attempt<'a>(
+    host: &'a Host,
+    signals: &'a Signals,
+    embedder: &mut dyn Embedder,
+) -> Result<(Follower<'a>, Watch), Failed> {
+    let value = host.get_head().await?;
+    let Some(bytes) = value.value else {
+        return Err(Stop::NotCreated(host.options.cluster.clone()).into());
+    };
+    let revision = value.revision;
+    let head = Head::decode(&bytes).map_err(Stop::Head)?;
+    if head.order() < signals.known() {
+        return Err(Failed::Retry("the server is behind".into()));
+    }
+    embedder.reset();
+    let mut follower = begin(host, signals, head, bytes);
+    if let Some(snapshot) = follower.seen.head.snapshot {
+        read_snapshot(host, &snapshot, revision, embedder).await?;
+    }
+    read_log(&mut follower, revision, embedder).await?;
+    let range = host.keys.followed();
+    let watch = host.engine.watch(&range, Revision(revision.0 + 1));
+    let watch = host.attempt(watch).await?;
+    Ok((follower, watch))
+}
+
+/// The follower before the first frame.
+fn begin<'a>(host: &'a Host, signals: &'a Signals, head: Head, bytes: Bytes) -> Follower<'a> {
+    let (seq, chain, position) = match &head.snapshot {
+        Some(it) => (
+            it.first_seq - 1,
+            it.previous,
+            LogPosition(it.first_position.0 - 1),
+        ),
+        None => (0, Head::first(head.cluster, 0).chain, LogPosition::NONE),
+    };
+    Follower {
+        host,
+        signals,
+        seq,
+        chain,
+        position,
+        assembler: Assembler::default(),
+        seen: Seen {
+            head,
+            bytes,
+            at: host.now(),
+        },
+        log_bytes: 0,
+        frame_at: host.now(),
+        mismatches: 0,
+        missed: 0,
+    }
+}
+
+/// Reads the pieces of a snapshot as of a revision, and passes its blocks to the embedder.
+async fn read_snapshot(
+    host: &Host,
+    snapshot: &SnapshotInfo,
+    revision: Revision,
+    embedder: &mut dyn Embedder,
+) -> Result<(), Failed> {
+    let mut hasher = blake3::Hasher::new();
+    let mut blocks = Blocks::default();
+    let mut next = 0;
+    while next < snapshot.pieces {
+        let range = host.keys.pieces_from(snapshot.id, next);
+        let page = host.read(host.engine.range(&range, Some(revision))).await?;
+        if page.values.is_empty() {
+            return Err(Failed::Mismatch("a piece of the snapshot is missing"));
+        }
+        for (key, piece) in page.values {
+            if next == snapshot.pieces {
+                break;
+            }
+            if key != host.keys.piece(snapshot.id, next) {
+                return Err(Failed::Mismatch("a piece of the snapshot is missing"));
+            }
+            hasher.update(&piece);
+            blocks.piece(&piece, embedder)?;
+            next += 1;
+        }
+    }
+    if !blocks.buffer.is_empty() || *hasher.finalize().as_bytes() != snapshot.hash {
+        return Err(Failed::Mismatch("the snapshot differs from its hash"));
+    }
+    Ok(())
+}
+
+/// Joins pieces and splits them into blocks.
+#[derive(Default)]
+struct Blocks {
+    buffer: Vec<u8>,
+}
+
+impl Blocks {
+    fn piece(&mut self, piece: &[u8], embedder: &mut dyn Embedder) -> Result<(), Failed> {
+        self.buffer.extend_from_slice(piece);
+        let mut rest = &self.buffer[..];
+        while let Some((len, after)) = rest.split_first_chunk::<4>() {
+            let len = u32::from_le_bytes(*len) as usize;
+            if len > limits::BLOCK_BYTES_MAX {
+                return Err(Failed::Mismatch("a block of the snapshot is too long"));
+            }
+            let Some((block, after)) = after.split_at_checked(len) else {
+                break;
+            };
+            embedder.block(block).map_err(Stop::Embedder)?;
+            rest = after;
+        }
+        let consumed = self.buffer.len() - rest.len();
+        self.buffer.drain(..consumed);
+        Ok(())
+    }
+}
+
+/// Applies the frames up to the head, as of a revision.
+async fn read_log(
+    follower: &mut Follower<'_>,
+    revision: Revision,
+    embedder: &mut dyn Embedder,
+) -> Result<(), Failed> {
+    let host = follower.host;
+    while follower.seq < follower.seen.head.seq {
+        let range = host.keys.frames_from(follower.seq + 1);
+        let page = host.read(host.engine.range(&range, Some(revision))).await?;
+        if page.values.is_empty() {
+            return Err(Failed::Mismatch("a frame of the log is missing"));
+        }
+        for (_, value) in page.values {
+            if follower.frame(&value, embedder)? == Accepted::Mismatch {
+                return Err(Failed::Mismatch("a frame does not continue the log"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,289 @@
+//! The follower: applies the log, and campaigns if the leader is silent or has released.
+//!
+//! A frame counts only if its sequence number and its chain continue the log. So faulty reads and
+//! watches can delay a follower but never mislead it.
+
+mod campaign;
+mod join;
+mod suspicion;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use statehouse_protocol::LogPosition;
+
+use crate::codec::Malformed;
+use crate::embedder::Embedder;
+use crate::engine::{Change, EngineError, Revision, Value, Watch};
+use crate::error::Stop;
+use crate::frame::{self, Assembler, Frame};
+use crate::head::{Chain, Head};
+use crate::host::{Host, RETRY};
+use crate::leader::Won;
+use crate::limits;
+use crate::member::Signals;
+use crate::options::broken;
+pub(crate) use join::join;
+use suspicion::Suspicion;
+
+/// The state of a follower.
+#[derive(Debug)]
+pub(crate) struct Follower<'a> {
+    host: &'a Host,
+    signals: &'a Signals,
+    /// The last applied frame, and the chain after it.
+    seq: u64,
+    chain: Chain,
+    /// The last applied record.
+    position: LogPosition,
+    assembler: Assembler,
+    /// The newest known head.
+    seen: Seen,
+    /// Bytes of frames since the newest snapshot, approximately.
+    log_bytes: u64,
+    /// When the last frame was applied.
+    frame_at: Duration,
+    /// Consecutive attempts to read the next frame that did not find it.
+    mismatches: u32,
+    /// Heads that a read found before the watch, since the last change that the watch reported.
+    missed: u32,
+}
+
+/// A value of the head.
+#[derive(Clone, Debug)]
+struct Seen {
+    head: Head,
+    bytes: Bytes,
+    /// When this host first saw this value. The leader sent it before.
+    at: Duration,
+}
+
+/// How following ended.
+pub(crate) enum Followed {
+    /// This host won a campaign.
+    Won(Box<Won>),
+    /// The log was truncated before this host could read it.
+    Rejoin,
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Accepted {
+    /// It was applied.
+    Applied,
+    /// It was applied before.
+    Known,
+    /// Frames before it are missing, or it does not continue the log.
+    Mismatch,
+}
+
+impl Follower<'_> {
+    /// Follows the log by a watch that begins after the last read frame.
+    pub(crate) async fn follow(
+        mut self,
+        mut watch: Watch,
+        embedder: &mut dyn Embedder,
+    ) -> Result<Followed, Stop> {
+        let mut suspicion = Suspicion::new(self.host.now());
+        let mut announced = None;
+        loop {
+            while self.seq < self.seen.head.seq {
+                if !self.catch_up(embedder).await? {
+                    return Ok(Followed::Rejoin);
+                }
+            }
+            if suspicion.may_campaign(&self)
+                && let Some(won) = self.campaign(&mut suspicion, embedder).await?
+            {
+                return Ok(Followed::Won(Box::new(won)));
+            }
+            let epoch = Some(self.seen.head.epoch);
+            if announced != epoch {
+                announced = epoch;
+                embedder.following(&self.seen.head);
+            }
+            let wait = suspicion.next_at.saturating_sub(self.host.now());
+            tokio::select! {
+                biased;
+                change = watch.recv() => match change {
+                    Some(Ok(change)) => {
+                        self.missed = 0;
+                        self.change(change, embedder)?;
+                    }
+                    ended => {
+                        tracing::debug!("the watch ended: {ended:?}");
+                        watch = self.watch_again().await?;
+                        suspicion.engine_failed();
+                    }
+                },
+                () = self.signals.suspect.notified() => suspicion.suspect(self.host.now()),
+                () = self.host.clock.sleep(wait) => suspicion.tick(&mut self).await?,
+            }
+            if self.missed >= limits::MISSED_HEADS_MAX {
+                watch = self.watch_again().await?;
+            }
+            suspicion.saw(&self.seen.head);
+        }
+    }
+
+    /// Watches from the newest head on. The frames before it are read.
+    async fn watch_again(&mut self) -> Result<Watch, Stop> {
+        let range = self.host.keys.followed();
+        self.missed = 0;
+        loop {
+            self.host.engine.next_endpoint();
+            if let Ok(value) = self.host.get_head().await {
+                let from = Revision(value.revision.0 + 1);
+                self.read_head(value)?;
+                let call = self.host.engine.watch(&range, from);
+                if let Ok(watch) = self.host.attempt(call).await {
+                    return Ok(watch);
+                }
+            }
+            self.host.clock.sleep(RETRY).await;
+        }
+    }
+
+    /// Applies a change that the watch reported.
+    fn change(&mut self, change: Change, embedder: &mut dyn Embedder) -> Result<(), Stop> {
+        // A deleted key is a truncated frame; the head says so too.
+        let Some(value) = change.value else {
+            return Ok(());
+        };
+        if change.key == self.host.keys.head() {
+            self.saw_head(value)?;
+        } else if self.host.keys.is_frame(&change.key) {
+            // A frame that does not continue the log is read again when the head says that it is
+            // committed.
+            self.frame(&value, embedder)?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of a value of the head. Older values are ignored. Returns whether it is newer.
+    fn saw_head(&mut self, bytes: Bytes) -> Result<bool, Stop> {
+        let head = Head::decode(&bytes).map_err(Stop::Head)?;
+        let known = &self.seen.head;
+        if head.cluster != known.cluster {
+            return Err(Stop::Damaged(
+                "another cluster has replaced this one".into(),
+            ));
+        }
+        if head.order() <= known.order() {
+            if head.order() == known.order() && bytes != self.seen.bytes {
+                return Err(Stop::Damaged("two heads have the same number".into()));
+            }
+            return Ok(false);
+        }
+        if head.snapshot != known.snapshot {
+            self.log_bytes = 0;
+        }
+        self.seen = Seen {
+            head,
+            bytes,
+            at: self.host.now(),
+        };
+        Ok(true)
+    }
+
+    /// Takes note of the head that a read returned. A server without the head is behind.
+    fn read_head(&mut self, value: Value) -> Result<bool, Stop> {
+        value.value.map_or(Ok(false), |bytes| self.saw_head(bytes))
+    }
+
+    /// Applies a frame if it continues the log.
+    fn frame(&mut self, bytes: &[u8], embedder: &mut dyn Embedder) -> Result<Accepted, Stop> {
+        let frame = match Frame::decode(bytes) {
+            Ok(frame) => frame,
+            Err(Malformed::Damaged(_)) => return Ok(Accepted::Mismatch),
+            Err(format) => return Err(Stop::Head(format)),
+        };
+        if !broken!(self.host.options, FollowerTrustsReads) {
+            if frame.seq <= self.seq {
+                return Ok(Accepted::Known);
+            }
+            if frame.seq != self.seq + 1 || frame.previous != self.chain {
+                return Ok(Accepted::Mismatch);
+            }
+        }
+        self.seq = frame.seq;
+        self.chain = frame::chain(bytes);
+        self.mismatches = 0;
+        self.log_bytes += bytes.len() as u64;
+        self.frame_at = self.host.now();
+        self.records(&frame, embedder)?;
+        Ok(Accepted::Applied)
+    }
+
+    /// Reads the frames up to the head. Returns false if the host must join again.
+    async fn catch_up(&mut self, embedder: &mut dyn Embedder) -> Result<bool, Stop> {
+        match self.read_frames(embedder).await? {
+            Ok(Accepted::Mismatch) => {}
+            Ok(_) if self.seq >= self.seen.head.seq => return Ok(true),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!("reading the log again: {error}");
+                self.host.clock.sleep(RETRY).await;
+                return Ok(true);
+            }
+        }
+        // Either the server is behind, or the frame was truncated, or the server is damaged.
+        if let Ok(value) = self.host.get_head().await {
+            self.read_head(value)?;
+        }
+        self.mismatches += 1;
+        if self.mismatches > limits::MISMATCHES_MAX || self.seen.head.oldest > self.seq + 1 {
+            return Ok(false);
+        }
+        self.host.engine.next_endpoint();
+        self.host.clock.sleep(RETRY).await;
+        Ok(true)
+    }
+
+    /// Reads and applies the newest frames until a page brings nothing new.
+    async fn read_frames(
+        &mut self,
+        embedder: &mut dyn Embedder,
+    ) -> Result<Result<Accepted, EngineError>, Stop> {
+        loop {
+            let range = self.host.keys.frames_from(self.seq + 1);
+            let call = self.host.engine.range(&range, None);
+            let page = match self.host.read(call).await {
+                Ok(page) => page,
+                Err(error) => return Ok(Err(error)),
+            };
+            for (_, value) in &page.values {
+                if self.frame(value, embedder)? == Accepted::Mismatch {
+                    return Ok(Ok(Accepted::Mismatch));
+                }
+            }
+            if !page.more {
+                return Ok(Ok(Accepted::Applied));
+            }
+        }
+    }
+
+    /// Applies the records of a frame that follow the last applied one.
+    fn records(&mut self, frame: &Frame<'_>, embedder: &mut dyn Embedder) -> Result<(), Stop> {
+        let damaged = |it: Malformed| Stop::Damaged(format!("frame {}: {it}", frame.seq));
+        let Some(body) = self.assembler.accept(frame).map_err(damaged)? else {
+            return Ok(());
+        };
+        let records = frame::records(body, frame.count).map_err(damaged)?;
+        for (record, number) in records.into_iter().zip(frame.first.0..) {
+            // A snapshot can contain the first records of the frame that follows it.
+            if number <= self.position.0 {
+                continue;
+            }
+            let follows = number == self.position.0 + 1;
+            if !follows && !broken!(self.host.options, FollowerTrustsReads) {
+                return Err(damaged(Malformed::Damaged("records before it are missing")));
+            }
+            self.position = LogPosition(number);
+            embedder
+                .record(self.position, record)
+                .map_err(Stop::Embedder)?;
+        }
+        Ok(())
+    }
+}

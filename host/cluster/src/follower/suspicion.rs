@@ -1,0 +1,128 @@
+//! When a follower campaigns. A wrong suspicion costs a pause but never safety.
+//!
+//! A follower that suspects the leader writes the key `challenge`. A living leader answers by a
+//! change of the head. If the head does not change for some time while the engine answers, the
+//! follower campaigns. So an outage of the engine changes no leader, and an idle cluster writes
+//! nothing.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Follower;
+use crate::engine::{Condition, Transaction};
+use crate::error::Stop;
+use crate::head::Head;
+
+#[derive(Debug)]
+pub(super) struct Suspicion {
+    /// The head that is observed, by its place in the order of heads.
+    order: (u64, u64),
+    suspected: bool,
+    /// When the leader was challenged. Since then the engine has always answered.
+    challenged_at: Option<Duration>,
+    /// The leader was silent for long enough.
+    is_silent: bool,
+    /// The time of the next tick.
+    pub(super) next_at: Duration,
+    /// No campaign before.
+    not_before: Duration,
+}
+
+impl Suspicion {
+    pub(super) fn new(now: Duration) -> Self {
+        Self {
+            order: (0, 0),
+            suspected: false,
+            challenged_at: None,
+            is_silent: false,
+            next_at: now,
+            not_before: Duration::ZERO,
+        }
+    }
+
+    /// The link to the leader is broken.
+    pub(super) fn suspect(&mut self, now: Duration) {
+        if !self.suspected {
+            self.suspected = true;
+            self.next_at = now;
+        }
+    }
+
+    /// A changed head proves that its leader is alive.
+    pub(super) fn saw(&mut self, head: &Head) {
+        if head.order() != self.order {
+            self.order = head.order();
+            self.clear();
+        }
+    }
+
+    /// The engine did not answer, so the silence of the leader proves nothing.
+    pub(super) fn engine_failed(&mut self) {
+        self.challenged_at = None;
+        self.is_silent = false;
+    }
+
+    fn clear(&mut self) {
+        self.suspected = false;
+        self.challenged_at = None;
+        self.is_silent = false;
+    }
+
+    /// A campaign failed, or this host may not lead.
+    pub(super) fn postpone(&mut self, until: Duration) {
+        self.clear();
+        self.not_before = until;
+    }
+
+    /// Whether the conditions of a campaign hold.
+    pub(super) fn may_campaign(&self, follower: &Follower<'_>) -> bool {
+        let now = follower.host.now();
+        let head = &follower.seen.head;
+        let has_ended = follower.leader_has_ended() && now >= follower.signals.abstains_until();
+        (has_ended || self.is_silent) && now >= self.not_before && follower.seq == head.seq
+    }
+
+    /// Looks at the head, and challenges a leader that is suspected.
+    pub(super) async fn tick(&mut self, follower: &mut Follower<'_>) -> Result<(), Stop> {
+        let host = follower.host;
+        let timing = &host.options.timing;
+        let answered = match host.get_head().await {
+            Ok(value) => {
+                follower.missed += u32::from(follower.read_head(value)?);
+                true
+            }
+            Err(_) => false,
+        };
+        self.saw(&follower.seen.head);
+        let quiet = host.now().saturating_sub(follower.seen.at);
+        // This host follows, so a leader of its name was an earlier process of it.
+        let was_this_host = follower.seen.head.leader == host.options.host;
+        self.suspected |= quiet > timing.quiet || was_this_host;
+        match self.challenged_at {
+            _ if !answered => self.engine_failed(),
+            None if self.suspected => self.challenge(follower).await,
+            Some(at) if host.now().saturating_sub(at) >= timing.silence => self.is_silent = true,
+            _ => {}
+        }
+        let is_alert = self.suspected || follower.leader_has_ended();
+        let interval = if is_alert { timing.probe } else { timing.poll };
+        self.next_at = host.now() + interval;
+        Ok(())
+    }
+
+    async fn challenge(&mut self, follower: &Follower<'_>) {
+        let host = follower.host;
+        let key = host.keys.challenge();
+        let challenge = Transaction {
+            condition: Condition::Always,
+            puts: vec![(key.clone(), Bytes::from(host.options.host.clone()))],
+            key,
+            deletes: Vec::new(),
+        };
+        let call = host.engine.transact(&challenge);
+        if host.attempt(call).await.is_ok() {
+            self.challenged_at = Some(host.now());
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What all roles of a host share: its engine, clock, settings and keys; and the repetition of a
+//! transaction until it is decided.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::clock::Clock;
+use crate::engine::{
+    Call, Condition, Engine, EngineError, Outcome, Revision, Transaction, Value, attempt,
+};
+use crate::keys::Keys;
+use crate::options::{Options, broken};
+
+/// The wait after a call that failed at once, so that a loop does not spin.
+pub(crate) const RETRY: Duration = Duration::from_millis(50);
+
+/// Attempts of one transaction between two warnings: some 10 s.
+const ATTEMPTS_PER_WARNING: u64 = 20;
+
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) options: Options,
+    pub(crate) keys: Keys,
+    random: Mutex<u64>,
+}
+
+/// The result of a transaction that changes the head.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// The head has the new value.
+    Applied(Revision),
+    /// Another process changed the head before.
+    Replaced(Value),
+    /// No attempt reached the engine.
+    NotSent(EngineError),
+}
+
+impl Host {
+    pub(crate) fn new(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, options: Options) -> Self {
+        let mut seed = [0; 8];
+        seed.copy_from_slice(&options.process.0[..8]);
+        Self {
+            engine,
+            clock,
+            keys: Keys::new(&options.cluster),
+            random: Mutex::new(u64::from_le_bytes(seed)),
+            options,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// A random duration up to `max`, so that candidates do not collide (SplitMix64).
+    pub(crate) fn random(&self, max: Duration) -> Duration {
+        let mut state = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (*state ^ *state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        max * ((mixed >> 48) as u32) / (1 << 16)
+    }
+
+    /// One attempt of a call.
+    pub(crate) async fn attempt<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
+        let limit = self.options.timing.attempt;
+        attempt(&*self.engine, &*self.clock, limit, call).await
+    }
+
+    /// One attempt of a call with a long answer.
+    pub(crate) async fn read<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
+        let limit = self.options.timing.read;
+        attempt(&*self.engine, &*self.clock, limit, call).await
+    }
+
+    pub(crate) async fn get_head(&self) -> Result<Value, EngineError> {
+        self.attempt(self.engine.get(&self.keys.head())).await
+    }
+
+    /// Repeats a transaction that changes the head from `from` to `to` until it is decided.
+    ///
+    /// An attempt whose answer was lost may still be applied later. So the bytes must never change
+    /// before the transaction is decided, and a caller must not give up after an attempt whose
+    /// outcome is unknown. If the head is `to`, an earlier attempt was applied.
+    pub(crate) async fn decide(&self, change: HeadChange, gives_up: bool) -> Decision {
+        let HeadChange {
+            from,
+            to,
+            mut puts,
+            deletes,
+        } = change;
+        let key = self.keys.head();
+        puts.push((key.clone(), to.clone()));
+        let mut transaction = Transaction {
+            key,
+            condition: Condition::Value(from),
+            puts,
+            deletes,
+        };
+        let mut may_be_applied = false;
+        let mut attempts = 0_u64;
+        loop {
+            match self.attempt(self.engine.transact(&transaction)).await {
+                Ok(Outcome::Applied(revision)) => return Decision::Applied(revision),
+                Ok(Outcome::Failed(value)) if value.value.as_ref() == Some(&to) => {
+                    return Decision::Applied(value.revision);
+                }
+                Ok(Outcome::Failed(value)) => return Decision::Replaced(value),
+                Err(error) => {
+                    may_be_applied |= matches!(error, EngineError::Unknown(_));
+                    if gives_up && !may_be_applied {
+                        return Decision::NotSent(error);
+                    }
+                    if attempts.is_multiple_of(ATTEMPTS_PER_WARNING) {
+                        tracing::warn!("repeating a transaction: {error}");
+                    }
+                    if broken!(self.options, RetryWithoutCondition) {
+                        transaction.condition = Condition::Always;
+                    }
+                    attempts += 1;
+                    self.clock.sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+/// A change of the head and what changes with it.
+#[derive(Debug)]
+pub(crate) struct HeadChange {
+    pub(crate) from: Bytes,
+    pub(crate) to: Bytes,
+    pub(crate) puts: Vec<(Vec<u8>, Bytes)>,
+    pub(crate) deletes: Vec<crate::engine::KeyRange>,
+}

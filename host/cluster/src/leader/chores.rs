@@ -1,0 +1,126 @@
+//! Tasks of a leader in addition to the log: it answers challenges, watches the room in the engine,
+//! and compacts the engine. No safety depends on them.
+
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::log::LeaderLog;
+use crate::engine::{EngineError, KeyRange, Revision};
+use crate::host::{Host, RETRY};
+
+#[derive(Debug)]
+pub(super) struct Chores<'a> {
+    host: &'a Host,
+    log: &'a LeaderLog,
+    /// The revision at which the leadership began.
+    since: Revision,
+    compaction: Mutex<Compaction>,
+    wakeup: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Compaction {
+    /// The revision of the last truncation.
+    truncated: Option<Revision>,
+    /// The revision to which the engine should be compacted.
+    due: Option<Revision>,
+}
+
+impl<'a> Chores<'a> {
+    pub(super) fn new(host: &'a Host, log: &'a LeaderLog, since: Revision) -> Self {
+        Self {
+            host,
+            log,
+            since,
+            compaction: Mutex::default(),
+            wakeup: Notify::new(),
+        }
+    }
+
+    /// Runs until it is dropped.
+    pub(super) async fn run(&self) {
+        tokio::join!(self.answer_challenges(), self.watch_room(), self.compact());
+    }
+
+    /// A truncation was applied. The engine is compacted to the truncation before it, so that a
+    /// host that joins at that moment can still read what it began to read.
+    pub(super) fn truncated(&self, revision: Revision) {
+        if !self.host.options.compacts {
+            return;
+        }
+        let mut compaction = self.locked();
+        let before = compaction.truncated.replace(revision);
+        compaction.due = before.map(|it| Revision(it.0.saturating_sub(1)));
+        drop(compaction);
+        self.wakeup.notify_one();
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, Compaction> {
+        self.compaction
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews the lease when a follower challenges this leader.
+    async fn answer_challenges(&self) -> Infallible {
+        let mut from = Revision(self.since.0 + 1);
+        loop {
+            if let Err(error) = self.watch_challenges(&mut from).await {
+                tracing::debug!("watching for challenges again: {error}");
+            }
+            self.host.clock.sleep(RETRY).await;
+        }
+    }
+
+    async fn watch_challenges(&self, from: &mut Revision) -> Result<(), EngineError> {
+        let key = self.host.keys.challenge();
+        let mut to = key.clone();
+        to.push(0);
+        let range = KeyRange { from: key, to };
+        let watch = self.host.engine.watch(&range, *from);
+        let watch = match self.host.attempt(watch).await {
+            // The challenges in between are unknown, so they count as one.
+            Err(EngineError::Compacted) => {
+                self.log.renew();
+                let value = self.host.attempt(self.host.engine.get(&range.from)).await?;
+                *from = Revision(value.revision.0 + 1);
+                return Ok(());
+            }
+            watch => watch,
+        };
+        let mut watch = watch?;
+        while let Some(change) = watch.recv().await {
+            change?;
+            self.log.renew();
+        }
+        Ok(())
+    }
+
+    /// Asks the engine for its size.
+    async fn watch_room(&self) -> Infallible {
+        loop {
+            match self.host.attempt(self.host.engine.status()).await {
+                Ok(status) => self.log.set_used_bytes(status.bytes),
+                Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
+            }
+            self.host.clock.sleep(self.host.options.timing.status).await;
+        }
+    }
+
+    async fn compact(&self) -> Infallible {
+        loop {
+            self.wakeup.notified().await;
+            let Some(due) = self.locked().due.take() else {
+                continue;
+            };
+            if let Err(error) = self.host.attempt(self.host.engine.compact(due)).await {
+                // The next truncation compacts to a later revision.
+                tracing::debug!("the engine was not compacted: {error}");
+            }
+            self.host.clock.sleep(Duration::from_millis(1)).await;
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The leader's side of the log: a handle to which the store appends, and which knows the lease.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use statehouse_protocol::LogPosition;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::frame::{Kind, put_record};
+use crate::limits;
+use crate::options::{Reads, Sizes};
+
+/// The log of one leadership. All methods but the async ones return at once. After the end of the
+/// leadership nothing is released any more, and there is no lease.
+#[derive(Debug)]
+pub struct LeaderLog {
+    epoch: u64,
+    clock: Arc<dyn Clock>,
+    reads: Reads,
+    room_bytes: u64,
+    /// On this host's clock, when the lease of the previous leader is certainly over. Nothing may
+    /// be released or answered before.
+    serves_from: Duration,
+    state: Mutex<State>,
+    /// Wakes the loop of the leader.
+    pub(super) work: Notify,
+    /// Wakes waiting turns when something was released, renewed or ended.
+    progress: Notify,
+    released: AtomicU64,
+    /// The end of the lease on this host's clock, in nanoseconds.
+    lease_end_ns: AtomicU64,
+    /// Bytes in use in the engine.
+    used_bytes: AtomicU64,
+    ended: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Appended and not yet in a frame.
+    groups: VecDeque<Group>,
+    /// The bytes of `groups`, and of the frame that is being decided.
+    waiting_bytes: usize,
+    deciding_bytes: usize,
+    /// Bytes of the first group that are in earlier frames.
+    cut: usize,
+    appended: u64,
+    committed: u64,
+    wants_renewal: bool,
+    wants_handover: bool,
+    /// The number of transactions that were begun, and that were decided.
+    begun: u64,
+    decided: u64,
+}
+
+#[derive(Debug)]
+struct Group {
+    first: u64,
+    count: u32,
+    body: Vec<u8>,
+}
+
+/// The body of the next frame.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) kind: Kind,
+    pub(super) first: LogPosition,
+    pub(super) count: u32,
+    pub(super) body: Vec<u8>,
+}
+
+/// The next work of the leader's loop.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) taken: Option<Taken>,
+    pub(super) renewal: bool,
+    pub(super) handover: bool,
+}
+
+/// A group of records is larger than the log can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a group of records has {bytes} bytes and exceeds the limit of the log ({} bytes)",
+    limits::GROUP_BYTES_MAX
+)]
+pub struct TooLarge {
+    /// The size of the group.
+    pub bytes: usize,
+}
+
+/// The leadership is over: this host must not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this host is not the leader any more")]
+pub struct NotLeading;
+
+impl LeaderLog {
+    pub(super) fn new(
+        epoch: u64,
+        clock: Arc<dyn Clock>,
+        reads: Reads,
+        sizes: &Sizes,
+        serves_from: Duration,
+        positions: (LogPosition, LogPosition),
+    ) -> Self {
+        let (released, committed) = positions;
+        Self {
+            epoch,
+            clock,
+            reads,
+            room_bytes: sizes.quota_bytes / 8 * limits::QUOTA_EIGHTHS_MAX,
+            serves_from,
+            state: Mutex::new(State {
+                groups: VecDeque::new(),
+                waiting_bytes: 0,
+                deciding_bytes: 0,
+                cut: 0,
+                appended: committed.0,
+                committed: committed.0,
+                wants_renewal: false,
+                wants_handover: false,
+                begun: 0,
+                decided: 0,
+            }),
+            work: Notify::new(),
+            progress: Notify::new(),
+            released: AtomicU64::new(released.0),
+            lease_end_ns: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// The number of the leadership. It increases with every change of the leader.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Appends all records or none, and returns the position of the last one. Never waits. A
+    /// caller that appends much must ask [`Self::is_behind`] before.
+    ///
+    /// # Errors
+    /// [`TooLarge`]; then nothing was appended.
+    pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, TooLarge> {
+        let bytes = records.iter().map(|it| it.len() + 4).sum();
+        if bytes > limits::GROUP_BYTES_MAX {
+            return Err(TooLarge { bytes });
+        }
+        let mut state = self.locked();
+        if records.is_empty() {
+            return Ok(LogPosition(state.appended));
+        }
+        let mut body = Vec::with_capacity(bytes);
+        for record in records {
+            put_record(&mut body, record);
+        }
+        let first = state.appended + 1;
+        state.appended += records.len() as u64;
+        let position = LogPosition(state.appended);
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(position);
+        }
+        state.waiting_bytes += bytes;
+        state.groups.push_back(Group {
+            first,
+            count: records.len() as u32,
+            body,
+        });
+        drop(state);
+        self.work.notify_one();
+        Ok(position)
+    }
+
+    /// The position of the last appended record.
+    #[must_use]
+    pub fn appended(&self) -> LogPosition {
+        LogPosition(self.locked().appended)
+    }
+
+    /// The position up to which effects may be sent to clients.
+    #[must_use]
+    pub fn released(&self) -> LogPosition {
+        LogPosition(self.released.load(Ordering::Acquire))
+    }
+
+    /// Whether there is room for more than removals.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.used_bytes.load(Ordering::Relaxed) < self.room_bytes
+    }
+
+    /// Whether clients that write must wait until the log has caught up.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.locked().waiting_bytes > limits::WAITING_BYTES_MAX
+    }
+
+    /// Whether input that arrived before this call may be decided now. Always false with
+    /// [`Reads::Confirmed`].
+    #[must_use]
+    pub fn has_lease(&self) -> bool {
+        if self.reads == Reads::Confirmed || self.ended.load(Ordering::Acquire) {
+            return false;
+        }
+        let now = self.clock.now();
+        let end = Duration::from_nanos(self.lease_end_ns.load(Ordering::Acquire));
+        self.serves_from <= now && now < end
+    }
+
+    /// Waits until input that arrived before this call may be decided. The caller must then decide
+    /// without another wait.
+    ///
+    /// # Errors
+    /// [`NotLeading`] if the leadership ends first.
+    pub async fn may_decide(&self) -> Result<(), NotLeading> {
+        // A transaction that begins from now on proves that this host led after the input arrived.
+        let proof = self.locked().begun + 1;
+        loop {
+            let mut progress = pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if self.has_lease() {
+                return Ok(());
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return Err(NotLeading);
+            }
+            let wait = self.serves_from.saturating_sub(self.clock.now());
+            if !wait.is_zero() {
+                self.clock.sleep(wait).await;
+                continue;
+            }
+            if self.is_proven(proof) {
+                return Ok(());
+            }
+            progress.await;
+        }
+    }
+
+    /// Whether the transaction with the number `proof` was decided. Asks for one if necessary.
+    fn is_proven(&self, proof: u64) -> bool {
+        let mut state = self.locked();
+        if self.reads == Reads::Confirmed && state.decided >= proof {
+            return true;
+        }
+        if self.reads == Reads::Lease || state.begun < proof {
+            state.wants_renewal = true;
+            self.work.notify_one();
+        }
+        false
+    }
+
+    /// Waits until `position` is released.
+    ///
+    /// # Errors
+    /// [`NotLeading`] if the leadership ends first. The record may be committed nevertheless.
+    pub async fn wait_released(&self, position: LogPosition) -> Result<(), NotLeading> {
+        loop {
+            let mut progress = pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if self.released() >= position {
+                return Ok(());
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return Err(NotLeading);
+            }
+            progress.await;
+        }
+    }
+
+    /// Ends the leadership when everything appended so far is committed, so that another host
+    /// takes over without waiting for the lease. The embedder must decide nothing any more. Takes
+    /// as long as the engine does not answer, so a process that ends must bound its wait for
+    /// [`crate::Embedder::ended`].
+    pub fn hand_over(&self) {
+        self.locked().wants_handover = true;
+        self.work.notify_one();
+    }
+
+    /// Asks for a change of the head, which renews the lease and answers a challenge.
+    pub(super) fn renew(&self) {
+        self.locked().wants_renewal = true;
+        self.work.notify_one();
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the last frame ended a group. A snapshot must not begin within a group, because a
+    /// reader of the log after it would miss the first parts.
+    pub(super) fn is_between_groups(&self) -> bool {
+        self.locked().cut == 0
+    }
+
+    /// Takes the next work.
+    pub(super) fn take(&self, sizes: &Sizes) -> Work {
+        let mut state = self.locked();
+        let taken = state.take(sizes);
+        state.deciding_bytes = taken.as_ref().map_or(0, |it| it.body.len());
+        Work {
+            renewal: std::mem::take(&mut state.wants_renewal),
+            handover: taken.is_none() && state.wants_handover,
+            taken,
+        }
+    }
+
+    /// A transaction is about to be sent.
+    pub(super) fn begin(&self) {
+        self.locked().begun += 1;
+    }
+
+    /// The transaction was applied: `position` is committed, and the lease lasts until `lease_end`.
+    pub(super) fn decided(&self, position: LogPosition, lease_end: Duration) {
+        let mut state = self.locked();
+        state.decided = state.begun;
+        state.committed = position.0;
+        state.waiting_bytes -= std::mem::take(&mut state.deciding_bytes);
+        let nanos = u64::try_from(lease_end.as_nanos()).unwrap_or(u64::MAX);
+        self.lease_end_ns.store(nanos, Ordering::Release);
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    /// Gives up the lease, before the transaction that says so is sent.
+    pub(super) fn end_lease(&self) {
+        self.lease_end_ns.store(0, Ordering::Release);
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Releases what is committed, unless it is too early. Returns the new position if it advanced.
+    pub(super) fn release(&self) -> Option<LogPosition> {
+        if self.clock.now() < self.serves_from {
+            return None;
+        }
+        let committed = self.locked().committed;
+        if self.released.swap(committed, Ordering::AcqRel) == committed {
+            return None;
+        }
+        self.progress.notify_waiters();
+        Some(LogPosition(committed))
+    }
+
+    /// The time until something can be released, if nothing can now.
+    pub(super) fn deferred(&self) -> Option<Duration> {
+        let wait = self.serves_from.saturating_sub(self.clock.now());
+        (!wait.is_zero()).then_some(wait)
+    }
+
+    pub(super) fn set_used_bytes(&self, bytes: u64) {
+        self.used_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_used_bytes(&self, bytes: u64) {
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The leadership is over.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        let mut state = self.locked();
+        state.groups = VecDeque::new();
+        drop(state);
+        self.progress.notify_waiters();
+    }
+}
+
+impl State {
+    /// Combines groups up to the size of a frame, or takes the next part of a long group.
+    fn take(&mut self, sizes: &Sizes) -> Option<Taken> {
+        let front = self.groups.front()?;
+        let (first, mut count) = (LogPosition(front.first), front.count);
+        let rest = front.body.len() - self.cut;
+        if self.cut > 0 || rest > sizes.part_bytes {
+            let part = rest.min(sizes.part_bytes);
+            let body = front.body[self.cut..self.cut + part].to_vec();
+            let is_last = part == rest;
+            let kind = if is_last { Kind::LastPart } else { Kind::Part };
+            self.cut += part;
+            if is_last {
+                self.cut = 0;
+                self.groups.pop_front();
+            }
+            return Some(Taken {
+                kind,
+                first,
+                count,
+                body,
+            });
+        }
+        let mut body = self.groups.pop_front()?.body;
+        while let Some(next) = self.groups.front() {
+            if body.len() + next.body.len() > sizes.frame_bytes {
+                break;
+            }
+            body.extend_from_slice(&next.body);
+            count += next.count;
+            self.groups.pop_front();
+        }
+        Some(Taken {
+            kind: Kind::Whole,
+            first,
+            count,
+            body,
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! The leader: appends frames to the log, one transaction at a time, and renews its lease by them.
+//!
+//! Every transaction has one shape: if the head has the value that this leader wrote last, write
+//! and change the head. A lease counts from the sending of the first attempt, because the engine
+//! may have applied any attempt right after that.
+
+mod chores;
+mod log;
+mod snapshot;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use statehouse_protocol::LogPosition;
+
+use crate::embedder::{Embedder, Ended, Takeover};
+use crate::engine::{KeyRange, Revision};
+use crate::error::Stop;
+use crate::frame::{self, Frame, Kind};
+use crate::head::Head;
+use crate::host::{Decision, HeadChange, Host};
+use crate::options::broken;
+use chores::Chores;
+use log::Taken;
+pub use log::{LeaderLog, NotLeading, TooLarge};
+use snapshot::Snapshots;
+
+/// A campaign that succeeded.
+#[derive(Debug)]
+pub(crate) struct Won {
+    /// The new head, with its encoding.
+    pub(crate) head: Head,
+    pub(crate) bytes: Bytes,
+    pub(crate) revision: Revision,
+    /// The head that the campaign replaced.
+    pub(crate) previous: Head,
+    /// When the first attempt was sent, and when the lease of the previous leader is over.
+    pub(crate) sent: Duration,
+    pub(crate) serves_from: Duration,
+    /// The time since the last change by the previous leader.
+    pub(crate) since: Duration,
+    /// Bytes of frames since the last snapshot.
+    pub(crate) log_bytes: u64,
+}
+
+/// Ends the leadership of a handle, even if the loop is dropped.
+struct EndOnDrop(Arc<LeaderLog>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Leads until another host takes over, or until the handover.
+pub(crate) async fn lead(
+    host: &Host,
+    won: Won,
+    embedder: &mut dyn Embedder,
+) -> Result<Ended, Stop> {
+    let log = Arc::new(LeaderLog::new(
+        won.head.epoch,
+        Arc::clone(&host.clock),
+        host.options.reads,
+        &host.options.sizes,
+        won.serves_from,
+        (won.previous.position, won.head.position),
+    ));
+    let _end = EndOnDrop(Arc::clone(&log));
+    log.decided(won.head.position, won.sent + host.options.timing.trusted());
+    embedder.leading(Takeover {
+        log: Arc::clone(&log),
+        previous: won.previous,
+        since: won.since,
+    });
+    let chores = Chores::new(host, &log, won.revision);
+    let mut leader = Leader {
+        host,
+        log: &log,
+        head: won.head,
+        bytes: won.bytes,
+        snapshots: Snapshots::new(won.log_bytes),
+        chores: &chores,
+    };
+    tokio::select! {
+        biased;
+        ended = leader.run(embedder) => ended,
+        () = chores.run() => Ok(Ended::Deposed),
+    }
+}
+
+struct Leader<'a> {
+    host: &'a Host,
+    log: &'a LeaderLog,
+    /// The last decided head, with its encoding.
+    head: Head,
+    bytes: Bytes,
+    snapshots: Snapshots,
+    chores: &'a Chores<'a>,
+}
+
+/// The next change of the head and what changes with it.
+struct Step {
+    head: Head,
+    puts: Vec<(Vec<u8>, Bytes)>,
+    deletes: Vec<KeyRange>,
+    frame_bytes: u64,
+}
+
+impl Leader<'_> {
+    async fn run(&mut self, embedder: &mut dyn Embedder) -> Result<Ended, Stop> {
+        loop {
+            if let Some(position) = self.log.release() {
+                embedder.released(position);
+            }
+            let Some(step) = self.next_step(embedder) else {
+                self.wait().await;
+                continue;
+            };
+            let hands_over = step.head.released;
+            if !self.commit(step).await? {
+                return Ok(Ended::Deposed);
+            }
+            if hands_over {
+                return Ok(Ended::HandedOver);
+            }
+        }
+    }
+
+    /// Waits for work.
+    async fn wait(&self) {
+        let now = self.host.now();
+        let piece = self.snapshots.next_at().map(|it| it.saturating_sub(now));
+        let wakes = [self.log.deferred(), piece];
+        let idle = self.host.options.timing.poll;
+        let wait = wakes.into_iter().flatten().min().unwrap_or(idle);
+        tokio::select! {
+            biased;
+            () = self.log.work.notified() => {}
+            () = self.host.clock.sleep(wait) => {}
+        }
+    }
+
+    /// Collects the next change. Returns `None` if there is nothing to change.
+    fn next_step(&mut self, embedder: &mut dyn Embedder) -> Option<Step> {
+        let log = self.log;
+        let appended = log.appended();
+        if log.is_between_groups() {
+            self.snapshots
+                .begin_if_due(self.host, &self.head, appended, embedder);
+        }
+        let piece = self.snapshots.piece(self.host, || log.appended(), embedder);
+        let work = log.take(&self.host.options.sizes);
+        let mut head = self.head.clone();
+        let deletes = snapshot::truncate(self.host, &mut head);
+        let named = self.snapshots.complete(self.head.position);
+        // A handover before the lease of the previous leader is over would let the next leader
+        // answer too early.
+        let may_hand_over =
+            log.deferred().is_none() || broken!(self.host.options, EndedLeaderNeverWaited);
+        let hands_over = work.handover && may_hand_over;
+        let is_idle = work.taken.is_none() && !work.renewal && !hands_over;
+        if is_idle && piece.is_none() && named.is_none() && deletes.is_empty() {
+            return None;
+        }
+        head.change += 1;
+        head.serving = log.deferred().is_none();
+        if head.serving {
+            head.lease_ms = self.host.options.timing.lease_ms();
+        }
+        head.released = hands_over;
+        let mut step = Step {
+            puts: Vec::new(),
+            deletes,
+            frame_bytes: 0,
+            head,
+        };
+        if named.is_some() {
+            step.head.snapshot = named;
+        }
+        if let Some(piece) = piece {
+            step.puts.push(piece);
+        }
+        if let Some(taken) = work.taken {
+            self.add_frame(&mut step, &taken, embedder.now_ms());
+        }
+        Some(step)
+    }
+
+    fn add_frame(&self, step: &mut Step, taken: &Taken, now_ms: u64) {
+        let head = &mut step.head;
+        let now_ms = now_ms.max(head.now_ms);
+        let encoded = Frame {
+            kind: taken.kind,
+            epoch: head.epoch,
+            seq: head.seq + 1,
+            first: taken.first,
+            count: taken.count,
+            now_ms,
+            previous: head.chain,
+            body: &taken.body,
+        }
+        .encode();
+        head.seq += 1;
+        head.chain = frame::chain(&encoded);
+        head.now_ms = now_ms;
+        if taken.kind != Kind::Part {
+            head.position = LogPosition(taken.first.0 + u64::from(taken.count) - 1);
+        }
+        step.frame_bytes = encoded.len() as u64;
+        step.puts
+            .push((self.host.keys.frame(head.seq), encoded.into()));
+    }
+
+    /// Commits a step. Returns false if another host has taken over.
+    async fn commit(&mut self, step: Step) -> Result<bool, Stop> {
+        let bytes = Bytes::from(step.head.encode());
+        let written: usize = step.puts.iter().map(|(_, value)| value.len()).sum();
+        let truncates = !step.deletes.is_empty();
+        if step.head.released {
+            self.log.end_lease();
+        }
+        self.log.begin();
+        let mut sent = self.host.now();
+        let change = HeadChange {
+            from: self.bytes.clone(),
+            to: bytes.clone(),
+            puts: step.puts,
+            deletes: step.deletes,
+        };
+        let revision = match self.host.decide(change, false).await {
+            Decision::Applied(revision) => revision,
+            Decision::Replaced(value) => {
+                crate::error::check_not_older(&value, &self.head)?;
+                return Ok(false);
+            }
+            Decision::NotSent(_) => return Ok(false),
+        };
+        if broken!(self.host.options, LeaseFromAnswer) {
+            sent = self.host.now();
+        }
+        let released = step.head.released;
+        self.head = step.head;
+        self.bytes = bytes;
+        self.snapshots.frame(step.frame_bytes);
+        self.log.add_used_bytes(written as u64);
+        if truncates
+            && self
+                .head
+                .snapshot
+                .is_some_and(|it| it.first_seq == self.head.oldest)
+        {
+            self.chores.truncated(revision);
+        }
+        if !released {
+            let lease_end = sent + self.host.options.timing.trusted();
+            self.log.decided(self.head.position, lease_end);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,72 @@
+//! Every limit of the replicated log, with its unit in the name and its reason.
+
+use std::time::Duration;
+
+/// Largest encoded head. Every transaction writes the head, and every watcher receives it.
+pub const HEAD_BYTES_MAX: usize = 512;
+
+/// Longest lease. A takeover from a host that died takes longer than a lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(60);
+
+/// Longest name of a host: a DNS label, so that a host name fits.
+pub const HOST_NAME_BYTES_MAX: usize = 63;
+
+/// Longest address of a host: a DNS name of 120 bytes with a port, so that the head fits its limit.
+pub const ADDRESS_BYTES_MAX: usize = 127;
+
+/// Longest name of a cluster. It is a part of every key.
+pub const CLUSTER_NAME_BYTES_MAX: usize = 63;
+
+/// Default size up to which waiting records are combined into one frame. Larger frames add latency
+/// but hardly any throughput, and etcd keeps recent transactions in memory by count.
+pub const FRAME_BYTES: usize = 128 << 10;
+
+/// Largest body of a frame, and default size of a part of a long group. The frame, the head and a
+/// piece of a snapshot must fit the largest request of etcd (1.5 MiB).
+pub const FRAME_BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Largest group of records that one call appends, with 4 bytes per record. It is the limit of the
+/// write-ahead log on disk too, because a group must fit either log.
+pub const GROUP_BYTES_MAX: usize = 96 << 20;
+
+/// Records in one frame. This is far more than fit usefully, and bounds the loop of a reader.
+pub const FRAME_RECORDS_MAX: u32 = 1 << 24;
+
+/// Undecided bytes above which the log is behind and clients that write must wait, as in the
+/// write-ahead log on disk.
+pub const WAITING_BYTES_MAX: usize = 16 << 20;
+
+/// Default and largest piece of a snapshot. It shares a transaction with a frame.
+pub const PIECE_BYTES_MAX: usize = 128 << 10;
+
+/// Pieces of one snapshot: 8 GiB, the largest advised size of an etcd database.
+pub const SNAPSHOT_PIECES_MAX: u32 = 1 << 16;
+
+/// Largest block of a snapshot. One entry with its value must fit.
+pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
+
+/// Values in one page of a range read. With values of 1 MiB a page fits an answer of
+/// [`ANSWER_BYTES_MAX`].
+pub const PAGE_VALUES_MAX: usize = 16;
+
+/// Largest answer that is accepted from the engine: a full page, or a batch of events.
+pub const ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// Received events of a watch that are not yet processed. They hold at most 64 MiB, and usually
+/// far less.
+pub const WATCH_EVENTS_MAX: usize = 64;
+
+/// Frames that one truncation removes. etcd blocks other requests during a transaction, and the
+/// removal of a key costs some microseconds.
+pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
+
+/// Part of the quota, in eighths, above which only removals are accepted. The rest holds the next
+/// snapshot's pieces while the old ones still exist.
+pub const QUOTA_EIGHTHS_MAX: u64 = 6;
+
+/// Changes of the head that only reads found, before a follower watches another endpoint.
+pub const MISSED_HEADS_MAX: u32 = 3;
+
+/// Attempts to read a frame that continues the log, before a follower stops. Each asks another
+/// endpoint, so more attempts than voters find a healthy one.
+pub const MISMATCHES_MAX: u32 = 8;

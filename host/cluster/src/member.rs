@@ -1,0 +1,132 @@
+//! A host's membership in a cluster: it joins, follows, leads and joins again.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::embedder::{Embedder, Ended};
+use crate::engine::{Condition, Engine, EngineError, Outcome, Transaction};
+use crate::error::Stop;
+use crate::follower::{Followed, join};
+use crate::head::{Head, Id};
+use crate::host::Host;
+use crate::leader::lead;
+use crate::options::Options;
+
+/// A host of a cluster.
+#[derive(Debug)]
+pub struct Member {
+    host: Host,
+    signals: Signals,
+}
+
+/// What other tasks want from the member, and what it remembers between roles.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    pub(crate) suspect: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    abstains_until: Duration,
+    known: (u64, u64),
+    has_run: bool,
+}
+
+impl Signals {
+    pub(crate) fn abstains_until(&self) -> Duration {
+        self.locked().abstains_until
+    }
+
+    /// The newest head that this host wrote, by its place in the order of heads. An older head is
+    /// a stale read.
+    pub(crate) fn known(&self) -> (u64, u64) {
+        self.locked().known
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    /// A member that does nothing before [`Self::run`].
+    ///
+    /// # Errors
+    /// A text for the operator if a name in `options` is invalid.
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        options: Options,
+    ) -> Result<Self, String> {
+        options.check()?;
+        Ok(Self {
+            host: Host::new(engine, clock, options),
+            signals: Signals::default(),
+        })
+    }
+
+    /// Reports that the leader does not answer this host. The member challenges the leader and
+    /// takes over if it stays silent.
+    pub fn suspect(&self) {
+        self.signals.suspect.notify_one();
+    }
+
+    /// Takes part in the cluster until an error that a repetition does not heal. If the future is
+    /// dropped, a leadership ends at once; other hosts wait for its lease unless it was handed
+    /// over before.
+    ///
+    /// A member must run only once. To run again, create a member with another
+    /// [`Options::process`]: a transaction of the first run may still be applied, and must differ
+    /// from those of the second.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub async fn run(&self, embedder: &mut dyn Embedder) -> Result<Infallible, Stop> {
+        if std::mem::replace(&mut self.signals.locked().has_run, true) {
+            return Err(Stop::HasRun);
+        }
+        loop {
+            let (follower, watch) = join(&self.host, &self.signals, embedder).await?;
+            let Followed::Won(won) = follower.follow(watch, embedder).await? else {
+                continue;
+            };
+            self.signals.locked().known = won.head.order();
+            let ended = lead(&self.host, *won, embedder).await?;
+            if ended == Ended::HandedOver {
+                let abstention = self.host.options.timing.abstention;
+                self.signals.locked().abstains_until = self.host.now() + abstention;
+            }
+            embedder.ended(ended);
+        }
+    }
+}
+
+/// Creates a cluster without records. Returns false if it exists already.
+///
+/// # Errors
+/// [`EngineError`]. If the outcome is unknown, a repetition with the same arguments is safe.
+pub async fn create(
+    engine: &dyn Engine,
+    cluster: &str,
+    id: Id,
+    now_ms: u64,
+) -> Result<bool, EngineError> {
+    let key = crate::keys::Keys::new(cluster).head();
+    let head = Bytes::from(Head::first(id, now_ms).encode());
+    let transaction = Transaction {
+        key: key.clone(),
+        condition: Condition::Absent,
+        puts: vec![(key, head.clone())],
+        deletes: Vec::new(),
+    };
+    match engine.transact(&transaction).await? {
+        Outcome::Applied(_) => Ok(true),
+        Outcome::Failed(value) => Ok(value.value == Some(head)),
+    }
+}

@@ -1,0 +1,186 @@
+//! The log with hosts over etcd.
+
+use std::time::{Duration, Instant};
+
+use statehouse_cluster::{Engine, Id, LogPosition, Reads, create};
+
+use crate::nodes::Nodes;
+use crate::store::Host;
+
+async fn created(nodes: &Nodes) {
+    let etcd = nodes.connect(None).await;
+    let id = Id::random().unwrap();
+    assert_eq!(create(&etcd, "test", id, 0).await, Ok(true));
+    assert_eq!(create(&etcd, "test", Id([1; 16]), 0).await, Ok(false));
+}
+
+fn record(number: usize) -> Vec<u8> {
+    format!("record {number} {}", "x".repeat(number % 300)).into_bytes()
+}
+
+/// Checks that a follower has the same records as its leader.
+async fn check_follower(follower: &Host, leader: &Host, position: LogPosition) {
+    let records = follower.records(position).await;
+    assert_eq!(records, leader.shared.lock().unwrap().records);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn follower_receives_what_the_leader_appends() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let leader = Host::start("a", nodes.connect(None).await, |_| {});
+    let log = leader.leads().await;
+    let follower = Host::start("b", nodes.connect(None).await, |_| {});
+    let began = Instant::now();
+    let mut position = LogPosition::NONE;
+    for number in 0..20_000 {
+        position = leader.append(&log, &record(number));
+        if number % 100 == 0 {
+            log.wait_released(position).await.unwrap();
+        }
+    }
+    // A record that needs several frames.
+    leader.append(&log, &vec![7; 3 << 20]);
+    position = position.max(leader.append(&log, b"last"));
+    log.wait_released(position).await.unwrap();
+    println!("20 000 records in {:?}", began.elapsed());
+    check_follower(&follower, &leader, position).await;
+    assert!(log.has_lease() && log.has_room() && !log.is_behind());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handover_moves_the_leadership_at_once() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let first = Host::start("a", nodes.connect(None).await, |_| {});
+    let log = first.leads().await;
+    let reads = |it: &mut statehouse_cluster::Options| it.reads = Reads::Confirmed;
+    let second = Host::start("b", nodes.connect(None).await, reads);
+    let position = first.append(&log, b"before");
+    second.records(position).await;
+    let began = Instant::now();
+    log.hand_over();
+    let new = second.leads().await;
+    let gap = began.elapsed();
+    println!("handover in {gap:?}");
+    assert!(gap < Duration::from_secs(1), "{gap:?}");
+    assert!(!log.has_lease() && log.may_decide().await.is_err());
+    assert!(!new.has_lease(), "confirmed reads have no lease");
+    new.may_decide().await.unwrap();
+    let position = second.append(&new, b"after");
+    new.wait_released(position).await.unwrap();
+    check_follower(&first, &second, position).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_leader_is_replaced_after_its_lease() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let first = Host::start("a", nodes.connect(None).await, |_| {});
+    let log = first.leads().await;
+    let quiet = |it: &mut statehouse_cluster::Options| it.timing.quiet = Duration::from_secs(1);
+    let second = Host::start("b", nodes.connect(None).await, quiet);
+    let position = first.append(&log, b"before");
+    log.wait_released(position).await.unwrap();
+    second.records(position).await;
+    let began = Instant::now();
+    drop(first);
+    let new = second.leads().await;
+    let gap = began.elapsed();
+    println!("takeover in {gap:?}");
+    assert!(gap > Duration::from_millis(1900), "{gap:?}");
+    assert!(new.epoch() > log.epoch());
+    assert_eq!(second.shared.lock().unwrap().records[1], b"before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarted_leader_waits_for_no_lease() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let process = Id::random().unwrap();
+    let first = Host::start("a", nodes.connect(None).await, |it| it.process = process);
+    let log = first.leads().await;
+    let position = first.append(&log, b"before");
+    log.wait_released(position).await.unwrap();
+    let etcd = nodes.connect(None).await;
+    let began = Instant::now();
+    drop(first);
+    let again = Host::start("a", etcd, |it| it.predecessor = Some(process));
+    again.leads().await;
+    let gap = began.elapsed();
+    println!("restart in {gap:?}");
+    assert!(gap < Duration::from_secs(1), "{gap:?}");
+    assert_eq!(again.shared.lock().unwrap().records[1], b"before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_continue_when_the_leading_etcd_node_is_killed() {
+    let mut nodes = Nodes::start(3).await;
+    created(&nodes).await;
+    let leader = Host::start("a", nodes.connect(None).await, |_| {});
+    let log = leader.leads().await;
+    let follower = Host::start("b", nodes.connect(None).await, |_| {});
+    let mut longest = Duration::ZERO;
+    let mut position = LogPosition::NONE;
+    for number in 0..1_500 {
+        if number == 500 {
+            nodes.kill(leading_node(&nodes).await);
+        }
+        let began = Instant::now();
+        position = leader.append(&log, &record(number));
+        log.wait_released(position).await.unwrap();
+        longest = longest.max(began.elapsed());
+    }
+    println!("longest append {longest:?}");
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
+    check_follower(&follower, &leader, position).await;
+}
+
+/// The node whose raft member leads, according to its metrics.
+async fn leading_node(nodes: &Nodes) -> usize {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    for (index, url) in nodes.urls.iter().enumerate() {
+        let address = url.trim_start_matches("http://");
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = "GET /metrics HTTP/1.0\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        if answer.contains("etcd_server_is_leader 1") {
+            return index;
+        }
+    }
+    panic!("no node leads");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compaction_by_another_client_loses_nothing() {
+    let nodes = Nodes::start(1).await;
+    created(&nodes).await;
+    let small = |it: &mut statehouse_cluster::Options| {
+        it.sizes.snapshot_after_bytes = 50_000;
+        it.timing.piece = Duration::from_millis(1);
+    };
+    let leader = Host::start("a", nodes.connect(None).await, small);
+    let log = leader.leads().await;
+    let follower = Host::start("b", nodes.connect(None).await, small);
+    let other = nodes.connect(None).await;
+    let mut position = LogPosition::NONE;
+    for number in 0..3_000 {
+        position = leader.append(&log, &record(number));
+        if number % 10 == 0 {
+            log.wait_released(position).await.unwrap();
+        }
+        if number % 200 == 0 {
+            let newest = other.get(b"x").await.unwrap().revision;
+            other.compact(newest).await.unwrap();
+        }
+    }
+    log.wait_released(position).await.unwrap();
+    check_follower(&follower, &leader, position).await;
+    let newcomer = Host::start("c", nodes.connect(None).await, small);
+    check_follower(&newcomer, &leader, position).await;
+    let blocks = newcomer.shared.lock().unwrap().blocks;
+    assert!(blocks > 0, "the newcomer read no snapshot");
+    println!("the newcomer read {blocks} blocks of a snapshot");
+}

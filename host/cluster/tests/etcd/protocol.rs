@@ -1,0 +1,157 @@
+//! Each call of the engine.
+
+use bytes::Bytes;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use statehouse_cluster::etcd::{Etcd, Tls};
+use statehouse_cluster::{
+    Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction,
+};
+
+use crate::nodes::Nodes;
+
+fn put(condition: Condition, value: &'static str) -> Transaction {
+    Transaction {
+        key: b"k".to_vec(),
+        condition,
+        puts: vec![(b"k".to_vec(), Bytes::from_static(value.as_bytes()))],
+        deletes: Vec::new(),
+    }
+}
+
+fn applied(outcome: Outcome) -> Revision {
+    match outcome {
+        Outcome::Applied(revision) => revision,
+        Outcome::Failed(value) => panic!("the condition did not hold: {value:?}"),
+    }
+}
+
+#[tokio::test]
+async fn transaction_compares_the_value() {
+    let nodes = Nodes::start(1).await;
+    let etcd = nodes.connect(None).await;
+    applied(etcd.transact(&put(Condition::Absent, "a")).await.unwrap());
+    let other = Condition::Value(Bytes::from_static(b"b"));
+    for condition in [Condition::Absent, other] {
+        let outcome = etcd.transact(&put(condition, "x")).await.unwrap();
+        let Outcome::Failed(value) = outcome else {
+            panic!("the condition held");
+        };
+        assert_eq!(value.value.as_deref(), Some(&b"a"[..]));
+    }
+    let same = Condition::Value(Bytes::from_static(b"a"));
+    applied(etcd.transact(&put(same, "b")).await.unwrap());
+    applied(etcd.transact(&put(Condition::Always, "c")).await.unwrap());
+    let value = etcd.get(b"k").await.unwrap();
+    assert_eq!(value.value.as_deref(), Some(&b"c"[..]));
+    assert_eq!(etcd.get(b"none").await.unwrap().value, None);
+    let status = etcd.status().await.unwrap();
+    assert_eq!(status.voters, 1);
+    assert!(status.bytes > 0 && status.version.starts_with("3."));
+}
+
+#[tokio::test]
+async fn range_and_watch_respect_the_revision() {
+    let nodes = Nodes::start(1).await;
+    let etcd = nodes.connect(None).await;
+    let key = |number: u32| format!("r/{number:04}").into_bytes();
+    let all = KeyRange {
+        from: key(0),
+        to: key(9999),
+    };
+    let mut fill = put(Condition::Always, "v");
+    let pair = |number| (key(number), Bytes::from_static(b"value"));
+    fill.puts = (0..20).map(pair).collect();
+    let first = applied(etcd.transact(&fill).await.unwrap());
+    fill.puts = vec![pair(20)];
+    fill.deletes = vec![KeyRange {
+        from: key(0),
+        to: key(10),
+    }];
+    let second = applied(etcd.transact(&fill).await.unwrap());
+
+    let page = etcd.range(&all, Some(first)).await.unwrap();
+    assert_eq!((page.values.len(), page.more), (16, true));
+    let page = etcd.range(&all, None).await.unwrap();
+    assert_eq!((page.values.len(), page.more), (11, false));
+    assert_eq!(page.values[0].0, key(10));
+
+    let mut watch = etcd.watch(&all, second).await.unwrap();
+    let mut deleted = 0;
+    loop {
+        let change = watch.recv().await.unwrap().unwrap();
+        if change.value.is_some() {
+            assert_eq!(change.key, key(20));
+            break;
+        }
+        deleted += 1;
+    }
+    assert_eq!(deleted, 10);
+
+    etcd.compact(second).await.unwrap();
+    etcd.compact(first).await.unwrap();
+    let error = etcd.range(&all, Some(first)).await.unwrap_err();
+    assert_eq!(error, EngineError::Compacted);
+    // etcd reports it when the watch is created or right after.
+    match etcd.watch(&all, first).await {
+        Err(error) => assert_eq!(error, EngineError::Compacted),
+        Ok(mut watch) => assert_eq!(watch.recv().await, Some(Err(EngineError::Compacted))),
+    }
+}
+
+#[tokio::test]
+async fn unreachable_endpoint_is_not_applied() {
+    let etcd = Etcd::new(&["http://127.0.0.1:1".into()], None).unwrap();
+    let error = etcd.transact(&put(Condition::Always, "a")).await;
+    assert!(
+        matches!(error, Err(EngineError::NotApplied(_))),
+        "{error:?}"
+    );
+    assert!(etcd.check().await.is_err());
+}
+
+#[tokio::test]
+async fn oversized_request_is_refused() {
+    let nodes = Nodes::start(1).await;
+    let etcd = nodes.connect(None).await;
+    let mut transaction = put(Condition::Always, "a");
+    transaction.puts[0].1 = vec![0; 2 << 20].into();
+    let error = etcd.transact(&transaction).await;
+    assert!(matches!(error, Err(EngineError::Refused(_))), "{error:?}");
+}
+
+#[tokio::test]
+async fn client_certificate_is_accepted_over_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let issue = |name: &str| {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &ca).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    };
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (certificate, key) = issue("127.0.0.1");
+    let arguments = [
+        format!("--trusted-ca-file={}", file("ca", &ca.pem())),
+        format!("--cert-file={}", file("cert", &certificate)),
+        format!("--key-file={}", file("key", &key)),
+        "--client-cert-auth".to_owned(),
+    ];
+    let nodes = Nodes::start_with(1, "https", &arguments).await;
+    let (certificate, key) = issue("client");
+    let mut tls = Tls {
+        ca_pem: ca.pem().into_bytes(),
+        identity_pem: Some((certificate.into_bytes(), key.into_bytes())),
+    };
+    let etcd = nodes.connect(Some(&tls)).await;
+    applied(etcd.transact(&put(Condition::Always, "a")).await.unwrap());
+    tls.identity_pem = None;
+    let anonymous = Etcd::new(&nodes.urls, Some(&tls)).unwrap();
+    assert!(anonymous.get(b"k").await.is_err());
+}
