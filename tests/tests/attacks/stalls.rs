@@ -2,7 +2,7 @@
 //! not delay an honest client.
 //!
 //! If Mosquitto can serve the same attack, the test measures its PINGRESPs too, and prints both
-//! figures.
+//! figures. The servers are in memory, because a single slow flush would hide what a lock costs.
 
 use std::{
     net::SocketAddr,
@@ -128,7 +128,7 @@ fn messages_to_groups_of_absent_members_do_not_stall() {
 #[ignore = "an attack takes seconds"]
 fn requests_of_many_empty_strings_do_not_stall() {
     let payload = resp::array(&vec![""; 300_000]);
-    let mut server = Server::start();
+    let mut server = in_memory();
     let outcome = attack::run("1.8 MB of empty strings", &mut server, |server| {
         let mut store = server.store("empty");
         let began = Instant::now();
@@ -143,7 +143,7 @@ fn requests_of_many_empty_strings_do_not_stall() {
 #[test]
 #[ignore = "an attack takes seconds"]
 fn scans_of_long_keys_do_not_stall() {
-    let mut server = Server::start();
+    let mut server = in_memory();
     let mut owner = server.store("owner");
     for number in 0..64 {
         owner.set(format!("{number:02}{}", "k".repeat(30 << 10)), "v");
@@ -165,6 +165,10 @@ fn scans_of_long_keys_do_not_stall() {
     outcome.assert_victim_served(VICTIM_P99_MAX);
 }
 
+fn in_memory() -> Server {
+    Server::with("", &["--durability", "memory"])
+}
+
 /// Runs an attack that Mosquitto can serve too.
 fn compare<T>(name: &str, fill: impl Fn(SocketAddr) -> T, run: impl Fn(SocketAddr, T)) {
     let mosquitto = Mosquitto::start();
@@ -173,7 +177,7 @@ fn compare<T>(name: &str, fill: impl Fn(SocketAddr) -> T, run: impl Fn(SocketAdd
     let theirs = ping_p99(mosquitto.address(), || run(mosquitto.address(), filled));
     let theirs = theirs.unwrap_or(PATIENCE);
     drop(mosquitto);
-    let mut server = Server::start();
+    let mut server = in_memory();
     let filled = fill(server.address());
     let (outcome, ours) = {
         let mut ours = Duration::ZERO;
