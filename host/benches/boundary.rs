@@ -298,7 +298,7 @@ fn core_module(component: &[u8]) -> &[u8] {
 
 /// Calls the component. Returns the head of the reply and the fuel used.
 fn component(instance: &mut Instance<OneKey>, payload: &Bytes, strings: Strings) -> (Vec<u8>, u64) {
-    let mut call = instance.begin(OneKey, payload.clone());
+    let mut call = instance.begin(Box::new(OneKey), payload.clone());
     let outcome = call.handle(Request {
         payload,
         dialect: Dialect::Sdk,
