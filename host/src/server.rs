@@ -483,8 +483,8 @@ impl Intake for Server {
     }
 }
 
-/// Passes each output of a decision to `send`, with the connection that it is for. A response and the
-/// acknowledgment directly after it become one.
+/// Passes each output of a decision to `send`, with the connection that it is for. A response and
+/// the acknowledgment directly after it become one.
 fn outbound(
     core: &Core,
     decision: Decision<'_>,

@@ -98,13 +98,20 @@ fn runtime(threads: usize) -> io::Result<Runtime> {
     builder.worker_threads(threads).enable_all().build()
 }
 
-fn start_logging(config: &Config) -> anyhow::Result<()> {
-    let filter: Targets = config.log_filter.parse().with_context(|| {
+/// Parses a level, or a list of `target=level` with spaces and a trailing comma where users write
+/// them.
+fn log_filter(text: &str) -> anyhow::Result<Targets> {
+    let directives = text.split(',').map(str::trim).filter(|it| !it.is_empty());
+    let directives: Vec<&str> = directives.collect();
+    directives.join(",").parse().with_context(|| {
         format!(
-            "the log filter `{}` is not a level (error, warn, info, debug, trace) or a list of target=level",
-            config.log_filter
+            "the log filter `{text}` is not a level (error, warn, info, debug, trace) or a list of target=level"
         )
-    })?;
+    })
+}
+
+fn start_logging(config: &Config) -> anyhow::Result<()> {
+    let filter = log_filter(&config.log_filter)?;
     let writer = logging::start().context("cannot start the thread that writes the log")?;
     let lines = fmt::layer().with_writer(writer);
     let lines = match config.log {
@@ -135,5 +142,28 @@ fn log_default_limits(read_once: Option<&Path>) {
             "{} is not a regular file: it was read once, and changed limits take effect at the next start",
             file.display()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level;
+
+    #[test]
+    fn log_filter_ignores_spaces_and_empty_directives() {
+        for text in [
+            "info,statehouse::request=debug",
+            " info, statehouse::request=debug,",
+        ] {
+            let filter = log_filter(text).unwrap();
+            assert!(
+                filter.would_enable("statehouse::request", &Level::DEBUG),
+                "{text}"
+            );
+            assert!(filter.would_enable("statehouse", &Level::INFO), "{text}");
+            assert!(!filter.would_enable("statehouse", &Level::DEBUG), "{text}");
+        }
+        assert!(log_filter("==").is_err());
     }
 }
