@@ -12,6 +12,10 @@ use super::write::Change;
 use crate::limits;
 use crate::policy::{Failure, Registry, Share, fuel};
 
+/// The result of a chosen policy and of those that notify for it. The error says whether the chosen
+/// policy itself failed.
+pub(super) type Attributed<T> = Result<T, (Failure, bool)>;
+
 /// Renders the notifications of the changes of one step.
 pub(super) struct Notifier<'a> {
     pub(super) registry: &'a mut Registry<Transaction>,
@@ -73,6 +77,41 @@ impl<'a> Notifier<'a> {
             self.count_failure(built_in, failure, effects);
         }
         (transaction, result)
+    }
+
+    /// Renders the notifications of a request that policy `by` handled and that changed keys of other
+    /// policies. Each change is rendered by the policy that owns its key.
+    pub(super) fn notify_for(
+        mut self,
+        by: usize,
+        mut transaction: Box<Transaction>,
+        effects: &mut Effects,
+    ) -> (Box<Transaction>, Attributed<Vec<Notification>>) {
+        let mut notifications = Vec::new();
+        let changes: Vec<Change> = transaction.changes().cloned().collect();
+        for change in changes {
+            if !transaction.state().watches.has(change.key()) {
+                continue;
+            }
+            let owner = self.registry.route_owner(change.key());
+            let result;
+            match owner.filter(|owner| *owner != by) {
+                Some(owner) => {
+                    (transaction, result) = self.notify(owner, transaction, &change, effects);
+                }
+                None => {
+                    let slot = self.registry.slot(by);
+                    (transaction, result, _) = notify_as(slot, transaction, &change);
+                }
+            }
+            match result {
+                Ok(result) => notifications.extend(result),
+                Err(failure) => {
+                    return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
+                }
+            }
+        }
+        (transaction, Ok(notifications))
     }
 
     /// Notifies current watchers of changes that an earlier run made and may not have sent.

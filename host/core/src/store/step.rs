@@ -11,8 +11,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::duplicates::Duplicates;
 use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
 use super::expiry;
-use super::notification::{Notification, notifications_of, notify_as, splice};
-use super::notifier::Notifier;
+use super::notification::{Notification, notifications_of, splice};
+use super::notifier::{Attributed, Notifier};
 use super::read_set::{CapturedReads, Read};
 use super::reexecution::{self, Removals, SampledRequest, Sampler};
 use super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
@@ -78,10 +78,6 @@ struct Decision {
     captured: Option<CapturedReads>,
     notifications: Vec<Notification>,
 }
-
-/// The result of a chosen policy and of those that notify for it. The error says whether the chosen
-/// policy itself failed.
-type Attributed<T> = Result<T, (Failure, bool)>;
 
 impl Store {
     /// Creates an empty store with the policies of `registry`.
@@ -361,8 +357,8 @@ impl Store {
             decided => return (transaction, decided.map_err(|failure| (failure, true))),
         };
         let share = Share::of(self.quota.fuel_max, request.payload.len());
-        let (transaction, notified) =
-            self.notify_by_owners(choice.slot, transaction, now_ms, share, effects);
+        let notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
+        let (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
         let decided = notified.map(|notifications| {
             decision.notifications = notifications;
             decision
@@ -457,44 +453,6 @@ impl Store {
                 put: answer.put,
             },
         }
-    }
-
-    /// Renders the notifications of a request that changed keys of other policies. Each change is
-    /// rendered by the policy that owns its key.
-    fn notify_by_owners(
-        &mut self,
-        by: usize,
-        mut transaction: Box<Transaction>,
-        now_ms: u64,
-        share: Share,
-        effects: &mut Effects,
-    ) -> (Box<Transaction>, Attributed<Vec<Notification>>) {
-        let mut notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
-        let mut notifications = Vec::new();
-        let changes: Vec<Change> = transaction.changes().cloned().collect();
-        for change in changes {
-            if !transaction.state().watches.has(change.key()) {
-                continue;
-            }
-            let owner = notifier.registry.route_owner(change.key());
-            let result;
-            match owner.filter(|owner| *owner != by) {
-                Some(owner) => {
-                    (transaction, result) = notifier.notify(owner, transaction, &change, effects);
-                }
-                None => {
-                    let slot = notifier.registry.slot(by);
-                    (transaction, result, _) = notify_as(slot, transaction, &change);
-                }
-            }
-            match result {
-                Ok(result) => notifications.extend(result),
-                Err(failure) => {
-                    return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
-                }
-            }
-        }
-        (transaction, Ok(notifications))
     }
 
     /// Counts and logs a failed call of a policy.
