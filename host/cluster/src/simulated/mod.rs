@@ -5,7 +5,6 @@
 //! The store itself is correct: it applies transactions atomically and in one order.
 
 mod clock;
-mod dice;
 mod store;
 
 use std::collections::BTreeMap;
@@ -14,6 +13,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fastrand::Rng;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::sleep;
 
@@ -23,8 +23,12 @@ use crate::engine::{
 };
 use crate::limits;
 pub use clock::SimulatedClock;
-pub use dice::Dice;
 use store::Store;
+
+/// True once in `once_in` cases.
+pub fn chance(rng: &mut Rng, once_in: u64) -> bool {
+    rng.u64(..once_in) == 0
+}
 
 /// How often faults happen, once in so many cases. 0 means never.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,7 +60,7 @@ pub struct World(Arc<Mutex<Inner>>);
 
 struct Inner {
     store: Store,
-    dice: Dice,
+    rng: Rng,
     faults: Faults,
     /// Per host, whether requests and answers are cut off.
     cuts: BTreeMap<usize, (bool, bool)>,
@@ -86,7 +90,7 @@ impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             store: Store::default(),
-            dice: Dice::new(seed),
+            rng: Rng::with_seed(seed),
             faults,
             cuts: BTreeMap::new(),
             observer: None,
@@ -147,14 +151,14 @@ impl World {
 
 impl Inner {
     fn happens(&mut self, once_in: u64) -> bool {
-        once_in > 0 && self.dice.once_in(once_in)
+        once_in > 0 && chance(&mut self.rng, once_in)
     }
 
     fn delay(&mut self) -> Duration {
-        let usual = Duration::from_millis(1 + self.dice.below(3));
+        let usual = Duration::from_millis(1 + self.rng.u64(..3));
         if self.happens(self.faults.delayed) {
             let late = u64::try_from(self.faults.late.as_millis()).unwrap_or(u64::MAX);
-            return usual + Duration::from_millis(self.dice.below(late.max(1)));
+            return usual + Duration::from_millis(self.rng.u64(..late.max(1)));
         }
         usual
     }
@@ -165,7 +169,7 @@ impl Inner {
         let answer_lost = answer_cut || self.happens(self.faults.lost_answer);
         let repeated = self.happens(self.faults.duplicated);
         Fate {
-            refused: request_lost && self.dice.once_in(2),
+            refused: request_lost && chance(&mut self.rng, 2),
             request: (!request_lost).then(|| self.delay()),
             answer: (!answer_lost).then(|| self.delay()),
             repeated_after: repeated.then(|| self.delay()),
@@ -189,7 +193,7 @@ impl Inner {
         if !self.happens(self.faults.stale_read) {
             return newest;
         }
-        let age = 1 + self.dice.below(20);
+        let age = 1 + self.rng.u64(..20);
         // The first revision is the creation of the cluster.
         Revision(newest.0.saturating_sub(age).max(1)).max(self.store.compacted())
     }

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use super::ledger::Ledger;
 use super::store::{KEYS, Shared, Store, Write};
-use crate::simulated::{Dice, Faults, SimulatedClock, World};
+use crate::simulated::{Faults, SimulatedClock, World, chance};
 use crate::{Broken, Id, Member, NotLeading, Options, Reads, Sizes, Timing};
 
 const HOSTS: usize = 3;
@@ -44,7 +45,7 @@ struct SimulatedHost {
 /// When a host stands still.
 struct Pauses {
     until: Instant,
-    dice: Dice,
+    rng: Rng,
     /// A pause begins once in so many polls.
     once_in: u64,
 }
@@ -68,8 +69,8 @@ impl<F: Future> Future for Paused<F> {
             let until = {
                 let mut pauses = self.pauses.lock().unwrap();
                 let once_in = pauses.once_in;
-                if once_in > 0 && pauses.dice.once_in(once_in) {
-                    let length = Duration::from_millis(pauses.dice.below(1500));
+                if once_in > 0 && chance(&mut pauses.rng, once_in) {
+                    let length = Duration::from_millis(pauses.rng.u64(..1500));
                     pauses.until = Instant::now() + length;
                 }
                 pauses.until
@@ -104,35 +105,31 @@ pub(super) fn run(seed: u64, broken: Option<Broken>) -> Result<Ledger, String> {
 
 impl Run {
     fn new(seed: u64, broken: Option<Broken>) -> Self {
-        let mut dice = Dice::new(seed);
-        let often = |dice: &mut Dice, n: u64| {
-            if dice.once_in(3) {
-                0
-            } else {
-                n + dice.below(n)
-            }
+        let mut rng = Rng::with_seed(seed);
+        let often = |rng: &mut Rng, n: u64| {
+            if chance(rng, 3) { 0 } else { n + rng.u64(..n) }
         };
         let faults = Faults {
-            lost_request: often(&mut dice, 50),
-            lost_answer: often(&mut dice, 50),
-            delayed: often(&mut dice, 30),
-            duplicated: often(&mut dice, 20),
-            stale_read: often(&mut dice, 4),
-            lost_change: often(&mut dice, 25),
-            repeated_change: often(&mut dice, 20),
+            lost_request: often(&mut rng, 50),
+            lost_answer: often(&mut rng, 50),
+            delayed: often(&mut rng, 30),
+            duplicated: often(&mut rng, 20),
+            stale_read: often(&mut rng, 4),
+            lost_change: often(&mut rng, 25),
+            repeated_change: often(&mut rng, 20),
             late: Duration::from_millis(900),
         };
-        let once_in = often(&mut dice, 2000);
+        let once_in = often(&mut rng, 2000);
         let hosts = (0..HOSTS).map(|_| SimulatedHost {
             clock: Arc::new(SimulatedClock::new(
-                Duration::from_millis(dice.below(1_000_000)),
-                950_000 + 10_000 * u32::try_from(dice.below(11)).unwrap(),
+                Duration::from_millis(rng.u64(..1_000_000)),
+                950_000 + 10_000 * u32::try_from(rng.u64(..11)).unwrap(),
             )),
-            lease: Duration::from_millis(if dice.once_in(4) { 700 } else { 500 }),
+            lease: Duration::from_millis(if chance(&mut rng, 4) { 700 } else { 500 }),
             shared: Arc::default(),
             pauses: Arc::new(Mutex::new(Pauses {
                 until: Instant::now(),
-                dice: Dice::new(dice.roll()),
+                rng: Rng::with_seed(rng.u64(..)),
                 once_in,
             })),
             member: Mutex::new(None),
@@ -143,7 +140,7 @@ impl Run {
             world: World::new(seed, faults),
             ledger: Arc::default(),
             broken,
-            writes_once_in: if dice.once_in(3) { 30 } else { 2 },
+            writes_once_in: if chance(&mut rng, 3) { 30 } else { 2 },
             reads: if broken.is_none() && seed.is_multiple_of(8) {
                 Reads::Confirmed
             } else {
@@ -153,7 +150,7 @@ impl Run {
     }
 
     async fn go(self: Arc<Self>, seed: u64) {
-        let mut dice = Dice::new(seed ^ 0xC1A5);
+        let mut rng = Rng::with_seed(seed ^ 0xC1A5);
         let ledger = Arc::clone(&self.ledger);
         self.world
             .observe(move |it| ledger.lock().unwrap().applied(it));
@@ -162,24 +159,24 @@ impl Run {
         {
         }
         for host in 0..HOSTS {
-            tokio::spawn(Arc::clone(&self).serve(host, Dice::new(dice.roll())));
-            tokio::spawn(Arc::clone(&self).watch_links(host, Dice::new(dice.roll())));
+            tokio::spawn(Arc::clone(&self).serve(host, Rng::with_seed(rng.u64(..))));
+            tokio::spawn(Arc::clone(&self).watch_links(host, Rng::with_seed(rng.u64(..))));
         }
         for _ in 0..CLIENTS {
-            tokio::spawn(Arc::clone(&self).client(Dice::new(dice.roll())));
+            tokio::spawn(Arc::clone(&self).client(Rng::with_seed(rng.u64(..))));
         }
         let end = Instant::now() + FAULTS;
         let mut takeovers = 0;
         while Instant::now() < end && !self.is_violated() {
             sleep(Duration::from_millis(40)).await;
-            if dice.once_in(5) {
-                self.disturb(&mut dice);
+            if chance(&mut rng, 5) {
+                self.disturb(&mut rng);
             }
             // A leader is most vulnerable while it waits for the lease of the one before.
             let before = std::mem::replace(&mut takeovers, self.ledger.lock().unwrap().takeovers);
             if let Some(leader) = self.leader()
                 && takeovers > before
-                && dice.once_in(4)
+                && chance(&mut rng, 4)
             {
                 self.hosts[leader].kill.notify_one();
             }
@@ -196,21 +193,21 @@ impl Run {
     }
 
     /// Causes one fault, or ends one.
-    fn disturb(&self, dice: &mut Dice) {
-        let mut index = dice.below(HOSTS as u64) as usize;
+    fn disturb(&self, rng: &mut Rng) {
+        let mut index = rng.u64(..HOSTS as u64) as usize;
         if let Some(leader) = self.leader()
-            && dice.once_in(2)
+            && chance(rng, 2)
         {
             index = leader;
         }
         let host = &self.hosts[index];
-        match dice.below(14) {
+        match rng.u64(..14) {
             0 => self.world.cut(index, true, true),
             1 => self.world.cut(index, false, true),
             2 => self.world.cut(index, true, false),
             3..=6 => self.world.cut(index, false, false),
             7 | 8 => {
-                let length = Duration::from_millis(300 + dice.below(1500));
+                let length = Duration::from_millis(300 + rng.u64(..1500));
                 host.pauses.lock().unwrap().until = Instant::now() + length;
             }
             9..=11 => host.kill.notify_one(),
@@ -284,12 +281,12 @@ impl Run {
     }
 
     /// The processes of a host, one after another.
-    async fn serve(self: Arc<Self>, index: usize, mut dice: Dice) {
+    async fn serve(self: Arc<Self>, index: usize, mut rng: Rng) {
         let host = &self.hosts[index];
         let mut predecessor = None;
         loop {
             let mut process = Id::default();
-            process.0[..8].copy_from_slice(&dice.roll().to_le_bytes());
+            process.0[..8].copy_from_slice(&rng.u64(..).to_le_bytes());
             let options = self.options(index, process, predecessor);
             let engine = self.world.engine(index);
             let member = Arc::new(Member::new(engine, host.clock.clone(), options).unwrap());
@@ -297,7 +294,7 @@ impl Run {
             let mut store = Store {
                 shared: Arc::clone(&host.shared),
                 ledger: Arc::clone(&self.ledger),
-                now_ms: dice.below(1000),
+                now_ms: rng.u64(..1000),
                 cursor: 0,
             };
             let stopped = tokio::select! {
@@ -314,9 +311,9 @@ impl Run {
                 let mut ledger = self.ledger.lock().unwrap();
                 return ledger.violated(format!("host {index} stopped: {stop}"));
             }
-            predecessor = dice.once_in(2).then_some(process);
-            let downtime_max = if dice.once_in(2) { 40 } else { 1000 };
-            sleep(Duration::from_millis(dice.below(downtime_max))).await;
+            predecessor = chance(&mut rng, 2).then_some(process);
+            let downtime_max = if chance(&mut rng, 2) { 40 } else { 1000 };
+            sleep(Duration::from_millis(rng.u64(..downtime_max))).await;
         }
     }
 
@@ -330,7 +327,7 @@ impl Run {
 
     /// The links to other hosts: reports a leader that is down, paused or cut off, and sometimes
     /// another one.
-    async fn watch_links(self: Arc<Self>, index: usize, mut dice: Dice) {
+    async fn watch_links(self: Arc<Self>, index: usize, mut rng: Rng) {
         loop {
             sleep(Duration::from_millis(75)).await;
             let leader = self.hosts[index].shared.lock().unwrap().leader.clone();
@@ -340,33 +337,33 @@ impl Run {
                 let is_paused = leader.pauses.lock().unwrap().until > Instant::now();
                 is_down || is_paused || self.world.is_cut(number)
             });
-            if is_silent || dice.once_in(30) {
+            if is_silent || chance(&mut rng, 30) {
                 let member = self.hosts[index].member.lock().unwrap().clone();
                 member.inspect(|it| it.suspect());
             }
         }
     }
 
-    async fn client(self: Arc<Self>, mut dice: Dice) {
+    async fn client(self: Arc<Self>, mut rng: Rng) {
         let mut host = 0;
-        let patience = Duration::from_millis(200 + dice.below(1500));
-        let writes_once_in = self.writes_once_in + dice.below(6);
+        let patience = Duration::from_millis(200 + rng.u64(..1500));
+        let writes_once_in = self.writes_once_in + rng.u64(..6);
         loop {
-            sleep(Duration::from_millis(dice.below(60))).await;
-            let key = dice.below(KEYS.into()) as u8;
-            let writes = dice.once_in(writes_once_in);
-            let arrival = Duration::from_millis(dice.below(100));
-            let filler = if dice.once_in(20) {
+            sleep(Duration::from_millis(rng.u64(..60))).await;
+            let key = rng.u64(..u64::from(KEYS)) as u8;
+            let writes = chance(&mut rng, writes_once_in);
+            let arrival = Duration::from_millis(rng.u64(..100));
+            let filler = if chance(&mut rng, 20) {
                 500
             } else {
-                dice.below(30) as usize
+                rng.u64(..30) as usize
             };
             let turn = self.turn(host, key, writes, arrival, filler);
             let turn = self.paused(host, turn);
             let succeeded = matches!(timeout(patience, turn).await, Ok(Ok(())));
             // A client of a leader that was cut off does not stay with it for ever.
-            if !succeeded || dice.once_in(4) {
-                host = dice.below(HOSTS as u64) as usize;
+            if !succeeded || chance(&mut rng, 4) {
+                host = rng.u64(..HOSTS as u64) as usize;
             }
         }
     }
