@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use statehouse_mqtt::ReasonCode;
+use statehouse_mqtt::{Lease, ReasonCode};
 use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::sync::Notify;
 
@@ -107,9 +107,17 @@ impl Server {
         let _ = self.audit.set(audit);
     }
 
-    /// Removes expired keys when their time comes. Runs until it is dropped.
-    pub async fn sweep(&self) {
+    /// Removes expired keys when their time comes, if this host may decide that. Runs until it is
+    /// dropped.
+    pub async fn sweep(&self, lease: Option<Arc<dyn Lease>>) {
         loop {
+            if let Some(lease) = &lease
+                && self.is_sweep_due()
+                && !lease.is_valid()
+                && !lease.renewed().await
+            {
+                return;
+            }
             let (next_ms, now_ms) = self.sweep_once();
             let Some(next_ms) = next_ms else {
                 self.expiry.notified().await;
@@ -127,6 +135,12 @@ impl Server {
                 () = self.expiry.notified() => {}
             }
         }
+    }
+
+    fn is_sweep_due(&self) -> bool {
+        let mut locked = self.lock();
+        let now_ms = locked.now_ms();
+        (locked.core.store().next_expiry_ms()).is_some_and(|next_ms| next_ms <= now_ms)
     }
 
     /// Removes expired keys, if there are any. Returns the next expiry and `now`.

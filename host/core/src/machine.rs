@@ -186,6 +186,11 @@ impl Core {
     /// the first input.
     pub fn begin(&mut self, mode: Mode, named: Vec<PolicyRecord>, now_ms: u64) {
         self.recorder.started(self.run, now_ms, mode);
+        self.begin_recorded(named);
+    }
+
+    /// Like [`begin`](Self::begin), if the start of this run is recorded already.
+    pub fn begin_recorded(&mut self, named: Vec<PolicyRecord>) {
         let assignment = self.store.registry().assignment();
         self.recorder.assign(named, assignment);
         let receive_max = self.store.duplicates().receive_max();

@@ -22,6 +22,8 @@ use crate::{
 /// Refusals that the access control did not decide.
 const BUSY: &str = "too many clients are connecting: retry in a second";
 const LATE: &str = "this client was not authenticated in time: retry later";
+const NO_LEASE: &str =
+    "this host cannot reach the cluster's log: connect to another host, or retry";
 
 /// The credentials of a connection that expire, or that the client may renew by AUTH.
 pub(crate) struct Credentials {
@@ -99,6 +101,9 @@ pub(crate) async fn accept(
         Err(_) => return refuse(ReasonCode::SERVER_BUSY, LATE),
     };
     let method = connect.enhanced.as_ref().map(|it| it.method.clone());
+    if !broker.may_decide().await {
+        return refuse(ReasonCode::SERVER_UNAVAILABLE, NO_LEASE);
+    }
     let mut core = broker.lock();
     let peer = door.peer.ip();
     let accepted = core.connect(connect, admission.identity, peer, output, Instant::now())?;

@@ -9,7 +9,7 @@ use std::{
     future::poll_fn,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     task::Poll,
@@ -27,15 +27,15 @@ use tokio::{
 };
 
 use crate::{
-    Access, Attempt, ClientStatus, Door, ImageCursor, Limits, Origin, Persistence, ReasonCode,
-    Recovery, Refusal, RefusalCount, Refused, Service, Stats, Verdict,
+    Access, Attempt, ClientStatus, Door, ImageCursor, Lease, Limits, Origin, Persistence,
+    ReasonCode, Recovery, Refusal, RefusalCount, Refused, Service, Stats, Verdict,
     clock::Clock,
     connection,
     core::Core,
     durability_gate::DurabilityGate,
     incomplete::IncompletePackets,
     ledger,
-    limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
+    limits::{LEASE_WAIT_MAX, PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR, WALL_CLOCK_LOOK},
     output::{Direct, OutputTotal},
     persist::{Brake, ChangeLog},
     rate_limit::SharedRateLimit,
@@ -68,6 +68,7 @@ struct Shared {
     state_lost: fn() -> !,
     core: Mutex<Core>,
     persistence: Option<Arc<dyn Persistence>>,
+    lease: Option<Arc<dyn Lease>>,
     write_batching: WriteBatching,
     durability_gate: Arc<DurabilityGate>,
     /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
@@ -93,7 +94,7 @@ struct Shared {
     abort: Notify,
     /// The time of a simulation, which replaces the system's time.
     #[cfg(any(test, feature = "simulation"))]
-    simulated: OnceLock<Mutex<Instant>>,
+    simulated: std::sync::OnceLock<Mutex<Instant>>,
 }
 
 impl Broker {
@@ -140,6 +141,7 @@ impl Broker {
             state_lost: options.state_lost,
             core: Mutex::new(core),
             persistence,
+            lease: options.lease,
             write_batching: WriteBatching::default(),
             durability_gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
@@ -154,7 +156,7 @@ impl Broker {
             stop: Notify::new(),
             abort: Notify::new(),
             #[cfg(any(test, feature = "simulation"))]
-            simulated: OnceLock::new(),
+            simulated: std::sync::OnceLock::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
             publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
             limits: RwLock::new(limits),
@@ -242,10 +244,19 @@ impl Broker {
         while !self.is_stopping() {
             let earlier = self.0.earlier.notified();
             let now = Instant::now();
+            let is_due = self.lock().next_deadline().is_some_and(|at| at <= now);
+            // Looking at the time alone must not renew a lease, because a renewal is a write.
+            if is_due && !self.may_decide().await {
+                tokio::time::sleep(WALL_CLOCK_LOOK).await;
+                continue;
+            }
             let next = {
                 let mut core = self.lock();
                 core.set_clock(Clock::now());
-                core.run_deadlines(now)
+                match is_due {
+                    true => core.run_deadlines(now),
+                    false => core.next_deadline(),
+                }
             };
             let look = now + WALL_CLOCK_LOOK;
             let next = next.map_or(look, |at| at.min(look));
@@ -513,6 +524,18 @@ impl Broker {
     /// Pauses a connection while the log is behind.
     pub(crate) fn brake(&self) -> Brake {
         Brake::new(self.0.persistence.clone())
+    }
+
+    /// Waits a limited time until input that was read before this call may be decided. False if it
+    /// must not be: the connection must end.
+    pub(crate) async fn may_decide(&self) -> bool {
+        match &self.0.lease {
+            Some(lease) if !lease.is_valid() => {
+                let renewed = tokio::time::timeout(LEASE_WAIT_MAX, lease.renewed());
+                renewed.await.unwrap_or(false)
+            }
+            _ => true,
+        }
     }
 
     pub(crate) fn write_batching(&self) -> &WriteBatching {

@@ -23,7 +23,8 @@
 //! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several
 //!   sockets together;
 //! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for
-//!   them; `recovery`, `image`: state from records.
+//!   them; `recovery`, `image`: state from records;
+//! * `lease`: the permission to decide, if several hosts could.
 //!
 //! ```
 //! # async fn example() -> std::io::Result<()> {
@@ -58,6 +59,7 @@ mod exchanges;
 mod group;
 mod image;
 mod incomplete;
+mod lease;
 mod ledger;
 mod limits;
 mod link;
@@ -90,6 +92,7 @@ pub use access::{
 pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;
 pub use image::ImageCursor;
+pub use lease::Lease;
 pub use limits::Limits;
 pub use message::{Message, QoS};
 pub use persist::Persistence;

@@ -347,6 +347,10 @@ pub(crate) const WILL_GRACE: Duration = Duration::from_secs(10);
 /// takes on a slow card, and shorter than clients wait for their acknowledgements.
 pub(crate) const BRAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Maximum wait of a connection for the lease of its host. Hosts change within seconds, so a longer
+/// wait means that the cluster's log is unreachable. Clients close silent connections anyway.
+pub(crate) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// First interval at which a paused connection checks the log: short, since a fast disk catches up
 /// within milliseconds.
 pub(crate) const BRAKE_PAUSE_MIN: Duration = Duration::from_millis(2);

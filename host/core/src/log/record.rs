@@ -234,7 +234,8 @@ pub(super) fn read_policy(reader: &mut Reader<'_>) -> Result<PolicyRecord, Malfo
     })
 }
 
-pub(super) fn started(out: &mut Vec<u8>, run: u32, now_ms: u64, mode: Mode) {
+/// Encodes the start of a run.
+pub fn started(out: &mut Vec<u8>, run: u32, now_ms: u64, mode: Mode) {
     out.push(match mode {
         Mode::Embedded => STARTED,
         Mode::Foreign => ATTACHED,

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{Access, Anyone, Limits, Persistence};
+use crate::{Access, Anyone, Lease, Limits, Persistence};
 
 /// The options of a [`Broker`](crate::Broker).
 #[derive(Clone)]
@@ -11,6 +11,8 @@ pub struct Options {
     pub limits: Limits,
     /// Receives changes of durable state. None: all state is lost at a restart.
     pub persistence: Option<Arc<dyn Persistence>>,
+    /// The permission to decide. None: no other host can serve these clients.
+    pub lease: Option<Arc<dyn Lease>>,
     /// The number of this run of the process, counted by the owner of the log. Numbers of
     /// connections and sessions begin at `(run << 32) + 1`, so that they never repeat over
     /// restarts.
@@ -32,6 +34,7 @@ impl Default for Options {
         Self {
             limits: Limits::default(),
             persistence: None,
+            lease: None,
             run: 0,
             access: Arc::new(Anyone),
             state_lost: exit_state_lost,
@@ -44,6 +47,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("limits", &self.limits)
             .field("persistence", &self.persistence.is_some())
+            .field("lease", &self.lease.is_some())
             .field("run", &self.run)
             .finish_non_exhaustive()
     }

@@ -140,6 +140,9 @@ async fn turns(
             true => broker.cut_turns().acquire().await.ok(),
             false => None,
         };
+        if !broker.may_decide().await {
+            return Err(Ended::ByBroker);
+        }
         let (before, now) = (buffer.len(), Instant::now());
         let batch = broker.write_batching().open(now.into_std());
         brake.begin();

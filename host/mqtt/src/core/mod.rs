@@ -496,6 +496,11 @@ impl Core {
             }
             self.checkpoint();
         }
+        self.next_deadline()
+    }
+
+    /// When the next session ends or the next will is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 }
