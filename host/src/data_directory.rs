@@ -3,6 +3,7 @@
 //!
 //! Recovery must never run a policy.
 
+pub(crate) mod appended;
 mod client_id;
 mod disk;
 
@@ -247,7 +248,7 @@ impl Recovered {
         let released = listener.clone();
         let source = SnapshotSource {
             listener: listener.clone(),
-            progress: None,
+            cursor: SnapshotCursor::default(),
         };
         let callbacks = Callbacks {
             released: Box::new(move |position| released.released(position)),
@@ -268,11 +269,32 @@ impl Recovered {
     }
 }
 
-/// The blocks of a snapshot of the running store: sessions first, then the store.
+/// The blocks of a snapshot of a running store: sessions first, then the store.
 /// `host/core/src/log/image.rs` explains why remembered requests must be the last piece.
+#[derive(Default)]
+pub(crate) struct SnapshotCursor {
+    sessions: statehouse_mqtt::ImageCursor,
+    has_sessions: bool,
+    store: Progress,
+}
+
+impl SnapshotCursor {
+    /// The next block; `None` after the last one.
+    pub(crate) fn next(&mut self, server: &Server, broker: Option<&Broker>) -> Option<Vec<u8>> {
+        if let Some(broker) = broker.filter(|_| !self.has_sessions) {
+            if let Some(changes) = broker.image(&mut self.sessions, limits::SNAPSHOT_PIECE_BYTES) {
+                return Some(sessions_block(&changes));
+            }
+            self.has_sessions = true;
+        }
+        server.snapshot(&mut self.store)
+    }
+}
+
+/// The snapshots of the store that a log belongs to.
 struct SnapshotSource {
     listener: LogListener,
-    progress: Option<(Option<statehouse_mqtt::ImageCursor>, Progress)>,
+    cursor: SnapshotCursor,
 }
 
 impl Source for SnapshotSource {
@@ -287,32 +309,17 @@ impl Source for SnapshotSource {
     }
 
     fn begin(&mut self) {
-        self.progress = Some((
-            Some(statehouse_mqtt::ImageCursor::default()),
-            Progress::default(),
-        ));
+        self.cursor = SnapshotCursor::default();
     }
 
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
-        let (Some((server, broker)), Some((sessions, progress))) =
-            (self.listener.0.get(), &mut self.progress)
-        else {
+        let Some((server, broker)) = self.listener.0.get() else {
             return Err("the store has not started yet".into());
         };
-        if let Some((broker, cursor)) = broker.as_ref().zip(sessions.as_mut()) {
-            if let Some(changes) = broker.image(cursor, limits::SNAPSHOT_PIECE_BYTES) {
-                *block = sessions_block(&changes);
-                return Ok(true);
-            }
-            *sessions = None;
-        }
-        match server.snapshot(progress) {
-            Some(piece) => {
-                *block = piece;
-                Ok(true)
-            }
-            None => Ok(false),
-        }
+        let next = self.cursor.next(server, broker.as_ref());
+        let is_block = next.is_some();
+        *block = next.unwrap_or_default();
+        Ok(is_block)
     }
 }
 

@@ -25,33 +25,27 @@
 //! WHICH is a digest (at least six digits), a name, NAME@VERSION, or `builtin`. Errors are
 //! {"error": "..."}.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use super::access::Access;
 use super::answer::{Answer, Refusal, json, with};
 use super::authz::{self, Ask};
-use super::seat::Seat;
 use super::{Sources, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
-use statehouse_access::audit::{self, Refused};
 use statehouse_core::policy::{CanaryRule, Selector};
 
-/// Answers requests.
-pub(super) struct Api {
-    access: Access,
+/// The endpoints of one store.
+pub struct Api {
     gate: Arc<Gate>,
     sources: Sources,
     /// Modules are read and compiled one at a time, since each may take as much memory as the
@@ -80,77 +74,25 @@ struct RouteBody {
 }
 
 impl Api {
-    pub(super) fn new(access: Access, gate: Arc<Gate>, sources: Sources) -> Self {
+    /// The endpoints of the store of `gate` and `sources`.
+    pub fn new(gate: Arc<Gate>, sources: Sources) -> Self {
         Self {
-            access,
             gate,
             sources,
             loading: Mutex::default(),
         }
     }
 
-    /// Answers one request.
-    pub(super) async fn answer(
+    /// Why the store is not ready, if it is not.
+    pub(super) fn impediment(&self) -> Option<&'static str> {
+        self.sources.server.impediment()
+    }
+
+    /// Answers an operator's request.
+    pub(super) async fn route(
         self: Arc<Self>,
         request: Request<Incoming>,
-        seat: &Seat,
-    ) -> Result<Answer, Infallible> {
-        seat.arrived();
-        if let Err(error) = Access::check_form(request.headers()) {
-            return Ok(last(Refusal::new(StatusCode::BAD_REQUEST, error).answer()));
-        }
-        if let Some(answer) = self.probe(&request) {
-            return Ok(last(answer));
-        }
-        if let Err((status, error)) = self.access.check(request.headers()) {
-            self.sources.audit.refused(&Refused {
-                what: "administer",
-                peer: None,
-                client: "",
-                user: None,
-                why: &error,
-            });
-            let mut answer = Refusal::new(status, error).answer();
-            if status == StatusCode::UNAUTHORIZED {
-                let scheme = HeaderValue::from_static("Bearer");
-                answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
-            }
-            return Ok(last(answer));
-        }
-        if !seat.take() {
-            let text = "too many operators are connected: try again later";
-            return Ok(last(
-                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer(),
-            ));
-        }
-        // A refused request may have an unread body, so its connection is closed after the answer.
-        let act = (request.method() != Method::GET)
-            .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        let answer = self.route(request).await;
-        let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
-        if let Some((method, path)) = act {
-            let status = answer.status().as_u16();
-            tracing::info!(target: audit::TARGET, %method, path, status, "admin request");
-        }
-        Ok(answer)
-    }
-
-    /// Health probes, which need no token because they reveal no stored data.
-    fn probe(&self, request: &Request<Incoming>) -> Option<Answer> {
-        if request.method() != Method::GET {
-            return None;
-        }
-        match request.uri().path() {
-            "/livez" => Some(json(StatusCode::OK, &json!({}))),
-            "/readyz" => Some(match self.sources.server.impediment() {
-                None => json(StatusCode::OK, &json!({})),
-                Some(why) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why).answer(),
-            }),
-            _ => None,
-        }
-    }
-
-    async fn route(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
         let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
             .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
@@ -328,13 +270,6 @@ impl Api {
 fn not_allowed(method: &Method, uri: &Uri) -> Refusal {
     let error = format!("the method {method} is not allowed for {}", uri.path());
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
-}
-
-/// Closes the connection after this answer.
-fn last(mut answer: Answer) -> Answer {
-    let close = HeaderValue::from_static("close");
-    answer.headers_mut().insert(CONNECTION, close);
-    answer
 }
 
 fn bad(error: impl Into<String>) -> Refusal {

@@ -11,6 +11,7 @@ mod authz;
 mod client;
 mod listener;
 mod metrics;
+mod requests;
 mod seat;
 mod usage;
 
@@ -21,11 +22,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use statehouse_mqtt::Broker;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 pub use access::{Endpoint, new_token};
+pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
+pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{Owner, Taken};
@@ -33,11 +36,10 @@ pub(crate) use usage::{Owner, Taken};
 use crate::config::AdminPlace;
 use crate::limits;
 use crate::listener::handshakes::Handshakes;
-use crate::policies::delivery::Gate;
 use crate::server::Server;
 use access::Access;
-use api::Api;
 use listener::Listener;
+use requests::Requests;
 use seat::Seat;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
@@ -84,14 +86,11 @@ impl Admin {
         }
     }
 
-    /// Serves requests until it is dropped.
-    pub async fn run(self, gate: Arc<Gate>, sources: Sources) {
+    /// Serves requests about the present subject until it is dropped.
+    pub async fn run(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) {
         let listener = self.listener;
-        let api = Arc::new(Api::new(
-            Access::new(self.token.as_deref(), &self.place),
-            gate,
-            sources,
-        ));
+        let access = Access::new(self.token.as_deref(), &self.place);
+        let requests = Arc::new(Requests::new(access, audit, subject));
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
         let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
         loop {
@@ -104,11 +103,11 @@ impl Admin {
                 }
             };
             let seat = Arc::new(Seat::new(arriving.begin(client), operators.clone()));
-            let api = api.clone();
+            let requests = requests.clone();
             tokio::spawn(async move {
                 let service = service_fn(|request| {
-                    let (api, seat) = (api.clone(), seat.clone());
-                    async move { api.answer(request, &seat).await }
+                    let (requests, seat) = (requests.clone(), seat.clone());
+                    async move { requests.answer(request, &seat).await }
                 });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())

@@ -7,83 +7,101 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Endpoint, Sources, new_token};
-use crate::config::{ADMIN_TOKEN, AdminPlace, Config, Durability};
+use crate::admin::{Admin, Endpoint, Subject, new_token};
+use crate::config::{ADMIN_TOKEN, AdminPlace, Config, DropAction, Durability};
 use crate::limits;
 use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
+use statehouse_access::audit::Audit;
+use statehouse_mqtt::Broker;
 
-/// The parts before they run.
+/// The admin API before it runs, and the watched directory.
 pub(super) struct Administration {
     admin: Option<Admin>,
     /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
-    drop: Option<DropDirectory>,
-    gate: Arc<Gate>,
-    orders: Arc<PolicyOrders>,
+    drop: Option<(PathBuf, DropAction)>,
 }
 
-/// The running parts.
+/// The running admin API.
 pub(super) struct Running {
-    tasks: Vec<JoinHandle<()>>,
+    task: Option<JoinHandle<()>>,
     /// The data directory with the file `admin` of this run.
     published_in: Option<PathBuf>,
 }
 
+/// The ways to deliver policies to one store, until this is dropped.
+pub(super) struct Deliveries {
+    tasks: Vec<JoinHandle<()>>,
+}
+
 impl Administration {
     /// Binds the address and checks the watched directory. Runs within a runtime.
-    pub(super) fn open(
-        config: &Config,
-        gate: Arc<Gate>,
-        orders: Arc<PolicyOrders>,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
         let keeps = config.storage.durability != Durability::Memory;
         let data = keeps.then(|| config.storage.directory.clone());
-        let drop = config.policy_drop.as_ref().map(|(directory, action)| {
+        if let Some((directory, _)) = &config.policy_drop {
             anyhow::ensure!(
                 directory.is_dir(),
                 "the drop directory {} does not exist or is not a directory: create it, or name another with --policy-drop",
                 directory.display()
             );
-            Ok(DropDirectory::new(directory.clone(), *action, gate.clone()))
-        });
+        }
         Ok(Self {
             admin: open(config, data.is_some())?,
             data,
-            drop: drop.transpose()?,
-            gate,
-            orders,
+            drop: config.policy_drop.clone(),
         })
     }
 
-    /// Starts all parts. Orders over MQTT arrive only through the embedded broker.
-    pub(super) fn start(self, sources: Sources) -> Running {
-        let broker = sources.broker.clone();
+    /// Starts the deliveries to one store. Orders over MQTT arrive only through the embedded broker.
+    pub(super) fn deliver(
+        &self,
+        gate: &Arc<Gate>,
+        orders: &Arc<PolicyOrders>,
+        broker: Option<Broker>,
+    ) -> Deliveries {
         let mut tasks = Vec::new();
-        let mut published_in = None;
-        if let Some(admin) = self.admin {
-            let endpoint = admin.endpoint();
-            if let Some(data) = self.data {
-                match endpoint.write(&data) {
-                    Ok(()) => published_in = Some(data),
-                    Err(error) => {
-                        tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");
-                    }
-                }
-            }
-            tracing::info!("the administration listens on {}", endpoint.url);
-            tasks.push(tokio::spawn(admin.run(self.gate, sources)));
-        }
-        if let Some(drop) = self.drop {
+        if let Some((directory, action)) = self.drop.clone() {
+            let drop = DropDirectory::new(directory, action, gate.clone());
             tasks.push(tokio::spawn(drop.run()));
         }
         if let Some(broker) = broker {
-            tasks.push(tokio::spawn(self.orders.run(broker)));
+            tasks.push(tokio::spawn(orders.clone().run(broker)));
         }
+        Deliveries { tasks }
+    }
+
+    /// Starts the admin API, which reports on the present subject.
+    pub(super) fn start(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) -> Running {
+        let Some(admin) = self.admin else {
+            return Running {
+                task: None,
+                published_in: None,
+            };
+        };
+        let endpoint = admin.endpoint();
+        let published_in = self.data.filter(|data| match endpoint.write(data) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");
+                false
+            }
+        });
+        tracing::info!("the administration listens on {}", endpoint.url);
         Running {
-            tasks,
+            task: Some(tokio::spawn(admin.run(subject, audit))),
             published_in,
+        }
+    }
+}
+
+impl Drop for Deliveries {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
         }
     }
 }
@@ -137,10 +155,10 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
 }
 
 impl Running {
-    /// Stops all parts and removes the file `admin`, so that commands report at once that no store
-    /// runs.
+    /// Stops the admin API and removes the file `admin`, so that commands report at once that no
+    /// store runs.
     pub(super) fn stop(self) {
-        for task in self.tasks {
+        if let Some(task) = self.task {
             task.abort();
         }
         if let Some(data) = self.published_in

@@ -4,13 +4,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use super::Failure;
 use super::clients::{Open, PreparedTransport};
 use super::service_manager;
 use super::signals::Signals;
 use super::start::Started;
-use crate::admin::Sources;
+use crate::admin::{Api, Sources, Subject};
 use crate::policies::manager::Listing;
 use crate::server::Server;
 use statehouse_core::policy::Digest;
@@ -20,7 +21,8 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     let Started {
         server,
         clients,
-        control,
+        gate,
+        orders,
         administration,
         access,
         audit,
@@ -40,17 +42,21 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
 
     // Started before the store reports that it is ready, since commands look for the file `admin`.
     let reloads = Arc::new(reloads);
-    let administration = administration.start(Sources {
+    let deliveries = administration.deliver(&gate, &orders, broker.clone());
+    let sources = Sources {
         server: server.clone(),
         broker,
         access,
         reloads: reloads.clone(),
-        audit,
-    });
-    print(&greeting(&control.list(), promise))?;
+        audit: audit.clone(),
+    };
+    let listing = gate.control().list();
+    let subject = watch::Sender::new(Subject::Store(Arc::new(Api::new(gate, sources))));
+    let administration = administration.start(subject.subscribe(), audit);
+    print(&greeting(&listing, promise))?;
     let sweeper = tokio::spawn({
         let server = server.clone();
-        async move { server.sweep().await }
+        async move { server.sweep(None).await }
     });
     let hangup = signal(SignalKind::hangup())?;
     let reloading = tokio::spawn(reloads.run(hangup));
@@ -69,6 +75,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         failure = serving => Err(failure),
     };
     service_manager::stopping();
+    drop(deliveries);
     administration.stop();
     open.shutdown().await;
     sweeper.abort();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehouse_mqtt::{Broker, Limits, Options, Persistence};
+use statehouse_mqtt::{Broker, Lease, Limits, Options, Persistence};
 use statehouse_precompiled::Directory;
 
 use super::administration::Administration;
@@ -37,7 +37,8 @@ use statehouse_precompiled::Modules;
 pub(super) struct Started {
     pub(super) server: Arc<Server>,
     pub(super) clients: Clients,
-    pub(super) control: Arc<Control>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) orders: Arc<PolicyOrders>,
     pub(super) administration: Administration,
     pub(super) access: Arc<AccessControl>,
     pub(super) audit: Arc<Audit>,
@@ -84,17 +85,23 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let serving = Serving::begin(config, state, log);
     let server = serving.server.clone();
     server.set_audit(audit.clone());
-    let control = Control::new(server.clone(), engine, modules, name.clone());
+    let control = Control::new(server.clone(), engine, modules, None, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
-    let administration = Administration::open(config, gate, orders.clone())?;
+    let administration = Administration::open(config)?;
 
     let mut reloads = Reloads::default();
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {
             let limits = config.bounds.broker.clone();
             let log = disk.clone().map(|disk| disk as Arc<dyn Persistence>);
-            serving.through_embedded_broker(limits, log, orders, &access, &mut reloads)
+            let broker =
+                serving.through_embedded_broker(limits, log, None, orders.clone(), &access);
+            recheck_clients(&access, &mut reloads, {
+                let store = (server.clone(), broker.clone());
+                move || Some(store.clone())
+            });
+            Clients::Embedded(broker)
         }
         TransportChoice::Foreign(foreign) => {
             serving.through_foreign_broker(foreign, name, &access, &mut reloads)
@@ -110,7 +117,8 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     Ok(Some(Started {
         server,
         clients,
-        control,
+        gate,
+        orders,
         administration,
         access,
         audit,
@@ -132,11 +140,11 @@ struct Data {
 }
 
 /// The state that a run begins with.
-struct State {
-    registry: Registry<Transaction>,
+pub(super) struct State {
+    pub(super) registry: Registry<Transaction>,
     /// The policies of the registry, for the log.
-    named: Vec<PolicyRecord>,
-    image: Image,
+    pub(super) named: Vec<PolicyRecord>,
+    pub(super) image: Image,
 }
 
 impl Data {
@@ -165,6 +173,7 @@ impl Data {
         let opening = Opening {
             engine: &engine,
             standard: &standard,
+            standard_file: STANDARD_POLICY,
             modules: &modules,
             trust,
             keeps: recovered.is_some(),
@@ -196,8 +205,8 @@ impl Data {
 }
 
 /// The server, and what the transport needs of the recovered state.
-struct Serving {
-    server: Arc<Server>,
+pub(super) struct Serving {
+    pub(super) server: Arc<Server>,
     run: u32,
     sessions: statehouse_mqtt::Recovery,
     expired: Vec<(Key, Stamp)>,
@@ -206,14 +215,40 @@ struct Serving {
 impl Serving {
     /// Begins a run: the next record is its start.
     fn begin(config: &Config, state: State, log: Arc<dyn Journal>) -> Self {
+        let clock = Clock::resume(Arc::new(SystemSource::default()), state.image.now_ms);
+        let run = state.image.run + 1;
+        Self::with(config, state, log, clock, run, |core, named, now_ms| {
+            core.begin(config.transport.mode(), named, now_ms);
+        })
+    }
+
+    /// Begins a run whose start is the last record of the state.
+    pub(super) fn begin_recorded(
+        config: &Config,
+        state: State,
+        log: Arc<dyn Journal>,
+        clock: Clock,
+    ) -> Self {
+        let run = state.image.run;
+        Self::with(config, state, log, clock, run, |core, named, _| {
+            core.begin_recorded(named);
+        })
+    }
+
+    fn with(
+        config: &Config,
+        state: State,
+        log: Arc<dyn Journal>,
+        mut clock: Clock,
+        run: u32,
+        begin: impl FnOnce(&mut Core, Vec<PolicyRecord>, u64),
+    ) -> Self {
         let mode = config.transport.mode();
         let State {
             registry,
             named,
             image,
         } = state;
-        let mut clock = Clock::resume(Arc::new(SystemSource::default()), image.now_ms);
-        let run = image.run + 1;
         let expired = image.ends();
         let recorder = Recorder::new(log, image.policies, image.active);
         let quota = config.bounds.quota;
@@ -225,7 +260,7 @@ impl Serving {
             policy_property: config.policy_property,
         };
         let mut core = Core::new(store, recorder, run, settings);
-        core.begin(mode, named, clock.read().now_ms);
+        begin(&mut core, named, clock.read().now_ms);
         Self {
             server: Server::new(core, clock, mode),
             run,
@@ -235,18 +270,19 @@ impl Serving {
     }
 
     /// Serves as the broker of its clients.
-    fn through_embedded_broker(
+    pub(super) fn through_embedded_broker(
         self,
         limits: Limits,
         log: Option<Arc<dyn Persistence>>,
+        lease: Option<Arc<dyn Lease>>,
         orders: Arc<PolicyOrders>,
         access: &Arc<AccessControl>,
-        reloads: &mut Reloads,
-    ) -> Clients {
+    ) -> Broker {
         let server = self.server;
         let options = Options {
             limits,
             persistence: log,
+            lease,
             access: access.clone(),
             state_lost: || logging::exit(EXIT_STATE_LOST),
             run: self.run,
@@ -257,15 +293,7 @@ impl Serving {
         let broker = Broker::restore(options, Arc::new(service), self.sessions);
         server.attach(Arc::new(Embedded::new(broker.clone())));
         server.retain_sessions(&broker.sessions());
-        let recheck_watches = recheck(access, &server);
-        access.watch(reloads, {
-            let broker = broker.clone();
-            move || {
-                broker.recheck();
-                recheck_watches();
-            }
-        });
-        Clients::Embedded(broker)
+        broker
     }
 
     /// Serves as a client of a foreign broker.
@@ -277,10 +305,12 @@ impl Serving {
         reloads: &mut Reloads,
     ) -> Clients {
         let clients = Clients::foreign(&self.server, foreign, name, access.rules().cloned());
-        let recheck_watches = recheck(access, &self.server);
         // Watches survive a restart, and the rules may have changed since.
-        recheck_watches();
-        access.watch(reloads, recheck_watches);
+        recheck_watches(access, &self.server);
+        access.watch(reloads, {
+            let (access, server) = (access.clone(), self.server.clone());
+            move || recheck_watches(&access, &server)
+        });
         self.server.renotify_expired(&self.expired);
         clients
     }
@@ -303,7 +333,7 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
 
 /// An engine that caches machine code below a data directory, if there is one. A store in memory
 /// caches none.
-fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
+pub(super) fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
     let mut engine = Engine::new()?;
     if let Some(data) = data {
         let bounds = statehouse_precompiled::Bounds {
@@ -349,7 +379,7 @@ fn store_name(
 }
 
 /// Applies changed limits and logs them.
-fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
+pub(super) fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
     let in_force = || config::named(&server.quota(), broker.map(Broker::limits).as_deref());
     let before = in_force();
     server.set_bounds(bounds.quota, bounds.supervision);
@@ -369,15 +399,24 @@ fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
     }
 }
 
-/// Ends the watches that the current rules forbid.
-fn recheck(
-    access: &AccessControl,
-    server: &Arc<Server>,
-) -> impl Fn() + Clone + Send + Sync + 'static {
-    let (rules, server) = (access.rules().cloned(), server.clone());
-    move || {
-        if let Some(rules) = &rules {
-            server.recheck(|peer| rules.grants_of(peer));
+/// Applies changed rules to the clients of the present store, if there is one.
+pub(super) fn recheck_clients(
+    access: &Arc<AccessControl>,
+    reloads: &mut Reloads,
+    present: impl Fn() -> Option<(Arc<Server>, Broker)> + Clone + Send + Sync + 'static,
+) {
+    let rules = access.clone();
+    access.watch(reloads, move || {
+        if let Some((server, broker)) = present() {
+            broker.recheck();
+            recheck_watches(&rules, &server);
         }
+    });
+}
+
+/// Ends the watches that the current rules forbid.
+fn recheck_watches(access: &AccessControl, server: &Server) {
+    if let Some(rules) = access.rules() {
+        server.recheck(|peer| rules.grants_of(peer));
     }
 }

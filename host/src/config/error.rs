@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::{ADMIN_TOKEN, BrokerUrl, ListenError};
+use super::{ADMIN_TOKEN, BrokerUrl, ClusterError, ListenError};
 use crate::limits;
 use statehouse_files::watch::FileError;
 
@@ -25,6 +25,9 @@ pub enum ConfigError {
     /// The listener settings are refused.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The settings of the cluster are refused.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// An admin API that other machines can reach.
     #[error(
         "{0} can be reached from other machines, and the admin API listens there only with a token of your own in the environment variable {ADMIN_TOKEN}; the connection is not encrypted. Or choose an address such as 127.0.0.1:0 with --admin, and connect from other machines through a tunnel, such as `ssh -L`"

@@ -9,20 +9,28 @@ use std::sync::LazyLock;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{AccessFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags};
+use super::{AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags};
 use crate::limits;
 use statehouse_files::watch::read_file;
 
 /// The keys of the file.
 static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     // These fields are the file itself, and groups of settings.
-    let others = ["config", "limits", "listeners", "access", "foreign"];
+    let others = [
+        "config",
+        "limits",
+        "listeners",
+        "access",
+        "foreign",
+        "cluster",
+    ];
     let own = Flags::NAMES.iter().filter(|name| !others.contains(name));
     let groups = [
         LimitFlags::NAMES,
         ListenFlags::NAMES,
         AccessFlags::NAMES,
         ForeignFlags::NAMES,
+        ClusterFlags::NAMES,
     ];
     own.chain(groups.into_iter().flatten()).copied().collect()
 });
@@ -86,6 +94,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Flags, ConfigError> {
         listeners: parse(path, text)?,
         access: parse(path, text)?,
         foreign: parse(path, text)?,
+        cluster: parse(path, text)?,
         ..parse(path, text)?
     })
 }

@@ -8,8 +8,8 @@ use clap::builder::BoolishValueParser;
 
 use super::layer::settings;
 use super::{
-    AccessFlags, AdminAddress, DialectSetting, DropAction, Durability, ForeignFlags, LimitFlags,
-    ListenFlags, LogFormat, Node, Span, Threads,
+    AccessFlags, AdminAddress, ClusterFlags, DialectSetting, DropAction, Durability, ForeignFlags,
+    LimitFlags, ListenFlags, LogFormat, Node, Span, Threads,
 };
 
 settings! {
@@ -241,5 +241,10 @@ settings! {
         #[command(flatten)]
         #[serde(skip)]
         pub foreign: ForeignFlags,
+
+        /// The cluster, instead of a log on this machine.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub cluster: ClusterFlags,
     }
 }

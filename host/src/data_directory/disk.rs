@@ -3,21 +3,15 @@
 //!
 //! If an append fails, the process must end: the state is ahead of the log by then.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use statehouse_mqtt::Persistence;
 use statehouse_wal::{LogPosition, Room};
 
+use super::appended;
 use crate::config::Durability;
 use crate::logging;
 use statehouse_core::log::{Journal, record};
-
-thread_local! {
-    /// Bytes that this thread has appended since its start. A connection compares the value to see
-    /// whether its own turn appended to the log.
-    static APPENDED: Cell<u64> = const { Cell::new(0) };
-}
 
 /// Writes the records of the store and of the broker to the log.
 pub struct Disk {
@@ -52,8 +46,7 @@ impl Journal for Disk {
     }
 
     fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
-        let bytes: usize = records.iter().map(|record| record.len()).sum();
-        APPENDED.set(APPENDED.get().wrapping_add(bytes as u64));
+        appended::add(records);
         let appended = if urgent {
             self.log.append_urgent(records)
         } else {
@@ -116,6 +109,6 @@ impl Persistence for Disk {
     }
 
     fn appended_here(&self) -> u64 {
-        APPENDED.get()
+        appended::here()
     }
 }

@@ -26,6 +26,8 @@ use statehouse_precompiled::read_file;
 pub(crate) struct Opening<'a> {
     pub(crate) engine: &'a Engine<Transaction>,
     pub(crate) standard: &'a Arc<Policy<Transaction>>,
+    /// Its file.
+    pub(crate) standard_file: &'a [u8],
     pub(crate) modules: &'a Modules,
     /// The keys that must have signed a file of the setting.
     pub(crate) trust: &'a Trust,
@@ -74,8 +76,7 @@ impl Opening<'_> {
         let mut loaded = vec![self.standard.clone()];
         if self.keeps {
             // Another version of this program may need it to re-execute redelivered requests.
-            let file = crate::STANDARD_POLICY;
-            self.save(&self.standard.digest, file)?;
+            self.save(&self.standard.digest, self.standard_file)?;
         }
         match choice {
             PolicyChoice::Last => {}

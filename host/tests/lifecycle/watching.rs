@@ -62,6 +62,7 @@ fn rig_over(mut core: Core, purity_every: u32) -> Rig {
         server.clone(),
         policies().engine.clone(),
         None,
+        None,
         "store".into(),
     );
     Rig {

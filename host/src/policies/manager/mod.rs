@@ -30,12 +30,17 @@ pub struct Control {
     engine: Arc<Engine<Transaction>>,
     /// None if the store has no data directory.
     modules: Option<Modules>,
+    /// Gives the file of a policy to the other hosts of a cluster.
+    publish: Option<Publish>,
     /// The name of this store, by which signed orders address it.
     store: String,
     /// Held during a change, from reading the current assignment to recording the next one.
     changing: Mutex<()>,
     compiling: Mutex<()>,
 }
+
+/// Makes the file of a policy durable elsewhere. May block.
+pub type Publish = Box<dyn Fn(&[u8]) -> std::io::Result<()> + Send + Sync>;
 
 /// A policy in a listing.
 #[derive(Clone, Debug, Serialize)]
@@ -99,6 +104,9 @@ pub enum ControlError {
     /// The module cannot be saved.
     #[error("the module cannot be saved in the data directory, so nothing was changed: {0}")]
     Disk(#[from] std::io::Error),
+    /// The module cannot be given to the other hosts.
+    #[error("the module cannot be written to the log of the cluster, so nothing was changed: {0}")]
+    Publish(std::io::Error),
 }
 
 /// The kind of a failure, for an HTTP status and an exit code.
@@ -120,7 +128,8 @@ impl ControlError {
         match self {
             Self::Load(LoadError::Engine(_))
             | Self::Assign(AssignError::Stopped | AssignError::Unknown)
-            | Self::Disk(_) => ControlErrorKind::Failed,
+            | Self::Disk(_)
+            | Self::Publish(_) => ControlErrorKind::Failed,
             Self::Load(_) => ControlErrorKind::Refused,
             Self::Selector(SelectorError::Unknown(..)) => ControlErrorKind::NotFound,
             Self::Selector(SelectorError::Form) => ControlErrorKind::Refused,
@@ -192,17 +201,20 @@ impl Seen {
 
 impl Control {
     /// Controls the policies of `server`, which `engine` compiles. Saves their files in `modules`
-    /// if the store has a data directory. Signed orders address the store as `store`.
+    /// if the store has a data directory, and gives them to `publish` before a record names them.
+    /// Signed orders address the store as `store`.
     pub fn new(
         server: Arc<Server>,
         engine: Arc<Engine<Transaction>>,
         modules: Option<Modules>,
+        publish: Option<Publish>,
         store: String,
     ) -> Arc<Self> {
         Arc::new(Self {
             server,
             engine,
             modules,
+            publish,
             store,
             changing: Mutex::new(()),
             compiling: Mutex::new(()),
@@ -225,6 +237,9 @@ impl Control {
             if seen.policy(digest).is_err() {
                 if let Some(modules) = &self.modules {
                     modules.save(&policy.digest, file)?;
+                }
+                if let Some(publish) = &self.publish {
+                    publish(file).map_err(ControlError::Publish)?;
                 }
                 ready.push(Instance::new(policy.clone()));
             }

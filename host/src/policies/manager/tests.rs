@@ -56,7 +56,7 @@ pub(crate) fn rig() -> Rig {
     let data = tempfile::tempdir().unwrap();
     let modules = Modules::of(data.path());
     Rig {
-        control: Control::new(server, engine, Some(modules), STORE.into()),
+        control: Control::new(server, engine, Some(modules), None, STORE.into()),
         records,
         data,
     }

@@ -66,6 +66,7 @@ impl Rig {
 
     fn open(&self, image: &Image, choice: &PolicyChoice) -> anyhow::Result<Assignment> {
         let opening = Opening {
+            standard_file: crate::STANDARD_POLICY,
             engine: &self.engine,
             standard: &self.standard,
             modules: &self.modules,

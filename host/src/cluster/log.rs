@@ -1,0 +1,94 @@
+//! The log of a leadership, as the store ([`Journal`]) and the broker ([`Persistence`], [`Lease`])
+//! use it.
+//!
+//! After the end of the leadership nothing is released any more, so no response leaves.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use statehouse_cluster::LeaderLog;
+use statehouse_mqtt::{Lease, Persistence};
+use statehouse_protocol::LogPosition;
+
+use crate::data_directory::appended;
+use crate::logging;
+use crate::server::EXIT_STATE_LOST;
+use statehouse_core::log::{Journal, record};
+
+/// Writes the records of the store and of the broker to the log of a cluster.
+#[derive(Clone)]
+pub struct ClusterLog(Arc<LeaderLog>);
+
+impl ClusterLog {
+    /// Uses the log of a leadership.
+    pub fn new(log: Arc<LeaderLog>) -> Self {
+        Self(log)
+    }
+}
+
+impl Journal for ClusterLog {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, records: &[&[u8]], _urgent: bool) -> LogPosition {
+        appended::add(records);
+        self.0.append(records).unwrap_or_else(|error| {
+            // The limit of a record is far below that of the log, so this is a bug. The state is
+            // ahead of the log now.
+            tracing::error!(%error, "a record cannot be appended to the log of the cluster; stopping");
+            logging::exit(EXIT_STATE_LOST)
+        })
+    }
+
+    fn released(&self) -> LogPosition {
+        self.0.released()
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "cluster"
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.has_room()
+    }
+
+    fn promise(&self) -> String {
+        "the store is in the log of a cluster: a write is there before its answer".into()
+    }
+}
+
+impl Persistence for ClusterLog {
+    fn append(&self, changes: &[u8]) -> LogPosition {
+        let mut record = Vec::with_capacity(changes.len() + 1);
+        record::sessions(&mut record, changes);
+        Journal::append(self, &[&record], false)
+    }
+
+    fn released(&self) -> LogPosition {
+        self.0.released()
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.has_room()
+    }
+
+    fn is_behind(&self) -> bool {
+        self.0.is_behind()
+    }
+
+    fn appended_here(&self) -> u64 {
+        appended::here()
+    }
+}
+
+impl Lease for ClusterLog {
+    fn is_valid(&self) -> bool {
+        self.0.has_lease()
+    }
+
+    fn renewed(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        Box::pin(async { self.0.may_decide().await.is_ok() })
+    }
+}

@@ -1,0 +1,213 @@
+//! The state that a follower rebuilds from the log, and the store that runs on it while this host
+//! leads.
+//!
+//! All state of a leadership belongs to [`Leading`], which is dropped at its end: the store may be
+//! ahead of the log by then.
+
+use std::sync::Arc;
+
+use statehouse_cluster::{Embedder, Ended, Head, Takeover};
+use statehouse_mqtt::Broker;
+use statehouse_protocol::LogPosition;
+
+use super::clock_offset::ClockOffset;
+use super::log::ClusterLog;
+use crate::data_directory::SnapshotCursor;
+use crate::limits;
+use crate::server::Server;
+use statehouse_core::clock::{Clock, SystemSource, wall_ms};
+use statehouse_core::log::Image;
+use statehouse_core::log::record::{self, PolicyRecord};
+use statehouse_core::store::Mode;
+
+/// What the program does when the role of this host changes.
+pub trait Roles: Send {
+    /// An image without state.
+    fn empty(&self) -> Image;
+
+    /// Whether this host has every policy that the image names.
+    ///
+    /// # Errors
+    /// What is missing, for the operator.
+    fn may_lead(&self, image: &Image) -> Result<(), String>;
+
+    /// The log names these policies. Called when the list has changed.
+    fn name(&mut self, policies: &[PolicyRecord]);
+
+    /// This host follows the leader that the head names.
+    fn follow(&mut self, head: &Head);
+
+    /// This host leads: runs a store on the image, and serves clients. Must not wait.
+    ///
+    /// # Errors
+    /// Why the store cannot run. The leadership is handed over.
+    fn lead(&mut self, image: Image, log: ClusterLog, clock: Clock) -> anyhow::Result<Leading>;
+
+    /// This host does not lead any more. `leading` is the store that must end.
+    fn end(&mut self, leading: Leading, ended: Ended);
+}
+
+/// The running store of a leadership.
+pub struct Leading {
+    /// The store.
+    pub server: Arc<Server>,
+    /// The broker of its clients.
+    pub broker: Broker,
+    /// Ends the tasks that serve, when it is dropped.
+    pub tasks: Box<dyn Send>,
+}
+
+/// A follower's state, or a leader's store.
+pub struct Replica<R> {
+    roles: R,
+    image: Image,
+    leading: Option<Leading>,
+    snapshot: SnapshotCursor,
+    offset: ClockOffset,
+    accepts_clock: bool,
+    /// The last leadership of this host failed, so other hosts go first.
+    failed: Option<String>,
+}
+
+impl<R: Roles> Replica<R> {
+    /// A replica without state. With `accepts_clock` the clock of this host is not compared with
+    /// that of the leader.
+    pub fn new(roles: R, accepts_clock: bool) -> Self {
+        Self {
+            image: roles.empty(),
+            roles,
+            leading: None,
+            snapshot: SnapshotCursor::default(),
+            offset: ClockOffset::default(),
+            accepts_clock,
+            failed: None,
+        }
+    }
+
+    fn check_clock(&self, head: &Head) -> Result<(), String> {
+        let max_ms = limits::CLUSTER_CLOCK_OFFSET_MS_MAX;
+        let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms());
+        if behind_ms > max_ms {
+            return Err(format!(
+                "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
+            ));
+        }
+        match self.offset.ahead_ms() {
+            Some(ahead_ms) if ahead_ms > max_ms => Err(format!(
+                "its clock is {ahead_ms} ms ahead of that of the last leader, {}: synchronize the clocks of all hosts, or start this one with --accept-clock",
+                head.leader
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<R: Roles> Embedder for Replica<R> {
+    fn now_ms(&self) -> u64 {
+        wall_ms().max(self.image.now_ms)
+    }
+
+    fn reset(&mut self) {
+        self.image = self.roles.empty();
+        self.offset = ClockOffset::default();
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        let policies = self.image.policies.len();
+        self.image.block(block).map_err(|error| error.to_string())?;
+        if self.image.policies.len() > policies {
+            self.roles.name(&self.image.policies);
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
+        let (before_ms, policies) = (self.image.now_ms, self.image.policies.len());
+        let applied = self.image.record(record);
+        applied.map_err(|error| format!("record {position}: {error}"))?;
+        if self.image.now_ms > before_ms {
+            self.offset.received(self.image.now_ms, wall_ms());
+        }
+        if self.image.policies.len() > policies {
+            self.roles.name(&self.image.policies);
+        }
+        Ok(())
+    }
+
+    fn following(&mut self, head: &Head) {
+        self.offset.follows();
+        self.roles.follow(head);
+    }
+
+    fn may_lead(&mut self, head: &Head) -> Result<(), String> {
+        // A takeover that failed is tried again after other hosts had the chance.
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
+        if !self.accepts_clock {
+            self.check_clock(head)?;
+        }
+        self.roles.may_lead(&self.image)
+    }
+
+    fn opening(&mut self, epoch: u64) -> Vec<u8> {
+        let mut opening = Vec::new();
+        // A cluster does not change its leader four thousand million times.
+        let run = u32::try_from(epoch).unwrap_or(u32::MAX);
+        record::started(&mut opening, run, self.now_ms(), Mode::Embedded);
+        opening
+    }
+
+    fn leading(&mut self, takeover: Takeover) {
+        let Takeover {
+            log,
+            previous,
+            since,
+        } = takeover;
+        let mut image = std::mem::replace(&mut self.image, self.roles.empty());
+        image.finish();
+        // Time goes on while no host leads, so keys expire when their owners expect it.
+        let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = (previous.now_ms.saturating_add(since_ms)).max(image.now_ms);
+        self.image.now_ms = now_ms;
+        let clock = Clock::resume(Arc::new(SystemSource::default()), now_ms);
+        match self.roles.lead(image, ClusterLog::new(log.clone()), clock) {
+            Ok(leading) => self.leading = Some(leading),
+            Err(error) => {
+                tracing::error!("this host cannot lead, so it hands over: {error:#}");
+                self.failed = Some(format!("{error:#}"));
+                log.hand_over();
+            }
+        }
+    }
+
+    fn released(&mut self, position: LogPosition) {
+        if let Some(Leading { server, broker, .. }) = &self.leading {
+            server.release();
+            broker.released(position);
+        }
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        if let Some(leading) = self.leading.take() {
+            self.roles.end(leading, ended);
+        }
+    }
+
+    fn begin_snapshot(&mut self) {
+        self.snapshot = SnapshotCursor::default();
+    }
+
+    fn next_block(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
+        let Some(Leading { server, broker, .. }) = &self.leading else {
+            return Err("the store does not run".into());
+        };
+        match self.snapshot.next(server, Some(broker)) {
+            Some(next) => {
+                *block = next;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+}
