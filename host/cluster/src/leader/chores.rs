@@ -27,6 +27,8 @@ struct Compaction {
     truncated: Option<Revision>,
     /// The revision to which the engine should be compacted.
     due: Option<Revision>,
+    /// The revision to which it was compacted.
+    compacted: Option<Revision>,
 }
 
 impl<'a> Chores<'a> {
@@ -54,6 +56,9 @@ impl<'a> Chores<'a> {
         let mut compaction = self.locked();
         let before = compaction.truncated.replace(revision);
         compaction.due = before.map(|it| Revision(it.0.saturating_sub(1)));
+        if !self.log.has_room() {
+            compaction.due = Some(revision);
+        }
         drop(compaction);
         self.wakeup.notify_one();
     }
@@ -103,10 +108,27 @@ impl<'a> Chores<'a> {
     async fn watch_room(&self) -> Infallible {
         loop {
             match self.host.attempt(self.host.engine.status()).await {
-                Ok(status) => self.log.set_used_bytes(status.bytes),
+                Ok(status) => {
+                    self.host.fullness.observe(&status);
+                    self.log.set_used_bytes(status.bytes);
+                    self.compact_early();
+                }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
             self.host.clock.sleep(self.host.options.timing.status).await;
+        }
+    }
+
+    /// Without room the engine is compacted to the last truncation. A host that joins at that
+    /// moment begins again.
+    fn compact_early(&self) {
+        if self.log.has_room() || !self.host.options.compacts {
+            return;
+        }
+        let mut compaction = self.locked();
+        if compaction.truncated > compaction.compacted {
+            compaction.due = compaction.truncated;
+            self.wakeup.notify_one();
         }
     }
 
@@ -116,9 +138,10 @@ impl<'a> Chores<'a> {
             let Some(due) = self.locked().due.take() else {
                 continue;
             };
-            if let Err(error) = self.host.attempt(self.host.engine.compact(due)).await {
+            match self.host.attempt(self.host.engine.compact(due)).await {
+                Ok(()) => self.locked().compacted = Some(due),
                 // The next truncation compacts to a later revision.
-                tracing::debug!("the engine was not compacted: {error}");
+                Err(error) => tracing::debug!("the engine was not compacted: {error}"),
             }
             self.host.clock.sleep(Duration::from_millis(1)).await;
         }

@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::frame::{Kind, put_record};
 use crate::limits;
 use crate::options::{Reads, Sizes};
+use crate::space::Fullness;
 
 /// The log of one leadership. All methods but the async ones return at once. After the end of the
 /// leadership nothing is released any more, and there is no lease.
@@ -35,6 +36,8 @@ pub struct LeaderLog {
     lease_end_ns: AtomicU64,
     /// Bytes in use in the engine.
     used_bytes: AtomicU64,
+    /// Whether the engine refuses to grow.
+    fullness: Arc<Fullness>,
     ended: AtomicBool,
 }
 
@@ -102,6 +105,7 @@ impl LeaderLog {
         clock: Arc<dyn Clock>,
         reads: Reads,
         sizes: &Sizes,
+        fullness: Arc<Fullness>,
         serves_from: Duration,
         positions: (LogPosition, LogPosition),
     ) -> Self {
@@ -110,7 +114,7 @@ impl LeaderLog {
             epoch,
             clock,
             reads,
-            room_bytes: sizes.quota_bytes / 8 * limits::QUOTA_EIGHTHS_MAX,
+            room_bytes: limits::room_bytes(sizes.quota_bytes),
             serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
@@ -129,6 +133,7 @@ impl LeaderLog {
             released: AtomicU64::new(released.0),
             lease_end_ns: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
+            fullness,
             ended: AtomicBool::new(false),
         }
     }
@@ -189,7 +194,7 @@ impl LeaderLog {
     /// Whether there is room for more than removals.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used_bytes.load(Ordering::Relaxed) < self.room_bytes
+        self.used_bytes.load(Ordering::Relaxed) < self.room_bytes && !self.fullness.is_full()
     }
 
     /// Whether clients that write must wait until the log has caught up.

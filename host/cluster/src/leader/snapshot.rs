@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
+use super::log::LeaderLog;
 use crate::embedder::Embedder;
 use crate::engine::KeyRange;
 use crate::head::{Head, SnapshotInfo};
@@ -62,11 +63,18 @@ impl Snapshots {
         &mut self,
         host: &Host,
         head: &Head,
+        log: &LeaderLog,
         appended: LogPosition,
         embedder: &mut dyn Embedder,
     ) {
         let last_bytes = head.snapshot.map_or(0, |it| it.bytes);
-        let due = host.options.sizes.snapshot_after_bytes.max(2 * last_bytes);
+        let after_bytes = host.options.sizes.snapshot_after_bytes;
+        let due = if log.has_room() {
+            after_bytes.max(2 * last_bytes)
+        } else {
+            // The log before a snapshot can be deleted, so an early snapshot makes room.
+            last_bytes.max(after_bytes / limits::SHORT_LOG_DIVISOR)
+        };
         if self.running.is_some() || self.log_bytes < due || host.now() < self.next_at {
             return;
         }

@@ -1,0 +1,121 @@
+//! Tests of an engine whose quota is used up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::sleep;
+
+use super::cluster::{Host, clock, simulate};
+use crate::access::always;
+use crate::simulated::{Faults, World};
+use crate::{EngineError, Id, Options, create, overview};
+
+const QUOTA: u64 = 1 << 20;
+
+fn small(options: &mut Options) {
+    options.sizes.quota_bytes = QUOTA;
+    options.sizes.snapshot_after_bytes = 100_000;
+    options.timing.status = Duration::from_secs(1);
+}
+
+async fn is_full(world: &World) -> bool {
+    world.engine(0).status().await.unwrap().is_full()
+}
+
+#[test]
+fn leader_alone_never_uses_the_quota_up() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            if log.has_room() {
+                Host::append(&log, &[1; 1000]).await;
+            } else {
+                refused += 1;
+                sleep(Duration::from_millis(10)).await;
+            }
+            assert!(!is_full(&world).await, "the alarm is armed");
+        }
+        // 20 times the quota was written.
+        assert!(refused < 5_000, "there was no room {refused} times");
+        assert!(log.appended().0 > 15_000);
+    });
+}
+
+#[test]
+fn leader_makes_room_after_another_client_used_the_quota_up() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        for _ in 0..200 {
+            Host::append(&log, &[1; 1000]).await;
+        }
+        let put = |value: usize| {
+            let put = (b"junk".to_vec(), Bytes::from(vec![0; value]));
+            always(b"junk".to_vec(), vec![put], Vec::new())
+        };
+        // Each version counts until the engine is compacted.
+        while engine.transact(&put(50_000)).await != Err(EngineError::NoSpace) {}
+        let position = log.append(&[b"waits"]).unwrap();
+        log.wait_released(position).await.unwrap();
+        assert!(!is_full(&world).await);
+        sleep(Duration::from_secs(2)).await;
+        assert!(log.has_room(), "the leader has no room after the alarm");
+        let newcomer = Host::start(&world, "b", small);
+        newcomer
+            .wait(|it| (!it.records.is_empty()).then_some(()))
+            .await;
+    });
+}
+
+#[test]
+fn full_engine_is_left_alone_without_permission_to_compact() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", |it| {
+            small(it);
+            it.compacts = false;
+        });
+        let log = host.leads().await;
+        let junk = (b"junk".to_vec(), Bytes::from(vec![0; 2 << 20]));
+        let junk = always(b"junk".to_vec(), vec![junk], Vec::new());
+        // The engine reports the error although it applied the transaction.
+        assert_eq!(engine.transact(&junk).await, Err(EngineError::NoSpace));
+        let position = log.append(&[b"waits"]).unwrap();
+        let log = Arc::clone(&log);
+        let waiting = tokio::spawn(async move { log.wait_released(position).await });
+        sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished() && is_full(&world).await);
+        let log = host.leads_without_wait();
+        assert!(!log.has_room(), "a full engine has room");
+        // The operator makes room.
+        let keys = crate::KeyRange {
+            from: b"junk".to_vec(),
+            to: b"junl".to_vec(),
+        };
+        let deletion = always(b"junk".to_vec(), Vec::new(), vec![keys]);
+        engine.transact(&deletion).await.unwrap();
+        world.compact();
+        let newest = engine.get(b"x").await.unwrap().revision;
+        engine.shrink(newest).await.unwrap();
+        engine.disarm().await.unwrap();
+        waiting.await.unwrap().unwrap();
+        sleep(Duration::from_secs(2)).await;
+        assert!(log.has_room());
+        overview(&*engine, &*clock(), "c", 0).await.unwrap();
+    });
+}
