@@ -39,7 +39,8 @@ impl Secret {
 /// The state with which a cluster begins.
 #[derive(Debug)]
 pub struct FirstState<B> {
-    /// The id of the new cluster. It must be random, and the same in a repetition.
+    /// The id of the new cluster. It must be random. A repetition may use the same id with the same
+    /// state, or a new id: the creation deletes the pieces of all other attempts.
     pub id: Id,
     /// The wall clock in milliseconds since 1970: the later of this host's clock and of the last
     /// time in the state.

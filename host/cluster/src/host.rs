@@ -68,10 +68,15 @@ impl Host {
         max * ((mixed >> 48) as u32) / (1 << 16)
     }
 
-    /// One attempt of a call.
+    /// One attempt of a call. Every refused write begins the search for room: without a leader the
+    /// challenge of a follower is the only one.
     pub(crate) async fn attempt<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
         let limit = self.options.timing.attempt;
-        attempt(&*self.engine, &*self.clock, limit, call).await
+        let result = attempt(&*self.engine, &*self.clock, limit, call).await;
+        if matches!(result, Err(EngineError::NoSpace)) {
+            self.fullness.found();
+        }
+        result
     }
 
     /// One attempt of a call with a long answer.
@@ -119,9 +124,6 @@ impl Host {
                 Err(error) => {
                     may_be_applied |=
                         matches!(error, EngineError::Unknown(_) | EngineError::NoSpace);
-                    if error == EngineError::NoSpace {
-                        self.fullness.found();
-                    }
                     if gives_up && !may_be_applied {
                         return Decision::NotSent(error);
                     }

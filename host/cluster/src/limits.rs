@@ -110,9 +110,6 @@ pub const SHORT_LOG_DIVISOR: u64 = 16;
 /// Frames that one deletion step without a change of the head removes, when the engine is full.
 pub const FREED_FRAMES_MAX: u64 = 1_000;
 
-/// The longest wait for a defragmentation of all servers of the engine: 8 GiB at 100 MB/s on five.
-pub const DEFRAGMENTATION_MAX: Duration = Duration::from_secs(400);
-
 /// Writes that a check of the engine measures.
 pub const CHECK_WRITES: usize = 10;
 

@@ -17,16 +17,16 @@
 //!   Then it compacts, defragments, and disarms the alarm. [`crate::Options::compacts`] permits
 //!   all of this.
 //!
-//! These deletions need no comparison with the head. A snapshot that was ever named replaces all
-//! frames before it and all snapshots before it for ever, so an old head only deletes less.
+//! These deletions compare the head but do not change it. They need no order among each other: the
+//! snapshot that the head names replaces all frames and all snapshots before it.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::access::always;
-use crate::engine::{EngineError, Revision, Status, attempt};
+use crate::engine::{Condition, EngineError, Revision, Status, Transaction, attempt};
 use crate::head::Head;
 use crate::host::Host;
 use crate::limits;
@@ -83,7 +83,11 @@ pub(crate) async fn run(host: &Host) -> Infallible {
                     "etcd is full and a host cannot make room: delete other keys, or raise etcd's --quota-backend-bytes and run `etcdctl defrag` and `etcdctl alarm disarm`"
                 ),
                 Ok(false) => {}
-                Err(error) => tracing::warn!("making room in etcd again: {error}"),
+                Err(error) => {
+                    tracing::warn!("making room in etcd again: {error}");
+                    // The attempt proved nothing, so the next one is due at once.
+                    shrinking = Shrinking::default();
+                }
             }
             host.clock.sleep(host.options.timing.status).await;
         }
@@ -120,16 +124,16 @@ async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, Engin
         return Ok(true);
     }
     let value = host.get_head().await?;
-    if let Some(Ok(head)) = value.value.as_deref().map(Head::decode)
+    if let Some(bytes) = value.value
         && host.options.compacts
     {
-        delete_replaced(host, &head).await?;
+        delete_replaced(host, bytes).await?;
     }
     let newest = host.get_head().await?.revision;
     if !shrinking.is_due(newest) || !host.options.compacts {
         return Ok(false);
     }
-    let limit = limits::DEFRAGMENTATION_MAX;
+    let limit = host.options.timing.shrink;
     attempt(engine, &*host.clock, limit, engine.shrink(newest)).await?;
     let status = host.attempt(engine.status()).await?;
     let quota = status.quota_bytes.unwrap_or(host.options.sizes.quota_bytes);
@@ -140,8 +144,13 @@ async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, Engin
     Ok(true)
 }
 
-/// Deletes the frames and the snapshots that the snapshot of a head replaced.
-async fn delete_replaced(host: &Host, head: &Head) -> Result<(), EngineError> {
+/// Deletes the frames and the snapshots that the snapshot of a head replaced, if the head still has
+/// this value.
+async fn delete_replaced(host: &Host, bytes: Bytes) -> Result<(), EngineError> {
+    // The roles report a head that cannot be read.
+    let Ok(head) = Head::decode(&bytes) else {
+        return Ok(());
+    };
     let Some(snapshot) = head.snapshot else {
         return Ok(());
     };
@@ -152,7 +161,12 @@ async fn delete_replaced(host: &Host, head: &Head) -> Result<(), EngineError> {
             host.keys.frames(from.min(to), to),
             host.keys.snapshots(0, snapshot.id),
         ];
-        let deletion = always(host.keys.head(), Vec::new(), deletes);
+        let deletion = Transaction {
+            key: host.keys.head(),
+            condition: Condition::Value(bytes.clone()),
+            puts: Vec::new(),
+            deletes,
+        };
         host.read(host.engine.transact(&deletion)).await?;
         if to == snapshot.first_seq {
             return Ok(());

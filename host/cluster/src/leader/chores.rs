@@ -110,7 +110,7 @@ impl<'a> Chores<'a> {
             match self.host.attempt(self.host.engine.status()).await {
                 Ok(status) => {
                     self.host.fullness.observe(&status);
-                    self.log.set_used_bytes(status.bytes);
+                    self.log.set_used_bytes(status.bytes, status.quota_bytes);
                     self.compact_early();
                 }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),

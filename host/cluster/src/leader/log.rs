@@ -22,7 +22,7 @@ pub struct LeaderLog {
     epoch: u64,
     clock: Arc<dyn Clock>,
     reads: Reads,
-    room_bytes: u64,
+    room_bytes: AtomicU64,
     /// On this host's clock, when the lease of the previous leader is certainly over. Nothing may
     /// be released or answered before.
     serves_from: Duration,
@@ -114,7 +114,7 @@ impl LeaderLog {
             epoch,
             clock,
             reads,
-            room_bytes: limits::room_bytes(sizes.quota_bytes),
+            room_bytes: AtomicU64::new(limits::room_bytes(sizes.quota_bytes)),
             serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
@@ -191,10 +191,12 @@ impl LeaderLog {
         LogPosition(self.released.load(Ordering::Acquire))
     }
 
-    /// Whether there is room for more than removals.
+    /// Whether there is room for more than removals: the engine uses less than 6/8 of its quota,
+    /// and refused no transaction.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used_bytes.load(Ordering::Relaxed) < self.room_bytes && !self.fullness.is_full()
+        let room_bytes = self.room_bytes.load(Ordering::Relaxed);
+        self.used_bytes.load(Ordering::Relaxed) < room_bytes && !self.fullness.is_full()
     }
 
     /// Whether clients that write must wait until the log has caught up.
@@ -354,8 +356,13 @@ impl LeaderLog {
         (!wait.is_zero()).then_some(wait)
     }
 
-    pub(super) fn set_used_bytes(&self, bytes: u64) {
+    /// The engine reports its size, and its quota if it knows it.
+    pub(super) fn set_used_bytes(&self, bytes: u64, quota_bytes: Option<u64>) {
         self.used_bytes.store(bytes, Ordering::Relaxed);
+        if let Some(quota) = quota_bytes {
+            let room_bytes = limits::room_bytes(quota);
+            self.room_bytes.store(room_bytes, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add_used_bytes(&self, bytes: u64) {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use statehouse_protocol::LogPosition;
 
 use super::log::LeaderLog;
@@ -31,7 +31,7 @@ struct Running {
     info: SnapshotInfo,
     hasher: blake3::Hasher,
     /// Blocks that are not yet in a piece.
-    buffer: Vec<u8>,
+    buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
     complete: Option<LogPosition>,
     /// Bytes of frames since the snapshot began.
@@ -90,7 +90,7 @@ impl Snapshots {
                 hash: [0; 32],
             },
             hasher: blake3::Hasher::new(),
-            buffer: Vec::new(),
+            buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
         });
@@ -123,15 +123,15 @@ impl Snapshots {
             return None;
         }
         self.next_at = host.now() + host.options.timing.piece;
-        let rest_from = running.buffer.len().min(host.options.sizes.piece_bytes);
-        let rest = running.buffer.split_off(rest_from);
-        let piece = std::mem::replace(&mut running.buffer, rest);
+        let bytes = running.buffer.len().min(host.options.sizes.piece_bytes);
+        // A block can have many pieces, so the rest must not be copied for each.
+        let piece = running.buffer.split_to(bytes).freeze();
         running.hasher.update(&piece);
         let info = &mut running.info;
         let key = host.keys.piece(info.id, info.pieces);
         info.pieces += 1;
         info.bytes += piece.len() as u64;
-        Some((key, piece.into()))
+        Some((key, piece))
     }
 
     /// The snapshot that the head may name, if all of its pieces and records are committed.

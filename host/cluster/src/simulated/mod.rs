@@ -71,6 +71,8 @@ struct Inner {
     quota_bytes: Option<u64>,
     file_bytes: u64,
     is_full: bool,
+    /// Another client uses the quota up right before the next transaction.
+    is_filled_next: bool,
 }
 
 impl fmt::Debug for World {
@@ -102,6 +104,7 @@ impl World {
             quota_bytes: None,
             file_bytes: 0,
             is_full: false,
+            is_filled_next: false,
         })))
     }
 
@@ -149,6 +152,18 @@ impl World {
     /// reports an error, and all later ones that write are refused until the alarm is disarmed.
     pub fn limit(&self, quota_bytes: u64) {
         self.locked().quota_bytes = Some(quota_bytes);
+    }
+
+    /// Lets another client use the quota up, and then delete its keys. The next transaction is
+    /// applied although it reports an error.
+    pub fn fill(&self) {
+        self.locked().is_filled_next = true;
+    }
+
+    /// Whether the engine refuses to grow.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.locked().is_full
     }
 
     /// The size of all keys and values.
@@ -212,6 +227,9 @@ impl Inner {
         }
         let outcome = self.apply(transaction);
         self.file_bytes = self.file_bytes.max(self.store.bytes());
+        if std::mem::take(&mut self.is_filled_next) {
+            self.file_bytes = quota + 1;
+        }
         self.is_full = self.file_bytes > quota;
         if self.is_full {
             return Err(EngineError::NoSpace);

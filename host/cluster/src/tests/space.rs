@@ -19,10 +19,6 @@ fn small(options: &mut Options) {
     options.timing.status = Duration::from_secs(1);
 }
 
-async fn is_full(world: &World) -> bool {
-    world.engine(0).status().await.unwrap().is_full()
-}
-
 #[test]
 fn leader_alone_never_uses_the_quota_up() {
     simulate(async {
@@ -41,7 +37,7 @@ fn leader_alone_never_uses_the_quota_up() {
                 refused += 1;
                 sleep(Duration::from_millis(10)).await;
             }
-            assert!(!is_full(&world).await, "the alarm is armed");
+            assert!(!world.is_full(), "the alarm is armed");
         }
         // 20 times the quota was written.
         assert!(refused < 5_000, "there was no room {refused} times");
@@ -69,7 +65,7 @@ fn leader_makes_room_after_another_client_used_the_quota_up() {
         while engine.transact(&put(50_000)).await != Err(EngineError::NoSpace) {}
         let position = log.append(&[b"waits"]).unwrap();
         log.wait_released(position).await.unwrap();
-        assert!(!is_full(&world).await);
+        assert!(!world.is_full());
         sleep(Duration::from_secs(2)).await;
         assert!(log.has_room(), "the leader has no room after the alarm");
         let newcomer = Host::start(&world, "b", small);
@@ -99,7 +95,7 @@ fn full_engine_is_left_alone_without_permission_to_compact() {
         let log = Arc::clone(&log);
         let waiting = tokio::spawn(async move { log.wait_released(position).await });
         sleep(Duration::from_secs(60)).await;
-        assert!(!waiting.is_finished() && is_full(&world).await);
+        assert!(!waiting.is_finished() && world.is_full());
         let log = host.leads_without_wait();
         assert!(!log.has_room(), "a full engine has room");
         // The operator makes room.
