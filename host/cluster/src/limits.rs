@@ -110,6 +110,10 @@ pub const SHORT_LOG_DIVISOR: u64 = 16;
 /// Frames that one deletion step without a change of the head removes, when the engine is full.
 pub const FREED_FRAMES_MAX: u64 = 1_000;
 
+/// The time for which the engine keeps old versions although there is no room, so that a host that
+/// joins can read them: 400 MB at 11 Mbit/s.
+pub const JOIN: Duration = Duration::from_secs(300);
+
 /// Writes that a check of the engine measures.
 pub const CHECK_WRITES: usize = 10;
 

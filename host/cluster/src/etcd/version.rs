@@ -53,7 +53,18 @@ pub(super) fn check_version(version: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::check_version;
+    use super::{Verdict, check_version, judge};
+
+    #[test]
+    fn version_with_wrong_revisions_is_doubtful() {
+        for version in ["3.4.23", "3.4.31", "3.5.6", "3.5.13"] {
+            let verdict = judge(version);
+            assert!(matches!(verdict, Verdict::Doubtful(_)), "{version}");
+        }
+        for version in ["3.4.32", "3.5.14", "3.6.0"] {
+            assert_eq!(judge(version), Verdict::Good, "{version}");
+        }
+    }
 
     #[test]
     fn version_with_data_loss_is_refused() {

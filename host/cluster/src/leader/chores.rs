@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::log::LeaderLog;
 use crate::engine::{EngineError, KeyRange, Revision};
 use crate::host::{Host, RETRY};
+use crate::limits;
 
 #[derive(Debug)]
 pub(super) struct Chores<'a> {
@@ -29,6 +30,8 @@ struct Compaction {
     due: Option<Revision>,
     /// The revision to which it was compacted.
     compacted: Option<Revision>,
+    /// When there was no room for the first time, and the revision at that time.
+    noted: Option<(Duration, Revision)>,
 }
 
 impl<'a> Chores<'a> {
@@ -111,7 +114,7 @@ impl<'a> Chores<'a> {
                 Ok(status) => {
                     self.host.fullness.observe(&status);
                     self.log.set_used_bytes(status.bytes, status.quota_bytes);
-                    self.compact_early();
+                    self.compact_early().await;
                 }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
@@ -119,17 +122,29 @@ impl<'a> Chores<'a> {
         }
     }
 
-    /// Without room the engine is compacted to the last truncation. A host that joins at that
-    /// moment begins again.
-    fn compact_early(&self) {
+    /// Without room the engine is compacted to the last truncation at once: a host that joins at
+    /// that moment begins again. Keys that were deleted without a truncation, such as modules, are
+    /// compacted after [`limits::JOIN`].
+    async fn compact_early(&self) {
         if self.log.has_room() || !self.host.options.compacts {
+            self.locked().noted = None;
             return;
         }
+        let newest = match self.host.get_head().await {
+            Ok(value) => value.revision,
+            Err(_) => return,
+        };
+        let now = self.host.now();
         let mut compaction = self.locked();
-        if compaction.truncated > compaction.compacted {
+        let (since, noted) = *compaction.noted.get_or_insert((now, newest));
+        if now.saturating_sub(since) >= limits::JOIN {
+            compaction.due = Some(noted);
+            compaction.noted = None;
+        } else if compaction.truncated > compaction.compacted {
             compaction.due = compaction.truncated;
-            self.wakeup.notify_one();
         }
+        drop(compaction);
+        self.wakeup.notify_one();
     }
 
     async fn compact(&self) -> Infallible {

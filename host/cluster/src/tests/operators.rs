@@ -89,6 +89,25 @@ fn half_written_module_is_recognised_and_completed() {
 }
 
 #[test]
+fn module_removed_while_it_is_stored_is_completed() {
+    simulate(async {
+        let world = world();
+        let stored = modules(&world);
+        let module = module(10 << 20);
+        let digest = *blake3::hash(&module).as_bytes();
+        let copy = module.clone();
+        let writing = tokio::spawn(async move { stored.put(&copy).await });
+        let modules = modules(&world);
+        sleep(Duration::from_millis(25)).await;
+        let listed = modules.list().await.unwrap();
+        assert!(!listed[0].is_complete, "it was complete too early");
+        modules.remove(&digest).await.unwrap();
+        writing.await.unwrap().unwrap();
+        assert_eq!(modules.get(&digest).await.unwrap(), Some(module));
+    });
+}
+
+#[test]
 fn damaged_module_is_refused() {
     simulate(async {
         let world = world();

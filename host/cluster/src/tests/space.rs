@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::cluster::{Host, clock, simulate};
 use crate::access::always;
 use crate::simulated::{Faults, World};
-use crate::{EngineError, Id, Options, create, overview};
+use crate::{EngineError, Id, Modules, Options, create, limits, overview};
 
 const QUOTA: u64 = 1 << 20;
 
@@ -27,7 +27,11 @@ fn leader_alone_never_uses_the_quota_up() {
         create(&*world.engine(0), "c", Id([1; 16]), 0)
             .await
             .unwrap();
-        let host = Host::start(&world, "a", small);
+        // The engine reports its quota, so a wrong setting does not matter.
+        let host = Host::start(&world, "a", |it| {
+            small(it);
+            it.sizes.quota_bytes = 1 << 40;
+        });
         let log = host.leads().await;
         let mut refused = 0;
         for _ in 0..20_000 {
@@ -72,6 +76,30 @@ fn leader_makes_room_after_another_client_used_the_quota_up() {
         newcomer
             .wait(|it| (!it.records.is_empty()).then_some(()))
             .await;
+    });
+}
+
+#[test]
+fn removed_module_makes_room_without_traffic() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        let modules = Modules::new(world.engine(0), clock(), "c");
+        let digest = modules.put(&vec![1; 700_000]).await.unwrap();
+        let others = (b"other".to_vec(), Bytes::from(vec![0; 100_000]));
+        let others = always(b"other".to_vec(), vec![others], Vec::new());
+        world.engine(0).transact(&others).await.unwrap();
+        sleep(Duration::from_secs(2)).await;
+        assert!(!log.has_room(), "the module does not count");
+        modules.remove(&digest).await.unwrap();
+        sleep(2 * limits::JOIN).await;
+        sleep(Duration::from_secs(10)).await;
+        assert!(log.has_room(), "{} bytes are in use", world.bytes());
     });
 }
 
