@@ -104,7 +104,8 @@ pub const VERSION_BYTES_MAX: usize = 64;
 /// Missing modules that a record of a member names. More say nothing new to an operator.
 pub const MISSING_MODULES_MAX: usize = 32;
 
-/// Without room, a snapshot is due after this part of the usual length of the log: 4 MiB of 64.
+/// Without room, a snapshot is due after this part of the usual length of the log, or of the room
+/// if that is less: 4 MiB of 64.
 pub const SHORT_LOG_DIVISOR: u64 = 16;
 
 /// Frames that one deletion step without a change of the head removes, when the engine is full.

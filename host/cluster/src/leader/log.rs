@@ -195,8 +195,13 @@ impl LeaderLog {
     /// and refused no transaction.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        let room_bytes = self.room_bytes.load(Ordering::Relaxed);
-        self.used_bytes.load(Ordering::Relaxed) < room_bytes && !self.fullness.is_full()
+        let used_bytes = self.used_bytes.load(Ordering::Relaxed);
+        used_bytes < self.room_bytes() && !self.fullness.is_full()
+    }
+
+    /// Bytes in use in the engine, above which only removals are accepted.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.room_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether clients that write must wait until the log has caught up.

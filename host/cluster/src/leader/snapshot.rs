@@ -73,7 +73,7 @@ impl Snapshots {
             after_bytes.max(2 * last_bytes)
         } else {
             // The log before a snapshot can be deleted, so an early snapshot makes room.
-            last_bytes.max(after_bytes / limits::SHORT_LOG_DIVISOR)
+            last_bytes.max(after_bytes.min(log.room_bytes()) / limits::SHORT_LOG_DIVISOR)
         };
         if self.running.is_some() || self.log_bytes < due || host.now() < self.next_at {
             return;
