@@ -7,6 +7,7 @@ use statehouse_protocol::LogPosition;
 
 use crate::head::Head;
 use crate::leader::LeaderLog;
+use crate::presence::Description;
 
 /// The store behind the log. All calls come from [`crate::Member::run`], one at a time.
 ///
@@ -31,6 +32,12 @@ pub trait Embedder: Send {
     /// This host follows the leader that the head names. Called after a join and after each change
     /// of the leader.
     fn following(&mut self, _head: &Head) {}
+
+    /// What operators should know of this host. Called when its role changes and after
+    /// [`crate::Member::describe_again`].
+    fn describe(&mut self) -> Description {
+        Description::default()
+    }
 
     /// Whether this host may become leader: its wall clock is close to `head.now_ms`, and it has
     /// every policy.

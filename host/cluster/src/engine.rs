@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use crate::check::Finding;
 use crate::clock::Clock;
 
 /// The answer to a call of the engine.
@@ -104,6 +105,21 @@ pub struct Status {
     pub voters: usize,
     /// Bytes in use by keys and values, and by old versions until they are compacted.
     pub bytes: u64,
+    /// The size of the database in bytes, with free pages. etcd compares this size with its quota,
+    /// and only a defragmentation reduces it.
+    pub file_bytes: u64,
+    /// The quota in bytes, if the server reports it (etcd 3.6 and later).
+    pub quota_bytes: Option<u64>,
+    /// Alarms and errors that the server reports.
+    pub alarms: Vec<String>,
+}
+
+impl Status {
+    /// Whether the engine refuses to grow because its quota was used up.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.alarms.iter().any(|it| it.contains("NOSPACE"))
+    }
 }
 
 /// Why a call of the engine failed.
@@ -119,6 +135,11 @@ pub enum EngineError {
     /// changes something.
     #[error("the engine refused a request: {0}")]
     Refused(String),
+    /// The quota of the engine is used up. The request may have an effect: etcd looks at the quota
+    /// a second time while it applies a transaction, and then reports this error although it has
+    /// applied it.
+    #[error("the quota of the engine is used up: raise etcd's --quota-backend-bytes")]
+    NoSpace,
     /// The requested revision was compacted.
     #[error("the requested revision was compacted")]
     Compacted,
@@ -139,6 +160,21 @@ pub trait Engine: Send + Sync + fmt::Debug {
     fn compact(&self, revision: Revision) -> Call<'_, ()>;
     /// Reads the state of the engine.
     fn status(&self) -> Call<'_, Status>;
+    /// Discards versions that were replaced before a revision, and then returns free pages to the
+    /// file system, one server after another. etcd compares the size of its file with its quota, so
+    /// an engine that is full stays full without this. A server answers nothing else at that time.
+    fn shrink(&self, _revision: Revision) -> Call<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+    /// Lets the engine accept writes again after its quota was used up. It refuses them again at
+    /// once if it is still too large.
+    fn disarm(&self) -> Call<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+    /// Examines each server: whether it answers, and whether its version can be used.
+    fn examine(&self) -> Call<'_, Vec<Finding>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
     /// Sends the following calls to the next server, because the last one did not answer.
     fn next_endpoint(&self);
 }

@@ -12,6 +12,7 @@ use crate::engine::{
 };
 use crate::keys::Keys;
 use crate::options::{Options, broken};
+use crate::space::Fullness;
 
 /// The wait after a call that failed at once, so that a loop does not spin.
 pub(crate) const RETRY: Duration = Duration::from_millis(50);
@@ -25,6 +26,7 @@ pub(crate) struct Host {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
     pub(crate) keys: Keys,
+    pub(crate) fullness: Arc<Fullness>,
     random: Mutex<u64>,
 }
 
@@ -47,6 +49,7 @@ impl Host {
             engine,
             clock,
             keys: Keys::new(&options.cluster),
+            fullness: Arc::default(),
             random: Mutex::new(u64::from_le_bytes(seed)),
             options,
         }
@@ -65,10 +68,15 @@ impl Host {
         max * ((mixed >> 48) as u32) / (1 << 16)
     }
 
-    /// One attempt of a call.
+    /// One attempt of a call. Every refused write begins the search for room: without a leader the
+    /// challenge of a follower is the only one.
     pub(crate) async fn attempt<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
         let limit = self.options.timing.attempt;
-        attempt(&*self.engine, &*self.clock, limit, call).await
+        let result = attempt(&*self.engine, &*self.clock, limit, call).await;
+        if matches!(result, Err(EngineError::NoSpace)) {
+            self.fullness.found();
+        }
+        result
     }
 
     /// One attempt of a call with a long answer.
@@ -105,13 +113,17 @@ impl Host {
         let mut attempts = 0_u64;
         loop {
             match self.attempt(self.engine.transact(&transaction)).await {
-                Ok(Outcome::Applied(revision)) => return Decision::Applied(revision),
+                Ok(Outcome::Applied(revision)) => {
+                    self.fullness.clear();
+                    return Decision::Applied(revision);
+                }
                 Ok(Outcome::Failed(value)) if value.value.as_ref() == Some(&to) => {
                     return Decision::Applied(value.revision);
                 }
                 Ok(Outcome::Failed(value)) => return Decision::Replaced(value),
                 Err(error) => {
-                    may_be_applied |= matches!(error, EngineError::Unknown(_));
+                    may_be_applied |=
+                        matches!(error, EngineError::Unknown(_) | EngineError::NoSpace);
                     if gives_up && !may_be_applied {
                         return Decision::NotSent(error);
                     }

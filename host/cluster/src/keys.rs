@@ -6,12 +6,14 @@ use crate::engine::KeyRange;
 /// one.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
+    cluster: String,
     prefix: String,
 }
 
 impl Keys {
     pub(crate) fn new(cluster: &str) -> Self {
         Self {
+            cluster: cluster.to_owned(),
             prefix: format!("/statehouse/{cluster}/0/"),
         }
     }
@@ -80,8 +82,101 @@ impl Keys {
         }
     }
 
+    /// The random key that all hosts of the cluster share.
+    pub(crate) fn secret(&self) -> Vec<u8> {
+        format!("{}secret", self.prefix).into_bytes()
+    }
+
+    /// The pieces of all snapshots.
+    pub(crate) fn all_snapshots(&self) -> KeyRange {
+        self.folder("snap")
+    }
+
+    pub(crate) fn module_piece(&self, digest: &[u8; 32], piece: u32) -> Vec<u8> {
+        format!("{}module/{}/{piece:08x}", self.prefix, hex(digest)).into_bytes()
+    }
+
+    /// The pieces of a module.
+    pub(crate) fn module_pieces(&self, digest: &[u8; 32]) -> KeyRange {
+        self.folder(&format!("module/{}", hex(digest)))
+    }
+
+    pub(crate) fn module_begun(&self, digest: &[u8; 32]) -> Vec<u8> {
+        format!("{}modules/{}/begun", self.prefix, hex(digest)).into_bytes()
+    }
+
+    pub(crate) fn module_stored(&self, digest: &[u8; 32]) -> Vec<u8> {
+        format!("{}modules/{}/stored", self.prefix, hex(digest)).into_bytes()
+    }
+
+    /// Both sizes of a module.
+    pub(crate) fn module_sizes(&self, digest: &[u8; 32]) -> KeyRange {
+        self.folder(&format!("modules/{}", hex(digest)))
+    }
+
+    /// The sizes of all modules.
+    pub(crate) fn modules(&self) -> KeyRange {
+        self.folder("modules")
+    }
+
+    /// The digest in the key of a size, and whether the size says that the module is complete.
+    pub(crate) fn parse_module_size(&self, key: &[u8]) -> Option<([u8; 32], bool)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let rest = key.strip_prefix(&self.prefix)?.strip_prefix("modules/")?;
+        let (digest, kind) = rest.split_once('/')?;
+        let is_complete = match kind {
+            "begun" => false,
+            "stored" => true,
+            _ => return None,
+        };
+        Some((
+            *blake3::Hash::from_hex(digest).ok()?.as_bytes(),
+            is_complete,
+        ))
+    }
+
+    /// The record of a host.
+    pub(crate) fn member(&self, host: &str) -> Vec<u8> {
+        format!("{}member/{host}", self.prefix).into_bytes()
+    }
+
+    /// The records of all hosts.
+    pub(crate) fn members(&self) -> KeyRange {
+        self.folder("member")
+    }
+
+    /// The name of the host in the key of its record.
+    pub(crate) fn parse_member(&self, key: &[u8]) -> Option<String> {
+        let key = std::str::from_utf8(key).ok()?;
+        let host = key.strip_prefix(&self.prefix)?.strip_prefix("member/")?;
+        Some(host.to_owned())
+    }
+
+    /// The key that a check of the engine writes and deletes.
+    pub(crate) fn check(&self) -> Vec<u8> {
+        format!("{}check", self.prefix).into_bytes()
+    }
+
+    /// The name of the cluster.
+    pub(crate) fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    /// The keys below `path/`. "0" is the character after "/".
+    fn folder(&self, path: &str) -> KeyRange {
+        KeyRange {
+            from: format!("{}{path}/", self.prefix).into_bytes(),
+            to: format!("{}{path}0", self.prefix).into_bytes(),
+        }
+    }
+
     /// "0" is the character after "/".
     fn after_frames(&self) -> Vec<u8> {
         format!("{}log0", self.prefix).into_bytes()
     }
+}
+
+/// A digest in hexadecimal digits, as in keys.
+pub(crate) fn hex(digest: &[u8; 32]) -> String {
+    blake3::Hash::from_bytes(*digest).to_hex().to_string()
 }

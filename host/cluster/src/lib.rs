@@ -6,12 +6,15 @@
 //!
 //! # Entry points
 //!
-//! * [`create`] creates a cluster. [`etcd::Etcd::check`] examines the engine at a start.
+//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`secret`].
+//!   [`etcd::Etcd::check`] examines the engine at a start.
 //! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does
 //!   not heal. It calls the store through [`Embedder`].
 //! * [`LeaderLog`] is the log of one leadership: [`LeaderLog::append`], [`LeaderLog::released`],
 //!   [`LeaderLog::may_decide`], [`LeaderLog::hand_over`].
 //! * [`Member::suspect`] reports that the leader does not answer.
+//! * [`Modules`] stores policy modules by their digest.
+//! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
 //! * [`Engine`] is the interface to the engine, [`etcd`] its implementation. `simulated` (feature
 //!   `simulation`) is an engine in memory with faults.
 //!
@@ -22,6 +25,10 @@
 //! /statehouse/NAME/0/log/SEQ        frames of records, SEQ in 16 hex digits
 //! /statehouse/NAME/0/snap/ID/PIECE  pieces of snapshots
 //! /statehouse/NAME/0/challenge      written by a follower that suspects the leader
+//! /statehouse/NAME/0/secret         a random key that all hosts share, written at the creation
+//! /statehouse/NAME/0/module/..      pieces of policy modules by digest; modules/ has their sizes
+//! /statehouse/NAME/0/member/HOST    what each host says of itself, for operators
+//! /statehouse/NAME/0/check          written and deleted by a check
 //! ```
 //!
 //! # The protocol
@@ -89,8 +96,11 @@
 //!   while the lease of the leader before both is valid.
 #![forbid(unsafe_code)]
 
+mod access;
+mod check;
 mod clock;
 mod codec;
+mod create;
 mod embedder;
 mod engine;
 mod error;
@@ -103,15 +113,22 @@ mod keys;
 mod leader;
 pub mod limits;
 mod member;
+mod modules;
 mod options;
+mod overview;
+mod presence;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulated;
+mod space;
 
 #[cfg(test)]
 mod tests;
 
+pub use access::ClusterError;
+pub use check::{Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
+pub use create::{FirstState, Secret, create, create_from, secret};
 pub use embedder::{Embedder, Ended, Takeover};
 pub use engine::{
     Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,
@@ -121,8 +138,11 @@ pub use error::Stop;
 pub use frame::{Assembler, FRAME_FORMAT, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
 pub use head::{Chain, HEAD_FORMAT, Head, Id, SnapshotInfo};
 pub use leader::{LeaderLog, NotLeading, TooLarge};
-pub use member::{Member, create};
+pub use member::Member;
+pub use modules::{ModuleInfo, Modules};
 #[cfg(any(test, feature = "simulation"))]
 pub use options::Broken;
 pub use options::{Options, Reads, Sizes, Timing};
+pub use overview::{LogWindow, Overview, overview};
+pub use presence::{Description, MemberEntry, MemberInfo, Role, members, remove_member};
 pub use statehouse_protocol::LogPosition;

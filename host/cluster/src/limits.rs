@@ -64,9 +64,72 @@ pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 /// snapshot's pieces while the old ones still exist.
 pub const QUOTA_EIGHTHS_MAX: u64 = 6;
 
+/// Part of the quota, in eighths, below which the file must be before a host disarms the alarm of
+/// an engine that was full. Then removals fit again.
+pub const DISARMED_EIGHTHS_MAX: u64 = 7;
+
 /// Changes of the head that only reads found, before a follower watches another endpoint.
 pub const MISSED_HEADS_MAX: u32 = 3;
 
 /// Attempts to read a frame that continues the log, before a follower stops. Each asks another
 /// endpoint, so more attempts than voters find a healthy one.
 pub const MISMATCHES_MAX: u32 = 8;
+
+/// Attempts of a call by an operator before it is reported as failed. Each asks the next server, so
+/// an election in etcd is survived, and an operator waits some seconds at most.
+pub const CALL_ATTEMPTS_MAX: u32 = 12;
+
+/// Largest policy module in bytes: the largest file that the admin API accepts.
+pub const MODULE_BYTES_MAX: u64 = 64 << 20;
+
+/// Size of the pieces of a module. A piece must fit the largest request of etcd (1.5 MiB).
+pub const MODULE_PIECE_BYTES: usize = 1 << 20;
+
+/// Modules of a cluster: each loaded or retired policy of a host, and as many more.
+pub const MODULES_MAX: usize = 64;
+
+/// Bytes of all modules of a cluster: an eighth of etcd's default quota. Nothing but their removal
+/// makes them smaller.
+pub const MODULES_BYTES_MAX: u64 = 256 << 20;
+
+/// Largest record of a member in bytes: its fields, texts and missing modules at their limits.
+pub const MEMBER_BYTES_MAX: usize = 1536;
+
+/// Members that are listed. Hosts of a cluster are few, but records of removed hosts remain.
+pub const MEMBERS_MAX: usize = 256;
+
+/// Longest version of a program in a record of a member, in bytes.
+pub const VERSION_BYTES_MAX: usize = 64;
+
+/// Missing modules that a record of a member names. More say nothing new to an operator.
+pub const MISSING_MODULES_MAX: usize = 32;
+
+/// Without room, a snapshot is due after this part of the usual length of the log, or of the room
+/// if that is less: 4 MiB of 64.
+pub const SHORT_LOG_DIVISOR: u64 = 16;
+
+/// Frames that one deletion step without a change of the head removes, when the engine is full.
+pub const FREED_FRAMES_MAX: u64 = 1_000;
+
+/// The time for which the engine keeps old versions although there is no room, so that a host that
+/// joins can read them: 400 MB at 11 Mbit/s.
+pub const JOIN: Duration = Duration::from_secs(300);
+
+/// Writes that a check of the engine measures.
+pub const CHECK_WRITES: usize = 10;
+
+/// Commits with a longer median are a warning of a check. An SSD needs 2 to 10 ms.
+pub const CHECK_MEDIAN: Duration = Duration::from_millis(50);
+
+/// A longer commit is a warning of a check: a leader then repeats its transaction.
+pub const CHECK_WORST: Duration = Duration::from_millis(500);
+
+/// Largest difference of wall clocks in milliseconds that is no warning of a check. The store
+/// refuses to lead with a larger one.
+pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;
+
+/// Bytes of an engine with a quota, above which only removals are accepted.
+#[must_use]
+pub const fn room_bytes(quota_bytes: u64) -> u64 {
+    quota_bytes / 8 * QUOTA_EIGHTHS_MAX
+}

@@ -4,18 +4,17 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::embedder::{Embedder, Ended};
-use crate::engine::{Condition, Engine, EngineError, Outcome, Transaction};
+use crate::engine::Engine;
 use crate::error::Stop;
 use crate::follower::{Followed, join};
-use crate::head::{Head, Id};
 use crate::host::Host;
 use crate::leader::lead;
 use crate::options::Options;
+use crate::presence::{Presence, Role};
 
 /// A host of a cluster.
 #[derive(Debug)]
@@ -28,6 +27,9 @@ pub struct Member {
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     pub(crate) suspect: Notify,
+    /// The description of this host has changed.
+    pub(crate) describe: Notify,
+    pub(crate) presence: Presence,
     state: Mutex<State>,
 }
 
@@ -77,6 +79,12 @@ impl Member {
         self.signals.suspect.notify_one();
     }
 
+    /// Reports that [`Embedder::describe`] has a new answer, so that this host's record in the
+    /// engine is written again. Each call costs the engine a write.
+    pub fn describe_again(&self) {
+        self.signals.describe.notify_one();
+    }
+
     /// Takes part in the cluster until an error that a repetition does not heal. If the future is
     /// dropped, a leadership ends at once; other hosts wait for its lease unless it was handed
     /// over before.
@@ -91,42 +99,30 @@ impl Member {
         if std::mem::replace(&mut self.signals.locked().has_run, true) {
             return Err(Stop::HasRun);
         }
+        tokio::select! {
+            biased;
+            stopped = self.take_part(embedder) => stopped,
+            never = self.signals.presence.write(&self.host) => match never {},
+            never = crate::space::run(&self.host) => match never {},
+        }
+    }
+
+    async fn take_part(&self, embedder: &mut dyn Embedder) -> Result<Infallible, Stop> {
+        self.signals
+            .presence
+            .describe(&self.host, Role::Joining, 0, embedder);
         loop {
             let (follower, watch) = join(&self.host, &self.signals, embedder).await?;
             let Followed::Won(won) = follower.follow(watch, embedder).await? else {
                 continue;
             };
             self.signals.locked().known = won.head.order();
-            let ended = lead(&self.host, *won, embedder).await?;
+            let ended = lead(&self.host, &self.signals, *won, embedder).await?;
             if ended == Ended::HandedOver {
                 let abstention = self.host.options.timing.abstention;
                 self.signals.locked().abstains_until = self.host.now() + abstention;
             }
             embedder.ended(ended);
         }
-    }
-}
-
-/// Creates a cluster without records. Returns false if it exists already.
-///
-/// # Errors
-/// [`EngineError`]. If the outcome is unknown, a repetition with the same arguments is safe.
-pub async fn create(
-    engine: &dyn Engine,
-    cluster: &str,
-    id: Id,
-    now_ms: u64,
-) -> Result<bool, EngineError> {
-    let key = crate::keys::Keys::new(cluster).head();
-    let head = Bytes::from(Head::first(id, now_ms).encode());
-    let transaction = Transaction {
-        key: key.clone(),
-        condition: Condition::Absent,
-        puts: vec![(key, head.clone())],
-        deletes: Vec::new(),
-    };
-    match engine.transact(&transaction).await? {
-        Outcome::Applied(_) => Ok(true),
-        Outcome::Failed(value) => Ok(value.value == Some(head)),
     }
 }

@@ -112,6 +112,9 @@ pub(super) fn failure(status: Status) -> EngineError {
     }
     match status.code() {
         Code::OutOfRange if message.contains("compacted") => EngineError::Compacted,
+        Code::ResourceExhausted if message.contains("database space exceeded") => {
+            EngineError::NoSpace
+        }
         Code::InvalidArgument
         | Code::PermissionDenied
         | Code::Unauthenticated

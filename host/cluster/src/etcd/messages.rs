@@ -134,6 +134,9 @@ pub(super) struct TxnResponse {
 pub(super) struct CompactionRequest {
     #[prost(int64, tag = "1")]
     pub(super) revision: i64,
+    /// Whether the answer waits until the versions are deleted.
+    #[prost(bool, tag = "2")]
+    pub(super) physical: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -186,8 +189,54 @@ pub(super) struct Empty {}
 pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
+    #[prost(int64, tag = "3")]
+    pub(super) db_size: i64,
+    /// Alarms as texts, such as `memberID:1 alarm:NOSPACE`.
+    #[prost(string, repeated, tag = "8")]
+    pub(super) errors: Vec<String>,
     #[prost(int64, tag = "9")]
     pub(super) db_size_in_use: i64,
+    /// 0 before etcd 3.6.
+    #[prost(int64, tag = "12")]
+    pub(super) db_size_quota: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum AlarmAction {
+    Get = 0,
+    Deactivate = 2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum AlarmType {
+    None = 0,
+    NoSpace = 1,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AlarmRequest {
+    #[prost(enumeration = "AlarmAction", tag = "1")]
+    pub(super) action: i32,
+    #[prost(uint64, tag = "2")]
+    pub(super) member: u64,
+    #[prost(enumeration = "AlarmType", tag = "3")]
+    pub(super) alarm: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AlarmResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) alarms: Vec<AlarmMember>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AlarmMember {
+    #[prost(uint64, tag = "1")]
+    pub(super) member: u64,
+    #[prost(enumeration = "AlarmType", tag = "2")]
+    pub(super) alarm: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]

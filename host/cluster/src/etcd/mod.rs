@@ -8,12 +8,14 @@ mod messages;
 mod version;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use crate::check::{Finding, Severity};
 use crate::engine::{
     Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,
     Transaction, Value, Watch,
@@ -21,23 +23,29 @@ use crate::engine::{
 use crate::limits;
 use connection::{failure, streaming, unary};
 use messages::{
-    CompactionRequest, Compare, CompareTarget, DeleteRangeRequest, Empty, Expected, KeyValue,
-    MemberListResponse, PutRequest, RangeRequest, RangeResponse, Request, RequestOp,
-    ResponseHeader, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
-    WatchResponse,
+    AlarmAction, AlarmRequest, AlarmResponse, AlarmType, CompactionRequest, Compare, CompareTarget,
+    DeleteRangeRequest, Empty, Expected, KeyValue, MemberListResponse, PutRequest, RangeRequest,
+    RangeResponse, Request, RequestOp, ResponseHeader, StatusResponse, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, WatchResponse,
 };
-use version::check_version;
+use version::{Verdict, check_version, judge};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const COMPACT: &str = "/etcdserverpb.KV/Compact";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+const DEFRAGMENT: &str = "/etcdserverpb.Maintenance/Defragment";
+const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
 const MEMBERS: &str = "/etcdserverpb.Cluster/MemberList";
+
+/// What to do about a version with faults.
+const UPDATE: &str = "use etcd 3.5.30 or later";
 
 /// A cluster of etcd.
 #[derive(Debug)]
 pub struct Etcd {
+    urls: Vec<String>,
     endpoints: Vec<Channel>,
     /// The endpoint in use; counts on without end.
     current: AtomicUsize,
@@ -72,6 +80,7 @@ impl Etcd {
             .iter()
             .map(|url| connection::channel(url, tls.filter(|_| url.starts_with("https:"))));
         Ok(Self {
+            urls: endpoints.to_vec(),
             endpoints: channels.collect::<Result<_, _>>()?,
             current: AtomicUsize::new(0),
         })
@@ -155,6 +164,9 @@ async fn read_status(channel: Channel) -> Result<Status, EngineError> {
         version: status.version,
         voters: list.members.iter().filter(|it| !it.is_learner).count(),
         bytes: unsigned(status.db_size_in_use),
+        file_bytes: unsigned(status.db_size),
+        quota_bytes: Some(unsigned(status.db_size_quota)).filter(|&it| it > 0),
+        alarms: status.errors,
     })
 }
 
@@ -296,24 +308,108 @@ impl Engine for Etcd {
     }
 
     fn compact(&self, to: Revision) -> Call<'_, ()> {
-        let request = CompactionRequest {
-            revision: signed(to),
-        };
-        Box::pin(async move {
-            match unary::<_, Empty>(self.channel(), COMPACT, request).await {
-                // Another client compacted further.
-                Ok(_) | Err(EngineError::Compacted) => Ok(()),
-                Err(error) => Err(error),
-            }
-        })
+        Box::pin(compact(self.channel(), to, false))
     }
 
     fn status(&self) -> Call<'_, Status> {
         Box::pin(read_status(self.channel()))
     }
 
+    fn shrink(&self, to: Revision) -> Call<'_, ()> {
+        Box::pin(async move {
+            let mut result = compact(self.channel(), to, true).await;
+            for channel in &self.endpoints {
+                let call = unary::<_, Empty>(channel.clone(), DEFRAGMENT, Empty {});
+                result = call.await.map(|_| ()).and(result);
+            }
+            result
+        })
+    }
+
+    fn disarm(&self) -> Call<'_, ()> {
+        Box::pin(disarm(self.channel()))
+    }
+
+    fn examine(&self) -> Call<'_, Vec<Finding>> {
+        Box::pin(async move {
+            let mut findings = Vec::new();
+            for (url, channel) in self.urls.iter().zip(&self.endpoints) {
+                findings.push(examine(url, channel.clone()).await);
+            }
+            Ok(findings)
+        })
+    }
+
     fn next_endpoint(&self) {
         self.current.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Compacts, and waits for the end if `physical`.
+async fn compact(channel: Channel, to: Revision, physical: bool) -> Result<(), EngineError> {
+    let request = CompactionRequest {
+        revision: signed(to),
+        physical,
+    };
+    match unary::<_, Empty>(channel, COMPACT, request).await {
+        // Another client compacted further.
+        Ok(_) | Err(EngineError::Compacted) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Disarms the alarm of each server whose quota was used up.
+async fn disarm(channel: Channel) -> Result<(), EngineError> {
+    let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
+        action: action.into(),
+        member,
+        alarm: alarm.into(),
+    };
+    let all = request(AlarmAction::Get, 0, AlarmType::None);
+    let response: AlarmResponse = unary(channel.clone(), ALARM, all).await?;
+    for alarm in response.alarms {
+        if alarm.alarm == i32::from(AlarmType::NoSpace) {
+            let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
+            unary::<_, AlarmResponse>(channel.clone(), ALARM, off).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Examines one endpoint.
+async fn examine(url: &str, channel: Channel) -> Finding {
+    let subject = format!("etcd at {url}");
+    let limit = Duration::from_secs(2);
+    let status = match tokio::time::timeout(limit, read_status(channel.clone())).await {
+        Ok(Ok(status)) => status,
+        failed => {
+            let reason = match failed {
+                Ok(Err(error)) => error.to_string(),
+                _ => format!("no answer within {limit:?}"),
+            };
+            return Finding {
+                severity: Severity::Warning,
+                measured: format!("{subject} does not answer: {reason}"),
+                advice: "start it, or correct the address".into(),
+            };
+        }
+    };
+    let version = match probe(channel).await {
+        Ok(()) => judge(&status.version),
+        Err(reason) => Verdict::Unusable(reason),
+    };
+    let (severity, advice, reason) = match version {
+        Verdict::Good => (Severity::Good, "", String::new()),
+        Verdict::Doubtful(reason) => (Severity::Warning, UPDATE, reason),
+        Verdict::Unusable(reason) => (Severity::Failure, UPDATE, reason),
+    };
+    Finding {
+        severity,
+        measured: match reason.as_str() {
+            "" => format!("{subject} has version {}", status.version),
+            reason => format!("{subject}: {reason}"),
+        },
+        advice: advice.into(),
     }
 }
 

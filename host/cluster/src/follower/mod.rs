@@ -23,6 +23,7 @@ use crate::leader::Won;
 use crate::limits;
 use crate::member::Signals;
 use crate::options::broken;
+use crate::presence::Role;
 pub(crate) use join::join;
 use suspicion::Suspicion;
 
@@ -101,6 +102,7 @@ impl Follower<'_> {
             if announced != epoch {
                 announced = epoch;
                 embedder.following(&self.seen.head);
+                self.describe(embedder);
             }
             let wait = suspicion.next_at.saturating_sub(self.host.now());
             tokio::select! {
@@ -116,6 +118,7 @@ impl Follower<'_> {
                         suspicion.engine_failed();
                     }
                 },
+                () = self.signals.describe.notified() => self.describe(embedder),
                 () = self.signals.suspect.notified() => suspicion.suspect(self.host.now()),
                 () = self.host.clock.sleep(wait) => suspicion.tick(&mut self).await?,
             }
@@ -124,6 +127,12 @@ impl Follower<'_> {
             }
             suspicion.saw(&self.seen.head);
         }
+    }
+
+    /// Announces this host as a follower.
+    fn describe(&self, embedder: &mut dyn Embedder) {
+        let (presence, epoch) = (&self.signals.presence, self.seen.head.epoch);
+        presence.describe(self.host, Role::Following, epoch, embedder);
     }
 
     /// Watches from the newest head on. The frames before it are read.

@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::log::LeaderLog;
 use crate::engine::{EngineError, KeyRange, Revision};
 use crate::host::{Host, RETRY};
+use crate::limits;
 
 #[derive(Debug)]
 pub(super) struct Chores<'a> {
@@ -27,6 +28,10 @@ struct Compaction {
     truncated: Option<Revision>,
     /// The revision to which the engine should be compacted.
     due: Option<Revision>,
+    /// The revision to which it was compacted.
+    compacted: Option<Revision>,
+    /// When there was no room for the first time, and the revision at that time.
+    noted: Option<(Duration, Revision)>,
 }
 
 impl<'a> Chores<'a> {
@@ -54,6 +59,9 @@ impl<'a> Chores<'a> {
         let mut compaction = self.locked();
         let before = compaction.truncated.replace(revision);
         compaction.due = before.map(|it| Revision(it.0.saturating_sub(1)));
+        if !self.log.has_room() {
+            compaction.due = Some(revision);
+        }
         drop(compaction);
         self.wakeup.notify_one();
     }
@@ -103,11 +111,40 @@ impl<'a> Chores<'a> {
     async fn watch_room(&self) -> Infallible {
         loop {
             match self.host.attempt(self.host.engine.status()).await {
-                Ok(status) => self.log.set_used_bytes(status.bytes),
+                Ok(status) => {
+                    self.host.fullness.observe(&status);
+                    self.log.set_used_bytes(status.bytes, status.quota_bytes);
+                    self.compact_early().await;
+                }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
             self.host.clock.sleep(self.host.options.timing.status).await;
         }
+    }
+
+    /// Without room the engine is compacted to the last truncation at once: a host that joins at
+    /// that moment begins again. Keys that were deleted without a truncation, such as modules, are
+    /// compacted after [`limits::JOIN`].
+    async fn compact_early(&self) {
+        if self.log.has_room() || !self.host.options.compacts {
+            self.locked().noted = None;
+            return;
+        }
+        let newest = match self.host.get_head().await {
+            Ok(value) => value.revision,
+            Err(_) => return,
+        };
+        let now = self.host.now();
+        let mut compaction = self.locked();
+        let (since, noted) = *compaction.noted.get_or_insert((now, newest));
+        if now.saturating_sub(since) >= limits::JOIN {
+            compaction.due = Some(noted);
+            compaction.noted = None;
+        } else if compaction.truncated > compaction.compacted {
+            compaction.due = compaction.truncated;
+        }
+        drop(compaction);
+        self.wakeup.notify_one();
     }
 
     async fn compact(&self) -> Infallible {
@@ -116,9 +153,10 @@ impl<'a> Chores<'a> {
             let Some(due) = self.locked().due.take() else {
                 continue;
             };
-            if let Err(error) = self.host.attempt(self.host.engine.compact(due)).await {
+            match self.host.attempt(self.host.engine.compact(due)).await {
+                Ok(()) => self.locked().compacted = Some(due),
                 // The next truncation compacts to a later revision.
-                tracing::debug!("the engine was not compacted: {error}");
+                Err(error) => tracing::debug!("the engine was not compacted: {error}"),
             }
             self.host.clock.sleep(Duration::from_millis(1)).await;
         }

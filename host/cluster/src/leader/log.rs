@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::frame::{Kind, put_record};
 use crate::limits;
 use crate::options::{Reads, Sizes};
+use crate::space::Fullness;
 
 /// The log of one leadership. All methods but the async ones return at once. After the end of the
 /// leadership nothing is released any more, and there is no lease.
@@ -21,7 +22,7 @@ pub struct LeaderLog {
     epoch: u64,
     clock: Arc<dyn Clock>,
     reads: Reads,
-    room_bytes: u64,
+    room_bytes: AtomicU64,
     /// On this host's clock, when the lease of the previous leader is certainly over. Nothing may
     /// be released or answered before.
     serves_from: Duration,
@@ -35,6 +36,8 @@ pub struct LeaderLog {
     lease_end_ns: AtomicU64,
     /// Bytes in use in the engine.
     used_bytes: AtomicU64,
+    /// Whether the engine refuses to grow.
+    fullness: Arc<Fullness>,
     ended: AtomicBool,
 }
 
@@ -102,6 +105,7 @@ impl LeaderLog {
         clock: Arc<dyn Clock>,
         reads: Reads,
         sizes: &Sizes,
+        fullness: Arc<Fullness>,
         serves_from: Duration,
         positions: (LogPosition, LogPosition),
     ) -> Self {
@@ -110,7 +114,7 @@ impl LeaderLog {
             epoch,
             clock,
             reads,
-            room_bytes: sizes.quota_bytes / 8 * limits::QUOTA_EIGHTHS_MAX,
+            room_bytes: AtomicU64::new(limits::room_bytes(sizes.quota_bytes)),
             serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
@@ -129,6 +133,7 @@ impl LeaderLog {
             released: AtomicU64::new(released.0),
             lease_end_ns: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
+            fullness,
             ended: AtomicBool::new(false),
         }
     }
@@ -186,10 +191,17 @@ impl LeaderLog {
         LogPosition(self.released.load(Ordering::Acquire))
     }
 
-    /// Whether there is room for more than removals.
+    /// Whether there is room for more than removals: the engine uses less than 6/8 of its quota,
+    /// and refused no transaction.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.used_bytes.load(Ordering::Relaxed) < self.room_bytes
+        let used_bytes = self.used_bytes.load(Ordering::Relaxed);
+        used_bytes < self.room_bytes() && !self.fullness.is_full()
+    }
+
+    /// Bytes in use in the engine, above which only removals are accepted.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.room_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether clients that write must wait until the log has caught up.
@@ -349,8 +361,13 @@ impl LeaderLog {
         (!wait.is_zero()).then_some(wait)
     }
 
-    pub(super) fn set_used_bytes(&self, bytes: u64) {
+    /// The engine reports its size, and its quota if it knows it.
+    pub(super) fn set_used_bytes(&self, bytes: u64, quota_bytes: Option<u64>) {
         self.used_bytes.store(bytes, Ordering::Relaxed);
+        if let Some(quota) = quota_bytes {
+            let room_bytes = limits::room_bytes(quota);
+            self.room_bytes.store(room_bytes, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add_used_bytes(&self, bytes: u64) {

@@ -20,7 +20,9 @@ use crate::error::Stop;
 use crate::frame::{self, Frame, Kind};
 use crate::head::Head;
 use crate::host::{Decision, HeadChange, Host};
+use crate::member::Signals;
 use crate::options::broken;
+use crate::presence::Role;
 use chores::Chores;
 use log::Taken;
 pub use log::{LeaderLog, NotLeading, TooLarge};
@@ -56,6 +58,7 @@ impl Drop for EndOnDrop {
 /// Leads until another host takes over, or until the handover.
 pub(crate) async fn lead(
     host: &Host,
+    signals: &Signals,
     won: Won,
     embedder: &mut dyn Embedder,
 ) -> Result<Ended, Stop> {
@@ -64,6 +67,7 @@ pub(crate) async fn lead(
         Arc::clone(&host.clock),
         host.options.reads,
         &host.options.sizes,
+        Arc::clone(&host.fullness),
         won.serves_from,
         (won.previous.position, won.head.position),
     ));
@@ -75,8 +79,11 @@ pub(crate) async fn lead(
         since: won.since,
     });
     let chores = Chores::new(host, &log, won.revision);
+    let presence = &signals.presence;
+    presence.describe(host, Role::Leading, won.head.epoch, embedder);
     let mut leader = Leader {
         host,
+        signals,
         log: &log,
         head: won.head,
         bytes: won.bytes,
@@ -92,6 +99,7 @@ pub(crate) async fn lead(
 
 struct Leader<'a> {
     host: &'a Host,
+    signals: &'a Signals,
     log: &'a LeaderLog,
     /// The last decided head, with its encoding.
     head: Head,
@@ -115,7 +123,10 @@ impl Leader<'_> {
                 embedder.released(position);
             }
             let Some(step) = self.next_step(embedder) else {
-                self.wait().await;
+                if self.wait().await {
+                    let (presence, epoch) = (&self.signals.presence, self.head.epoch);
+                    presence.describe(self.host, Role::Leading, epoch, embedder);
+                }
                 continue;
             };
             let hands_over = step.head.released;
@@ -128,8 +139,8 @@ impl Leader<'_> {
         }
     }
 
-    /// Waits for work.
-    async fn wait(&self) {
+    /// Waits for work. Returns true if the description of this host has changed.
+    async fn wait(&self) -> bool {
         let now = self.host.now();
         let piece = self.snapshots.next_at().map(|it| it.saturating_sub(now));
         let wakes = [self.log.deferred(), piece];
@@ -137,8 +148,9 @@ impl Leader<'_> {
         let wait = wakes.into_iter().flatten().min().unwrap_or(idle);
         tokio::select! {
             biased;
-            () = self.log.work.notified() => {}
-            () = self.host.clock.sleep(wait) => {}
+            () = self.log.work.notified() => false,
+            () = self.signals.describe.notified() => true,
+            () = self.host.clock.sleep(wait) => false,
         }
     }
 
@@ -148,7 +160,7 @@ impl Leader<'_> {
         let appended = log.appended();
         if log.is_between_groups() {
             self.snapshots
-                .begin_if_due(self.host, &self.head, appended, embedder);
+                .begin_if_due(self.host, &self.head, log, appended, embedder);
         }
         let piece = self.snapshots.piece(self.host, || log.appended(), embedder);
         let work = log.take(&self.host.options.sizes);

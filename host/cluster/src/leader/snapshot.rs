@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use statehouse_protocol::LogPosition;
 
+use super::log::LeaderLog;
 use crate::embedder::Embedder;
 use crate::engine::KeyRange;
 use crate::head::{Head, SnapshotInfo};
@@ -30,7 +31,7 @@ struct Running {
     info: SnapshotInfo,
     hasher: blake3::Hasher,
     /// Blocks that are not yet in a piece.
-    buffer: Vec<u8>,
+    buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
     complete: Option<LogPosition>,
     /// Bytes of frames since the snapshot began.
@@ -62,11 +63,18 @@ impl Snapshots {
         &mut self,
         host: &Host,
         head: &Head,
+        log: &LeaderLog,
         appended: LogPosition,
         embedder: &mut dyn Embedder,
     ) {
         let last_bytes = head.snapshot.map_or(0, |it| it.bytes);
-        let due = host.options.sizes.snapshot_after_bytes.max(2 * last_bytes);
+        let after_bytes = host.options.sizes.snapshot_after_bytes;
+        let due = if log.has_room() {
+            after_bytes.max(2 * last_bytes)
+        } else {
+            // The log before a snapshot can be deleted, so an early snapshot makes room.
+            last_bytes.max(after_bytes.min(log.room_bytes()) / limits::SHORT_LOG_DIVISOR)
+        };
         if self.running.is_some() || self.log_bytes < due || host.now() < self.next_at {
             return;
         }
@@ -82,7 +90,7 @@ impl Snapshots {
                 hash: [0; 32],
             },
             hasher: blake3::Hasher::new(),
-            buffer: Vec::new(),
+            buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
         });
@@ -115,15 +123,15 @@ impl Snapshots {
             return None;
         }
         self.next_at = host.now() + host.options.timing.piece;
-        let rest_from = running.buffer.len().min(host.options.sizes.piece_bytes);
-        let rest = running.buffer.split_off(rest_from);
-        let piece = std::mem::replace(&mut running.buffer, rest);
+        let bytes = running.buffer.len().min(host.options.sizes.piece_bytes);
+        // A block can have many pieces, so the rest must not be copied for each.
+        let piece = running.buffer.split_to(bytes).freeze();
         running.hasher.update(&piece);
         let info = &mut running.info;
         let key = host.keys.piece(info.id, info.pieces);
         info.pieces += 1;
         info.bytes += piece.len() as u64;
-        Some((key, piece.into()))
+        Some((key, piece))
     }
 
     /// The snapshot that the head may name, if all of its pieces and records are committed.

@@ -67,6 +67,12 @@ struct Inner {
     observer: Option<Observer>,
     /// Wakes the watches.
     changed: Arc<Notify>,
+    /// The quota, the size of the file, and whether the alarm is armed, as in etcd.
+    quota_bytes: Option<u64>,
+    file_bytes: u64,
+    is_full: bool,
+    /// Another client uses the quota up right before the next transaction.
+    is_filled_next: bool,
 }
 
 impl fmt::Debug for World {
@@ -95,6 +101,10 @@ impl World {
             cuts: BTreeMap::new(),
             observer: None,
             changed: Arc::default(),
+            quota_bytes: None,
+            file_bytes: 0,
+            is_full: false,
+            is_filled_next: false,
         })))
     }
 
@@ -136,6 +146,24 @@ impl World {
         let mut inner = self.locked();
         let newest = inner.store.revision();
         inner.store.compact(newest);
+    }
+
+    /// Sets the quota in bytes. As in etcd, the transaction that exceeds it is applied although it
+    /// reports an error, and all later ones that write are refused until the alarm is disarmed.
+    pub fn limit(&self, quota_bytes: u64) {
+        self.locked().quota_bytes = Some(quota_bytes);
+    }
+
+    /// Lets another client use the quota up, and then delete its keys. The next transaction is
+    /// applied although it reports an error.
+    pub fn fill(&self) {
+        self.locked().is_filled_next = true;
+    }
+
+    /// Whether the engine refuses to grow.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.locked().is_full
     }
 
     /// The size of all keys and values.
@@ -185,6 +213,33 @@ impl Inner {
             self.changed.notify_waiters();
         }
         outcome
+    }
+
+    fn apply_within_quota(&mut self, transaction: &Transaction) -> Result<Outcome, EngineError> {
+        let Some(quota) = self.quota_bytes else {
+            return Ok(self.apply(transaction));
+        };
+        if transaction.puts.is_empty() {
+            return Ok(self.apply(transaction));
+        }
+        if self.is_full {
+            return Err(EngineError::NoSpace);
+        }
+        let outcome = self.apply(transaction);
+        self.file_bytes = self.file_bytes.max(self.store.bytes());
+        if std::mem::take(&mut self.is_filled_next) {
+            self.file_bytes = quota + 1;
+        }
+        self.is_full = self.file_bytes > quota;
+        if self.is_full {
+            return Err(EngineError::NoSpace);
+        }
+        Ok(outcome)
+    }
+
+    fn alarms(&self) -> Vec<String> {
+        let alarm = || "memberID:0 alarm:NOSPACE".to_owned();
+        self.is_full.then(alarm).into_iter().collect()
     }
 
     /// The revision that a read shows.
@@ -246,7 +301,7 @@ impl SimulatedEngine {
 impl Engine for SimulatedEngine {
     fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome> {
         let transaction = transaction.clone();
-        Box::pin(self.call(move |inner| Ok(inner.apply(&transaction))))
+        Box::pin(self.call(move |inner| inner.apply_within_quota(&transaction)))
     }
 
     fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value> {
@@ -298,7 +353,25 @@ impl Engine for SimulatedEngine {
                 version: "simulated".into(),
                 voters: 3,
                 bytes: inner.store.bytes(),
+                file_bytes: inner.file_bytes,
+                quota_bytes: inner.quota_bytes,
+                alarms: inner.alarms(),
             })
+        }))
+    }
+
+    fn shrink(&self, revision: Revision) -> Call<'_, ()> {
+        Box::pin(self.call(move |inner| {
+            inner.store.compact(revision);
+            inner.file_bytes = inner.store.bytes();
+            Ok(())
+        }))
+    }
+
+    fn disarm(&self) -> Call<'_, ()> {
+        Box::pin(self.call(|inner| {
+            inner.is_full = false;
+            Ok(())
         }))
     }
 

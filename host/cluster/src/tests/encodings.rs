@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use crate::frame::put_record;
 use crate::{
-    Assembler, Chain, Frame, HEAD_FORMAT, Head, Id, Kind, LogPosition, Malformed, SnapshotInfo,
-    limits, records,
+    Assembler, Chain, Description, Frame, HEAD_FORMAT, Head, Id, Kind, LogPosition, Malformed,
+    MemberInfo, Role, SnapshotInfo, limits, records,
 };
 
 fn head() -> Head {
@@ -114,13 +114,61 @@ fn takeover_drops_an_unfinished_group() {
     assert_eq!(assembler.accept(&next), Ok(Some(&b"c"[..])));
 }
 
+fn member() -> MemberInfo {
+    MemberInfo {
+        host: "x".repeat(limits::HOST_NAME_BYTES_MAX),
+        address: "y".repeat(limits::ADDRESS_BYTES_MAX),
+        log_format: 1,
+        process: Id([2; 16]),
+        role: Role::Leading,
+        epoch: 7,
+        written_ms: 1_700_000_000_000,
+        description: Description {
+            version: "z".repeat(limits::VERSION_BYTES_MAX),
+            settings: [5; 32],
+            missing_modules: vec![[6; 32]; limits::MISSING_MODULES_MAX],
+        },
+    }
+}
+
+#[test]
+fn largest_member_fits_its_limit_and_is_read_back() {
+    let bytes = member().encode();
+    assert!(bytes.len() <= limits::MEMBER_BYTES_MAX, "{}", bytes.len());
+    assert_eq!(MemberInfo::decode(&bytes), Ok(member()));
+    for len in 0..bytes.len() {
+        assert!(MemberInfo::decode(&bytes[..len]).is_err());
+    }
+}
+
+#[test]
+fn too_long_description_is_cut() {
+    let mut long = member();
+    long.description.version = "ä".repeat(limits::VERSION_BYTES_MAX);
+    long.description.missing_modules.push([7; 32]);
+    let read = MemberInfo::decode(&long.encode()).unwrap().description;
+    assert_eq!(read.version, "ä".repeat(limits::VERSION_BYTES_MAX / 2));
+    assert_eq!(read.missing_modules, member().description.missing_modules);
+}
+
 proptest! {
     #[test]
     fn hostile_bytes_break_no_reader(bytes in prop::collection::vec(any::<u8>(), 0..600), count in any::<u32>()) {
         let _ = Head::decode(&bytes);
+        let _ = MemberInfo::decode(&bytes);
         let _ = records(&bytes, count);
         if let Ok(frame) = Frame::decode(&bytes) {
             let _ = Assembler::default().accept(&frame);
+        }
+    }
+
+    #[test]
+    fn changed_member_is_refused_or_another_one(at in any::<usize>(), value in any::<u8>()) {
+        let mut bytes = member().encode();
+        let at = at % bytes.len();
+        bytes[at] = value;
+        if let Ok(member) = MemberInfo::decode(&bytes) {
+            prop_assert_eq!(member.encode(), bytes);
         }
     }
 

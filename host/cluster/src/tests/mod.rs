@@ -1,7 +1,10 @@
 //! Tests of the encodings, and the simulation of a whole cluster.
 
+mod cluster;
 mod encodings;
 mod ledger;
+mod operators;
 mod scenario;
 mod seeds;
+mod space;
 mod store;

@@ -154,6 +154,7 @@ impl Run {
         let ledger = Arc::clone(&self.ledger);
         self.world
             .observe(move |it| ledger.lock().unwrap().applied(it));
+        self.world.limit(1 << 30);
         let engine = self.world.engine(HOSTS);
         while timeout(RECOVERY, crate::create(&*engine, "c", Id([7; 16]), 0)).await != Ok(Ok(true))
         {
@@ -201,7 +202,7 @@ impl Run {
             index = leader;
         }
         let host = &self.hosts[index];
-        match rng.u64(..14) {
+        match rng.u64(..15) {
             0 => self.world.cut(index, true, true),
             1 => self.world.cut(index, false, true),
             2 => self.world.cut(index, true, false),
@@ -212,6 +213,7 @@ impl Run {
             }
             9..=11 => host.kill.notify_one(),
             12 => self.world.compact(),
+            13 => self.world.fill(),
             _ => {
                 if let Some(log) = &host.shared.lock().unwrap().log {
                     log.hand_over();
@@ -268,6 +270,7 @@ impl Run {
             quiet: Duration::from_millis(2500),
             abstention: Duration::from_secs(1),
             status: Duration::from_secs(2),
+            shrink: Duration::from_secs(1),
             piece: Duration::from_millis(5),
         };
         options.sizes = Sizes {

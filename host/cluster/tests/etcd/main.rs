@@ -3,5 +3,7 @@
 
 mod log;
 mod nodes;
+mod operators;
 mod protocol;
+mod space;
 mod store;

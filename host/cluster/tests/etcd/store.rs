@@ -15,6 +15,8 @@ pub(crate) struct Shared {
     pub(crate) records: Vec<Vec<u8>>,
     pub(crate) log: Option<Arc<LeaderLog>>,
     pub(crate) blocks: usize,
+    /// Snapshots have one small block, as if each record replaced the one before.
+    pub(crate) is_constant: bool,
 }
 
 struct Store {
@@ -83,6 +85,9 @@ impl Embedder for Store {
     fn next_block(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
         let cursor = self.cursor;
         let shared = self.locked();
+        if shared.is_constant && cursor > 0 {
+            return Ok(false);
+        }
         let Some(record) = shared.records.get(cursor) else {
             return Ok(false);
         };

@@ -1,0 +1,336 @@
+//! Checks of an engine and of a cluster for operators: each finding says what was measured and what
+//! to do.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::access::{Access, ClusterError, always};
+use crate::clock::Clock;
+use crate::engine::{Engine, KeyRange, Status};
+use crate::frame::FRAME_FORMAT;
+use crate::head::Head;
+use crate::keys::Keys;
+use crate::limits;
+use crate::presence::{self, MemberEntry, MemberInfo};
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be.
+    Good,
+    /// The cluster works, but it is slower or less available than it could be.
+    Warning,
+    /// The cluster does not work, or can lose data.
+    Failure,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was measured, as one clause.
+    pub measured: String,
+    /// What to do; empty if nothing.
+    pub advice: String,
+}
+
+/// The findings of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// All findings, in the order of the checks.
+    pub findings: Vec<Finding>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Good => "good",
+            Severity::Warning => "warning",
+            Severity::Failure => "FAILURE",
+        };
+        write!(f, "{severity}: {}", self.measured)?;
+        if !self.advice.is_empty() {
+            write!(f, "; {}", self.advice)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    /// One line per finding.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    /// The worst severity.
+    #[must_use]
+    pub fn worst(&self) -> Severity {
+        let severities = self.findings.iter().map(|it| it.severity);
+        severities.max().unwrap_or(Severity::Good)
+    }
+
+    fn add(&mut self, severity: Severity, measured: String, advice: &str) {
+        self.findings.push(Finding {
+            severity,
+            measured,
+            advice: if severity == Severity::Good {
+                String::new()
+            } else {
+                advice.to_owned()
+            },
+        });
+    }
+
+    fn failed(&mut self, error: &ClusterError) {
+        let advice = "check the addresses, the certificates and the network";
+        let advice = if matches!(error, ClusterError::Engine { .. }) {
+            advice
+        } else {
+            ""
+        };
+        self.add(Severity::Failure, error.to_string(), advice);
+    }
+}
+
+/// Checks the engine and the cluster: versions, voters, the time of commits, the quota, the leader,
+/// clocks and settings. Writes a key of its own some times and deletes it.
+///
+/// `now_ms` is the wall clock of this host in milliseconds since 1970. `quota_bytes` is the quota
+/// that the hosts assume; a server of etcd 3.6 or later reports its own.
+pub async fn check(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+    now_ms: u64,
+    quota_bytes: u64,
+) -> Report {
+    let keys = Keys::new(cluster);
+    let access = Access {
+        engine,
+        clock,
+        keys: &keys,
+    };
+    let mut report = Report::default();
+    if let Ok(findings) = engine.examine().await {
+        report.findings.extend(findings);
+    }
+    match access.status().await {
+        Ok(status) => check_status(&mut report, &status, quota_bytes),
+        Err(error) => {
+            report.failed(&error);
+            return report;
+        }
+    }
+    let began = clock.now();
+    let before = access.head().await;
+    check_commits(&mut report, &access).await;
+    let heads = match (before, access.head().await) {
+        (Ok(before), Ok(after)) => Ok((before, after)),
+        (Err(error), _) | (_, Err(error)) => Err(error),
+    };
+    match heads {
+        Ok((before, after)) => {
+            let until_ms = now_ms + (clock.now() - began).as_millis() as u64;
+            check_leader(&mut report, &after);
+            check_clock(&mut report, &before, &after, (now_ms, until_ms));
+        }
+        Err(error) => report.failed(&error),
+    }
+    match presence::list(&access).await {
+        Ok(members) => check_members(&mut report, &members),
+        Err(error) => report.failed(&error),
+    }
+    report
+}
+
+fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
+    let (severity, advice) = match status.voters {
+        0..=2 => (
+            Severity::Warning,
+            "use three voters: with fewer the loss of one machine stops the cluster",
+        ),
+        voters if voters % 2 == 0 => (
+            Severity::Warning,
+            "use an odd number: the last voter adds cost but no safety",
+        ),
+        _ => (Severity::Good, ""),
+    };
+    report.add(
+        severity,
+        format!("etcd has {} voters", status.voters),
+        advice,
+    );
+    let quota = status.quota_bytes.unwrap_or(quota_bytes);
+    let room = limits::room_bytes(quota);
+    let measured = format!(
+        "etcd uses {} MB, with free pages {} MB, of a quota of {} MB{}",
+        status.bytes >> 20,
+        status.file_bytes >> 20,
+        quota >> 20,
+        match status.quota_bytes {
+            Some(_) => "",
+            None => " (as the hosts assume; this etcd does not report it)",
+        }
+    );
+    let (severity, advice) = if status.bytes >= room {
+        (
+            Severity::Failure,
+            "the hosts accept only removals: raise etcd's --quota-backend-bytes",
+        )
+    } else if status.file_bytes >= room {
+        (
+            Severity::Warning,
+            "run `etcdctl defrag` on one server after another, since etcd counts free pages",
+        )
+    } else if status.bytes >= room / 2 {
+        (
+            Severity::Warning,
+            "raise etcd's --quota-backend-bytes before the state doubles",
+        )
+    } else {
+        (Severity::Good, "")
+    };
+    report.add(severity, measured, advice);
+    for alarm in &status.alarms {
+        let measured = format!("etcd reports {:?}", alarm.trim());
+        let advice = if status.is_full() {
+            "delete what is not needed or raise --quota-backend-bytes, then run `etcdctl defrag` and `etcdctl alarm disarm`"
+        } else {
+            "look into the log of this server of etcd"
+        };
+        report.add(Severity::Failure, measured, advice);
+    }
+}
+
+/// Measures commits on a key of their own.
+async fn check_commits(report: &mut Report, access: &Access<'_>) {
+    let key = access.keys.check();
+    let mut times = Vec::with_capacity(limits::CHECK_WRITES);
+    for number in 0..limits::CHECK_WRITES {
+        let value = Bytes::from(format!("check {number}"));
+        let write = always(key.clone(), vec![(key.clone(), value)], Vec::new());
+        let began = access.clock.now();
+        if let Err(error) = access.transact("measuring a commit", &write).await {
+            return report.failed(&error);
+        }
+        times.push(access.clock.now().saturating_sub(began));
+    }
+    let mut to = key.clone();
+    to.push(0);
+    let range = KeyRange {
+        from: key.clone(),
+        to,
+    };
+    let deletion = always(key, Vec::new(), vec![range]);
+    if let Err(error) = access
+        .transact("deleting the key of the check", &deletion)
+        .await
+    {
+        return report.failed(&error);
+    }
+    times.sort_unstable();
+    let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    let is_slow = median > limits::CHECK_MEDIAN || worst > limits::CHECK_WORST;
+    let millis = |it: Duration| it.as_secs_f64() * 1e3;
+    report.add(
+        if is_slow {
+            Severity::Warning
+        } else {
+            Severity::Good
+        },
+        format!(
+            "{} commits took {:.1} ms in the median and {:.1} ms at most",
+            times.len(),
+            millis(median),
+            millis(worst)
+        ),
+        "give etcd an SSD of its own and a network with less latency",
+    );
+}
+
+fn check_leader(report: &mut Report, head: &Head) {
+    if head.leader.is_empty() {
+        let measured = "the cluster has no leader yet".to_owned();
+        report.add(Severity::Warning, measured, "start a host");
+    } else if head.released {
+        let measured = format!("{} has handed over and no host has taken over", head.leader);
+        let advice = "start a host that has every policy";
+        report.add(Severity::Warning, measured, advice);
+    } else {
+        let measured = format!("{} leads in epoch {}", head.leader, head.epoch);
+        report.add(Severity::Good, measured, "");
+    }
+}
+
+/// Compares the wall clock of this host with that of the leader. If the leader wrote a frame
+/// between the two heads, its clock showed `after.now_ms` between the two times of this host.
+/// Otherwise only a clock of this host that is behind can be found.
+fn check_clock(report: &mut Report, before: &Head, after: &Head, (from_ms, until_ms): (u64, u64)) {
+    if after.leader.is_empty() {
+        return;
+    }
+    let ahead_ms = after.now_ms.saturating_sub(until_ms);
+    let wrote = after.seq > before.seq;
+    let behind_ms = if wrote {
+        from_ms.saturating_sub(after.now_ms)
+    } else {
+        0
+    };
+    let measured = match (ahead_ms, behind_ms) {
+        (0, 0) if wrote => "the clocks of this host and of the leader agree".to_owned(),
+        (0, 0) => format!(
+            "the leader's last frame is {} s old by this host's clock; its clock is not behind",
+            until_ms.saturating_sub(after.now_ms) / 1000
+        ),
+        (0, behind) => format!("this host's clock is at least {behind} ms ahead of the leader's"),
+        (ahead, _) => format!("this host's clock is at least {ahead} ms behind the leader's"),
+    };
+    let severity = if ahead_ms.max(behind_ms) > limits::CLOCK_OFFSET_MS_MAX {
+        Severity::Warning
+    } else {
+        Severity::Good
+    };
+    report.add(severity, measured, "synchronize both clocks with NTP");
+}
+
+fn check_members(report: &mut Report, members: &[MemberEntry]) {
+    for entry in members {
+        let info = match &entry.info {
+            Ok(info) => info,
+            Err(error) => {
+                let measured = format!("the record of host {:?}: {error}", entry.host);
+                report.add(Severity::Warning, measured, "update this program");
+                continue;
+            }
+        };
+        let missing = info.description.missing_modules.len();
+        if missing > 0 {
+            let measured = format!("host {} lacks {missing} policy modules", info.host);
+            let advice = "it cannot lead: store the modules again at the leader";
+            report.add(Severity::Warning, measured, advice);
+        }
+        if info.log_format < FRAME_FORMAT {
+            let measured = format!("host {} reads logs up to {}", info.host, info.log_format);
+            report.add(Severity::Warning, measured, "update it");
+        }
+    }
+    let mut infos = members.iter().filter_map(|it| it.info.as_ref().ok());
+    let Some(first) = infos.next() else { return };
+    let differs = |it: &&MemberInfo| it.description.settings != first.description.settings;
+    if let Some(other) = infos.find(differs) {
+        let measured = format!("{} and {} have different settings", first.host, other.host);
+        let advice = "give all hosts the same settings, or remove records of old hosts";
+        report.add(Severity::Warning, measured, advice);
+    } else {
+        let measured = format!("{} hosts have records, with equal settings", members.len());
+        report.add(Severity::Good, measured, "");
+    }
+}

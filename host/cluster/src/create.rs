@@ -1,0 +1,273 @@
+//! The creation of a cluster, empty or from the state of a host.
+//!
+//! The head and the secret are written together, if no head exists. The pieces of a first snapshot
+//! are written before, each if no head exists, under an id that follows from the id of the cluster.
+//! So a repetition overwrites what an earlier attempt wrote, two creations at the same time cannot
+//! mix their pieces, and no late attempt can change a cluster that exists. The creation deletes all
+//! other pieces.
+
+use bytes::{Bytes, BytesMut};
+use statehouse_protocol::LogPosition;
+
+use crate::access::{Access, ClusterError};
+use crate::clock::Clock;
+use crate::engine::{Condition, Engine, EngineError, KeyRange, Outcome, Transaction, Value};
+use crate::head::{Head, Id, SnapshotInfo};
+use crate::keys::Keys;
+use crate::limits;
+
+/// The key that all hosts of a cluster share. They authenticate streams with it that they pass to
+/// each other.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub [u8; 32]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    fn random() -> Result<Self, String> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret)
+            .map_err(|it| format!("the operating system has no random numbers: {it}"))?;
+        Ok(Self(secret))
+    }
+}
+
+/// The state with which a cluster begins.
+#[derive(Debug)]
+pub struct FirstState<B> {
+    /// The id of the new cluster. It must be random. A repetition may use the same id with the same
+    /// state, or a new id: the creation deletes the pieces of all other attempts.
+    pub id: Id,
+    /// The wall clock in milliseconds since 1970: the later of this host's clock and of the last
+    /// time in the state.
+    pub now_ms: u64,
+    /// The position of the last record in the state.
+    pub position: LogPosition,
+    /// Fills the empty vector with the next block and returns true, or returns false after the
+    /// last block. An error cancels the creation.
+    pub next_block: B,
+}
+
+/// Creates a cluster without records, with a new secret. Returns false if it exists already.
+///
+/// # Errors
+/// [`EngineError`]. If the outcome is unknown, a repetition with the same arguments is safe.
+pub async fn create(
+    engine: &dyn Engine,
+    cluster: &str,
+    id: Id,
+    now_ms: u64,
+) -> Result<bool, EngineError> {
+    let keys = Keys::new(cluster);
+    let head = Head::first(id, now_ms);
+    let secret = Secret::random().map_err(EngineError::NotApplied)?;
+    let creation = creation(&keys, &head, &secret, vec![keys.all_snapshots()]);
+    match engine.transact(&creation).await? {
+        Outcome::Applied(_) => Ok(true),
+        Outcome::Failed(value) => Ok(value.value == Some(head.encode().into())),
+    }
+}
+
+/// Creates a cluster with a first snapshot and a new secret. Returns false if another cluster of
+/// this name exists. If this id created it already, returns true and changes nothing.
+///
+/// # Errors
+/// [`ClusterError::Input`] if the state cannot be captured or does not fit;
+/// [`ClusterError::Engine`] if no server answers. A repetition with the same id is safe.
+pub async fn create_from<B>(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+    state: FirstState<B>,
+) -> Result<bool, ClusterError>
+where
+    B: FnMut(&mut Vec<u8>) -> Result<bool, String>,
+{
+    let keys = Keys::new(cluster);
+    let access = Access {
+        engine,
+        clock,
+        keys: &keys,
+    };
+    let mut head = first_head(&state)?;
+    let mut pieces = Pieces {
+        next_block: state.next_block,
+        is_complete: false,
+        buffer: BytesMut::new(),
+        hasher: blake3::Hasher::new(),
+    };
+    let mut info = snapshot_info(&head);
+    while let Some(piece) = pieces.next().map_err(ClusterError::Input)? {
+        if info.pieces == limits::SNAPSHOT_PIECES_MAX {
+            return Err(ClusterError::Limit {
+                what: "the number of pieces of the snapshot",
+                value: u64::from(info.pieces) + 1,
+                limit: limits::SNAPSHOT_PIECES_MAX.into(),
+                advice: "the state is larger than etcd can be: remove entries before",
+            });
+        }
+        info.bytes += piece.len() as u64;
+        let key = keys.piece(info.id, info.pieces);
+        info.pieces += 1;
+        let transaction = if_absent(&keys, vec![(key, piece)], Vec::new());
+        let what = "writing a piece of the first snapshot";
+        if let Outcome::Failed(value) = access.transact(what, &transaction).await? {
+            return created_by(&value, state.id);
+        }
+    }
+    info.hash = *pieces.hasher.finalize().as_bytes();
+    head.snapshot = Some(info);
+    let secret = Secret::random().map_err(ClusterError::Input)?;
+    let others = keys.all_snapshots();
+    let own = keys.snapshots(info.id, info.id + 1);
+    let deletes = vec![
+        KeyRange {
+            from: others.from,
+            to: own.from,
+        },
+        KeyRange {
+            from: own.to,
+            to: others.to,
+        },
+    ];
+    let creation = creation(&keys, &head, &secret, deletes);
+    match access.transact("creating the cluster", &creation).await? {
+        Outcome::Applied(_) => Ok(true),
+        Outcome::Failed(value) => created_by(&value, state.id),
+    }
+}
+
+/// Reads the secret of a cluster.
+///
+/// # Errors
+/// [`ClusterError::NotCreated`] or [`ClusterError::NoSecret`] if it does not exist;
+/// [`ClusterError::Engine`] if no server answers.
+pub async fn secret(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+) -> Result<Secret, ClusterError> {
+    let keys = Keys::new(cluster);
+    let access = Access {
+        engine,
+        clock,
+        keys: &keys,
+    };
+    // A cluster without a head has no secret either, and the first error says what to do.
+    access.head().await?;
+    let secret = access.get("reading the secret", &keys.secret()).await?;
+    let bytes = secret.ok_or_else(|| ClusterError::NoSecret(cluster.to_owned()))?;
+    let bytes = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| ClusterError::Malformed {
+        what: "the secret of the cluster",
+        error: crate::codec::Malformed::Damaged("it does not have 32 bytes"),
+    })?;
+    Ok(Secret(bytes))
+}
+
+/// The transaction that creates a cluster.
+fn creation(keys: &Keys, head: &Head, secret: &Secret, deletes: Vec<KeyRange>) -> Transaction {
+    let secret = Bytes::copy_from_slice(&secret.0);
+    let puts = vec![
+        (keys.head(), Bytes::from(head.encode())),
+        (keys.secret(), secret),
+    ];
+    if_absent(keys, puts, deletes)
+}
+
+/// A transaction that does nothing after the creation of the cluster.
+fn if_absent(keys: &Keys, puts: Vec<(Vec<u8>, Bytes)>, deletes: Vec<KeyRange>) -> Transaction {
+    Transaction {
+        key: keys.head(),
+        condition: Condition::Absent,
+        puts,
+        deletes,
+    }
+}
+
+/// Whether the existing head belongs to the cluster with this id.
+fn created_by(value: &Value, id: Id) -> Result<bool, ClusterError> {
+    let head = Head::decode(value.value.as_deref().unwrap_or_default());
+    let head = head.map_err(|error| ClusterError::Malformed {
+        what: "the head of the log",
+        error,
+    })?;
+    Ok(head.cluster == id)
+}
+
+/// The head without the pieces of the snapshot. The log begins after a frame number that follows
+/// from the id, so that no other cluster writes pieces of the same snapshot.
+fn first_head<B>(state: &FirstState<B>) -> Result<Head, ClusterError> {
+    let mut number = [0; 8];
+    number[..5].copy_from_slice(&blake3::hash(&state.id.0).as_bytes()[..5]);
+    let seq = u64::from_le_bytes(number) + 1;
+    let head = Head {
+        seq,
+        oldest: seq + 1,
+        position: state.position,
+        ..Head::first(state.id, state.now_ms)
+    };
+    if state.position.0 >= crate::head::COUNTER_MAX {
+        return Err(ClusterError::Input(format!(
+            "the position {} is out of range: the data directory is damaged",
+            state.position.0
+        )));
+    }
+    Ok(head)
+}
+
+/// An empty snapshot at the head.
+fn snapshot_info(head: &Head) -> SnapshotInfo {
+    SnapshotInfo {
+        id: head.seq,
+        first_seq: head.seq + 1,
+        first_position: LogPosition(head.position.0 + 1),
+        previous: head.chain,
+        pieces: 0,
+        bytes: 0,
+        hash: [0; 32],
+    }
+}
+
+/// Blocks, cut into pieces as in the leader's snapshots.
+struct Pieces<B> {
+    next_block: B,
+    /// Whether the last block was read.
+    is_complete: bool,
+    buffer: BytesMut,
+    hasher: blake3::Hasher,
+}
+
+impl<B: FnMut(&mut Vec<u8>) -> Result<bool, String>> Pieces<B> {
+    /// The next piece, or `None` after the last one.
+    fn next(&mut self) -> Result<Option<Bytes>, String> {
+        let mut block = Vec::new();
+        while self.buffer.len() < limits::PIECE_BYTES_MAX && !self.is_complete {
+            block.clear();
+            if !(self.next_block)(&mut block)? {
+                self.is_complete = true;
+                break;
+            }
+            if block.len() > limits::BLOCK_BYTES_MAX {
+                return Err(format!(
+                    "a block has {} bytes, but the limit is {}: the state cannot be copied",
+                    block.len(),
+                    limits::BLOCK_BYTES_MAX
+                ));
+            }
+            self.buffer
+                .extend_from_slice(&(block.len() as u32).to_le_bytes());
+            self.buffer.extend_from_slice(&block);
+        }
+        if self.buffer.is_empty() {
+            return Ok(None);
+        }
+        let bytes = self.buffer.len().min(limits::PIECE_BYTES_MAX);
+        let piece = self.buffer.split_to(bytes).freeze();
+        self.hasher.update(&piece);
+        Ok(Some(piece))
+    }
+}

@@ -1,0 +1,335 @@
+//! Policy modules in the engine, by the hash of their bytes.
+//!
+//! ```text
+//! module/DIGEST/PIECE    pieces of at most 1 MiB, PIECE in 8 hex digits
+//! modules/DIGEST/begun   the size, written before the first piece
+//! modules/DIGEST/stored  the size, written after the last piece
+//! ```
+//!
+//! Unlike everything else that a host writes, modules need no comparison with the head. They never
+//! change the head, and the key determines each value: two hosts that store the same module write
+//! the same bytes, and a late attempt writes what is there already. The log refers to a module by
+//! its digest, and a reader checks the digest, so a wrong piece can never be used.
+//!
+//! A late attempt that arrives after a removal can leave a piece behind, which costs room only.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::access::{Access, ClusterError, always};
+use crate::clock::Clock;
+use crate::codec::{Malformed, Reader};
+use crate::engine::{Condition, Engine, KeyRange, Outcome, Transaction};
+use crate::head::check_format;
+use crate::keys::Keys;
+use crate::limits;
+use crate::options::Sizes;
+
+/// The format of the sizes that this version writes, and the latest that it reads.
+const FORMAT: u16 = 1;
+
+/// The modules of a cluster.
+#[derive(Clone, Debug)]
+pub struct Modules {
+    engine: Arc<dyn Engine>,
+    clock: Arc<dyn Clock>,
+    keys: Keys,
+    quota_bytes: u64,
+}
+
+/// A module in the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleInfo {
+    /// The BLAKE3 hash of the module.
+    pub digest: [u8; 32],
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether all pieces were written. If not, its writer still works or has failed.
+    pub is_complete: bool,
+}
+
+impl Modules {
+    /// The modules of a cluster, with the default quota of the engine.
+    #[must_use]
+    pub fn new(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, cluster: &str) -> Self {
+        Self {
+            engine,
+            clock,
+            keys: Keys::new(cluster),
+            quota_bytes: Sizes::default().quota_bytes,
+        }
+    }
+
+    /// Sets the quota of the engine in bytes ([`Sizes::quota_bytes`]).
+    #[must_use]
+    pub fn with_quota_bytes(mut self, quota_bytes: u64) -> Self {
+        self.quota_bytes = quota_bytes;
+        self
+    }
+
+    fn access(&self) -> Access<'_> {
+        Access {
+            engine: &*self.engine,
+            clock: &*self.clock,
+            keys: &self.keys,
+        }
+    }
+
+    /// Stores a module and returns its digest. Does nothing if it is complete already, and is safe
+    /// to repeat after an error. Modules that are stored at the same time can exceed the limits of
+    /// all modules by their own size.
+    ///
+    /// # Errors
+    /// [`ClusterError::Limit`] if the module is empty or too large, there are too many, or the
+    /// engine has no room; [`ClusterError::Engine`] if no server answers.
+    pub async fn put(&self, module: &[u8]) -> Result<[u8; 32], ClusterError> {
+        let digest = *blake3::hash(module).as_bytes();
+        let size = Size::of(module)?;
+        if self.size(&digest).await? == Some(size) {
+            return Ok(digest);
+        }
+        self.check_limits(&digest, size).await?;
+        let begun = self.keys.module_begun(&digest);
+        let begin = always(
+            begun.clone(),
+            vec![(begun.clone(), size.encode())],
+            Vec::new(),
+        );
+        for _ in 0..limits::CALL_ATTEMPTS_MAX {
+            self.access().transact("storing a module", &begin).await?;
+            self.put_pieces(&digest, module).await?;
+            let store = Transaction {
+                key: begun.clone(),
+                // A module that was removed in the meantime lacks pieces.
+                condition: Condition::Value(size.encode()),
+                puts: vec![(self.keys.module_stored(&digest), size.encode())],
+                deletes: Vec::new(),
+            };
+            let outcome = self.access().transact("storing a module", &store).await?;
+            if matches!(outcome, Outcome::Applied(_)) {
+                return Ok(digest);
+            }
+        }
+        Err(damaged(
+            &digest,
+            "another host removes it while it is stored",
+        ))
+    }
+
+    async fn put_pieces(&self, digest: &[u8; 32], module: &[u8]) -> Result<(), ClusterError> {
+        for (number, piece) in (0..).zip(module.chunks(limits::MODULE_PIECE_BYTES)) {
+            let key = self.keys.module_piece(digest, number);
+            let put = (key.clone(), Bytes::copy_from_slice(piece));
+            let transaction = always(key, vec![put], Vec::new());
+            self.access()
+                .transact("storing a piece of a module", &transaction)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn check_limits(&self, digest: &[u8; 32], size: Size) -> Result<(), ClusterError> {
+        let mut others = self.list().await?;
+        others.retain(|it| it.digest != *digest);
+        let count = others.len() as u64 + 1;
+        let bytes = others.iter().map(|it| it.bytes).sum::<u64>() + size.bytes;
+        check(
+            "the number of modules",
+            count,
+            limits::MODULES_MAX as u64,
+            "remove modules that no policy uses",
+        )?;
+        check(
+            "the size of all modules in bytes",
+            bytes,
+            limits::MODULES_BYTES_MAX,
+            "remove modules that no policy uses",
+        )?;
+        let status = self.access().status().await?;
+        let quota = status.quota_bytes.unwrap_or(self.quota_bytes);
+        check(
+            "the size of the engine's database in bytes",
+            status.bytes + size.bytes,
+            limits::room_bytes(quota),
+            "raise etcd's --quota-backend-bytes, or remove modules or keys",
+        )
+    }
+
+    /// Reads a module. Returns `None` if it is not complete. A server that is behind may not show a
+    /// module that was just stored.
+    ///
+    /// # Errors
+    /// [`ClusterError::DamagedModule`] if the bytes do not have this digest;
+    /// [`ClusterError::Engine`] if no server answers.
+    pub async fn get(&self, digest: &[u8; 32]) -> Result<Option<Vec<u8>>, ClusterError> {
+        let Some(size) = self.size(digest).await? else {
+            return Ok(None);
+        };
+        let mut module = Vec::new();
+        let mut range = self.keys.module_pieces(digest);
+        for number in 0.. {
+            let page = self.access().range("reading a module", &range).await?;
+            for (_, piece) in &page.values {
+                if (module.len() + piece.len()) as u64 > size.bytes {
+                    return Err(damaged(digest, "it has more bytes than its size says"));
+                }
+                module.extend_from_slice(piece);
+            }
+            let (true, Some((last, _))) = (page.more, page.values.last()) else {
+                break;
+            };
+            if number > size.pieces {
+                return Err(damaged(digest, "it has more pieces than its size says"));
+            }
+            range.from = last.clone();
+            range.from.push(0);
+        }
+        if blake3::hash(&module) != *digest {
+            return Err(damaged(digest, "its bytes have another hash"));
+        }
+        Ok(Some(module))
+    }
+
+    /// All modules by digest, with those that are not complete.
+    ///
+    /// # Errors
+    /// [`ClusterError::Engine`] if no server answers, [`ClusterError::Malformed`] for a size that
+    /// cannot be read.
+    pub async fn list(&self) -> Result<Vec<ModuleInfo>, ClusterError> {
+        list(&self.access()).await
+    }
+
+    /// Removes a module, complete or not. Does nothing if it does not exist. The caller must make
+    /// sure that no policy needs it: a host without it cannot lead.
+    ///
+    /// # Errors
+    /// [`ClusterError::Engine`] if no server answers.
+    pub async fn remove(&self, digest: &[u8; 32]) -> Result<(), ClusterError> {
+        let deletes = vec![
+            self.keys.module_pieces(digest),
+            self.keys.module_sizes(digest),
+        ];
+        let removal = always(self.keys.module_begun(digest), Vec::new(), deletes);
+        self.access()
+            .transact("removing a module", &removal)
+            .await?;
+        Ok(())
+    }
+
+    /// The size of a complete module.
+    async fn size(&self, digest: &[u8; 32]) -> Result<Option<Size>, ClusterError> {
+        let key = self.keys.module_stored(digest);
+        let value = self
+            .access()
+            .get("reading the size of a module", &key)
+            .await?;
+        value.map(|it| Size::decode(&it)).transpose()
+    }
+}
+
+/// All modules by digest.
+pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<ModuleInfo>, ClusterError> {
+    // Each module has two sizes.
+    let values_max = 4 * limits::MODULES_MAX;
+    let range: KeyRange = access.keys.modules();
+    let sizes = access.all("listing modules", range, values_max).await?;
+    let mut modules: Vec<ModuleInfo> = Vec::new();
+    for (key, value) in sizes {
+        let Some((digest, is_complete)) = access.keys.parse_module_size(&key) else {
+            continue;
+        };
+        let bytes = Size::decode(&value)?.bytes;
+        match modules.last_mut().filter(|it| it.digest == digest) {
+            Some(module) => module.is_complete |= is_complete,
+            None => modules.push(ModuleInfo {
+                digest,
+                bytes,
+                is_complete,
+            }),
+        }
+    }
+    Ok(modules)
+}
+
+fn check(
+    what: &'static str,
+    value: u64,
+    limit: u64,
+    advice: &'static str,
+) -> Result<(), ClusterError> {
+    if value <= limit {
+        return Ok(());
+    }
+    Err(ClusterError::Limit {
+        what,
+        value,
+        limit,
+        advice,
+    })
+}
+
+fn damaged(digest: &[u8; 32], what: &'static str) -> ClusterError {
+    ClusterError::DamagedModule {
+        digest: crate::keys::hex(digest),
+        what,
+    }
+}
+
+/// The size of a module: `format u16 | bytes u64 | pieces u32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    bytes: u64,
+    pieces: u32,
+}
+
+impl Size {
+    fn of(module: &[u8]) -> Result<Self, ClusterError> {
+        if module.is_empty() {
+            return Err(ClusterError::Input(
+                "the module is empty: give a WebAssembly component".into(),
+            ));
+        }
+        let bytes = module.len() as u64;
+        check(
+            "the size of the module in bytes",
+            bytes,
+            limits::MODULE_BYTES_MAX,
+            "build it with optimization and without debug information",
+        )?;
+        Ok(Self::from_bytes(bytes))
+    }
+
+    fn from_bytes(bytes: u64) -> Self {
+        // At most 64, because the size is limited.
+        let pieces = bytes.div_ceil(limits::MODULE_PIECE_BYTES as u64) as u32;
+        Self { bytes, pieces }
+    }
+
+    fn encode(self) -> Bytes {
+        let mut out = FORMAT.to_le_bytes().to_vec();
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&self.pieces.to_le_bytes());
+        out.into()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, ClusterError> {
+        let decode = || {
+            let mut reader = Reader(bytes);
+            check_format(reader.u16()?, FORMAT)?;
+            let size = Self {
+                bytes: reader.u64()?,
+                pieces: reader.u32()?,
+            };
+            reader.end()?;
+            if size.bytes > limits::MODULE_BYTES_MAX || Self::from_bytes(size.bytes) != size {
+                return Err(Malformed::Damaged("the size is out of range"));
+            }
+            Ok(size)
+        };
+        decode().map_err(|error| ClusterError::Malformed {
+            what: "the size of a module",
+            error,
+        })
+    }
+}

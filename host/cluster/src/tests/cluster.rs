@@ -1,0 +1,171 @@
+//! A store that remembers what it receives, and hosts on the simulated engine without faults.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::simulated::{SimulatedClock, World};
+use crate::{
+    Clock, Description, Embedder, Ended, Head, Id, LeaderLog, LogPosition, Member, Options,
+    Takeover,
+};
+
+/// Runs a future on the paused clock of tokio.
+pub(super) fn simulate(future: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
+    runtime.unwrap().block_on(future);
+}
+
+/// A clock without error.
+pub(super) fn clock() -> Arc<dyn Clock> {
+    Arc::new(SimulatedClock::new(Duration::ZERO, 1_000_000))
+}
+
+/// What a host received.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) blocks: Vec<Vec<u8>>,
+    pub(super) records: Vec<(u64, Vec<u8>)>,
+    pub(super) log: Option<Arc<LeaderLog>>,
+    pub(super) leader: String,
+    /// The answer to [`Embedder::describe`].
+    pub(super) description: Description,
+}
+
+struct Store {
+    seen: Arc<Mutex<Seen>>,
+    captured: bool,
+}
+
+impl Embedder for Store {
+    fn now_ms(&self) -> u64 {
+        1_000
+    }
+
+    fn reset(&mut self) {
+        let mut seen = self.seen.lock().unwrap();
+        let description = seen.description.clone();
+        *seen = Seen {
+            description,
+            ..Seen::default()
+        };
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.seen.lock().unwrap().blocks.push(block.to_vec());
+        Ok(())
+    }
+
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
+        let record = (position.0, record.to_vec());
+        self.seen.lock().unwrap().records.push(record);
+        Ok(())
+    }
+
+    fn following(&mut self, head: &Head) {
+        self.seen.lock().unwrap().leader = head.leader.clone();
+    }
+
+    fn describe(&mut self) -> Description {
+        self.seen.lock().unwrap().description.clone()
+    }
+
+    fn may_lead(&mut self, _head: &Head) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn opening(&mut self, epoch: u64) -> Vec<u8> {
+        format!("epoch {epoch}").into_bytes()
+    }
+
+    fn leading(&mut self, takeover: Takeover) {
+        self.seen.lock().unwrap().log = Some(takeover.log);
+    }
+
+    fn released(&mut self, _position: LogPosition) {}
+
+    fn ended(&mut self, _ended: Ended) {
+        self.seen.lock().unwrap().log = None;
+    }
+
+    fn begin_snapshot(&mut self) {
+        self.captured = false;
+    }
+
+    /// The state is one block of constant size: a store that overwrites its values.
+    fn next_block(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
+        block.resize(10_000, 1);
+        Ok(!std::mem::replace(&mut self.captured, true))
+    }
+}
+
+/// A host that takes part in the cluster `c`.
+pub(super) struct Host {
+    pub(super) seen: Arc<Mutex<Seen>>,
+    pub(super) member: Arc<Member>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Host {
+    pub(super) fn start(world: &World, name: &str, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = Options::new("c", name, "h:1", Id::random().unwrap());
+        change(&mut options);
+        let member = Member::new(world.engine(0), clock(), options).unwrap();
+        let member = Arc::new(member);
+        let seen = Arc::<Mutex<Seen>>::default();
+        seen.lock().unwrap().description.version = "1.2.3".into();
+        let mut store = Store {
+            seen: Arc::clone(&seen),
+            captured: false,
+        };
+        let running = Arc::clone(&member);
+        let task = tokio::spawn(async move {
+            let stopped = running.run(&mut store).await;
+            panic!("the host stopped: {stopped:?}");
+        });
+        Self { seen, member, task }
+    }
+
+    /// Waits until a condition holds for what the host received.
+    pub(super) async fn wait<T>(&self, condition: impl Fn(&Seen) -> Option<T>) -> T {
+        for _ in 0..10_000 {
+            if let Some(value) = condition(&self.seen.lock().unwrap()) {
+                return value;
+            }
+            assert!(!self.task.is_finished(), "the host stopped");
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the condition does not hold after 100 s");
+    }
+
+    /// Waits until the host leads and may decide.
+    pub(super) async fn leads(&self) -> Arc<LeaderLog> {
+        let log = self.wait(|it| it.log.clone()).await;
+        log.may_decide().await.unwrap();
+        log
+    }
+
+    /// The log of a leader that cannot decide now.
+    pub(super) fn leads_without_wait(&self) -> Arc<LeaderLog> {
+        self.seen.lock().unwrap().log.clone().unwrap()
+    }
+
+    /// Appends a record and waits until it is released.
+    pub(super) async fn append(log: &LeaderLog, record: &[u8]) -> LogPosition {
+        let position = log.append(&[record]).unwrap();
+        log.wait_released(position).await.unwrap();
+        position
+    }
+}

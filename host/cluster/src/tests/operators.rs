@@ -1,0 +1,448 @@
+//! Tests of what operators and hosts do outside the log: creation, secret, modules, members and
+//! checks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{sleep, timeout};
+
+use super::cluster::{Host, clock, simulate};
+use crate::keys::Keys;
+use crate::simulated::{Faults, World};
+use crate::{
+    ClusterError, Condition, FirstState, Head, Id, LogPosition, Modules, Role, Severity,
+    Transaction, check, create, create_from, limits, members, overview, remove_member, secret,
+};
+
+fn world() -> World {
+    World::new(1, Faults::default())
+}
+
+fn put(key: Vec<u8>, value: &[u8]) -> Transaction {
+    crate::access::always(
+        key.clone(),
+        vec![(key, Bytes::copy_from_slice(value))],
+        Vec::new(),
+    )
+}
+
+/// A module whose pieces all differ.
+fn module(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|it| (it / 1000) as u8).collect()
+}
+
+fn modules(world: &World) -> Modules {
+    Modules::new(world.engine(0), clock(), "c")
+}
+
+#[test]
+fn module_is_stored_read_and_removed_with_faults() {
+    simulate(async {
+        let faults = Faults {
+            lost_request: 5,
+            lost_answer: 5,
+            duplicated: 3,
+            late: Duration::from_millis(900),
+            delayed: 4,
+            ..Faults::default()
+        };
+        let modules = modules(&World::new(7, faults));
+        let (large, small) = (module(20 << 20), module(1000));
+        let digest = modules.put(&large).await.unwrap();
+        assert_eq!(digest, *blake3::hash(&large).as_bytes());
+        let other = modules.put(&small).await.unwrap();
+        assert_eq!(modules.put(&small).await.unwrap(), other);
+        assert_eq!(modules.get(&digest).await.unwrap(), Some(large));
+        assert_eq!(modules.get(&other).await.unwrap(), Some(small));
+        let mut sizes: Vec<_> = modules.list().await.unwrap();
+        sizes.sort_by_key(|it| it.bytes);
+        assert_eq!((sizes[0].bytes, sizes[1].bytes), (1000, 20 << 20));
+        assert!(sizes.iter().all(|it| it.is_complete));
+        modules.remove(&digest).await.unwrap();
+        modules.remove(&digest).await.unwrap();
+        assert_eq!(modules.get(&digest).await.unwrap(), None);
+        assert_eq!(modules.list().await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn half_written_module_is_recognised_and_completed() {
+    simulate(async {
+        let world = world();
+        let modules = modules(&world);
+        let module = module(5 << 20);
+        let digest = *blake3::hash(&module).as_bytes();
+        let writing = timeout(Duration::from_millis(30), modules.put(&module));
+        assert!(writing.await.is_err(), "it was complete too early");
+        let listed = modules.list().await.unwrap();
+        assert_eq!((listed.len(), listed[0].is_complete), (1, false));
+        assert_eq!(modules.get(&digest).await.unwrap(), None);
+        assert_eq!(modules.put(&module).await.unwrap(), digest);
+        assert_eq!(modules.get(&digest).await.unwrap(), Some(module));
+        // A second call writes nothing.
+        let revision = world.engine(0).get(b"x").await.unwrap().revision;
+        modules.put(&self::module(5 << 20)).await.unwrap();
+        assert_eq!(world.engine(0).get(b"x").await.unwrap().revision, revision);
+    });
+}
+
+#[test]
+fn module_removed_while_it_is_stored_is_completed() {
+    simulate(async {
+        let world = world();
+        let stored = modules(&world);
+        let module = module(10 << 20);
+        let digest = *blake3::hash(&module).as_bytes();
+        let copy = module.clone();
+        let writing = tokio::spawn(async move { stored.put(&copy).await });
+        let modules = modules(&world);
+        sleep(Duration::from_millis(25)).await;
+        let listed = modules.list().await.unwrap();
+        assert!(!listed[0].is_complete, "it was complete too early");
+        modules.remove(&digest).await.unwrap();
+        writing.await.unwrap().unwrap();
+        assert_eq!(modules.get(&digest).await.unwrap(), Some(module));
+    });
+}
+
+#[test]
+fn damaged_module_is_refused() {
+    simulate(async {
+        let world = world();
+        let modules = modules(&world);
+        let digest = modules.put(&module(3 << 20)).await.unwrap();
+        let key = Keys::new("c").module_piece(&digest, 1);
+        let engine = world.engine(0);
+        for value in [vec![0; 1 << 20], Vec::new(), vec![0; 3 << 20]] {
+            engine.transact(&put(key.clone(), &value)).await.unwrap();
+            let error = modules.get(&digest).await.unwrap_err();
+            assert!(
+                matches!(error, ClusterError::DamagedModule { .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn modules_beyond_the_limits_are_refused() {
+    simulate(async {
+        let world = world();
+        let modules = modules(&world);
+        let too_large = module(limits::MODULE_BYTES_MAX as usize + 1);
+        let refused = |error: ClusterError, word: &str| {
+            assert!(matches!(error, ClusterError::Limit { .. }), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+        };
+        refused(modules.put(&too_large).await.unwrap_err(), "the module");
+        assert!(modules.put(&[]).await.is_err());
+        for number in 0..limits::MODULES_MAX {
+            modules.put(&number.to_le_bytes()).await.unwrap();
+        }
+        refused(modules.put(b"one more").await.unwrap_err(), "number");
+        let cramped = modules.clone().with_quota_bytes(1000);
+        let first = *blake3::hash(&0_usize.to_le_bytes()).as_bytes();
+        cramped.remove(&first).await.unwrap();
+        refused(cramped.put(b"one more").await.unwrap_err(), "database");
+    });
+}
+
+#[test]
+fn cluster_has_a_secret_from_its_creation() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        let error = secret(&*engine, &*clock, "c").await.unwrap_err();
+        assert!(matches!(error, ClusterError::NotCreated(_)), "{error}");
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let first = secret(&*engine, &*clock, "c").await.unwrap();
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        assert_eq!(secret(&*engine, &*clock, "c").await.unwrap(), first);
+        create(&*engine, "d", Id([2; 16]), 0).await.unwrap();
+        assert_ne!(secret(&*engine, &*clock, "d").await.unwrap(), first);
+        assert_eq!(format!("{first:?}"), "Secret(..)");
+        // A cluster of an earlier version has only a head.
+        let head = Head::first(Id([3; 16]), 0).encode();
+        let old = put(Keys::new("old").head(), &head);
+        engine.transact(&old).await.unwrap();
+        let error = secret(&*engine, &*clock, "old").await.unwrap_err();
+        assert!(matches!(error, ClusterError::NoSecret(_)), "{error}");
+    });
+}
+
+/// A state of some blocks, of which one is longer than a piece.
+fn state(id: u8) -> FirstState<impl FnMut(&mut Vec<u8>) -> Result<bool, String>> {
+    let mut blocks = blocks().into_iter();
+    FirstState {
+        id: Id([id; 16]),
+        now_ms: 5_000,
+        position: LogPosition(700),
+        next_block: move |block: &mut Vec<u8>| {
+            let next = blocks.next();
+            block.extend(next.iter().flatten());
+            Ok(next.is_some())
+        },
+    }
+}
+
+fn blocks() -> Vec<Vec<u8>> {
+    [10, 500_000, 0, 200_000, 3].map(module).to_vec()
+}
+
+#[test]
+fn host_reads_the_state_from_which_its_cluster_began() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        // Two creations that are given up, one of them by another operator.
+        for id in [9, 1] {
+            let creation = create_from(&*engine, &*clock, "c", state(id));
+            let creation = timeout(Duration::from_millis(15), creation);
+            assert!(creation.await.is_err(), "it was created too early");
+        }
+        assert!(create_from(&*engine, &*clock, "c", state(1)).await.unwrap());
+        assert!(create_from(&*engine, &*clock, "c", state(1)).await.unwrap());
+        let other = create_from(&*engine, &*clock, "c", state(9)).await.unwrap();
+        assert!(!other, "another cluster exists");
+        assert!(!create(&*engine, "c", Id([9; 16]), 0).await.unwrap());
+        secret(&*engine, &*clock, "c").await.unwrap();
+        // 710 033 bytes, and none of the other creation.
+        let pieces = Keys::new("c").all_snapshots();
+        let pieces = engine.range(&pieces, None).await.unwrap().values;
+        assert_eq!(pieces.len(), 6);
+
+        let first = Host::start(&world, "a", |_| {});
+        let log = first.leads().await;
+        {
+            let seen = first.seen.lock().unwrap();
+            assert_eq!(seen.blocks, blocks());
+            assert_eq!(seen.records, [(701, b"epoch 1".to_vec())]);
+        }
+        assert_eq!(Host::append(&log, b"x").await, LogPosition(702));
+        let second = Host::start(&world, "b", |_| {});
+        second
+            .wait(|it| (it.records.len() == 2).then_some(()))
+            .await;
+        assert_eq!(second.seen.lock().unwrap().blocks, blocks());
+    });
+}
+
+#[test]
+fn snapshot_replaces_the_first_one() {
+    simulate(async {
+        let world = world();
+        let engine = world.engine(0);
+        create_from(&*engine, &*clock(), "c", state(1))
+            .await
+            .unwrap();
+        let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 5_000);
+        let log = host.leads().await;
+        for _ in 0..3_000 {
+            Host::append(&log, &[1; 1000]).await;
+        }
+        let newest = overview(&*engine, &*clock(), "c", 2_000).await.unwrap();
+        let snapshot = newest.head.snapshot.unwrap();
+        assert_eq!(
+            snapshot.bytes, 10_004,
+            "the first snapshot was not replaced"
+        );
+        assert!(newest.log.frames < 3_000, "{:?}", newest.log);
+        let newcomer = Host::start(&world, "b", |_| {});
+        newcomer
+            .wait(|it| (!it.records.is_empty()).then_some(()))
+            .await;
+        assert_eq!(newcomer.seen.lock().unwrap().blocks.len(), 1);
+    });
+}
+
+#[test]
+fn failing_state_creates_no_cluster() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        let failing = FirstState {
+            id: Id([1; 16]),
+            now_ms: 0,
+            position: LogPosition::NONE,
+            next_block: |_: &mut Vec<u8>| Err("the directory is damaged".to_owned()),
+        };
+        let error = create_from(&*engine, &*clock, "c", failing).await;
+        assert!(matches!(error, Err(ClusterError::Input(_))), "{error:?}");
+        let too_late = FirstState {
+            position: LogPosition(u64::MAX),
+            ..state(1)
+        };
+        let error = create_from(&*engine, &*clock, "c", too_late).await;
+        assert!(matches!(error, Err(ClusterError::Input(_))), "{error:?}");
+        assert!(create(&*engine, "c", Id([2; 16]), 0).await.unwrap());
+    });
+}
+
+/// Counts the writes of records of members, and all others.
+fn count_writes(world: &World) -> Arc<[AtomicU64; 2]> {
+    let counts = Arc::<[AtomicU64; 2]>::default();
+    let seen = Arc::clone(&counts);
+    world.observe(move |it| {
+        let key = it.puts.first().map(|it| String::from_utf8_lossy(&it.0));
+        let is_member = key.is_some_and(|it| it.contains("/member/"));
+        seen[usize::from(!is_member)].fetch_add(1, Ordering::Relaxed);
+    });
+    counts
+}
+
+#[test]
+fn members_write_their_records_at_changes_only() {
+    simulate(async {
+        let world = world();
+        let counts = count_writes(&world);
+        let (engine, clock) = (world.engine(0), clock());
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let first = Host::start(&world, "a", |_| {});
+        let log = first.leads().await;
+        let second = Host::start(&world, "b", |_| {});
+        second.wait(|it| (it.leader == "a").then_some(())).await;
+        sleep(Duration::from_secs(1)).await;
+        let roles = async || {
+            let listed = members(&*engine, &*clock, "c").await.unwrap();
+            let role = |it: crate::MemberEntry| {
+                let info = it.info.unwrap();
+                assert_eq!(info.description.version, "1.2.3");
+                (it.host, info.role, info.epoch)
+            };
+            listed.into_iter().map(role).collect::<Vec<_>>()
+        };
+        let leading = ("a".to_owned(), Role::Leading, 1);
+        let following = ("b".to_owned(), Role::Following, 1);
+        assert_eq!(roles().await, [leading, following]);
+        // An idle cluster writes no records; followers challenge the leader every 30 s.
+        let before = counts.each_ref().map(|it| it.load(Ordering::Relaxed));
+        sleep(Duration::from_secs(3600)).await;
+        let after = counts.each_ref().map(|it| it.load(Ordering::Relaxed));
+        assert_eq!(after[0], before[0], "an idle host wrote its record");
+        assert!(
+            after[1] - before[1] < 300,
+            "an idle cluster wrote {after:?}"
+        );
+
+        first.seen.lock().unwrap().description.missing_modules = vec![[7; 32]];
+        first.member.describe_again();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(counts[0].load(Ordering::Relaxed), before[0] + 1);
+        let listed = members(&*engine, &*clock, "c").await.unwrap();
+        let info = listed[0].info.as_ref().unwrap();
+        assert_eq!(info.description.missing_modules, [[7; 32]]);
+
+        log.hand_over();
+        second.leads().await;
+        sleep(Duration::from_secs(5)).await;
+        let following = ("a".to_owned(), Role::Following, 2);
+        let leading = ("b".to_owned(), Role::Leading, 2);
+        assert_eq!(roles().await, [following, leading]);
+        drop(first);
+        remove_member(&*engine, &*clock, "c", "a").await.unwrap();
+        assert_eq!(roles().await.len(), 1);
+    });
+}
+
+#[test]
+fn unreadable_record_does_not_hide_the_other_members() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let later = put(Keys::new("c").member("later"), &[9, 0, 1]);
+        engine.transact(&later).await.unwrap();
+        let host = Host::start(&world, "a", |_| {});
+        host.leads().await;
+        sleep(Duration::from_secs(1)).await;
+        let listed = members(&*engine, &*clock, "c").await.unwrap();
+        assert_eq!((listed.len(), listed[1].host.as_str()), (2, "later"));
+        assert!(listed[0].info.is_ok() && listed[1].info.is_err());
+        let shown = overview(&*engine, &*clock, "c", 2_000).await.unwrap();
+        let shown = shown.to_string();
+        assert!(shown.contains("a leads in epoch 1"), "{shown}");
+        assert!(shown.contains("update this host"), "{shown}");
+    });
+}
+
+#[test]
+fn check_reports_what_is_wrong() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+        assert_eq!(report.worst(), Severity::Failure, "{report}");
+        assert!(report.to_string().contains("does not exist"), "{report}");
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+        assert!(report.to_string().contains("no leader yet"), "{report}");
+        let leader = Host::start(&world, "a", |_| {});
+        leader.leads().await;
+        let follower = Host::start(&world, "b", |_| {});
+        sleep(Duration::from_secs(2)).await;
+        let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+        assert_eq!(report.worst(), Severity::Good, "{report}");
+        let key = Keys::new("c").check();
+        assert_eq!(engine.get(&key).await.unwrap().value, None);
+
+        // This host's clock is behind the leader's, and the hosts have different settings.
+        follower.seen.lock().unwrap().description.settings = [1; 32];
+        follower.member.describe_again();
+        sleep(Duration::from_secs(1)).await;
+        world.limit(100);
+        let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;
+        assert!(
+            report.to_string().contains("different settings"),
+            "{report}"
+        );
+        assert!(report.to_string().contains("FAILURE"), "{report}");
+        world.cut(0, true, true);
+        let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;
+        assert_eq!(report.worst(), Severity::Failure, "{report}");
+    });
+}
+
+#[test]
+fn clock_that_is_behind_or_ahead_is_reported() {
+    simulate(async {
+        let world = world();
+        let (engine, clock) = (world.engine(0), clock());
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", |_| {});
+        let log = host.leads().await;
+        let head = Keys::new("c").head();
+        let now = Mutex::new(0);
+        // The leader's clock shows 1000 ms.
+        for (now_ms, word) in [(0, "agree"), (90_000, "ahead of")] {
+            *now.lock().unwrap() = now_ms;
+            let appends = async {
+                loop {
+                    Host::append(&log, b"x").await;
+                }
+            };
+            let report = tokio::select! {
+                () = appends => panic!("appends ended"),
+                report = check(&*engine, &*clock, "c", now_ms + 990, 1 << 30) => report,
+            };
+            assert!(report.to_string().contains(word), "{report}");
+        }
+        let Some(bytes) = engine.get(&head).await.unwrap().value else {
+            panic!("the head is missing");
+        };
+        let mut future = Head::decode(&bytes).unwrap();
+        drop(host);
+        future.now_ms = 100_000;
+        let transaction = Transaction {
+            condition: Condition::Always,
+            ..put(head, &future.encode())
+        };
+        engine.transact(&transaction).await.unwrap();
+        let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+        assert!(
+            report.to_string().contains("behind the leader's"),
+            "{report}"
+        );
+    });
+}

@@ -1,0 +1,154 @@
+//! Tests of an engine whose quota is used up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::sleep;
+
+use super::cluster::{Host, clock, simulate};
+use crate::access::always;
+use crate::simulated::{Faults, World};
+use crate::{EngineError, Id, Modules, Options, create, limits, overview};
+
+const QUOTA: u64 = 1 << 20;
+
+fn small(options: &mut Options) {
+    options.sizes.quota_bytes = QUOTA;
+    options.sizes.snapshot_after_bytes = 100_000;
+    options.timing.status = Duration::from_secs(1);
+}
+
+/// Writes six times the quota.
+fn write_much(snapshot_after_bytes: u64) {
+    simulate(async move {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        // The engine reports its quota, so a wrong setting does not matter.
+        let host = Host::start(&world, "a", |it| {
+            small(it);
+            it.sizes.quota_bytes = 1 << 40;
+            it.sizes.snapshot_after_bytes = snapshot_after_bytes;
+        });
+        let log = host.leads().await;
+        for number in 0..6_000 {
+            for waits in 0.. {
+                if log.has_room() {
+                    break;
+                }
+                assert!(waits < 1_000, "no room for 10 s after {number} records");
+                sleep(Duration::from_millis(10)).await;
+            }
+            Host::append(&log, &[1; 1000]).await;
+            assert!(!world.is_full(), "the alarm is armed");
+        }
+    });
+}
+
+#[test]
+fn leader_alone_never_uses_the_quota_up() {
+    write_much(QUOTA / 10);
+}
+
+#[test]
+fn snapshot_makes_room_although_the_log_is_short() {
+    write_much(64 << 20);
+}
+
+#[test]
+fn leader_makes_room_after_another_client_used_the_quota_up() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        for _ in 0..200 {
+            Host::append(&log, &[1; 1000]).await;
+        }
+        let put = |value: usize| {
+            let put = (b"junk".to_vec(), Bytes::from(vec![0; value]));
+            always(b"junk".to_vec(), vec![put], Vec::new())
+        };
+        // Each version counts until the engine is compacted.
+        while engine.transact(&put(50_000)).await != Err(EngineError::NoSpace) {}
+        let position = log.append(&[b"waits"]).unwrap();
+        log.wait_released(position).await.unwrap();
+        assert!(!world.is_full());
+        sleep(Duration::from_secs(2)).await;
+        assert!(log.has_room(), "the leader has no room after the alarm");
+        let newcomer = Host::start(&world, "b", small);
+        newcomer
+            .wait(|it| (!it.records.is_empty()).then_some(()))
+            .await;
+    });
+}
+
+#[test]
+fn removed_module_makes_room_without_traffic() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        let modules = Modules::new(world.engine(0), clock(), "c");
+        let digest = modules.put(&vec![1; 700_000]).await.unwrap();
+        let others = (b"other".to_vec(), Bytes::from(vec![0; 100_000]));
+        let others = always(b"other".to_vec(), vec![others], Vec::new());
+        world.engine(0).transact(&others).await.unwrap();
+        sleep(Duration::from_secs(2)).await;
+        assert!(!log.has_room(), "the module does not count");
+        modules.remove(&digest).await.unwrap();
+        sleep(2 * limits::JOIN).await;
+        sleep(Duration::from_secs(10)).await;
+        assert!(log.has_room(), "{} bytes are in use", world.bytes());
+    });
+}
+
+#[test]
+fn full_engine_is_left_alone_without_permission_to_compact() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", |it| {
+            small(it);
+            it.compacts = false;
+        });
+        let log = host.leads().await;
+        let junk = (b"junk".to_vec(), Bytes::from(vec![0; 2 << 20]));
+        let junk = always(b"junk".to_vec(), vec![junk], Vec::new());
+        // The engine reports the error although it applied the transaction.
+        assert_eq!(engine.transact(&junk).await, Err(EngineError::NoSpace));
+        let position = log.append(&[b"waits"]).unwrap();
+        let log = Arc::clone(&log);
+        let waiting = tokio::spawn(async move { log.wait_released(position).await });
+        sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished() && world.is_full());
+        let log = host.leads_without_wait();
+        assert!(!log.has_room(), "a full engine has room");
+        // The operator makes room.
+        let keys = crate::KeyRange {
+            from: b"junk".to_vec(),
+            to: b"junl".to_vec(),
+        };
+        let deletion = always(b"junk".to_vec(), Vec::new(), vec![keys]);
+        engine.transact(&deletion).await.unwrap();
+        world.compact();
+        let newest = engine.get(b"x").await.unwrap().revision;
+        engine.shrink(newest).await.unwrap();
+        engine.disarm().await.unwrap();
+        waiting.await.unwrap().unwrap();
+        sleep(Duration::from_secs(2)).await;
+        assert!(log.has_room());
+        overview(&*engine, &*clock(), "c", 0).await.unwrap();
+    });
+}
