@@ -14,6 +14,7 @@
 //! * [`app`]: the composition root. It recovers the state, connects the parts, listens, and drains.
 //! * [`listener`]: accepts sockets and passes MQTT streams on, through TLS or WebSocket. It reads
 //!   no MQTT.
+//! * [`cluster`]: the front of a cluster host. It passes clients on to the host that leads.
 //! * [`transport`]: the boundary between MQTT and the store, for the embedded and for a foreign
 //!   broker.
 //! * [`server`]: runs the state machine of `statehouse_core` under one lock. Its response gate
@@ -34,6 +35,7 @@
 pub mod admin;
 pub mod app;
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod data_directory;
 mod headers;

@@ -5,6 +5,7 @@
 //! that an operator can change are defaults of the configuration.
 
 mod admin;
+mod cluster;
 mod delivery;
 mod foreign;
 mod listener;
@@ -13,6 +14,7 @@ mod past;
 mod process;
 
 pub use admin::*;
+pub use cluster::*;
 pub use delivery::*;
 pub use foreign::*;
 pub use listener::*;
