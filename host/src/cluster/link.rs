@@ -76,7 +76,8 @@ async fn follow(front: &Front, leader: &Leader) -> (bool, LinkError) {
 async fn listen(mut socket: TcpStream) -> LinkError {
     let mut bytes = [0; 64];
     loop {
-        // A read that is ready comes first, so a pause of this process is no silence of the leader.
+        // Polls the read before the deadline, so a pause of this process is no silence of the
+        // leader.
         let deadline = Instant::now() + limits::CLUSTER_LINK_SILENCE;
         match timeout_at(deadline, socket.read(&mut bytes)).await {
             Ok(Ok(1..)) => {}

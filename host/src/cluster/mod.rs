@@ -11,7 +11,7 @@
 //! scheme had accepted it, with the address of the client. So both hosts need listeners of the same
 //! schemes, and certificates for the same names.
 //!
-//! * [`Role`]: what this host does for clients at present.
+//! * [`Role`]: whether this host leads, follows a leader, or knows none.
 //! * `passing`: a client's socket is served here, passed on, or waits.
 //! * `preface`: how two hosts recognize each other. `splice`: passes bytes.
 //! * `port`: the cluster port, where other hosts connect to a leader.
@@ -44,7 +44,7 @@ use preface::Key;
 pub use role::Role;
 use statehouse_access::audit::Audit;
 
-/// What a front must know besides its role.
+/// The settings of a front.
 pub struct FrontOptions {
     /// The name of this host, for the logs of the leader.
     pub host: HostName,

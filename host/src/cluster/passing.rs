@@ -161,7 +161,7 @@ impl Front {
                     None
                 }
             };
-            // The client may have disconnected meanwhile.
+            // The client may have disconnected during the attempt.
             if let Some(place) = attempted
                 && !is_closed(socket).await
             {
@@ -184,10 +184,8 @@ impl Front {
         match self.connect(leader, purpose).await {
             Ok(upstream) => Ok(Some(upstream)),
             Err(error) if error.is_temporary() => {
-                let mut unready = self.unready.lock().unwrap_or_else(PoisonError::into_inner);
-                *unready = Some((leader.address.clone(), Instant::now()));
-                drop(unready);
-                if error.is_suspicious() {
+                // Of all streams that fail at once, one reports it.
+                if self.mark_unready(leader) && error.is_suspicious() {
                     (self.suspect)();
                 }
                 Ok(None)
@@ -205,6 +203,16 @@ impl Front {
         unready.as_ref().is_some_and(|(address, at)| {
             *address == leader.address && at.elapsed() < limits::CLUSTER_RETRY
         })
+    }
+
+    /// Lets all streams wait before the next attempt. False if they wait already.
+    fn mark_unready(&self, leader: &Leader) -> bool {
+        if self.is_unready(leader) {
+            return false;
+        }
+        let mut unready = self.unready.lock().unwrap_or_else(PoisonError::into_inner);
+        *unready = Some((leader.address.clone(), Instant::now()));
+        true
     }
 
     /// Connects to the cluster port of the leader.

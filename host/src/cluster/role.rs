@@ -6,7 +6,7 @@ use tokio::sync::watch;
 /// What this host does for clients at present.
 ///
 /// The log of the cluster decides it. The sender must set another role before it shuts the broker
-/// of a leadership down, or else clients that connect meanwhile are closed instead of waiting.
+/// of a leadership down, or else clients that connect in between are closed instead of waiting.
 #[derive(Clone)]
 pub enum Role {
     /// This host leads, and this broker serves.

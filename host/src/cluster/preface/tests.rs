@@ -1,4 +1,7 @@
+use std::time::Duration;
+
 use tokio::io::{DuplexStream, duplex};
+use tokio::time::timeout;
 
 use super::*;
 
@@ -102,10 +105,15 @@ async fn two_hosts_with_different_secrets_refuse_each_other() {
     let (mut leader, mut host) = duplex(4096);
     let (own, other) = (key(), Key::new(&[8; 32]));
     let request = any_stream();
-    let (received, answered) = tokio::join!(
-        receive(&mut leader, &own),
-        send(&mut host, &other, &request)
-    );
+    // A leader that accepted the request would leave the host without an answer.
+    let both = async {
+        tokio::join!(
+            receive(&mut leader, &own),
+            send(&mut host, &other, &request)
+        )
+    };
+    let both = timeout(Duration::from_secs(20), both).await;
+    let (received, answered) = both.expect("both sides end");
     assert!(is_secret(&received) && is_secret(&answered));
 }
 

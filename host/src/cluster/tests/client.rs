@@ -107,12 +107,13 @@ impl Client {
     }
 
     pub(super) async fn send(&mut self, packet: &[u8]) {
+        let mut bytes = Vec::new();
         if self.frames {
             let length = u8::try_from(packet.len()).unwrap();
-            let head = [0x82, 0x80 | length, 0, 0, 0, 0];
-            self.stream.write_all(&head).await.unwrap();
+            bytes.extend([0x82, 0x80 | length, 0, 0, 0, 0]);
         }
-        self.stream.write_all(packet).await.unwrap();
+        bytes.extend(packet);
+        self.stream.write_all(&bytes).await.unwrap();
         self.stream.flush().await.unwrap();
     }
 

@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 
 use super::client::{Client, connect};
 use super::*;
-use crate::cluster::preface::{Answer, Key, receive};
+use crate::cluster::preface::{Answer, Key, Purpose, receive};
 
 #[tokio::test]
 async fn a_follower_passes_clients_of_every_scheme_on() {
@@ -43,7 +43,7 @@ async fn a_waiting_client_is_served_once_there_is_a_leader() {
     }
     sleep(Duration::from_millis(100)).await;
     assert_eq!(clients.seen(), []);
-    // This host does not lead yet, so it answers that it does not.
+    // The named host does not lead yet, and says so.
     follower.follow(&leader);
     sleep(Duration::from_millis(100)).await;
     assert_eq!(clients.seen(), []);
@@ -157,10 +157,10 @@ async fn streams_end_when_another_host_leads() {
     });
     let mut socket = follower.connect().await;
     socket.write_all(&connect("one")).await.unwrap();
-    while matches!(
-        is_accepted.recv().await.unwrap(),
-        crate::cluster::preface::Purpose::Link
-    ) {}
+    let streaming = async { while is_accepted.recv().await == Some(Purpose::Link) {} };
+    timeout(PATIENCE, streaming)
+        .await
+        .expect("the stream is passed on");
     // While no leader is known, the last one may still serve.
     follower.role.send_replace(Role::Waiting);
     let still = timeout(Duration::from_millis(100), is_closed(&mut socket)).await;
