@@ -22,7 +22,8 @@
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.
 //! * [`policies`]: loads policies, changes which one is active, takes policies from outside.
 //! * [`admin`]: the HTTP API and metrics.
-//! * [`cluster`]: this host as a member of a cluster: its replica of the state, and its clients.
+//! * [`cluster`]: this host as a member of a cluster: its replica of the state, and its leadership.
+//!   [`front`]: passes clients on to the host that leads.
 //! * [`data_directory`]: the data directory in use: recovery and snapshots.
 //! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and
 //!   reason.
@@ -38,6 +39,7 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod data_directory;
+pub mod front;
 mod headers;
 pub mod limits;
 pub mod listener;

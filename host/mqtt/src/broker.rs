@@ -8,6 +8,7 @@ mod options;
 use std::{
     future::poll_fn,
     io,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -22,7 +23,7 @@ pub use options::Options;
 use statehouse_protocol::{LogPosition, SessionId};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{Notify, Semaphore},
 };
 
@@ -174,17 +175,8 @@ impl Broker {
             };
             match accepted {
                 Ok((socket, peer)) => {
-                    // Answers are small and clients wait for them. If this fails, the socket is
-                    // dead and its reader will see the error.
-                    _ = socket.set_nodelay(true);
                     let broker = self.clone();
-                    tokio::spawn(async move {
-                        let (reader, writer) = socket.into_split();
-                        let writer = SharedWriter::new(writer);
-                        let direct = writer.direct();
-                        let door = Door::open(peer);
-                        broker.serve(reader, writer, Some(direct), door).await;
-                    });
+                    tokio::spawn(async move { broker.serve_socket(socket, peer).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -194,6 +186,20 @@ impl Broker {
                 }
             }
         }
+    }
+
+    /// Serves one accepted socket until it ends, as [`listen`](Self::listen) does. `peer` is the
+    /// address of the client. It differs from that of the socket if another host passes the stream
+    /// on.
+    pub async fn serve_socket(&self, socket: TcpStream, peer: SocketAddr) {
+        // Answers are small and clients wait for them. If this fails, the socket is dead and its
+        // reader will see the error.
+        _ = socket.set_nodelay(true);
+        let (reader, writer) = socket.into_split();
+        let writer = SharedWriter::new(writer);
+        let direct = writer.direct();
+        let door = Door::open(peer);
+        self.serve(reader, writer, Some(direct), door).await;
     }
 
     /// Serves one connection over any byte stream until it ends.

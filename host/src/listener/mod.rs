@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Listen, ListenConfig, Origin};
+use crate::config::{Listen, ListenConfig, Origin, Scheme};
 use crate::limits;
 use handshakes::Handshakes;
 use statehouse_access::audit::{Audit, Refused};
@@ -101,33 +101,24 @@ impl Listeners {
     /// # Errors
     /// The system refuses to use a bound socket.
     pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<OpenListener>> {
-        // All listeners share one limit, because it bounds the memory of all handshakes.
-        let handshakes = Arc::new(Handshakes::new(limits::HANDSHAKES_MAX));
         let mut opened = Vec::new();
-        for (listen, listener) in self.listeners {
-            let listener = TcpListener::from_std(listener)?;
-            let address = listener.local_addr()?;
-            let at = Listen { address, ..listen };
+        for entrance in self.entrances(audit)? {
+            let Entrance {
+                at,
+                listener,
+                acceptor,
+            } = entrance;
             let broker = broker.clone();
-            let tls = self.certificates.clone().filter(|_| listen.scheme.tls);
-            let accepting: Pin<Box<dyn Future<Output = ()> + Send>> =
-                match (tls, listen.scheme.websocket) {
-                    (None, false) => Box::pin(async move {
-                        if let Err(error) = broker.listen(listener).await {
-                            tracing::error!(%error, "the listener {at} accepts no more clients");
-                        }
-                    }),
-                    (tls, is_websocket) => {
-                        let acceptor = Arc::new(Acceptor {
-                            broker,
-                            audit: audit.clone(),
-                            handshakes: handshakes.clone(),
-                            tls,
-                            origins: is_websocket.then(|| self.origins.clone()),
-                        });
-                        Box::pin(accept(listener, acceptor))
+            let accepting: Pin<Box<dyn Future<Output = ()> + Send>> = match acceptor.is_plain() {
+                true => Box::pin(async move {
+                    if let Err(error) = broker.listen(listener).await {
+                        tracing::error!(%error, "the listener {at} accepts no more clients");
                     }
-                };
+                }),
+                false => Box::pin(accept(listener, move |socket, peer| {
+                    acceptor.clone().serve(broker.clone(), socket, peer)
+                })),
+            };
             opened.push(OpenListener {
                 line: format!("listening on {at}"),
                 accepting,
@@ -135,11 +126,44 @@ impl Listeners {
         }
         Ok(opened)
     }
+
+    /// The bound listeners, each with the acceptor of its protocol.
+    ///
+    /// # Errors
+    /// The system refuses to use a bound socket.
+    pub(crate) fn entrances(self, audit: &Arc<Audit>) -> io::Result<Vec<Entrance>> {
+        // All listeners share one limit, because it bounds the memory of all handshakes.
+        let handshakes = Arc::new(Handshakes::new(limits::HANDSHAKES_MAX));
+        let mut entrances = Vec::new();
+        for (listen, listener) in self.listeners {
+            let listener = TcpListener::from_std(listener)?;
+            let address = listener.local_addr()?;
+            let Scheme { tls, websocket } = listen.scheme;
+            entrances.push(Entrance {
+                at: Listen { address, ..listen },
+                listener,
+                acceptor: Arc::new(Acceptor {
+                    audit: audit.clone(),
+                    handshakes: handshakes.clone(),
+                    tls: self.certificates.clone().filter(|_| tls),
+                    origins: websocket.then(|| self.origins.clone()),
+                }),
+            });
+        }
+        Ok(entrances)
+    }
 }
 
-/// Accepts clients over TLS, WebSocket or both.
-struct Acceptor {
-    broker: Broker,
+/// A bound listener and the acceptor of its protocol.
+pub(crate) struct Entrance {
+    /// The protocol and the bound address.
+    pub(crate) at: Listen,
+    pub(crate) listener: TcpListener,
+    pub(crate) acceptor: Arc<Acceptor>,
+}
+
+/// Converts accepted sockets of one protocol to streams of MQTT, which a broker serves.
+pub(crate) struct Acceptor {
     audit: Arc<Audit>,
     handshakes: Arc<Handshakes>,
     /// None if the connection is not encrypted.
@@ -170,27 +194,18 @@ enum HandshakeError {
     Evicted,
 }
 
-async fn accept(listener: TcpListener, acceptor: Arc<Acceptor>) {
+/// Accepts sockets until it is dropped, and serves each in its own task.
+pub(crate) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream, SocketAddr) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => {
-                // Clients wait for small responses. If this fails the socket is dead, and the
-                // handshake fails too.
+                // Clients wait for small responses. If this fails the socket is dead, and its
+                // reader will see the error.
                 _ = socket.set_nodelay(true);
-                let place = acceptor.handshakes.begin(peer.ip());
-                let acceptor = acceptor.clone();
-                tokio::spawn(async move {
-                    let done = tokio::select! {
-                        done = Box::pin(acceptor.handshake(socket, peer)) => done,
-                        () = place.evicted() => Err(HandshakeError::Evicted),
-                        () = tokio::time::sleep(limits::HANDSHAKE_TIMEOUT) => Err(HandshakeError::Timeout),
-                    };
-                    drop(place);
-                    match done {
-                        Ok((stream, door)) => acceptor.broker.serve_connection(stream, door).await,
-                        Err(error) => acceptor.report_refusal(peer, &error),
-                    }
-                });
+                tokio::spawn(serve(socket, peer));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -211,6 +226,37 @@ async fn drain(mut socket: TcpStream) {
 }
 
 impl Acceptor {
+    /// Whether the streams are MQTT over TCP, without a handshake.
+    fn is_plain(&self) -> bool {
+        self.tls.is_none() && self.origins.is_none()
+    }
+
+    /// Serves a socket of a client at `peer` until it ends. A handshake takes its place before the
+    /// future is polled, so that the number of sockets in handshakes is always bounded.
+    pub(crate) fn serve(
+        self: Arc<Self>,
+        broker: Broker,
+        socket: TcpStream,
+        peer: SocketAddr,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let place = (!self.is_plain()).then(|| self.handshakes.begin(peer.ip()));
+        async move {
+            let Some(place) = place else {
+                return broker.serve_socket(socket, peer).await;
+            };
+            let done = tokio::select! {
+                done = Box::pin(self.handshake(socket, peer)) => done,
+                () = place.evicted() => Err(HandshakeError::Evicted),
+                () = tokio::time::sleep(limits::HANDSHAKE_TIMEOUT) => Err(HandshakeError::Timeout),
+            };
+            drop(place);
+            match done {
+                Ok((stream, door)) => broker.serve_connection(stream, door).await,
+                Err(error) => self.report_refusal(peer, &error),
+            }
+        }
+    }
+
     async fn handshake(
         &self,
         socket: TcpStream,

@@ -1,0 +1,68 @@
+//! Limits of the front of a cluster host: client streams that are passed on to the leader, and the
+//! links between hosts.
+
+use std::time::Duration;
+
+/// Longest name of a host in bytes: a DNS label, so that a host name fits. The replicated log has
+/// the same limit.
+pub const CLUSTER_HOST_NAME_BYTES_MAX: usize = 63;
+
+/// Handshakes of other hosts in progress at the cluster port. Beyond this limit the address with
+/// most of them loses its oldest. Eight hosts fit that each use [`CLUSTER_CONNECTING_MAX`].
+pub const CLUSTER_PREFACES_MAX: usize = 512;
+
+/// The time limit for such a handshake at the cluster port: some round trips.
+pub const CLUSTER_PREFACE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connections that this host opens to the leader at once. With one millisecond for each, ten
+/// thousand waiting clients are passed on in a fraction of a second.
+pub const CLUSTER_CONNECTING_MAX: usize = 64;
+
+/// The time limit for a connection to the leader, from TCP to the leader's answer. A .NET client
+/// gives up after two seconds, and then its stream is useless.
+pub const CLUSTER_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a client waits for a leader before its connection is closed. A takeover takes some four
+/// seconds. A client that waits is spared the pause before its next attempt.
+pub const CLUSTER_HOLD: Duration = Duration::from_secs(10);
+
+/// How often a waiting client is checked for having disconnected. Each check costs microseconds,
+/// and there may be ten thousand clients.
+pub const CLUSTER_HOLD_CHECK: Duration = Duration::from_secs(1);
+
+/// The pause after a failed connection to the leader, for all clients together. Without it, ten
+/// thousand waiting clients would connect in a loop.
+pub const CLUSTER_RETRY: Duration = Duration::from_millis(200);
+
+/// Bytes that one read of a passed-on stream takes. Only a thread has such a buffer; a stream has
+/// one of at most this size while its receiver is slow.
+pub const CLUSTER_SPLICE_BYTES: usize = 16 << 10;
+
+/// How long the other direction of a passed-on stream may continue after one has ended, so that the
+/// last packets arrive. MQTT has no half-closed connections.
+pub const CLUSTER_SPLICE_LINGER: Duration = Duration::from_secs(2);
+
+/// How long the leader may leave bytes of a passed-on stream unacknowledged, or leave its receive
+/// buffer full. A leader that cannot reach the consensus engine reads nothing, and closes its
+/// connections after ten seconds, so this must be longer. A leader that died is usually replaced
+/// sooner, which ends the stream too.
+pub const CLUSTER_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(12);
+
+/// When the system probes an idle connection between two hosts, how often, and how many probes may
+/// stay unanswered: a machine that lost its power is detected within 25 seconds.
+pub const CLUSTER_KEEPALIVE: (Duration, Duration, u32) =
+    (Duration::from_secs(10), Duration::from_secs(5), 3);
+
+/// How often the leader sends a byte over a link.
+pub const CLUSTER_LINK_BEAT: Duration = Duration::from_millis(300);
+
+/// A link that is silent for this long is broken: three beats.
+pub const CLUSTER_LINK_SILENCE: Duration = Duration::from_millis(900);
+
+/// The pause before a broken link is opened again. Each failure reports a suspicion, which costs a
+/// write in the consensus engine.
+pub const CLUSTER_LINK_RETRY: Duration = Duration::from_millis(300);
+
+/// Links that the leader serves: far more than a cluster has hosts. A link of a host that lost its
+/// power counts until the system detects that.
+pub const CLUSTER_LINKS_MAX: usize = 64;
