@@ -8,13 +8,12 @@ use std::io;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
+use super::Front;
 use super::passing::ConnectError;
 use super::preface::Purpose;
 use super::role::Leader;
-use super::{Front, Role};
 use crate::limits;
 
 /// Why a link ended. The text is for the log.
@@ -89,13 +88,18 @@ async fn listen(mut socket: TcpStream) -> LinkError {
 }
 
 /// Serves the link of a follower until this host does not lead any more, or the follower closes it.
-pub(super) async fn serve(mut socket: TcpStream, mut role: watch::Receiver<Role>) {
+/// A leader that does not reach the log sends nothing: it cannot serve, and another host may.
+pub(super) async fn serve(front: &Front, mut socket: TcpStream) {
+    let mut role = front.role.clone();
     let (mut reader, mut writer) = socket.split();
     let mut beat = interval(limits::CLUSTER_LINK_BEAT);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let beating = async {
         loop {
             beat.tick().await;
+            if !(front.reaches_log)() {
+                continue;
+            }
             // The socket has room, unless the follower reads nothing.
             let written = timeout(limits::CLUSTER_LINK_SILENCE, writer.write_all(&[0])).await;
             if !matches!(written, Ok(Ok(()))) {

@@ -54,6 +54,8 @@ pub struct FrontOptions {
     pub connections_max: usize,
     /// Called if the leader does not answer: once for each failure. It must return at once.
     pub suspect: Arc<dyn Fn() + Send + Sync>,
+    /// Whether this host, while it leads, reaches the log. If not, its followers suspect it.
+    pub reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// The state that all connections of a front share.
@@ -64,6 +66,7 @@ pub struct Front {
     host: HostName,
     audit: Arc<Audit>,
     suspect: Arc<dyn Fn() + Send + Sync>,
+    reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
     /// One permit per stream that is passed on or waits.
     streams: Arc<Semaphore>,
     /// One permit per connection to the leader that has no answer yet.
@@ -98,6 +101,7 @@ impl Front {
             secret,
             connections_max,
             suspect,
+            reaches_log,
         } = options;
         let streams = connections_max.min(Semaphore::MAX_PERMITS);
         Self {
@@ -106,6 +110,7 @@ impl Front {
             host,
             audit,
             suspect,
+            reaches_log,
             streams: Arc::new(Semaphore::new(streams)),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
             unready: Mutex::default(),

@@ -97,8 +97,7 @@ impl Port {
             match done {
                 Ok(None) => {}
                 Ok(Some(Accepted::Link(permit))) => {
-                    let role = self.front.role.clone();
-                    link::serve(socket, role).await;
+                    link::serve(&self.front, socket).await;
                     drop(permit);
                 }
                 Ok(Some(Accepted::Stream {
@@ -191,6 +190,7 @@ mod tests {
             secret: [7; 32],
             connections_max: 10,
             suspect: Arc::new(|| {}),
+            reaches_log: Arc::new(|| true),
         };
         let front = Arc::new(Front::new(role, Arc::<Audit>::default(), options));
         let port = Port {

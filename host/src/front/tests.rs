@@ -110,6 +110,7 @@ impl Host {
             suspect: Arc::new(move || {
                 count.fetch_add(1, Ordering::SeqCst);
             }),
+            reaches_log: Arc::new(|| true),
         };
         let mut front = Front::new(following, audit.clone(), options);
         adjust(&mut front);

@@ -57,6 +57,8 @@ struct State {
     /// The number of transactions that were begun, and that were decided.
     begun: u64,
     decided: u64,
+    /// When the present transaction was begun.
+    undecided_since: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -127,6 +129,7 @@ impl LeaderLog {
                 wants_handover: false,
                 begun: 0,
                 decided: 0,
+                undecided_since: None,
             }),
             work: Notify::new(),
             progress: Notify::new(),
@@ -264,6 +267,14 @@ impl LeaderLog {
         false
     }
 
+    /// How long the engine has not decided the present transaction; zero if there is none. A leader
+    /// that cannot reach the engine cannot serve, so other hosts should suspect it.
+    #[must_use]
+    pub fn undecided_for(&self) -> Duration {
+        let since = self.locked().undecided_since;
+        since.map_or(Duration::ZERO, |it| self.clock.now().saturating_sub(it))
+    }
+
     /// Waits until `position` is released.
     ///
     /// # Errors
@@ -321,13 +332,16 @@ impl LeaderLog {
 
     /// A transaction is about to be sent.
     pub(super) fn begin(&self) {
-        self.locked().begun += 1;
+        let mut state = self.locked();
+        state.begun += 1;
+        state.undecided_since = Some(self.clock.now());
     }
 
     /// The transaction was applied: `position` is committed, and the lease lasts until `lease_end`.
     pub(super) fn decided(&self, position: LogPosition, lease_end: Duration) {
         let mut state = self.locked();
         state.decided = state.begun;
+        state.undecided_since = None;
         state.committed = position.0;
         state.waiting_bytes -= std::mem::take(&mut state.deciding_bytes);
         let nanos = u64::try_from(lease_end.as_nanos()).unwrap_or(u64::MAX);

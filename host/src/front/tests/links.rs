@@ -1,5 +1,7 @@
 //! Links between hosts.
 
+use std::sync::atomic::AtomicBool;
+
 use tokio::net::TcpListener;
 
 use super::*;
@@ -24,6 +26,23 @@ async fn a_leader_is_suspected_when_it_stops_leading() {
     let suspicions = follower.suspicions();
     sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
     assert_eq!(follower.suspicions(), suspicions);
+}
+
+#[tokio::test]
+async fn a_leader_that_does_not_reach_the_log_is_suspected() {
+    let reaches_log = Arc::new(AtomicBool::new(true));
+    let seen = reaches_log.clone();
+    let leader = Host::new("gw1", &["mqtt"], None, |front| {
+        front.reaches_log = Arc::new(move || seen.load(Ordering::SeqCst));
+    });
+    let follower = Host::plain("gw2");
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), 0);
+    reaches_log.store(false, Ordering::SeqCst);
+    eventually("a suspicion", || follower.suspicions() > 0).await;
 }
 
 #[tokio::test]
