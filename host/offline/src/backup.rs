@@ -178,6 +178,42 @@ impl Past {
     }
 }
 
+/// A state that begins a log elsewhere.
+pub struct FirstState {
+    /// What it holds.
+    pub contents: Contents,
+    /// Policies by their digests, with their files if those are intact.
+    pub modules: Vec<(blake3::Hash, Option<Vec<u8>>)>,
+    blocks: BackupBlocks,
+}
+
+impl FirstState {
+    /// Fills `block` with the next block of a snapshot, and returns false after the last one.
+    ///
+    /// # Errors
+    /// None today; the text is for the operator.
+    pub fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
+        self.blocks.next(block)
+    }
+}
+
+impl Past {
+    /// The newest state, to begin another log with it.
+    pub fn first_state(&self) -> Result<FirstState, PastError> {
+        let (image, range) = self.newest()?;
+        let modules = self.modules();
+        let recovered = RecoveredState::of(image);
+        let contents = recovered.contents(range.end, |digest| ModuleState::of(&modules, digest));
+        let mut blocks = BackupBlocks::of(recovered, modules.clone());
+        let digests = std::mem::take(&mut blocks.left).into_iter();
+        Ok(FirstState {
+            contents,
+            modules: digests.map(|it| (it, modules.load(&it).ok())).collect(),
+            blocks,
+        })
+    }
+}
+
 /// Writes a state as the backup of a position.
 pub(super) fn write(
     file: &Path,

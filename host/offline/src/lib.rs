@@ -32,7 +32,7 @@ use statehouse_core::log::Image;
 use statehouse_core::store::Retention;
 use statehouse_precompiled::Modules;
 
-pub use backup::{Contents, Module, ModuleState};
+pub use backup::{Contents, FirstState, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
 pub use checkup::{Checkup, Opening, Reach};
 pub use image_sink::ImageSink;

@@ -16,6 +16,7 @@
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
+//! POST   /v1/cluster/handover        end this host's leadership, so that another host leads
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; no token needed
 //! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
@@ -36,7 +37,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use super::answer::{Answer, Refusal, json, with};
+use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::{Sources, metrics, usage};
 use crate::policies::delivery::Gate;
@@ -107,13 +108,13 @@ impl Api {
             ["v1", "shadow" | "canary" | "routes", ..] => {
                 self.assignment(&method, &segments[1..], request).await
             }
+            ["v1", "cluster", "handover"] if method == Method::POST => self.hand_over(),
             ["v1", "authz" | "usage", ..] => self.questions(&method, &segments[1..], request).await,
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
                 let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
-                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                Ok(with(StatusCode::OK, kind, text.into_bytes()))
+                Ok(metrics::answer(text))
             }
             ["metrics"] => Err(not_allowed(&method, &uri)),
             _ => {
@@ -226,6 +227,17 @@ impl Api {
             }
             _ => Err(not_allowed(method, request.uri())),
         }
+    }
+
+    fn hand_over(&self) -> Result<Answer, Refusal> {
+        let Some(leadership) = &self.sources.leadership else {
+            return Err(Refusal::new(
+                StatusCode::CONFLICT,
+                "this store is not part of a cluster",
+            ));
+        };
+        leadership.hand_over();
+        Ok(json(StatusCode::ACCEPTED, &json!({})))
     }
 
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {

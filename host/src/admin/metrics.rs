@@ -5,9 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
+use hyper::StatusCode;
 use statehouse_mqtt::{Broker, RefusalCount};
 
 use super::Sources;
+use super::answer::{Answer, with};
 use crate::config;
 use crate::logging;
 use crate::policies::manager::{Listing, PolicyView};
@@ -39,12 +41,49 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
     if let Some(link) = server.link() {
         connection(&mut page, &link);
     }
+    if let Some(leadership) = &sources.leadership {
+        cluster(&mut page, true, leadership.epoch());
+        let unreleased = leadership.unreleased();
+        let what = "Records that are not yet in the log of the cluster";
+        page.gauges(&[("cluster_unreleased", what, unreleased)]);
+    }
     policies(&mut page, &listing.policies);
     if let Some(report) = shadow {
         compared(&mut page, report);
     }
     page.0.push_str("# EOF\n");
     page.0
+}
+
+/// An answer with a page of metrics.
+pub(super) fn answer(page: String) -> Answer {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    with(StatusCode::OK, kind, page.into_bytes())
+}
+
+/// The page of a host that does not lead its cluster.
+pub(super) fn of_follower(epoch: u64) -> String {
+    let mut page = Page::default();
+    cluster(&mut page, false, epoch);
+    log(&mut page, logging::dropped());
+    page.0.push_str("# EOF\n");
+    page.0
+}
+
+/// The role of this host.
+fn cluster(page: &mut Page, leads: bool, epoch: u64) {
+    page.gauges(&[
+        (
+            "cluster_leads",
+            "1 if this host leads its cluster, 0 if it follows",
+            leads.into(),
+        ),
+        (
+            "cluster_epoch",
+            "The number of the leadership that this host knows",
+            epoch,
+        ),
+    ]);
 }
 
 fn store(page: &mut Page, stats: &Stats) {

@@ -33,6 +33,7 @@ pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{Owner, Taken};
 
+use crate::cluster::Leadership;
 use crate::config::AdminPlace;
 use crate::limits;
 use crate::listener::handshakes::Handshakes;
@@ -57,6 +58,8 @@ pub struct Sources {
     pub reloads: Arc<Reloads>,
     /// The refusals.
     pub audit: Arc<Audit>,
+    /// The leadership of this host, if it is one of a cluster.
+    pub leadership: Option<Leadership>,
 }
 
 /// An admin API that has its address but does not answer yet.

@@ -1,5 +1,6 @@
 //! Admits requests to the admin API, and passes them to the endpoints of the store that this host
-//! runs at present. A host of a cluster that does not lead answers probes and asks for metrics only.
+//! runs at present. A host of a cluster that does not lead answers only probes and requests for
+//! metrics.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 use super::access::Access;
 use super::answer::{Answer, Refusal, json};
 use super::api::Api;
+use super::metrics;
 use super::seat::Seat;
 use statehouse_access::audit::{self, Audit, Refused};
 
@@ -27,6 +29,8 @@ pub enum Subject {
         impediment: Option<&'static str>,
         /// The answer to operators: which host leads.
         leader: Arc<str>,
+        /// The number of the leadership that it knows.
+        epoch: u64,
     },
 }
 
@@ -90,6 +94,9 @@ impl Requests {
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match subject {
             Subject::Store(api) => api.route(request).await,
+            Subject::Follower { epoch, .. } if is_metrics(&request) => {
+                Ok(metrics::answer(metrics::of_follower(epoch)))
+            }
             Subject::Follower { leader, .. } => {
                 Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
             }
@@ -122,6 +129,10 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
         }
         _ => None,
     }
+}
+
+fn is_metrics(request: &Request<Incoming>) -> bool {
+    request.method() == Method::GET && request.uri().path() == "/metrics"
 }
 
 /// Closes the connection after this answer.

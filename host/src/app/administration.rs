@@ -56,7 +56,8 @@ impl Administration {
         })
     }
 
-    /// Starts the deliveries to one store. Orders over MQTT arrive only through the embedded broker.
+    /// Starts the deliveries to one store. Orders over MQTT arrive only through the embedded
+    /// broker.
     pub(super) fn deliver(
         &self,
         gate: &Arc<Gate>,
@@ -75,15 +76,19 @@ impl Administration {
     }
 
     /// Starts the admin API, which reports on the present subject.
-    pub(super) fn start(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) -> Running {
-        let Some(admin) = self.admin else {
+    pub(super) fn start(
+        &mut self,
+        subject: watch::Receiver<Subject>,
+        audit: Arc<Audit>,
+    ) -> Running {
+        let Some(admin) = self.admin.take() else {
             return Running {
                 task: None,
                 published_in: None,
             };
         };
         let endpoint = admin.endpoint();
-        let published_in = self.data.filter(|data| match endpoint.write(data) {
+        let published_in = self.data.take().filter(|data| match endpoint.write(data) {
             Ok(()) => true,
             Err(error) => {
                 tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");

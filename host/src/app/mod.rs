@@ -3,6 +3,8 @@
 //! * [`start`]: recovers the state and connects the parts.
 //! * [`serve`]: listens, serves until a signal, and drains.
 //! * [`clients`]: the embedded broker with its listeners, or the connection to a foreign broker.
+//! * [`member`]: the same as a member of a cluster. [`join`]: what a member does before. [`host`]:
+//!   builds the store of each leadership. [`present`]: that store, as other parts see it.
 //! * [`administration`]: the admin API, signed orders and the policy directory.
 //! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
 
@@ -10,6 +12,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
+use statehouse_cluster::Stop;
 use tokio::runtime::{self, Runtime};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -22,10 +25,16 @@ use crate::{limits, logging};
 
 mod administration;
 mod clients;
+mod host;
+mod join;
+mod member;
+mod present;
 mod serve;
 mod service_manager;
 mod signals;
 mod start;
+
+pub(crate) use join::connect;
 
 /// Why a store did not start, or stopped.
 #[derive(Debug)]
@@ -36,6 +45,8 @@ pub enum Failure {
     Transport(String),
     /// Another store uses the same MQTT client id at the foreign broker.
     TakenOver(String),
+    /// This host cannot take part in its cluster any more.
+    Cluster(Stop),
 }
 
 impl Failure {
@@ -68,6 +79,12 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     let runtime = runtime(config.threads)
         .context("cannot start the threads that serve connections")
         .map_err(Failure::transport)?;
+    if let Some(cluster) = config.cluster.clone() {
+        let sockets = member::Sockets::bind(transport, &cluster)?;
+        let served = runtime.block_on(member::serve(config, cluster, followed, sockets));
+        runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
+        return served;
+    }
     let started = {
         let _within = runtime.enter();
         start::start(&config, followed).map_err(Failure::usage)?

@@ -23,7 +23,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         clients,
         gate,
         orders,
-        administration,
+        mut administration,
         access,
         audit,
         mut reloads,
@@ -49,6 +49,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         access,
         reloads: reloads.clone(),
         audit: audit.clone(),
+        leadership: None,
     };
     let listing = gate.control().list();
     let subject = watch::Sender::new(Subject::Store(Arc::new(Api::new(gate, sources))));
@@ -60,7 +61,8 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     });
     let hangup = signal(SignalKind::hangup())?;
     let reloading = tokio::spawn(reloads.run(hangup));
-    let watching = tokio::spawn(service_manager::watch(server.clone()));
+    let status = service_manager::status_of(server.clone());
+    let watching = tokio::spawn(service_manager::watch(status));
     let serving = async {
         match announce(&open).await {
             Ok(()) => open.ended().await,
@@ -90,7 +92,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     served
 }
 
-fn log_figures(server: &Server) {
+pub(super) fn log_figures(server: &Server) {
     let stats = server.stats();
     tracing::info!(
         requests = stats.requests,

@@ -22,19 +22,28 @@ pub(super) fn stopping() {
 }
 
 /// Notifies the watchdog twice in each interval of `WATCHDOG_USEC`. It stops notifying if the
-/// threads that serve clients block, or if the lock that every request takes is never released.
-/// Returns at once if no watchdog is enabled.
-pub(super) async fn watch(server: Arc<Server>) {
+/// threads that serve clients block, or if `status`, the line that it shows, never returns. Returns
+/// at once if no watchdog is enabled.
+pub(super) async fn watch(status: impl Fn() -> String) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
     };
     let mut ticks = tokio::time::interval(interval / 2);
     loop {
         ticks.tick().await;
-        let stats = server.stats();
-        let status = format!("{} keys, {} requests", stats.keys, stats.requests);
-        notify(&[Watchdog, Status(&status)]);
+        notify(&[Watchdog, Status(&status())]);
     }
+}
+
+/// The line of [`watch`] about one store.
+pub(super) fn status_of(server: Arc<Server>) -> impl Fn() -> String {
+    move || figures(&server)
+}
+
+/// One line about a store. Takes the lock that every request takes.
+pub(super) fn figures(server: &Server) -> String {
+    let stats = server.stats();
+    format!("{} keys, {} requests", stats.keys, stats.requests)
 }
 
 fn notify(states: &[NotifyState<'_>]) {

@@ -6,6 +6,7 @@
 
 mod authz;
 mod bench;
+mod cluster;
 mod completions;
 mod data;
 mod del;
@@ -66,7 +67,8 @@ The file that --config names may contain every other setting, under its name wit
 Flags take precedence over environment variables, and these over the file.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 an address that cannot be listened
-on, 74 the disk failed, 70 a bug lost the state in memory. After 74 and 70 start the store again: it recovers everything
+on, 74 the disk failed, 70 a bug lost the state in memory, 78 the cluster does not exist or needs a newer version,
+65 the log of the cluster contradicts itself. After 74 and 70 start the store again: it recovers everything
 that is durable.")]
     Serve(Box<Flags>),
     Get(get::Args),
@@ -86,6 +88,7 @@ that is durable.")]
     User(user::Args),
     Authz(authz::Args),
     Usage(usage::Args),
+    Cluster(cluster::Args),
     Bench(Box<bench::Args>),
     Completions(completions::Args),
     Man(man::Args),
@@ -117,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
+        Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Completions(args) => {
             output::finish(async { completions::run(&args, Cli::command()) })

@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use statehouse_cluster::LeaderLog;
 use statehouse_mqtt::{Lease, Persistence};
@@ -24,6 +25,28 @@ impl ClusterLog {
     /// Uses the log of a leadership.
     pub fn new(log: Arc<LeaderLog>) -> Self {
         Self(log)
+    }
+
+    /// The number of the leadership.
+    pub fn epoch(&self) -> u64 {
+        self.0.epoch()
+    }
+
+    /// The number of records that are not durable yet.
+    pub fn unreleased(&self) -> u64 {
+        let appended = self.0.appended().0;
+        appended.saturating_sub(self.0.released().0)
+    }
+
+    /// How long the log has not decided what was written last.
+    pub fn undecided_for(&self) -> Duration {
+        self.0.undecided_for()
+    }
+
+    /// Ends the leadership once everything that was appended is durable. Nothing may be decided any
+    /// more.
+    pub fn hand_over(&self) {
+        self.0.hand_over();
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use statehouse_cluster::{Embedder, Ended, Head, Takeover};
+use statehouse_cluster::{Description, Embedder, Ended, Head, Takeover};
 use statehouse_mqtt::Broker;
 use statehouse_protocol::LogPosition;
 
@@ -34,6 +34,9 @@ pub trait Roles: Send {
     /// The log names these policies. Called when the list has changed.
     fn name(&mut self, policies: &[PolicyRecord]);
 
+    /// What operators should know of this host.
+    fn describe(&self, image: &Image) -> Description;
+
     /// This host follows the leader that the head names.
     fn follow(&mut self, head: &Head);
 
@@ -53,8 +56,6 @@ pub struct Leading {
     pub server: Arc<Server>,
     /// The broker of its clients.
     pub broker: Broker,
-    /// Ends the tasks that serve, when it is dropped.
-    pub tasks: Box<dyn Send>,
 }
 
 /// A follower's state, or a leader's store.
@@ -65,7 +66,7 @@ pub struct Replica<R> {
     snapshot: SnapshotCursor,
     offset: ClockOffset,
     accepts_clock: bool,
-    /// The last leadership of this host failed, so other hosts go first.
+    /// Why the last leadership of this host failed. Other hosts should lead before it.
     failed: Option<String>,
 }
 
@@ -139,6 +140,10 @@ impl<R: Roles> Embedder for Replica<R> {
         self.roles.follow(head);
     }
 
+    fn describe(&mut self) -> Description {
+        self.roles.describe(&self.image)
+    }
+
     fn may_lead(&mut self, head: &Head) -> Result<(), String> {
         // A takeover that failed is tried again after other hosts had the chance.
         if let Some(failed) = self.failed.take() {
@@ -150,10 +155,10 @@ impl<R: Roles> Embedder for Replica<R> {
         self.roles.may_lead(&self.image)
     }
 
-    fn opening(&mut self, epoch: u64) -> Vec<u8> {
+    fn opening(&mut self, _epoch: u64) -> Vec<u8> {
         let mut opening = Vec::new();
-        // A cluster does not change its leader four thousand million times.
-        let run = u32::try_from(epoch).unwrap_or(u32::MAX);
+        // Not the epoch: the state that the cluster began with may have had many runs.
+        let run = self.image.run.saturating_add(1);
         record::started(&mut opening, run, self.now_ms(), Mode::Embedded);
         opening
     }

@@ -14,6 +14,7 @@ use statehouse_cluster::{Options, Reads, Sizes};
 use super::layer::settings;
 use super::values::socket_address;
 use super::{ConfigError, Span, time};
+use crate::limits;
 
 settings! {
     /// The settings of `serve` for a cluster.
@@ -273,6 +274,7 @@ impl ClusterConfig {
         let mut options = Options::new(&self.etcd.name, &self.host, address, process);
         options.reads = self.reads;
         options.timing.lease = self.lease;
+        options.timing.quiet = limits::CLUSTER_QUIET;
         options.compacts = self.compacts;
         options.sizes.quota_bytes = self.quota_bytes;
         options

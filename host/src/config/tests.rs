@@ -231,3 +231,27 @@ fn a_large_machine_gets_the_largest_defaults() {
     assert_eq!(broker, statehouse_mqtt::Limits::default());
     assert_eq!(quota, statehouse_core::store::Quota::default());
 }
+
+#[test]
+fn shipped_settings_of_a_cluster_are_valid() {
+    let config = file(include_str!("../../dist/cluster/statehouse.toml")).unwrap();
+    let cluster = config.cluster.unwrap();
+    assert_eq!((cluster.host.as_str(), cluster.etcd.urls.len()), ("gw1", 3));
+    assert_eq!(cluster.quota_bytes, 4 << 30);
+}
+
+#[test]
+fn settings_that_a_cluster_decides_are_refused() {
+    let cluster = "cluster = [\"http://e:2379\"]\nname = \"a\"\ncluster_listen = \"127.0.0.1:1\"\n";
+    assert!(file(cluster).is_ok());
+    for (setting, expected) in [
+        ("durability = \"always\"", "durability"),
+        ("policy = \"rule.wasm\"", "policy load"),
+        ("broker = \"mqtt://b\"", "hosts of the cluster"),
+    ] {
+        let refused = file(&format!("{cluster}{setting}\n"))
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
+}

@@ -12,7 +12,15 @@ pub const CLUSTER_HANDOVER_WAIT: Duration = Duration::from_secs(2);
 
 /// How often a starting host asks an etcd that does not answer, and a follower asks for the policies
 /// that it lacks.
-pub const CLUSTER_RETRY: Duration = Duration::from_secs(1);
+pub const CLUSTER_START_RETRY: Duration = Duration::from_secs(1);
+
+/// How long the log may take to decide a write before the leader counts as cut off from it. An
+/// election in etcd takes longer, but then no other host reaches the log either.
+pub const CLUSTER_UNDECIDED_MAX: Duration = Duration::from_millis(1_500);
+
+/// How often followers ask a leader for a sign of life that writes nothing. Each time costs some
+/// writes to etcd. The links between the hosts detect a dead leader much sooner.
+pub const CLUSTER_QUIET: Duration = Duration::from_secs(600);
 
 /// How long the clients of a leader that was replaced get to receive what was released.
 pub const CLUSTER_DEPOSED_GRACE: Duration = Duration::from_millis(100);

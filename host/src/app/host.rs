@@ -1,0 +1,255 @@
+//! A host of a cluster: builds the store of each leadership, and ends it.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use statehouse_cluster::{Description, Ended, Head, Modules as SharedModules};
+use statehouse_mqtt::{Broker, Recovery};
+use statehouse_precompiled::Modules;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use super::administration::Administration;
+use super::present::{Present, Shared, Tasks, no_leader};
+use super::serve::{log_figures, print};
+use super::start::{Serving, State, apply};
+use crate::admin::{Api, Sources, Subject};
+use crate::cluster::Leadership;
+use crate::cluster::log::ClusterLog;
+use crate::cluster::modules::Wanted;
+use crate::cluster::replica::{Leading, Roles};
+use crate::config::{ClusterConfig, Config, Followed, PolicyChoice};
+use crate::front::Role;
+use crate::policies::delivery::{Gate, PolicyOrders, Trust};
+use crate::policies::manager::{Control, Publish};
+use crate::policies::startup::Opening;
+use crate::server::Server;
+use crate::{STANDARD_POLICY, limits};
+use statehouse_access::AccessControl;
+use statehouse_access::audit::Audit;
+use statehouse_core::clock::Clock;
+use statehouse_core::log::Image;
+use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::policy::{Engine, Policy};
+use statehouse_core::store::Transaction;
+use statehouse_files::watch::Reloads;
+
+/// Builds and ends the store of each leadership.
+pub(super) struct Host {
+    pub(super) config: Arc<Config>,
+    pub(super) cluster: ClusterConfig,
+    pub(super) followed: Followed,
+    pub(super) trust: Trust,
+    pub(super) audit: Arc<Audit>,
+    pub(super) access: Arc<AccessControl>,
+    pub(super) engine: Arc<Engine<Transaction>>,
+    pub(super) standard: Arc<Policy<Transaction>>,
+    pub(super) modules: Modules,
+    pub(super) shared_modules: SharedModules,
+    pub(super) wanted: Wanted,
+    pub(super) administration: Administration,
+    pub(super) reloads: Arc<Reloads>,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// A digest of the settings that change answers, and so must agree on all hosts. Limits may differ,
+/// since they follow the memory of each machine.
+fn settings_digest(config: &Config) -> [u8; 32] {
+    let Config {
+        node,
+        dialect,
+        policy_property,
+        ..
+    } = config;
+    blake3::hash(format!("{node:?} {dialect:?} {policy_property}").as_bytes()).into()
+}
+
+impl Host {
+    /// The built-in policy of the log: that of this program, or of another version of it.
+    fn built_in(&self, image: &Image) -> anyhow::Result<(Arc<Policy<Transaction>>, Vec<u8>)> {
+        let recorded = (image.assignment.as_ref()).map(|it| it.built_in.0);
+        match recorded.filter(|digest| *digest != self.standard.digest) {
+            None => Ok((self.standard.clone(), STANDARD_POLICY.to_vec())),
+            Some(digest) => {
+                let file = self.modules.load(&digest).with_context(|| {
+                    format!("the built-in policy {digest} of the cluster cannot be read")
+                })?;
+                Ok((Arc::new(self.engine.load(&file)?), file))
+            }
+        }
+    }
+
+    /// Gives the file of a policy to the other hosts. Called by threads that may block.
+    fn publisher(&self) -> Publish {
+        let (modules, runtime) = (self.shared_modules.clone(), Handle::current());
+        Box::new(move |file| {
+            let stored = runtime.block_on(modules.put(file));
+            stored.map(|_| ()).map_err(std::io::Error::other)
+        })
+    }
+
+    fn begin_tasks(
+        &self,
+        server: &Arc<Server>,
+        broker: &Broker,
+        log: &ClusterLog,
+    ) -> Vec<AbortHandle> {
+        let sweeper = tokio::spawn({
+            let (server, lease) = (server.clone(), Arc::new(log.clone()));
+            async move { server.sweep(Some(lease)).await }
+        });
+        let timers = tokio::spawn({
+            let broker = broker.clone();
+            async move { broker.run_timers().await }
+        });
+        vec![sweeper.abort_handle(), timers.abort_handle()]
+    }
+
+    fn leadership(&self, log: &ClusterLog) -> Leadership {
+        let (shared, runtime) = (self.shared.clone(), Handle::current());
+        Leadership::new(log.clone(), move || {
+            let shared = shared.clone();
+            runtime.spawn(async move { shared.hand_over().await });
+        })
+    }
+
+    fn say(&self, line: String) {
+        tracing::info!("{line}");
+        if let Err(error) = print(&[line]) {
+            tracing::warn!(%error, "cannot print the role of this host");
+        }
+    }
+}
+
+impl Roles for Host {
+    fn empty(&self) -> Image {
+        let storage = &self.config.storage;
+        let mut image = Image::new(storage.duplicates);
+        image.sessions = Recovery::within(&storage.sessions);
+        image
+    }
+
+    fn may_lead(&self, image: &Image) -> Result<(), String> {
+        self.wanted.check(image)
+    }
+
+    fn describe(&self, image: &Image) -> Description {
+        Description {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            settings: settings_digest(&self.config),
+            missing_modules: self.wanted.missing(image).map(Into::into).collect(),
+        }
+    }
+
+    fn name(&mut self, policies: &[PolicyRecord]) {
+        self.wanted.name(policies);
+    }
+
+    fn follow(&mut self, head: &Head) {
+        let name = &self.cluster.etcd.name;
+        if head.released || head.leader.is_empty() || head.leader == self.cluster.host {
+            self.shared.role.send_replace(Role::Waiting);
+            self.shared
+                .subject
+                .send_replace(no_leader("the cluster has no leader"));
+            return;
+        }
+        let (leader, address) = (head.leader.clone(), head.address.clone());
+        self.say(format!("following {leader} of {name}"));
+        self.shared.subject.send_replace(Subject::Follower {
+            impediment: None,
+            leader: format!(
+                "this host follows {leader} of the cluster {name}: use the admin API of {leader}"
+            )
+            .into(),
+            epoch: head.epoch,
+        });
+        self.shared
+            .role
+            .send_replace(Role::Following { leader, address });
+    }
+
+    fn lead(&mut self, image: Image, log: ClusterLog, clock: Clock) -> anyhow::Result<Leading> {
+        let (standard, standard_file) = self.built_in(&image)?;
+        let opening = Opening {
+            engine: &self.engine,
+            standard: &standard,
+            standard_file: &standard_file,
+            modules: &self.modules,
+            trust: &self.trust,
+            keeps: true,
+        };
+        let (registry, named) = opening.registry(&PolicyChoice::Last, &image)?;
+        let state = State {
+            registry,
+            named,
+            image,
+        };
+        let epoch = log.epoch();
+        let serving = Serving::begin_recorded(&self.config, state, Arc::new(log.clone()), clock);
+        let server = serving.server.clone();
+        server.set_audit(self.audit.clone());
+        let (cluster, host) = (&self.cluster.etcd.name, &self.cluster.host);
+        let control = Control::new(
+            server.clone(),
+            self.engine.clone(),
+            Some(self.modules.clone()),
+            Some(self.publisher()),
+            cluster.clone(),
+        );
+        let gate = Arc::new(Gate::new(control, self.trust.clone()));
+        let orders = PolicyOrders::new(gate.clone(), self.audit.clone());
+        let broker = serving.through_embedded_broker(
+            self.config.bounds.broker.clone(),
+            Some(Arc::new(log.clone())),
+            Some(Arc::new(log.clone())),
+            orders.clone(),
+            &self.access,
+        );
+        if let Some(bounds) = &self.followed {
+            apply(&bounds.current(), &server, Some(&broker));
+        }
+        let tasks = Tasks {
+            serving: self.begin_tasks(&server, &broker, &log),
+            _deliveries: (self.administration).deliver(&gate, &orders, Some(broker.clone())),
+        };
+        let sources = Sources {
+            server: server.clone(),
+            broker: Some(broker.clone()),
+            access: self.access.clone(),
+            reloads: self.reloads.clone(),
+            audit: self.audit.clone(),
+            leadership: Some(self.leadership(&log)),
+        };
+        let api = Arc::new(Api::new(gate, sources));
+        self.say(format!("{host} leads {cluster} (epoch {epoch})"));
+        self.shared.present.send_replace(Some(Present {
+            server: server.clone(),
+            broker: broker.clone(),
+            log,
+            tasks: Arc::new(tasks),
+        }));
+        self.shared.subject.send_replace(Subject::Store(api));
+        self.shared.role.send_replace(Role::Leading(broker.clone()));
+        Ok(Leading { server, broker })
+    }
+
+    fn end(&mut self, leading: Leading, ended: Ended) {
+        let Leading { server, broker } = leading;
+        // Clients that connect from now on wait for the next leader.
+        self.shared.role.send_replace(Role::Waiting);
+        self.shared
+            .subject
+            .send_replace(no_leader("the cluster has no leader"));
+        let present = self.shared.present.send_replace(None);
+        drop(present);
+        log_figures(&server);
+        let (cluster, host) = (&self.cluster.etcd.name, &self.cluster.host);
+        let what = match ended {
+            Ended::Deposed => "another host took over",
+            Ended::HandedOver => "it handed over",
+        };
+        self.say(format!("{host} does not lead {cluster} any more: {what}"));
+        tokio::spawn(async move { broker.shutdown(limits::CLUSTER_DEPOSED_GRACE).await });
+    }
+}

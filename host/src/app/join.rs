@@ -1,0 +1,144 @@
+//! What a host does before it takes part in its cluster: locks its data directory, and connects to
+//! the log.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use data_encoding::HEXLOWER;
+use statehouse_cluster::etcd::{Etcd, Tls};
+use statehouse_cluster::{
+    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Modules, Options, secret,
+};
+use statehouse_wal::{Directory, has_log};
+
+use super::Failure;
+use super::serve::print;
+use crate::config::{ClusterConfig, Config, EtcdConfig};
+use crate::{STANDARD_POLICY, limits};
+use statehouse_files::atomic;
+
+/// The file with the id of the last process that used a data directory.
+const PROCESS_FILE: &str = "cluster-process";
+
+/// What a host needs to take part.
+pub(super) struct Joined {
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) options: Options,
+    pub(super) secret: [u8; 32],
+    pub(super) modules: Modules,
+    /// The lock of the data directory: it proves that the process before has ended.
+    _lock: Directory,
+}
+
+/// Locks the data directory, and connects to the log of the cluster.
+pub(super) async fn join(
+    config: &Config,
+    cluster: &ClusterConfig,
+    port: &TcpListener,
+) -> Result<Joined, Failure> {
+    let directory = &config.storage.directory;
+    let lock = lock(directory).map_err(Failure::usage)?;
+    let (process, predecessor) = next_process(directory)
+        .with_context(|| format!("the data directory {} cannot be used", directory.display()))
+        .map_err(Failure::usage)?;
+    let address = port.local_addr()?.to_string();
+    let mut options = cluster.options(&address, process);
+    options.predecessor = predecessor;
+    let etcd = Arc::new(connect(&cluster.etcd).map_err(Failure::usage)?);
+    let clock: Arc<dyn Clock> = Arc::new(MachineClock);
+    let secret = read_secret(&etcd, &*clock, cluster).await?;
+    etcd.check().await.map_err(Failure::Usage)?;
+    let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
+        .with_quota_bytes(cluster.quota_bytes);
+    // Another version of this program may need it to lead.
+    let stored = modules.put(STANDARD_POLICY).await;
+    stored
+        .context("the built-in policy cannot be written to the log of the cluster")
+        .map_err(Failure::transport)?;
+    Ok(Joined {
+        engine: etcd,
+        clock,
+        options,
+        secret,
+        modules,
+        _lock: lock,
+    })
+}
+
+/// Locks a directory that holds no log of its own.
+fn lock(directory: &Path) -> anyhow::Result<Directory> {
+    let shown = directory.display();
+    let unusable = || format!("the data directory {shown} cannot be used");
+    let lock = Directory::open(directory).with_context(unusable)?;
+    anyhow::ensure!(
+        !has_log(&lock).with_context(unusable)?,
+        "the data directory {shown} holds the store of a single host: name another directory with --data, or create the cluster from it with `statehouse cluster init --from {shown}`"
+    );
+    Ok(lock)
+}
+
+/// A new id for this process, and the id of the process before in this directory.
+fn next_process(directory: &Path) -> anyhow::Result<(Id, Option<Id>)> {
+    let path = directory.join(PROCESS_FILE);
+    let before = match fs::read(&path) {
+        Ok(text) => {
+            let id = HEXLOWER.decode(text.trim_ascii_end()).ok();
+            // Without the id, a takeover from that process waits for its lease.
+            id.and_then(|id| id.try_into().ok()).map(Id)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error).context(PROCESS_FILE),
+    };
+    let id = Id::random().context("the system has no random numbers")?;
+    let text = format!("{}\n", HEXLOWER.encode(&id.0));
+    atomic::replace(&path, text.as_bytes(), 0o600).context(PROCESS_FILE)?;
+    Ok((id, before))
+}
+
+/// Prepares the connections to etcd. Must be called within a runtime.
+pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
+    let read = |path: &Path| {
+        fs::read(path).with_context(|| format!("cannot read the certificate {}", path.display()))
+    };
+    let tls = match &config.ca {
+        None => None,
+        Some(ca) => Some(Tls {
+            ca_pem: read(ca)?,
+            identity_pem: match &config.certificate {
+                Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+                None => None,
+            },
+        }),
+    };
+    Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)
+}
+
+/// Reads the secret of the cluster. Waits while no server of etcd answers, because all machines may
+/// start at the same time.
+async fn read_secret(
+    etcd: &Arc<Etcd>,
+    clock: &dyn Clock,
+    cluster: &ClusterConfig,
+) -> Result<[u8; 32], Failure> {
+    let mut waits = false;
+    loop {
+        let error = match secret(&**etcd, clock, &cluster.etcd.name).await {
+            Ok(secret) => return Ok(secret.0),
+            Err(ClusterError::Engine {
+                error: error @ (EngineError::NotApplied(_) | EngineError::Unknown(_)),
+                ..
+            }) => error,
+            Err(error) => return Err(Failure::usage(error)),
+        };
+        if !std::mem::replace(&mut waits, true) {
+            let urls = cluster.etcd.urls.join(", ");
+            print(&[format!("waiting for etcd at {urls}: {error}")])?;
+        }
+        tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
+    }
+}

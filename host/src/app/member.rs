@@ -1,0 +1,279 @@
+//! Runs this host as a member of a cluster, until a signal or an error that a repetition does not
+//! heal.
+//!
+//! The listeners, the admin API and the followed files live as long as the process. The store, its
+//! broker and the deliveries of its policies live as long as one leadership: [`Host`] builds and ends
+//! them.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use anyhow::Context;
+use statehouse_cluster::{Member, Stop};
+use statehouse_precompiled::Modules;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::Failure;
+use super::administration::{Administration, Running};
+use super::clients::PreparedTransport;
+use super::host::Host;
+use super::join::{Joined, join};
+use super::present::Shared;
+use super::serve::print;
+use super::service_manager;
+use super::signals::Signals;
+use super::start::{apply, engine, recheck_clients};
+use crate::cluster::modules::Wanted;
+use crate::cluster::replica::Replica;
+use crate::config::{ClusterConfig, Config, Followed};
+use crate::front::{Front, FrontOptions, Role};
+use crate::listener::Listeners;
+use crate::policies::delivery::Trust;
+use crate::server::EXIT_STATE_LOST;
+use crate::{STANDARD_POLICY, logging};
+use statehouse_access::AccessControl;
+use statehouse_access::audit::Audit;
+use statehouse_files::watch::Reloads;
+
+/// The sockets, which are bound before anything else is done.
+pub(super) struct Sockets {
+    pub(super) listeners: Listeners,
+    /// For the other hosts of the cluster.
+    pub(super) port: TcpListener,
+}
+
+impl Sockets {
+    /// Binds the cluster port.
+    pub(super) fn bind(
+        transport: PreparedTransport,
+        cluster: &ClusterConfig,
+    ) -> Result<Self, Failure> {
+        let PreparedTransport::Listening(listeners) = transport else {
+            return Err(Failure::Usage(
+                "a host of a cluster has no foreign broker: this is a bug".to_owned(),
+            ));
+        };
+        let address = cluster.listen;
+        let port = TcpListener::bind(address).map_err(|error| {
+            Failure::Transport(format!(
+                "cannot listen on {address} for the other hosts of the cluster: {error}. Name another address with --cluster-listen"
+            ))
+        })?;
+        Ok(Self { listeners, port })
+    }
+}
+
+/// Serves until a signal or a failure.
+pub(super) async fn serve(
+    config: Config,
+    cluster: ClusterConfig,
+    followed: Followed,
+    sockets: Sockets,
+) -> Result<(), Failure> {
+    let signals = Signals::start().map_err(Failure::transport)?;
+    let joined = tokio::select! {
+        joined = join(&config, &cluster, &sockets.port) => joined?,
+        signal = signals.wait() => {
+            tracing::info!("{signal}: stopping");
+            return Ok(());
+        }
+    };
+    let shared = Arc::new(Shared::default());
+    let Parts {
+        host,
+        mut tasks,
+        running,
+    } = Parts::open(
+        config,
+        cluster.clone(),
+        followed,
+        &joined,
+        &sockets,
+        &shared,
+    )
+    .map_err(Failure::usage)?;
+
+    let accepts_clock = host.config.storage.accept_clock;
+    let connections_max = host.config.bounds.broker.connections_max;
+    let audit = host.audit.clone();
+    let member = Member::new(joined.engine.clone(), joined.clock.clone(), joined.options);
+    let member = Arc::new(member.map_err(Failure::Usage)?);
+    let options = FrontOptions {
+        host: cluster.host.parse().map_err(Failure::Usage)?,
+        secret: joined.secret,
+        connections_max,
+        suspect: {
+            let member = member.clone();
+            Arc::new(move || member.suspect())
+        },
+        reaches_log: {
+            let shared = shared.clone();
+            Arc::new(move || shared.reaches_log())
+        },
+    };
+    let Sockets { listeners, port } = sockets;
+    print(&[format!("statehouse {}", env!("CARGO_PKG_VERSION"))])?;
+    let role = shared.role.subscribe();
+    for opened in Front::open(listeners, port, role, audit, options)? {
+        print(&[opened.line])?;
+        tasks.push(tokio::spawn(opened.accepting));
+    }
+    tasks.push(tokio::spawn(announce(shared.role.subscribe())));
+    tasks.push(tokio::spawn({
+        let (member, arrived) = (member.clone(), shared.arrived.clone());
+        async move {
+            loop {
+                arrived.notified().await;
+                member.describe_again();
+            }
+        }
+    }));
+    let mut replica = Replica::new(host, accepts_clock);
+    let mut running_member = tokio::spawn(async move { member.run(&mut replica).await });
+    let served = tokio::select! {
+        signal = signals.wait() => {
+            tracing::info!("{signal}: stopping");
+            Ok(())
+        }
+        ended = &mut running_member => Err(stopped(ended)),
+    };
+    service_manager::stopping();
+    running.stop();
+    shared.hand_over().await;
+    running_member.abort();
+    for task in tasks {
+        task.abort();
+    }
+    served
+}
+
+/// Reports once that clients can connect.
+async fn announce(mut role: watch::Receiver<Role>) {
+    let known = role.wait_for(|role| !matches!(role, Role::Waiting)).await;
+    if known.is_ok() {
+        drop(known);
+        if let Err(error) = print(&["ready".to_owned()]) {
+            tracing::warn!(%error, "cannot print that this host is ready");
+        }
+        service_manager::ready("clients can connect");
+    }
+}
+
+/// Why a member does not take part any more.
+fn stopped(
+    ended: Result<Result<std::convert::Infallible, Stop>, tokio::task::JoinError>,
+) -> Failure {
+    match ended {
+        Ok(Err(stop)) => Failure::Cluster(stop),
+        Ok(Ok(never)) => match never {},
+        Err(error) => {
+            tracing::error!(%error, "the member of the cluster panicked; stopping, since its state is lost");
+            logging::exit(EXIT_STATE_LOST)
+        }
+    }
+}
+
+/// The parts that live as long as the process.
+struct Parts {
+    host: Host,
+    tasks: Vec<JoinHandle<()>>,
+    running: Running,
+}
+
+impl Parts {
+    fn open(
+        config: Config,
+        cluster: ClusterConfig,
+        followed: Followed,
+        joined: &Joined,
+        sockets: &Sockets,
+        shared: &Arc<Shared>,
+    ) -> anyhow::Result<Self> {
+        let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
+        let audit = Arc::new(Audit::default());
+        let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
+        let engine = Arc::new(engine(Some(&config.storage.directory))?);
+        let standard = engine
+            .load(STANDARD_POLICY)
+            .context("the built-in policy does not load")?;
+        let modules = Modules::of(&config.storage.directory);
+        let shared_modules = joined.modules.clone();
+        let (wanted, fetching) = Wanted::begin(
+            modules.clone(),
+            shared_modules.clone(),
+            engine.clone(),
+            shared.arrived.clone(),
+        );
+        let mut tasks = vec![tokio::spawn(fetching)];
+        let mut administration = Administration::open(&config)?;
+        let running = administration.start(shared.subject.subscribe(), audit.clone());
+
+        let reloads = reloads(sockets, &access, &followed, shared);
+        let reloads = Arc::new(reloads);
+        tasks.push(tokio::spawn(
+            reloads.clone().run(signal(SignalKind::hangup())?),
+        ));
+        tasks.push(tokio::spawn(service_manager::watch({
+            let shared = shared.clone();
+            move || shared.status()
+        })));
+        Ok(Self {
+            host: Host {
+                config: Arc::new(config),
+                cluster,
+                followed,
+                trust,
+                audit,
+                access,
+                engine,
+                standard: Arc::new(standard),
+                modules,
+                shared_modules,
+                wanted,
+                administration,
+                reloads,
+                shared: shared.clone(),
+            },
+            tasks,
+            running,
+        })
+    }
+}
+
+/// What happens when files change.
+fn reloads(
+    sockets: &Sockets,
+    access: &Arc<AccessControl>,
+    followed: &Followed,
+    shared: &Arc<Shared>,
+) -> Reloads {
+    let mut reloads = Reloads::default();
+    sockets.listeners.reload_with(&mut reloads, {
+        let shared = shared.clone();
+        move || {
+            if let Some(broker) = shared.broker() {
+                broker.recheck();
+            }
+        }
+    });
+    recheck_clients(access, &mut reloads, {
+        let shared = shared.clone();
+        move || {
+            let present = shared.present.borrow();
+            present
+                .as_ref()
+                .map(|it| (it.server.clone(), it.broker.clone()))
+        }
+    });
+    if let Some(bounds) = followed {
+        let (shared, current) = (shared.clone(), bounds.clone());
+        reloads.add(bounds, move || {
+            if let Some(present) = &*shared.present.borrow() {
+                apply(&current.current(), &present.server, Some(&present.broker));
+            }
+        });
+    }
+    reloads
+}

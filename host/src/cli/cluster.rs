@@ -1,0 +1,328 @@
+//! `statehouse cluster`: creates, shows and changes the cluster that several hosts form.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use hyper::Method;
+use serde_json::{Value as Json, json};
+use statehouse_cluster::etcd::Etcd;
+use statehouse_cluster::{
+    ClusterError, FirstState, Id, MachineClock, Modules, Overview, Severity, Sizes, check, create,
+    create_from, members, overview, remove_member,
+};
+use statehouse_offline::{Contents, Past};
+use statehouse_wal::Directory;
+
+use super::output::{self, Exit, Failure, emit, emit_either, notice};
+use super::store::Store;
+use crate::app::connect;
+use crate::config::{ClusterFlags, EtcdConfig};
+use statehouse_core::clock::wall_ms;
+
+/// Create, check and show a cluster of hosts
+///
+/// Several hosts form one store: each accepts clients, one of them decides, and an etcd cluster
+/// keeps the log. If a machine dies, another host continues within seconds.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse cluster check --cluster http://etcd1:2379,http://etcd2:2379,http://etcd3:2379
+  statehouse cluster init --cluster http://etcd1:2379 --cluster-name plant7
+  statehouse serve --cluster http://etcd1:2379 --cluster-name plant7 --name gw1 --cluster-listen 10.0.0.1:7883
+  statehouse cluster status --cluster http://etcd1:2379 --cluster-name plant7
+  statehouse cluster handover                   # on the machine of the host that leads")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Init(InitArgs),
+    Status(StatusArgs),
+    Check(CheckArgs),
+    Handover(HandoverArgs),
+    Remove(RemoveArgs),
+}
+
+/// The etcd servers and the name of the cluster.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Cluster")]
+struct Log {
+    /// The addresses of the etcd servers, such as https://etcd1:2379; may be given more than once
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_CLUSTER",
+        value_delimiter = ',',
+        required = true
+    )]
+    cluster: Vec<String>,
+
+    /// The name of the cluster [default: statehouse]
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_CLUSTER_NAME")]
+    cluster_name: Option<String>,
+
+    /// CA certificates (PEM) that the certificates of the etcd servers are verified against
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_CA")]
+    cluster_ca: Option<PathBuf>,
+
+    /// The certificate (PEM) of this machine at etcd, with --cluster-key
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_CERT")]
+    cluster_cert: Option<PathBuf>,
+
+    /// The private key of --cluster-cert (PEM)
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_KEY")]
+    cluster_key: Option<PathBuf>,
+}
+
+/// Create the log of a cluster
+///
+/// The hosts can then be started with `statehouse serve --cluster`. Nothing is changed if the
+/// cluster exists already.
+#[derive(Debug, clap::Args)]
+struct InitArgs {
+    /// Begin with the store in this data directory, which no process may use. The directory stays
+    /// as it is
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+
+    #[command(flatten)]
+    log: Log,
+}
+
+/// Show the leader, the hosts and the log of a cluster
+#[derive(Debug, clap::Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    log: Log,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measure the etcd servers of a cluster, and say what to change
+///
+/// Exits with 1 if the cluster does not work or can lose data. Works before `cluster init` too.
+#[derive(Debug, clap::Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    log: Log,
+
+    /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA")]
+    cluster_quota: Option<u64>,
+}
+
+/// Let another host lead, for example before this machine restarts
+///
+/// Addresses the host that leads, through its admin API. Its clients reconnect to the next leader
+/// within a second, through any host. A host that stops by SIGTERM hands over too.
+#[derive(Debug, clap::Args)]
+struct HandoverArgs {
+    #[command(flatten)]
+    store: Store,
+}
+
+/// Remove a host that will not return from the list of hosts
+///
+/// The host must not run any more: a running host lists itself again.
+#[derive(Debug, clap::Args)]
+struct RemoveArgs {
+    /// The name of the host
+    host: String,
+
+    #[command(flatten)]
+    log: Log,
+}
+
+pub(super) fn run(args: Args) -> ExitCode {
+    match args.command {
+        Command::Init(args) => output::finish(async { init(&args).await }),
+        Command::Status(args) => output::finish(async { status(&args).await }),
+        Command::Check(args) => output::finish(async { examine(&args).await }),
+        Command::Handover(args) => output::finish(async { hand_over(&args).await }),
+        Command::Remove(args) => output::finish(async { remove(&args).await }),
+    }
+}
+
+impl Log {
+    fn etcd(&self) -> Result<EtcdConfig, Failure> {
+        let flags = ClusterFlags {
+            cluster: self.cluster.clone(),
+            cluster_name: self.cluster_name.clone(),
+            cluster_ca: self.cluster_ca.clone(),
+            cluster_cert: self.cluster_cert.clone(),
+            cluster_key: self.cluster_key.clone(),
+            ..ClusterFlags::default()
+        };
+        let etcd = flags.etcd();
+        etcd.map_err(|error| Failure::usage(error.to_string()))
+    }
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        let text = error.to_string();
+        match error {
+            ClusterError::Engine { .. } => Self::transport(text),
+            ClusterError::NotCreated(_) => Self::negative(text),
+            _ => Self::refused(text),
+        }
+    }
+}
+
+fn usage(error: anyhow::Error) -> Failure {
+    Failure::usage(format!("{error:#}"))
+}
+
+async fn init(args: &InitArgs) -> Result<Exit, Failure> {
+    let config = args.log.etcd()?;
+    let etcd = connect(&config).map_err(usage)?;
+    etcd.check().await.map_err(Failure::transport)?;
+    let id = Id::random().map_err(|error| Failure::transport(error.to_string()))?;
+    let name = &config.name;
+    let (created, what) = match &args.from {
+        None => {
+            let created = create(&etcd, name, id, wall_ms()).await;
+            let created = created.map_err(|error| Failure::transport(error.to_string()))?;
+            (created, String::new())
+        }
+        Some(directory) => create_from_directory(etcd, name, id, directory).await?,
+    };
+    if !created {
+        return Err(Failure::negative(format!(
+            "the cluster {name} exists already, and was not changed"
+        )));
+    }
+    emit(format!("created the cluster {name}{what}\n").as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// Creates a cluster with the store of a directory. Returns what it holds, as a phrase.
+async fn create_from_directory(
+    etcd: Etcd,
+    name: &str,
+    id: Id,
+    directory: &Path,
+) -> Result<(bool, String), Failure> {
+    // The lock proves that no process changes the store any more.
+    let lock = Directory::open(directory).map_err(|error| {
+        Failure::usage(format!("{} cannot be used: {error}", directory.display()))
+    })?;
+    let mut state = Past::open(directory)?.first_state()?;
+    let etcd = Arc::new(etcd);
+    let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
+    for (digest, file) in std::mem::take(&mut state.modules) {
+        match file {
+            Some(file) => _ = modules.put(&file).await?,
+            None => notice(&format!(
+                "the file of the policy {digest} is missing: a host leads only with all policies that have a role"
+            )),
+        }
+    }
+    let Contents {
+        position,
+        now_ms,
+        keys,
+        sessions,
+        ..
+    } = state.contents;
+    let first = FirstState {
+        id,
+        now_ms: now_ms.max(wall_ms()),
+        position,
+        next_block: |block: &mut Vec<u8>| state.next(block),
+    };
+    let created = create_from(&*etcd, &MachineClock, name, first).await?;
+    drop(lock);
+    Ok((
+        created,
+        format!(" with {keys} keys and {sessions} sessions"),
+    ))
+}
+
+async fn status(args: &StatusArgs) -> Result<Exit, Failure> {
+    let config = args.log.etcd()?;
+    let etcd = connect(&config).map_err(usage)?;
+    let overview = overview(&etcd, &MachineClock, &config.name, wall_ms()).await?;
+    emit_either(
+        args.json,
+        || status_json(&overview),
+        || overview.to_string(),
+    )?;
+    Ok(Exit::Done)
+}
+
+fn status_json(it: &Overview) -> Json {
+    let head = &it.head;
+    let leader = (!head.leader.is_empty() && !head.released).then_some(&head.leader);
+    let hosts = it.members.iter().map(|entry| match &entry.info {
+        Ok(info) => json!({
+            "name": info.host,
+            "address": info.address,
+            "role": info.role.to_string(),
+            "epoch": info.epoch,
+            "written_ms": info.written_ms,
+            "version": info.description.version,
+            "missing_policies": info.description.missing_modules.len(),
+        }),
+        Err(error) => json!({"name": entry.host, "error": error.to_string()}),
+    });
+    json!({
+        "leader": leader,
+        "address": leader.map(|_| &head.address),
+        "epoch": head.epoch,
+        "records": head.position.0,
+        "log_bytes": it.log.bytes,
+        "snapshot_bytes": head.snapshot.map(|it| it.bytes),
+        "snapshot_age_ms": it.log.snapshot_age_ms,
+        "etcd": {
+            "version": it.status.version,
+            "voters": it.status.voters,
+            "bytes": it.status.bytes,
+            "file_bytes": it.status.file_bytes,
+            "alarms": it.status.alarms,
+        },
+        "hosts": hosts.collect::<Vec<_>>(),
+    })
+}
+
+async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
+    let config = args.log.etcd()?;
+    let etcd = connect(&config).map_err(usage)?;
+    let quota_bytes = (args.cluster_quota).unwrap_or(Sizes::default().quota_bytes);
+    let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
+    emit(report.to_string().as_bytes())?;
+    Ok(match report.worst() {
+        Severity::Failure => Exit::Negative,
+        Severity::Good | Severity::Warning => Exit::Done,
+    })
+}
+
+async fn hand_over(args: &HandoverArgs) -> Result<Exit, Failure> {
+    let answer = args.store.ask(Method::POST, "/v1/cluster/handover").await?;
+    emit_either(
+        args.store.json,
+        || answer.clone(),
+        || "the host hands over\n".to_owned(),
+    )?;
+    Ok(Exit::Done)
+}
+
+async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {
+    let config = args.log.etcd()?;
+    let etcd = connect(&config).map_err(usage)?;
+    let (name, host) = (&config.name, &args.host);
+    let listed = members(&etcd, &MachineClock, name).await?;
+    if !listed.iter().any(|it| it.host == *host) {
+        return Err(Failure::negative(format!(
+            "the cluster {name} has no host {host}: `statehouse cluster status` lists its hosts"
+        )));
+    }
+    remove_member(&etcd, &MachineClock, name, host).await?;
+    emit(format!("removed {host} from {name}\n").as_bytes())?;
+    Ok(Exit::Done)
+}
