@@ -2,6 +2,7 @@
 //! memory use. Drop ends the server, and prints its log if the test failed.
 
 use std::{
+    mem,
     net::SocketAddr,
     path::Path,
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
@@ -31,6 +32,8 @@ pub struct Server {
     child: Child,
     stdout: Lines,
     stderr: Lines,
+    /// The output and the log of the run before the last restart.
+    earlier: Option<(Lines, Lines)>,
     address: SocketAddr,
     /// Whether `address` belongs to another broker, because the server has no listener.
     attached: bool,
@@ -134,6 +137,7 @@ impl Server {
             child,
             stdout,
             stderr: Lines::default(),
+            earlier: None,
             address: clients.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
             attached: clients.is_some(),
             directory,
@@ -141,6 +145,13 @@ impl Server {
             cgroup: None,
         };
         (server, log)
+    }
+
+    /// Runs a command that listens at this address, without waiting until the server is ready.
+    pub(crate) fn launch_at(address: SocketAddr, command: Command) -> Server {
+        let mut server = Server::launch(command, tempfile::tempdir().unwrap(), None);
+        server.address = address;
+        server
     }
 
     /// Starts a server that can be restarted at the same address. No other test can take the
@@ -195,8 +206,12 @@ impl Server {
         set(&mut self.command, settings);
         let child = self.command.spawn();
         self.child = child.unwrap_or_else(|error| panic!("cannot run {:?}: {error}", self.command));
-        self.stdout = Lines::follow(self.child.stdout.take().unwrap());
-        self.stderr = Lines::follow(self.child.stderr.take().unwrap());
+        let stdout = Lines::follow(self.child.stdout.take().unwrap());
+        let stderr = Lines::follow(self.child.stderr.take().unwrap());
+        self.earlier = Some((
+            mem::replace(&mut self.stdout, stdout),
+            mem::replace(&mut self.stderr, stderr),
+        ));
     }
 
     /// Waits until the server accepts requests.
@@ -361,11 +376,20 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("--- the server printed");
-            self.stdout().iter().for_each(|line| eprintln!("{line}"));
-            self.stderr.print_last("the server");
+            let name = format!("the server at {}", self.address);
+            if let Some((stdout, stderr)) = &self.earlier {
+                print(&format!("{name}, before its last restart,"), stdout, stderr);
+            }
+            print(&name, &self.stdout, &self.stderr);
         }
     }
+}
+
+/// Prints the output and the end of the log of a process.
+fn print(process: &str, stdout: &Lines, stderr: &Lines) {
+    eprintln!("--- {process} printed");
+    stdout.all().iter().for_each(|line| eprintln!("{line}"));
+    stderr.print_last(process);
 }
 
 /// The command of a server with a fixed address.
@@ -377,7 +401,7 @@ fn restartable(settings: &[(&str, &str)]) -> Command {
 }
 
 /// Passes settings as environment variables, because a flag can be given only once.
-fn set(command: &mut Command, settings: &[(&str, &str)]) {
+pub(crate) fn set(command: &mut Command, settings: &[(&str, &str)]) {
     for (name, value) in settings {
         command.env(format!("STATEHOUSE_{}", name.to_uppercase()), value);
     }

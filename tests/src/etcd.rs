@@ -1,0 +1,239 @@
+//! Runs the nodes of an etcd cluster on loopback addresses of their own. Tests can kill, pause and
+//! restart each node. Drop ends the nodes, and prints their logs if the test failed.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{lines::Lines, server};
+
+/// How long nodes may need to answer. It is long because the machine may be busy.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long one HTTP request may take. A node without a leader lets some requests wait.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The nodes of an etcd cluster.
+pub struct Etcd {
+    nodes: Vec<Node>,
+    urls: Vec<String>,
+    _directory: TempDir,
+}
+
+struct Node {
+    command: Command,
+    child: Child,
+    log: Lines,
+    clients: SocketAddr,
+    /// Serves `/health` without TLS.
+    health: SocketAddr,
+}
+
+impl Etcd {
+    /// Starts this many nodes, and waits until they answer.
+    pub fn start(count: usize) -> Etcd {
+        Etcd::start_with(count, "http", &[])
+    }
+
+    /// Starts nodes with additional arguments. The scheme is that of the URLs for clients.
+    pub fn start_with(count: usize, scheme: &str, arguments: &[String]) -> Etcd {
+        let etcd = Etcd::launch(count, scheme, arguments);
+        etcd.wait_until_ready();
+        etcd
+    }
+
+    fn launch(count: usize, scheme: &str, arguments: &[String]) -> Etcd {
+        let directory = tempfile::tempdir().unwrap();
+        let addresses =
+            || -> Vec<SocketAddr> { (0..count).map(|_| server::own_address()).collect() };
+        let (clients, peers, health) = (addresses(), addresses(), addresses());
+        let members: Vec<String> = (peers.iter().enumerate())
+            .map(|(index, peer)| format!("n{index}=http://{peer}"))
+            .collect();
+        let urls: Vec<String> = clients
+            .iter()
+            .map(|it| format!("{scheme}://{it}"))
+            .collect();
+        let nodes = (0..count).map(|index| {
+            let peer = format!("http://{}", peers[index]);
+            let mut command = Command::new("etcd");
+            command
+                .args(["--name", &format!("n{index}"), "--data-dir"])
+                .arg(directory.path().join(index.to_string()))
+                .args(["--listen-client-urls", &urls[index]])
+                .args(["--advertise-client-urls", &urls[index]])
+                .args(["--listen-peer-urls", &peer])
+                .args(["--initial-advertise-peer-urls", &peer])
+                .args(["--initial-cluster", &members.join(",")])
+                .args([
+                    "--listen-metrics-urls",
+                    &format!("http://{}", health[index]),
+                ])
+                .args(["--snapshot-count=2000", "--logger=zap", "--log-level=error"])
+                .args(arguments)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
+            let (child, log) = run(&mut command);
+            Node {
+                command,
+                child,
+                log,
+                clients: clients[index],
+                health: health[index],
+            }
+        });
+        Etcd {
+            nodes: nodes.collect(),
+            urls,
+            _directory: directory,
+        }
+    }
+
+    /// The URL of each node for clients.
+    pub fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
+    /// The number of nodes.
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Waits until each running node answers as a part of a cluster with a leader.
+    pub fn wait_until_ready(&self) {
+        let end = Instant::now() + START_TIMEOUT;
+        for (index, node) in self.nodes.iter().enumerate() {
+            while !node.is_healthy() {
+                assert!(Instant::now() < end, "node {index} of etcd does not answer");
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Ends a node with `kill -9`.
+    pub fn kill(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        assert!(node.runs(), "node {index} of etcd has already ended");
+        node.child.kill().unwrap();
+        node.child.wait().unwrap();
+    }
+
+    /// Ends all nodes with `kill -9`.
+    pub fn kill_all(&mut self) {
+        (0..self.count()).for_each(|index| self.kill(index));
+    }
+
+    /// Starts a killed node again, without waiting until it answers.
+    pub fn restart(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        assert!(!node.runs(), "node {index} of etcd has to be killed first");
+        (node.child, node.log) = run(&mut node.command);
+    }
+
+    /// Starts all killed nodes again, and waits until they answer.
+    pub fn restart_all(&mut self) {
+        for index in 0..self.count() {
+            if !self.nodes[index].runs() {
+                self.restart(index);
+            }
+        }
+        self.wait_until_ready();
+    }
+
+    /// Stops a node without ending it (SIGSTOP).
+    pub fn pause(&self, index: usize) {
+        server::signal(self.nodes[index].child.id(), "STOP");
+    }
+
+    /// Continues a paused node (SIGCONT).
+    pub fn resume(&self, index: usize) {
+        server::signal(self.nodes[index].child.id(), "CONT");
+    }
+
+    /// The node that leads the others.
+    pub fn leader(&mut self) -> usize {
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            for index in 0..self.count() {
+                let status = self.nodes[index].runs().then(|| self.nodes[index].status());
+                if let Some(Some(status)) = status
+                    && status["leader"] == status["header"]["member_id"]
+                {
+                    return index;
+                }
+            }
+            assert!(Instant::now() < end, "no node of etcd leads");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The revision of the data: every write raises it.
+    pub fn revision(&self) -> u64 {
+        let status = self.nodes[0].status().expect("etcd answers");
+        let revision = status["header"]["revision"].as_str();
+        revision.and_then(|it| it.parse().ok()).expect("a revision")
+    }
+}
+
+impl Node {
+    fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    fn is_healthy(&self) -> bool {
+        let answer = exchange(self.health, "GET", "/health", "");
+        answer.is_some_and(|it| it["health"] == "true")
+    }
+
+    /// The answer to a status request, which only this node handles.
+    fn status(&self) -> Option<Value> {
+        exchange(self.clients, "POST", "/v3/maintenance/status", "{}")
+    }
+}
+
+fn run(command: &mut Command) -> (Child, Lines) {
+    let child = command.spawn();
+    let mut child = child.unwrap_or_else(|error| {
+        panic!("cannot run etcd, of the Debian package etcd-server: {error}")
+    });
+    let log = Lines::follow(child.stderr.take().unwrap());
+    (child, log)
+}
+
+/// Sends a request over HTTP. `None` if no JSON is answered in time.
+fn exchange(address: SocketAddr, method: &str, path: &str, body: &str) -> Option<Value> {
+    let mut stream = TcpStream::connect_timeout(&address, REQUEST_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT)).unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (_, json) = answer.split_once("\r\n\r\n")?;
+    serde_json::from_str(json).ok()
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            // An error means that the process has already ended.
+            let _ = node.child.kill();
+            let _ = node.child.wait();
+        }
+        if thread::panicking() {
+            for (index, node) in self.nodes.iter().enumerate() {
+                node.log.print_last(&format!("node {index} of etcd"));
+            }
+        }
+    }
+}
