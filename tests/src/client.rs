@@ -90,9 +90,18 @@ impl Client {
 
     /// Connects to a server that may be down. Returns `None` if no CONNACK arrives.
     pub fn attempt(address: SocketAddr, connect: &Connect) -> Option<Client> {
-        let mut client = Client::on(TcpStream::connect(address).ok()?);
+        Client::attempt_within(address, connect, PATIENCE)
+    }
+
+    /// Like [`Self::attempt`], and gives up after this time.
+    pub fn attempt_within(
+        address: SocketAddr,
+        connect: &Connect,
+        patience: Duration,
+    ) -> Option<Client> {
+        let mut client = Client::on(TcpStream::connect_timeout(&address, patience).ok()?);
         client.try_send(&connect.bytes()).ok()?;
-        let Heard::Packet(packet) = client.read(PATIENCE) else {
+        let Heard::Packet(packet) = client.read(patience) else {
             return None;
         };
         assert_eq!(packet.kind(), kind::CONNACK, "{packet:?}");

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -14,6 +14,7 @@ use std::{
 
 use crate::{
     client::{Client, Heard, PATIENCE},
+    cluster::Cluster,
     connect::Connect,
     dice::Dice,
     linearizable::{self, Answer, Command, Operation, Version},
@@ -27,17 +28,50 @@ const KEYS: u64 = 3;
 
 /// State that the test shares with all clients.
 struct Shared {
-    address: SocketAddr,
+    /// The addresses that each client connects to in turn.
+    addresses: Vec<SocketAddr>,
     is_broker: bool,
+    /// How long a client waits for an answer before it uses the next address.
+    patience: Duration,
+    /// The longest pause between two requests of a client in milliseconds. The search takes longer
+    /// than linear time, so a long test must not record everything that a store can do.
+    pace_ms: u64,
+    /// The beginning of all keys and client ids.
+    name: String,
     stop: AtomicBool,
     /// A logical clock, which orders requests and answers.
     clock: AtomicU64,
     /// The next value that no client has set yet.
     values: AtomicU64,
     answered: AtomicU64,
+    /// The time of the last answer, and the longest time between two answers.
+    gap: Mutex<(Instant, Duration)>,
 }
 
 impl Shared {
+    fn new(name: &str) -> Shared {
+        Shared {
+            addresses: Vec::new(),
+            is_broker: true,
+            patience: PATIENCE,
+            pace_ms: 0,
+            name: name.into(),
+            stop: AtomicBool::new(false),
+            clock: AtomicU64::new(0),
+            values: AtomicU64::new(100),
+            answered: AtomicU64::new(0),
+            gap: Mutex::new((Instant::now(), Duration::ZERO)),
+        }
+    }
+
+    fn count_answer(&self) {
+        let mut gap = self.gap.lock().unwrap();
+        let (last, longest) = *gap;
+        *gap = (Instant::now(), longest.max(last.elapsed()));
+        drop(gap);
+        self.answered.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
@@ -74,6 +108,7 @@ struct Actor {
     manner: Manner,
     dice: Dice,
     connections: u32,
+    attempts: usize,
     seen: Vec<(u64, Operation)>,
 }
 
@@ -88,14 +123,25 @@ impl Actor {
                 Manner::SendsAgain { .. } => Connect::resume(&id, 3600),
                 Manner::Forgets => Connect::new(&id),
             };
-            let Some(client) = Client::attempt(self.shared.address, &connect) else {
+            let addresses = &self.shared.addresses;
+            let address = addresses[self.attempts % addresses.len()];
+            self.attempts += 1;
+            let patience = self.shared.patience;
+            let Some(client) = Client::attempt_within(address, &connect, patience) else {
                 thread::sleep(Duration::from_millis(2));
                 continue;
             };
+            // A CONNACK leaves when its session is durable, so the session exists from then on. A
+            // broker other than the store has its own promise.
+            let resumes = self.manner != Manner::Forgets && self.connections > 0;
+            assert!(
+                !self.shared.is_broker || !resumes || client.session_present(),
+                "the session of {id} was lost"
+            );
             self.connections += 1;
             let mut store = Store::on(client, &id);
             store.is_broker = self.shared.is_broker;
-            if subscribe(&mut store) {
+            if subscribe(&mut store, patience) {
                 return Some(store);
             }
         }
@@ -130,9 +176,12 @@ impl Actor {
         if self.shared.stop.load(Ordering::SeqCst) {
             return None;
         }
+        if self.shared.pace_ms > 0 {
+            thread::sleep(self.dice.below_ms(self.shared.pace_ms));
+        }
         let key = self.dice.below(KEYS);
         let command = self.command();
-        let request = store.request(encode(command, key));
+        let request = store.request(encode(command, &format!("{} {key}", self.shared.name)));
         let mut publish = request.publish();
         publish.packet_id = store.client.packet_id();
         let mut operation = Operation {
@@ -151,8 +200,9 @@ impl Actor {
                 let _ = store.client.try_finish();
                 None
             } else {
+                let patience = self.shared.patience;
                 sent.ok()
-                    .and_then(|()| wait(&mut store, &request, publish.packet_id))
+                    .and_then(|()| wait(&mut store, &request, publish.packet_id, patience))
             };
             if answer.is_some() {
                 break answer;
@@ -170,7 +220,7 @@ impl Actor {
         let gave_up = answer.is_none();
         if let Some(answer) = answer {
             operation.answered = Some((self.shared.tick(), answer));
-            self.shared.answered.fetch_add(1, Ordering::SeqCst);
+            self.shared.count_answer();
         }
         self.seen.push((key, operation));
         if gave_up { self.connect() } else { Some(store) }
@@ -180,7 +230,7 @@ impl Actor {
 /// Subscribes to the responses. Needed on every connection, because an earlier one may have ended
 /// before its subscription. Packets that arrive before the SUBACK are dropped: the client sends
 /// their requests again.
-fn subscribe(store: &mut Store) -> bool {
+fn subscribe(store: &mut Store, patience: Duration) -> bool {
     let id = store.client.packet_id();
     let filter = format!("clients/{}/#", store.id);
     let subscribe = packet::subscribe(id, &[], &[(&filter, 1)]);
@@ -188,7 +238,7 @@ fn subscribe(store: &mut Store) -> bool {
         return false;
     }
     loop {
-        match store.client.poll(PATIENCE) {
+        match store.client.poll(patience) {
             Heard::Packet(packet) if packet.kind() == kind::SUBACK => return true,
             Heard::Packet(_) => {}
             _ => return false,
@@ -196,9 +246,7 @@ fn subscribe(store: &mut Store) -> bool {
     }
 }
 
-fn encode(command: Command, key: u64) -> Vec<u8> {
-    let key = format!("key {key}");
-    let key = key.as_str();
+fn encode(command: Command, key: &str) -> Vec<u8> {
     match command {
         Command::Set(value) => resp::array(&["SET", key, &value.to_string()]),
         Command::SetNew(value) => resp::array(&["SET", key, &value.to_string(), "NX"]),
@@ -210,17 +258,24 @@ fn encode(command: Command, key: u64) -> Vec<u8> {
 }
 
 /// Waits for the answer to a request. If the store is the broker, also waits for the PUBACK, which
-/// follows the answer. Returns `None` if the connection breaks.
-fn wait(store: &mut Store, request: &Request, packet_id: u16) -> Option<Answer> {
+/// follows the answer. Returns `None` if the connection breaks or is silent.
+fn wait(
+    store: &mut Store,
+    request: &Request,
+    packet_id: u16,
+    patience: Duration,
+) -> Option<Answer> {
     let mut answer: Option<Answer> = None;
     loop {
         if answer.is_some() && !store.is_broker {
             return answer;
         }
-        let Heard::Packet(packet) = store.client.poll(PATIENCE) else {
+        let Heard::Packet(packet) = store.client.poll(patience) else {
             return None;
         };
         match packet.kind() {
+            // The host shuts down. Other reasons are final for some clients.
+            kind::DISCONNECT if packet.ack().reason == 0x8B => return None,
             kind::PUBLISH => {
                 // The answer to an earlier request may be delivered twice.
                 if let Some(read) = read(&packet, request) {
@@ -266,28 +321,46 @@ pub struct Play {
     manners: Vec<Manner>,
     actors: Vec<thread::JoinHandle<Vec<(u64, Operation)>>>,
     deaths: Vec<u64>,
+    /// How many deaths after its sending end a forgotten request.
+    deaths_to_end: usize,
     dice: Dice,
 }
 
 impl Play {
-    /// Starts one client for each of these manners.
+    /// Starts one client of a server for each of these manners.
     pub fn begin(server: &Server, manners: &[Manner]) -> Play {
-        let mut dice = Dice::thrown();
-        let shared = Arc::new(Shared {
-            address: server.address(),
+        let shared = Shared {
+            addresses: vec![server.address()],
             is_broker: server.is_broker(),
-            stop: AtomicBool::new(false),
-            clock: AtomicU64::new(0),
-            values: AtomicU64::new(100),
-            answered: AtomicU64::new(0),
-        });
+            ..Shared::new("key")
+        };
+        Play::start(shared, manners, 1)
+    }
+
+    /// Starts one client of a cluster for each of these manners. Each connects to the hosts in turn.
+    /// The name distinguishes plays on one cluster.
+    pub fn over(cluster: &Cluster, name: &str, manners: &[Manner]) -> Play {
+        let shared = Shared {
+            addresses: cluster.addresses(),
+            // A paused host answers nothing, and the other ones must.
+            patience: Duration::from_secs(2),
+            pace_ms: 12,
+            ..Shared::new(name)
+        };
+        Play::start(shared, manners, 2)
+    }
+
+    fn start(shared: Shared, manners: &[Manner], deaths_to_end: usize) -> Play {
+        let mut dice = Dice::thrown();
+        let shared = Arc::new(shared);
         let actors = manners.iter().enumerate().map(|(n, manner)| {
             let actor = Actor {
+                name: format!("{}-actor{n}", shared.name),
                 shared: shared.clone(),
-                name: format!("actor{n}"),
                 manner: *manner,
                 dice: dice.split(),
                 connections: 0,
+                attempts: n,
                 seen: Vec::new(),
             };
             thread::spawn(move || actor.run())
@@ -297,6 +370,7 @@ impl Play {
             manners: manners.to_vec(),
             shared,
             deaths: Vec::new(),
+            deaths_to_end,
             dice,
         }
     }
@@ -320,8 +394,17 @@ impl Play {
     }
 
     /// Records that the store was just killed and is not restarted yet.
+    ///
+    /// In a cluster: records that another leadership has begun. A request that was sent before this
+    /// call, but after the change, can take effect until the next change. So it is over only then.
     pub fn died(&mut self) {
         self.deaths.push(self.shared.tick());
+    }
+
+    /// The longest time without an answer to any client since the last call.
+    pub fn longest_gap(&self) -> Duration {
+        let mut gap = self.shared.gap.lock().unwrap();
+        std::mem::take(&mut gap.1)
     }
 
     /// Random numbers for the faults of the test.
@@ -339,7 +422,8 @@ impl Play {
                 // A forgotten request can only take effect in the process that received it.
                 let mut later = self.deaths.iter().filter(|death| **death > operation.asked);
                 if manner == Manner::Forgets {
-                    operation.over = later.next().copied().unwrap_or(u64::MAX);
+                    let end = later.nth(self.deaths_to_end - 1);
+                    operation.over = end.copied().unwrap_or(u64::MAX);
                 }
                 histories.entry(key).or_default().push(operation);
             }
