@@ -20,6 +20,9 @@ use crate::{
 /// A passing test never waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A reason of a CONNACK after which every client tries again.
+const SERVER_UNAVAILABLE: u8 = 0x88;
+
 /// The result of waiting for a packet.
 #[derive(Debug)]
 pub enum Heard {
@@ -88,7 +91,7 @@ impl Client {
         (client, connack)
     }
 
-    /// Connects to a server that may be down. Returns `None` if no CONNACK arrives.
+    /// Connects to a server that may be down or unavailable. Returns `None` if it does not accept.
     pub fn attempt(address: SocketAddr, connect: &Connect) -> Option<Client> {
         Client::attempt_within(address, connect, PATIENCE)
     }
@@ -106,6 +109,10 @@ impl Client {
         };
         assert_eq!(packet.kind(), kind::CONNACK, "{packet:?}");
         let connack = packet.ack();
+        // The host has just lost its leadership, and another one serves.
+        if connack.reason == SERVER_UNAVAILABLE {
+            return None;
+        }
         assert_eq!(connack.reason, 0, "CONNACK {connack:?}");
         client.connack = Some(connack);
         Some(client)
@@ -129,6 +136,11 @@ impl Client {
     /// Limits how long a write may block.
     pub fn set_write_timeout(&self, timeout: Duration) {
         self.stream.set_write_timeout(Some(timeout)).unwrap();
+    }
+
+    /// Closes the connection. An error means that it was already closed.
+    pub fn close(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Closes the sending half, so the server reads the end of the stream. Returns an error if the

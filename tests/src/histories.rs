@@ -211,6 +211,8 @@ impl Actor {
                 break None;
             };
             publish.dup = dup;
+            // A leader that hands over waits a moment for clients that keep their connection open.
+            store.client.close();
             // Retry until the test stops. The test restarts every killed server.
             match self.connect() {
                 Some(next) => store = next,
@@ -223,7 +225,12 @@ impl Actor {
             self.shared.count_answer();
         }
         self.seen.push((key, operation));
-        if gave_up { self.connect() } else { Some(store) }
+        if gave_up {
+            store.client.close();
+            self.connect()
+        } else {
+            Some(store)
+        }
     }
 }
 

@@ -34,6 +34,7 @@ pub mod proxy;
 pub mod resp;
 pub mod server;
 pub mod store;
+pub mod switch;
 pub mod transcript;
 pub mod victim;
 pub mod websocket;

@@ -147,6 +147,11 @@ impl Server {
         (server, log)
     }
 
+    /// Runs a command without waiting until the server is ready.
+    pub fn run_unready(command: Command) -> Server {
+        Server::launch(command, tempfile::tempdir().unwrap(), None)
+    }
+
     /// Runs a command that listens at this address, without waiting until the server is ready.
     pub(crate) fn launch_at(address: SocketAddr, command: Command) -> Server {
         let mut server = Server::launch(command, tempfile::tempdir().unwrap(), None);
@@ -410,7 +415,7 @@ pub(crate) fn set(command: &mut Command, settings: &[(&str, &str)]) {
 /// A loopback address that only this process uses, with a port outside the system's ephemeral
 /// range. With an ephemeral port, a client that reconnects while no server listens would eventually
 /// connect to itself.
-pub(crate) fn own_address() -> SocketAddr {
+pub fn own_address() -> SocketAddr {
     static USED: AtomicU16 = AtomicU16::new(0);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;

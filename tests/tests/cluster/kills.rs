@@ -3,18 +3,9 @@
 
 use std::time::Duration;
 
-use statehouse_tests::{
-    Cluster, Dice,
-    histories::{Manner, Play},
-};
+use statehouse_tests::{Cluster, Dice, histories::Play};
 
-const CLIENTS: [Manner; 5] = [
-    Manner::SendsAgain { dup: true },
-    Manner::SendsAgain { dup: true },
-    Manner::SendsAgain { dup: false },
-    Manner::SendsAgain { dup: false },
-    Manner::Forgets,
-];
+use crate::{CLIENTS, SHORT_LEASE};
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -89,7 +80,7 @@ fn inject(fault: Fault, cluster: &mut Cluster, play: &mut Play) {
 /// Runs so many rounds on one cluster. Each play has 20 of them, because the search for an order
 /// takes longer than linear time.
 fn check_linearizability(rounds: usize) {
-    let mut cluster = Cluster::with(3, 3, &[("cluster_lease", "500ms")]);
+    let mut cluster = Cluster::with(3, 3, &[SHORT_LEASE]);
     for (number, first) in (0..rounds).step_by(20).enumerate() {
         let mut play = Play::over(&cluster, &format!("play{number}"), &CLIENTS);
         let faults = Fault::sequence(play.dice(), 20.min(rounds - first));

@@ -2,4 +2,52 @@
 //! use the addresses of all hosts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "../trust/authority.rs"]
+#[allow(dead_code, reason = "these tests need no clients' certificates")]
+mod authority;
+mod clients;
+mod configuration;
+mod duplicates;
+mod handover;
+mod idle;
+mod joining;
 mod kills;
+mod listeners;
+mod locks;
+mod pauses;
+mod policies;
+#[path = "../durability/resumed.rs"]
+mod resumed;
+mod sessions;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::histories::Manner;
+
+/// A takeover waits for the lease of a leader that died. Tests of other things wait less.
+const SHORT_LEASE: (&str, &str) = ("cluster_lease", "500ms");
+
+/// The clients of a history.
+const CLIENTS: [Manner; 5] = [
+    Manner::SendsAgain { dup: true },
+    Manner::SendsAgain { dup: true },
+    Manner::SendsAgain { dup: false },
+    Manner::SendsAgain { dup: false },
+    Manner::Forgets,
+];
+
+/// Waits until `look` finds something.
+#[track_caller]
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

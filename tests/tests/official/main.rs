@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access;
+mod cluster;
 mod leases;
 mod locks;
 mod operations;

@@ -2,6 +2,7 @@
 //! flight. Every acknowledged write must survive, and each request must take effect exactly once.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -12,6 +13,7 @@ use std::{
 use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock;
 use azure_iot_operations_services::state_store::{SetCondition, SetOptions};
 use statehouse_tests::Dice;
+pub(crate) use statehouse_tests::Store;
 use tokio::{sync::Notify, task::block_in_place};
 
 use crate::{
@@ -114,15 +116,20 @@ impl Worker {
     }
 }
 
-async fn run_over_kills(place: Place, rounds: u64) {
+/// Runs peers at this address over so many kills. `kill_and_restart` asks for the values that are
+/// acknowledged while nothing runs, and returns them with a client of the restarted store.
+pub(crate) async fn run_over_kills(
+    address: SocketAddr,
+    rounds: u64,
+    mut kill_and_restart: impl FnMut(&mut dyn FnMut() -> Vec<u64>) -> (Vec<u64>, Store),
+) {
     let mut dice = Dice::thrown();
-    let mut server = place.start(&[]);
     let shared = Arc::new(Shared::default());
     let workers: Vec<_> = (0..PEERS)
         .map(|number| {
             let shared = shared.clone();
             let own = format!("peer{number}");
-            let peer = Peer::connect(&server, &own);
+            let peer = Peer::connect_to(address, &own);
             let mut worker = Worker {
                 peer,
                 own,
@@ -159,11 +166,9 @@ async fn run_over_kills(place: Place, rounds: u64) {
             0 => tokio::time::sleep(dice.below_ms(30)).await,
             _ => within(shared.written.notified()).await,
         }
-        block_in_place(|| server.kill());
-        let acknowledged = shared.progress();
-        block_in_place(|| server.restart());
+        let (acknowledged, mut reader) =
+            block_in_place(|| kill_and_restart(&mut || shared.progress()));
         // Each key has the last acknowledged value, or a later one.
-        let mut reader = server.store("reader");
         for (number, acknowledged) in acknowledged.iter().enumerate() {
             let value = block_in_place(|| reader.get(format!("peer{number}")));
             let value: u64 = String::from_utf8(value.unwrap()).unwrap().parse().unwrap();
@@ -186,10 +191,22 @@ async fn run_over_kills(place: Place, rounds: u64) {
     }
 }
 
+async fn run_at(place: Place, rounds: u64) {
+    let mut server = place.start(&[]);
+    let address = server.address();
+    let kill_and_restart = |acknowledged: &mut dyn FnMut() -> Vec<u64>| {
+        server.kill();
+        let acknowledged = acknowledged();
+        server.restart();
+        (acknowledged, server.store("reader"))
+    };
+    run_over_kills(address, rounds, kill_and_restart).await;
+}
+
 pub(crate) async fn requests_over_10_kills_take_effect_once(place: Place) {
-    run_over_kills(place, 10).await;
+    run_at(place, 10).await;
 }
 
 pub(crate) async fn requests_over_100_kills_take_effect_once(place: Place) {
-    run_over_kills(place, 100).await;
+    run_at(place, 100).await;
 }

@@ -11,6 +11,7 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
     SanType, SerialNumber, date_time_ymd,
 };
+use statehouse_tests::server::own_address;
 
 /// The files of a certificate and its key.
 pub(crate) struct Pair {
@@ -52,10 +53,11 @@ impl Authority {
         }
     }
 
-    /// Issues a certificate for a server on loopback.
+    /// Issues a certificate for a server on loopback, also at an address of this process.
     pub(crate) fn server(&self, name: &str) -> Pair {
         let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
         let addresses = ["127.0.0.1", "::1"].map(|it| it.parse::<IpAddr>().unwrap());
+        let addresses = addresses.into_iter().chain([own_address().ip()]);
         let addresses = addresses.map(SanType::IpAddress);
         params.subject_alt_names.extend(addresses);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

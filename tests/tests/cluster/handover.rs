@@ -1,0 +1,85 @@
+//! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients have a pause,
+//! and no request fails.
+
+use std::time::Duration;
+
+use statehouse_tests::{Cluster, cluster, histories::Play, run};
+
+use crate::CLIENTS;
+
+/// Far above what a handover takes, and below what a takeover after a loss takes: that waits for
+/// the default lease of 2 s, after 1 s of silence.
+const BOUND: Duration = Duration::from_secs(10);
+
+/// The path of a host's data directory.
+fn data(cluster: &Cluster, host: usize) -> String {
+    let path = cluster[host].directory().join("statehouse-data");
+    path.into_os_string().into_string().unwrap()
+}
+
+fn check(what: &str, rounds: usize, hand_over: impl Fn(&mut Cluster, usize)) {
+    let mut cluster = Cluster::with(3, 1, &[]);
+    let mut play = Play::over(&cluster, "play", &CLIENTS);
+    for _ in 0..rounds {
+        play.go_on();
+        play.longest_gap();
+        let old = cluster.present_leader();
+        hand_over(&mut cluster, old.host);
+        let new = cluster.wait_for_leader_after(old.epoch);
+        assert_ne!(
+            new.host, old.host,
+            "it leads again, although other hosts follow"
+        );
+        play.died();
+        play.go_on();
+        let gap = play.longest_gap();
+        eprintln!("{what}: no answer for {} ms", gap.as_millis());
+        assert!(gap < BOUND, "{gap:?}");
+    }
+    play.end();
+}
+
+#[test]
+fn leader_that_is_terminated_hands_over() {
+    check("SIGTERM", 3, |cluster, host| {
+        let before = cluster.present_leader();
+        cluster[host].stop();
+        // A host that restarts may lead again, if it is faster than the followers.
+        cluster.wait_for_leader_after(before.epoch);
+        cluster[host].restart();
+    });
+}
+
+#[test]
+fn handover_command_lets_another_host_lead() {
+    check("cluster handover", 2, hand_over);
+}
+
+/// An operator restarts one machine after the other. So a host hands over shortly after another
+/// one handed over to it.
+#[test]
+fn each_of_several_handovers_changes_the_leader() {
+    check("several times", 5, hand_over);
+}
+
+fn hand_over(cluster: &mut Cluster, host: usize) {
+    let data = data(cluster, host);
+    let done = run(&["cluster", "handover", "--data", &data], b"").code(0);
+    assert_eq!(done.text(), "the host hands over\n");
+    let name = cluster::name(host);
+    let line = format!("{name} does not lead {} any more: ", cluster::NAME);
+    let said = cluster[host].wait_for_line(&line);
+    assert!(said.ends_with(": it handed over"), "{said}");
+}
+
+#[test]
+fn handover_at_a_follower_names_the_leader() {
+    let cluster = Cluster::start(2);
+    let leader = cluster.present_leader();
+    let data = data(&cluster, cluster.follower());
+    let leader_name = cluster::name(leader.host);
+    run(&["cluster", "handover", "--data", &data], b"")
+        .code(4)
+        .says(&format!("use the admin API of {leader_name}"));
+    assert_eq!(cluster.present_leader(), leader);
+}

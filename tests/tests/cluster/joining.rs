@@ -1,0 +1,77 @@
+//! Hosts that join while the store serves: with an empty directory, or far behind.
+
+use statehouse_tests::{Cluster, Store, histories::Play, resp};
+
+use crate::{CLIENTS, SHORT_LEASE};
+
+#[test]
+fn host_with_an_empty_directory_joins_under_load() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let mut play = Play::over(&cluster, "play", &CLIENTS);
+    play.go_on();
+    cluster.store(0, "writer").set("key", "value");
+    let new = cluster.add();
+    cluster[new].wait_until_ready();
+    play.go_on();
+    // Without the others, only the new host can lead.
+    let leader = cluster.present_leader();
+    cluster[0].kill();
+    cluster[1].kill();
+    let next = cluster.wait_for_leader_after(leader.epoch);
+    play.died();
+    assert_eq!(next.host, new);
+    let value = cluster.store(new, "reader").get("key");
+    assert_eq!(value, Some(b"value".to_vec()));
+    cluster[0].restart();
+    cluster[1].restart();
+    play.go_on();
+    play.end();
+}
+
+/// Writes this many values of this size, and returns the last value.
+fn write(store: &mut Store, count: usize, bytes: usize) -> Vec<u8> {
+    let mut value = Vec::new();
+    for n in 0..count {
+        value = format!("{n:0bytes$}").into_bytes();
+        store.set(format!("key{}", n % 50), &value);
+    }
+    value
+}
+
+/// A follower misses these writes. Then it must lead with all of them.
+fn follow_from_far_behind(count: usize, bytes: usize) -> Cluster {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let leader = cluster.present_leader();
+    let behind = cluster.follower();
+    let mut store = cluster.store(leader.host, "writer");
+    write(&mut store, 10, 10);
+    cluster[behind].kill();
+    let last = write(&mut store, count, bytes);
+    cluster[behind].start_again(&[]);
+    cluster[behind].wait_until_ready();
+    cluster[leader.host].kill();
+    let next = cluster.wait_for_leader_after(leader.epoch);
+    assert_eq!(next.host, behind);
+    let mut reader = cluster.store(behind, "reader");
+    let key = format!("key{}", (count - 1) % 50);
+    assert!(reader.get(key).unwrap() == last, "the last write is lost");
+    let (listed, _) = resp::scan(reader.ask(&["SCAN", "key*"]).payload());
+    assert_eq!(listed.len(), 50);
+    cluster[leader.host].restart();
+    cluster
+}
+
+#[test]
+fn follower_far_behind_catches_up_and_leads() {
+    follow_from_far_behind(1000, 1000);
+}
+
+/// The leader writes a snapshot and removes the frames before it, so the follower must start from
+/// the snapshot.
+#[test]
+#[ignore = "writes 200 MB"]
+fn follower_behind_a_snapshot_catches_up_and_leads() {
+    let cluster = follow_from_far_behind(400, 500_000);
+    let status = cluster.ask(&["status"]).code(0).text();
+    assert!(!status.contains("snapshot  none yet"), "{status}");
+}

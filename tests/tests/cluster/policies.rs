@@ -1,0 +1,88 @@
+//! Policies of a cluster: loaded and promoted at the leader, and active at every next leader.
+
+use serde_json::Value as Json;
+use statehouse_tests::{Admin, Cluster, Ran, cluster, policies, run};
+
+use crate::{
+    SHORT_LEASE, eventually,
+    resumed::{begin, resume},
+};
+
+/// Runs `statehouse policy …` on a host.
+fn policy(cluster: &Cluster, host: usize, arguments: &[&str]) -> Ran {
+    let data = cluster[host].directory().join("statehouse-data");
+    run(
+        &[&["policy"], arguments, &["--data", data.to_str().unwrap()]].concat(),
+        b"",
+    )
+}
+
+#[test]
+fn promoted_policy_answers_on_the_next_leader() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let module = policies::marked("cluster");
+    let leader = cluster.present_leader();
+    policy(&cluster, leader.host, &["load", module.to_str().unwrap()]).code(0);
+    policy(&cluster, leader.host, &["promote", "marked-cluster"]).code(0);
+    let mut store = begin(&cluster[cluster.follower()], "client");
+    let request = store.command(&["TALLY", "key"]);
+    let packet_id = store.client.start(request.publish());
+    let first = store.finish(&request, packet_id);
+    assert_eq!(first.payload(), b"*3\r\n+cluster\r\n:1\r\n+cluster\r\n");
+
+    let (_, new) = cluster.fail_over();
+    let mut store = resume(&cluster[new.host], "client");
+    let mut again = request.publish();
+    (again.packet_id, again.dup) = (packet_id, true);
+    store.client.start(again);
+    let again = store.finish(&request, packet_id);
+    assert_eq!(again.text(), first.text());
+    // The redelivery counted nothing.
+    let next = store.ask(&["TALLY", "key"]);
+    assert_eq!(next.payload(), b"*3\r\n+cluster\r\n:2\r\n+cluster\r\n");
+    let listing = policy(&cluster, new.host, &["list", "--json"])
+        .code(0)
+        .text();
+    let listing: Json = serde_json::from_str(&listing).unwrap();
+    let policies = listing["policies"].as_array().unwrap().iter();
+    let mut ours = policies.filter(|it| it["name"] == "marked-cluster");
+    assert_eq!(ours.next().unwrap()["roles"][0], "active");
+}
+
+/// A host that joins later must get the file of the policy before it can lead.
+#[test]
+fn later_host_leads_with_the_promoted_policy() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    let module = policies::marked("later");
+    let leader = cluster.present_leader();
+    let file = module.to_str().unwrap();
+    policy(&cluster, leader.host, &["load", "--promote", file]).code(0);
+    let later = cluster.add();
+    cluster[later].wait_until_ready();
+    let (_, new) = cluster.fail_over();
+    assert_eq!(new.host, later);
+    let answer = cluster.store(later, "client").ask(&["TALLY", "key"]);
+    assert_eq!(answer.payload(), b"*3\r\n+later\r\n:1\r\n+later\r\n");
+}
+
+#[test]
+fn admin_api_of_a_follower_names_the_leader() {
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let leader = cluster::name(cluster.present_leader().host);
+    for host in 0..2 {
+        eventually("the host is ready", || {
+            (Admin::of(&cluster[host]).ask("GET", "/readyz", b"").0 == 200).then_some(())
+        });
+    }
+    let follower = cluster.follower();
+    let (status, body) = Admin::of(&cluster[follower]).ask("GET", "/v1/policies", b"");
+    assert_eq!(status, 421, "{body}");
+    assert!(
+        body.contains(&format!("use the admin API of {leader}")),
+        "{body}"
+    );
+    let module = policies::marked("cluster");
+    policy(&cluster, follower, &["load", module.to_str().unwrap()])
+        .code(4)
+        .says(&format!("use the admin API of {leader}"));
+}
