@@ -44,7 +44,7 @@ pub struct Leader {
 }
 
 impl Cluster {
-    /// Starts this many hosts over one node of etcd, and waits until a host leads and all are ready.
+    /// Starts this many hosts over one node of etcd. Waits until a host leads and all are ready.
     pub fn start(hosts: usize) -> Cluster {
         Cluster::with(hosts, 1, &[])
     }

@@ -76,7 +76,7 @@ impl Etcd {
                     "--listen-metrics-urls",
                     &format!("http://{}", health[index]),
                 ])
-                .args(["--snapshot-count=2000", "--logger=zap", "--log-level=error"])
+                .args(["--snapshot-count=2000", "--log-level=error"])
                 .args(arguments)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -113,7 +113,8 @@ impl Etcd {
         for (index, node) in self.nodes.iter().enumerate() {
             while !node.is_healthy() {
                 assert!(Instant::now() < end, "node {index} of etcd does not answer");
-                thread::sleep(Duration::from_millis(20));
+                // A node without a leader logs each of these requests.
+                thread::sleep(Duration::from_millis(100));
             }
         }
     }

@@ -344,8 +344,8 @@ impl Play {
         Play::start(shared, manners, 1)
     }
 
-    /// Starts one client of a cluster for each of these manners. Each connects to the hosts in turn.
-    /// The name distinguishes plays on one cluster.
+    /// Starts one client of a cluster for each of these manners. Each client connects to the hosts
+    /// in turn. The name distinguishes plays on one cluster.
     pub fn over(cluster: &Cluster, name: &str, manners: &[Manner]) -> Play {
         let shared = Shared {
             addresses: cluster.addresses(),

@@ -1,6 +1,9 @@
 //! Clients of a cluster whose leader or whose own host is lost.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use statehouse_tests::{Client, Cluster, Heard, client::PATIENCE};
 
@@ -66,4 +69,42 @@ fn client_of_a_lost_host_resumes_through_another() {
     let got = store.ask(&["GET", "key"]);
     assert_eq!(got.version(), Some(version));
     assert_eq!(cluster.present_leader(), leader, "a follower was lost");
+}
+
+/// Without etcd the leader decides nothing. It keeps its leadership, and closes its clients.
+#[test]
+fn leader_without_etcd_answers_nothing_and_leads_on() {
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let leader = cluster.present_leader();
+    let mut stores = [0, 1].map(|host| begin(&cluster[host], &format!("client{host}")));
+    let version = stores[0].set("key", "before");
+    cluster.etcd.pause(0);
+    // Longer than the lease, so reads need etcd too.
+    thread::sleep(Duration::from_secs(1));
+    let requests: [&[&str]; 2] = [&["GET", "key"], &["SET", "key", "after"]];
+    let mut sent = Vec::new();
+    for (store, words) in stores.iter_mut().zip(requests) {
+        let request = store.command(words);
+        let packet_id = store.client.start(request.publish());
+        sent.push((request, packet_id));
+    }
+    for store in &mut stores {
+        store.client.expect_closed();
+        assert_eq!(store.client.drain().len(), 0, "an answer without etcd");
+    }
+    cluster.etcd.resume(0);
+    let mut store = resume(&cluster[cluster.follower()], "client1");
+    let (request, packet_id) = &sent[1];
+    let mut again = request.publish();
+    (again.packet_id, again.dup) = (*packet_id, true);
+    store.client.start(again);
+    let answer = store.finish(request, *packet_id);
+    assert_eq!(answer.text(), "+OK\\r\\n");
+    assert!(answer.version() > Some(version));
+    assert_eq!(store.ask(&["GET", "key"]).version(), answer.version());
+    assert_eq!(
+        cluster.present_leader(),
+        leader,
+        "an outage of etcd changed the leader"
+    );
 }

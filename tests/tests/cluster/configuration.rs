@@ -1,5 +1,5 @@
-//! Settings that a host cannot join its cluster with. Each must be refused in words, and must change
-//! nothing.
+//! Settings that a host cannot join its cluster with. Each must be refused in words, and a refused
+//! host must change nothing.
 
 use std::{path::Path, thread, time::Duration};
 
@@ -11,7 +11,7 @@ use statehouse_tests::{
 
 use crate::{SHORT_LEASE, authority::Authority};
 
-/// Runs a host that must end by itself.
+/// Runs a host, which must end without a signal.
 fn serve(directory: &Path, urls: &str, arguments: &[&str]) -> Ran {
     let all = [
         "serve",

@@ -1,5 +1,5 @@
-//! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients have a pause,
-//! and no request fails.
+//! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients wait for a
+//! moment, and no request fails.
 
 use std::time::Duration;
 

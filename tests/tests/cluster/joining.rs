@@ -32,7 +32,7 @@ fn host_with_an_empty_directory_joins_under_load() {
 fn write(store: &mut Store, count: usize, bytes: usize) -> Vec<u8> {
     let mut value = Vec::new();
     for n in 0..count {
-        value = format!("{n:0bytes$}").into_bytes();
+        value = format!("{n}{}", "v".repeat(bytes)).into_bytes();
         store.set(format!("key{}", n % 50), &value);
     }
     value

@@ -1,5 +1,5 @@
-//! Hosts and nodes of etcd are killed in random order, under load through all hosts. The answers
-//! must be linearizable, and no session may be lost (see `histories`).
+//! Hosts and nodes of etcd are killed, and followers paused, in random order, under load through
+//! all hosts. The answers must be linearizable, and no session may be lost (see `histories`).
 
 use std::time::Duration;
 
@@ -11,15 +11,17 @@ use crate::{CLIENTS, SHORT_LEASE};
 enum Fault {
     Leader,
     Follower,
+    PausedFollower,
     AllHosts,
     EtcdLeader,
     AllOfEtcd,
 }
 
 impl Fault {
-    const ALL: [Fault; 5] = [
+    const ALL: [Fault; 6] = [
         Fault::Leader,
         Fault::Follower,
+        Fault::PausedFollower,
         Fault::AllHosts,
         Fault::EtcdLeader,
         Fault::AllOfEtcd,
@@ -55,6 +57,12 @@ fn inject(fault: Fault, cluster: &mut Cluster, play: &mut Play) {
             cluster[host].kill();
             play.go_on();
             cluster[host].start_again(&[]);
+        }
+        Fault::PausedFollower => {
+            let host = cluster.follower();
+            cluster[host].signal("STOP");
+            play.go_on();
+            cluster[host].signal("CONT");
         }
         Fault::AllHosts => {
             let hosts = cluster.count();

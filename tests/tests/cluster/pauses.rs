@@ -1,5 +1,5 @@
 //! A leader that is stopped for seconds (SIGSTOP), as a suspended machine is. Another host takes
-//! over meanwhile. After the pause, the old leader must never answer from its old state.
+//! over during the pause. After it, the old leader must never answer from its old state.
 
 use std::{
     thread,

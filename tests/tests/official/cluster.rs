@@ -77,7 +77,7 @@ async fn held_lock_outlives_its_leader() {
     two.leave().await;
 }
 
-/// The client renews the lease by itself, also over two failovers, for longer than the lease.
+/// The client renews the lease in the background, over two failovers, for longer than the lease.
 async fn renewed_lease_outlives_its_leaders() {
     let mut site = Site::start();
     let (one, two) = (site.connect("one"), site.connect("two"));
