@@ -92,23 +92,34 @@ impl Cluster {
 
     /// Starts one more host without waiting until it is ready. Returns its index.
     pub fn add(&mut self) -> usize {
+        self.add_with(&[])
+    }
+
+    /// Like [`Self::add`], with settings of this host only.
+    pub fn add_with(&mut self, settings: &[(&str, &str)]) -> usize {
         let index = self.hosts.len();
-        let host = self.launch(&name(index));
+        let host = self.launch_with(&name(index), settings);
         self.hosts.push(host);
         index
     }
 
     /// Starts a host with this name, which the caller keeps, without waiting until it is ready.
     pub fn launch(&self, name: &str) -> Server {
+        self.launch_with(name, &[])
+    }
+
+    fn launch_with(&self, name: &str, own: &[(&str, &str)]) -> Server {
         let (clients, hosts) = (server::own_address(), server::own_address());
         let mut command = Command::new(binary::statehouse());
         command.args(["serve", "--listen", &clients.to_string()]);
         command.args(["--cluster-listen", &hosts.to_string()]);
-        command.args(["--cluster", &self.urls(), "--cluster-name", NAME]);
-        command.args(["--name", name]).args(&self.arguments);
+        command.args(["--cluster-name", NAME, "--name", name]);
+        command.args(&self.arguments);
         let settings = self.settings.iter();
         let settings: Vec<(&str, &str)> = settings.map(|(n, v)| (&**n, &**v)).collect();
+        server::set(&mut command, &[("cluster", &self.urls())]);
         server::set(&mut command, &settings);
+        server::set(&mut command, own);
         Server::launch_at(clients, command)
     }
 

@@ -14,6 +14,7 @@ mod joining;
 mod kills;
 mod listeners;
 mod locks;
+mod partitions;
 mod pauses;
 mod policies;
 #[path = "../durability/resumed.rs"]

@@ -1,0 +1,83 @@
+//! Networks that drop all packets between two machines.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{Client, Cluster, Store, cluster::NAME, switch::Switch};
+
+use crate::{SHORT_LEASE, resumed::connect};
+
+/// Two hosts over one node of etcd. The first one leads, and has this setting.
+fn pair(mut cluster: Cluster, setting: (&str, &str)) -> Cluster {
+    cluster.add_with(&[setting]);
+    cluster[0].wait_until_ready();
+    cluster.add();
+    cluster[1].wait_until_ready();
+    assert_eq!(cluster.present_leader().host, 0);
+    cluster
+}
+
+/// Sends a SET through a host until it is answered, as a client does that reconnects.
+fn set(cluster: &Cluster, host: usize, value: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let patience = Duration::from_secs(2);
+    loop {
+        assert!(Instant::now() < end, "no host answers");
+        let address = cluster[host].address();
+        let Some(client) = Client::attempt_within(address, &connect("client"), patience) else {
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let mut store = Store::new(client, "client");
+        store.set("key", value);
+        return;
+    }
+}
+
+/// Only the leader loses etcd, and its links to other hosts are alive. It cannot serve, so another
+/// host must take over. The bound is generous, and below the 30 s of an unchanged log after which
+/// followers suspect every leader.
+#[test]
+fn leader_that_only_loses_etcd_is_replaced() {
+    let cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    let etcd = cluster.etcd.urls()[0].strip_prefix("http://").unwrap();
+    let switch = Switch::start(vec![etcd.parse().unwrap()]);
+    let cluster = pair(
+        cluster,
+        ("cluster", &format!("http://{}", switch.address())),
+    );
+    set(&cluster, 1, "before");
+    let leader = cluster.present_leader();
+    switch.stall(true);
+    let began = Instant::now();
+    let next = cluster.wait_for_leader_after(leader.epoch);
+    let took = began.elapsed();
+    set(&cluster, 1, "during");
+    eprintln!("another host leads after {} ms", took.as_millis());
+    assert_eq!(next.host, 1);
+    switch.stall(false);
+    cluster[0].wait_for_line(&format!("following gw2 of {NAME}"));
+    let value = cluster.store(0, "reader").get("key");
+    assert_eq!(value, Some(b"during".to_vec()));
+    assert!(took < Duration::from_secs(15), "after {took:?}");
+}
+
+/// Two hosts that cannot reach each other, and both reach etcd. The leader stays.
+#[test]
+fn broken_link_between_hosts_changes_no_leader() {
+    // The second host finds the first one at a switch that leads to no host.
+    let switch = Switch::start(Vec::new());
+    switch.stall(true);
+    let cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    let cluster = pair(cluster, ("cluster_address", &switch.address().to_string()));
+    let leader = cluster.present_leader();
+    set(&cluster, 0, "value");
+    let before = cluster.etcd.revision();
+    thread::sleep(Duration::from_secs(5));
+    let writes = cluster.etcd.revision() - before;
+    eprintln!("{writes} writes of etcd in 5 s");
+    assert_eq!(cluster.present_leader(), leader);
+    set(&cluster, 0, "after");
+}
