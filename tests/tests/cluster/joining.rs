@@ -1,5 +1,7 @@
 //! Hosts that join while the store serves: with an empty directory, or far behind.
 
+use std::time::Instant;
+
 use statehouse_tests::{Cluster, Store, histories::Play, resp};
 
 use crate::{CLIENTS, SHORT_LEASE};
@@ -74,4 +76,29 @@ fn follower_behind_a_snapshot_catches_up_and_leads() {
     let cluster = follow_from_far_behind(400, 500_000);
     let status = cluster.ask(&["status"]).code(0).text();
     assert!(!status.contains("snapshot  none yet"), "{status}");
+}
+
+/// Writes that are not batched, as those of few clients, each have a frame of their own. All hosts
+/// must read all frames since the last snapshot before one can lead.
+#[test]
+#[ignore = "writes 20000 values one after the other"]
+fn restarted_hosts_lead_after_many_small_writes() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let last = write(&mut cluster.store(0, "writer"), 20_000, 10);
+    eprintln!("{}", cluster.ask(&["status"]).code(0).text());
+    let leader = cluster.present_leader();
+    for host in 0..2 {
+        cluster[host].kill();
+    }
+    let began = Instant::now();
+    for host in 0..2 {
+        cluster[host].start_again(&[]);
+    }
+    cluster.wait_for_leader_after(leader.epoch);
+    eprintln!("a host leads after {} ms", began.elapsed().as_millis());
+    let mut reader = cluster.store(0, "reader");
+    assert!(
+        reader.get("key49").unwrap() == last,
+        "the last write is lost"
+    );
 }
