@@ -131,7 +131,7 @@ impl Access<'_> {
         what: &'static str,
         range: &KeyRange,
     ) -> Result<Page, ClusterError> {
-        let call = || self.engine.range(range, None);
+        let call = || self.engine.range(range, None, limits::PAGE_VALUES_MIN);
         self.repeat(what, Timing::default().read, call).await
     }
 

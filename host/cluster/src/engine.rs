@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::check::Finding;
 use crate::clock::Clock;
+use crate::limits;
 
 /// The answer to a call of the engine.
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
@@ -152,8 +153,13 @@ pub trait Engine: Send + Sync + fmt::Debug {
     fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome>;
     /// Reads a key.
     fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value>;
-    /// Reads the first keys of a range, at a revision or at the newest one.
-    fn range<'a>(&'a self, range: &'a KeyRange, at: Option<Revision>) -> Call<'a, Page>;
+    /// Reads at most `values_max` first keys of a range, at a revision or at the newest one.
+    fn range<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        at: Option<Revision>,
+        values_max: usize,
+    ) -> Call<'a, Page>;
     /// Watches a range, including the changes of revision `from`.
     fn watch<'a>(&'a self, range: &'a KeyRange, from: Revision) -> Call<'a, Watch>;
     /// Discards versions that were replaced before a revision.
@@ -179,6 +185,39 @@ pub trait Engine: Send + Sync + fmt::Debug {
     fn next_endpoint(&self);
 }
 
+/// Chooses the length of the next page, so that many small values take few calls, and large ones
+/// fit an answer.
+#[derive(Debug)]
+pub(crate) struct Paging {
+    values_max: usize,
+}
+
+impl Paging {
+    pub(crate) fn new() -> Self {
+        Self {
+            values_max: limits::PAGE_VALUES_MIN,
+        }
+    }
+
+    pub(crate) fn values_max(&self) -> usize {
+        self.values_max
+    }
+
+    /// A page was received. The next values are probably as large.
+    pub(crate) fn received(&mut self, page: &Page) {
+        if let Some(largest) = page.values.iter().map(|(_, value)| value.len()).max() {
+            let fitting = limits::PAGE_BYTES / largest.max(1);
+            let values_max = fitting.min(4 * self.values_max);
+            self.values_max = values_max.clamp(limits::PAGE_VALUES_MIN, limits::PAGE_VALUES_MAX);
+        }
+    }
+
+    /// A page failed, perhaps because it was too large. Returns whether a shorter one can be tried.
+    pub(crate) fn shorten(&mut self) -> bool {
+        std::mem::replace(&mut self.values_max, limits::PAGE_VALUES_MIN) > limits::PAGE_VALUES_MIN
+    }
+}
+
 /// Waits at most `limit` for a call, and changes the server if it did not answer.
 pub(crate) async fn attempt<T>(
     engine: &dyn Engine,
@@ -198,4 +237,43 @@ pub(crate) async fn attempt<T>(
         engine.next_endpoint();
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(values: usize, bytes: usize) -> Page {
+        let value = Bytes::from(vec![0; bytes]);
+        Page {
+            values: (0..values).map(|_| (Vec::new(), value.clone())).collect(),
+            more: true,
+        }
+    }
+
+    #[test]
+    fn pages_grow_with_small_values_and_shrink_with_large_ones() {
+        let mut paging = Paging::new();
+        let mut lengths = Vec::new();
+        for _ in 0..5 {
+            lengths.push(paging.values_max());
+            paging.received(&page(paging.values_max(), 250));
+        }
+        assert_eq!(lengths, [16, 64, 256, 1_024, 1_024]);
+        // Full frames: 64 of 128 KiB are 8 MiB.
+        paging.received(&page(1, 128 << 10));
+        assert_eq!(paging.values_max(), 64);
+        paging.received(&page(1, 1 << 20));
+        assert_eq!(paging.values_max(), limits::PAGE_VALUES_MIN);
+    }
+
+    #[test]
+    fn a_page_that_fails_is_tried_again_only_if_it_can_be_shorter() {
+        let mut paging = Paging::new();
+        assert!(!paging.shorten());
+        paging.received(&page(16, 10));
+        assert!(paging.shorten());
+        assert_eq!(paging.values_max(), limits::PAGE_VALUES_MIN);
+        assert!(!paging.shorten());
+    }
 }

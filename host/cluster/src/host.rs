@@ -8,7 +8,8 @@ use bytes::Bytes;
 
 use crate::clock::Clock;
 use crate::engine::{
-    Call, Condition, Engine, EngineError, Outcome, Revision, Transaction, Value, attempt,
+    Call, Condition, Engine, EngineError, KeyRange, Outcome, Page, Paging, Revision, Transaction,
+    Value, attempt,
 };
 use crate::keys::Keys;
 use crate::options::{Options, broken};
@@ -79,10 +80,28 @@ impl Host {
         result
     }
 
-    /// One attempt of a call with a long answer.
+    /// One attempt of a call with a long answer, or one that takes long.
     pub(crate) async fn read<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
         let limit = self.options.timing.read;
         attempt(&*self.engine, &*self.clock, limit, call).await
+    }
+
+    /// One attempt to read a page. None if a shorter page should be tried.
+    pub(crate) async fn read_page(
+        &self,
+        range: &KeyRange,
+        at: Option<Revision>,
+        paging: &mut Paging,
+    ) -> Result<Option<Page>, EngineError> {
+        let call = self.engine.range(range, at, paging.values_max());
+        match self.read(call).await {
+            Ok(page) => {
+                paging.received(&page);
+                Ok(Some(page))
+            }
+            Err(_) if paging.shorten() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) async fn get_head(&self) -> Result<Value, EngineError> {

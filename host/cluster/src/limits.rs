@@ -45,9 +45,16 @@ pub const SNAPSHOT_PIECES_MAX: u32 = 1 << 16;
 /// Largest block of a snapshot. One entry with its value must fit.
 pub const BLOCK_BYTES_MAX: usize = GROUP_BYTES_MAX;
 
-/// Values in one page of a range read. With values of 1 MiB a page fits an answer of
+/// Values in the first page of a range read. With values of 1 MiB a page fits an answer of
 /// [`ANSWER_BYTES_MAX`].
-pub const PAGE_VALUES_MAX: usize = 16;
+pub const PAGE_VALUES_MIN: usize = 16;
+
+/// Values in any page. A log of single small records has one value for each.
+pub const PAGE_VALUES_MAX: usize = 1_024;
+
+/// The aimed size of a page in bytes. A page that exceeds [`ANSWER_BYTES_MAX`] because its values
+/// are larger than those before is read again in shorter pages.
+pub const PAGE_BYTES: usize = 8 << 20;
 
 /// Largest answer that is accepted from the engine: a full page, or a batch of events.
 pub const ANSWER_BYTES_MAX: usize = 32 << 20;

@@ -33,16 +33,25 @@ pub(crate) struct Signals {
     state: Mutex<State>,
 }
 
+/// After a handover other hosts should lead. It ends when one does.
+#[derive(Clone, Copy, Debug)]
+struct Abstention {
+    epoch: u64,
+    until: Duration,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    abstains_until: Duration,
+    abstention: Option<Abstention>,
     known: (u64, u64),
     has_run: bool,
 }
 
 impl Signals {
-    pub(crate) fn abstains_until(&self) -> Duration {
-        self.locked().abstains_until
+    /// Whether this host must not campaign, because it handed this leadership over a moment ago.
+    pub(crate) fn abstains(&self, epoch: u64, now: Duration) -> bool {
+        let abstention = self.locked().abstention;
+        abstention.is_some_and(|it| it.epoch == epoch && now < it.until)
     }
 
     /// The newest head that this host wrote, by its place in the order of heads. An older head is
@@ -116,11 +125,14 @@ impl Member {
             let Followed::Won(won) = follower.follow(watch, embedder).await? else {
                 continue;
             };
+            let epoch = won.head.epoch;
             self.signals.locked().known = won.head.order();
             let ended = lead(&self.host, &self.signals, *won, embedder).await?;
             if ended == Ended::HandedOver {
-                let abstention = self.host.options.timing.abstention;
-                self.signals.locked().abstains_until = self.host.now() + abstention;
+                self.signals.locked().abstention = Some(Abstention {
+                    epoch,
+                    until: self.host.now() + self.host.options.timing.abstention,
+                });
             }
             embedder.ended(ended);
         }

@@ -74,7 +74,7 @@ pub async fn overview(
 async fn window(access: &Access<'_>, head: &Head, now_ms: u64) -> Result<LogWindow, ClusterError> {
     let frames = head.seq + 1 - head.oldest;
     // A page of the newest frames.
-    let sample = crate::limits::PAGE_VALUES_MAX as u64;
+    let sample = crate::limits::PAGE_VALUES_MIN as u64;
     let from = head.oldest.max((head.seq + 1).saturating_sub(sample));
     let range = access.keys.frames(from, head.seq + 1);
     let newest = access.range("reading the newest frames", &range).await?;

@@ -261,11 +261,16 @@ impl Engine for Etcd {
         Box::pin(async move { Ok(value(unary(self.channel(), RANGE, one(key)).await?)) })
     }
 
-    fn range<'a>(&'a self, range: &'a KeyRange, at: Option<Revision>) -> Call<'a, Page> {
+    fn range<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        at: Option<Revision>,
+        values_max: usize,
+    ) -> Call<'a, Page> {
         let request = RangeRequest {
             key: range.from.clone(),
             range_end: range.to.clone(),
-            limit: limits::PAGE_VALUES_MAX as i64,
+            limit: values_max as i64,
             revision: at.map_or(0, signed),
         };
         Box::pin(async move {

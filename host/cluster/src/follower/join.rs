@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::{Accepted, Follower, Seen};
 use crate::embedder::Embedder;
-use crate::engine::{EngineError, Revision, Watch};
+use crate::engine::{EngineError, Paging, Revision, Watch};
 use crate::error::Stop;
 use crate::frame::Assembler;
 use crate::head::{Head, SnapshotInfo};
@@ -130,9 +130,12 @@ async fn read_snapshot(
     let mut hasher = blake3::Hasher::new();
     let mut blocks = Blocks::default();
     let mut next = 0;
+    let mut paging = Paging::new();
     while next < snapshot.pieces {
         let range = host.keys.pieces_from(snapshot.id, next);
-        let page = host.read(host.engine.range(&range, Some(revision))).await?;
+        let Some(page) = host.read_page(&range, Some(revision), &mut paging).await? else {
+            continue;
+        };
         if page.values.is_empty() {
             return Err(Failed::Mismatch("a piece of the snapshot is missing"));
         }
@@ -188,9 +191,12 @@ async fn read_log(
     embedder: &mut dyn Embedder,
 ) -> Result<(), Failed> {
     let host = follower.host;
+    let mut paging = Paging::new();
     while follower.seq < follower.seen.head.seq {
         let range = host.keys.frames_from(follower.seq + 1);
-        let page = host.read(host.engine.range(&range, Some(revision))).await?;
+        let Some(page) = host.read_page(&range, Some(revision), &mut paging).await? else {
+            continue;
+        };
         if page.values.is_empty() {
             return Err(Failed::Mismatch("a frame of the log is missing"));
         }

@@ -14,7 +14,7 @@ use statehouse_protocol::LogPosition;
 
 use crate::codec::Malformed;
 use crate::embedder::Embedder;
-use crate::engine::{Change, EngineError, Revision, Value, Watch};
+use crate::engine::{Change, EngineError, Paging, Revision, Value, Watch};
 use crate::error::Stop;
 use crate::frame::{self, Assembler, Frame};
 use crate::head::{Chain, Head};
@@ -125,7 +125,7 @@ impl Follower<'_> {
             if self.missed >= limits::MISSED_HEADS_MAX {
                 watch = self.watch_again().await?;
             }
-            suspicion.saw(&self.seen.head);
+            suspicion.saw(&self.seen.head, &self.host.options.host);
         }
     }
 
@@ -254,11 +254,12 @@ impl Follower<'_> {
         &mut self,
         embedder: &mut dyn Embedder,
     ) -> Result<Result<Accepted, EngineError>, Stop> {
+        let mut paging = Paging::new();
         loop {
             let range = self.host.keys.frames_from(self.seq + 1);
-            let call = self.host.engine.range(&range, None);
-            let page = match self.host.read(call).await {
-                Ok(page) => page,
+            let page = match self.host.read_page(&range, None, &mut paging).await {
+                Ok(Some(page)) => page,
+                Ok(None) => continue,
                 Err(error) => return Ok(Err(error)),
             };
             for (_, value) in &page.values {

@@ -12,12 +12,15 @@ use bytes::Bytes;
 use super::Follower;
 use crate::engine::{Condition, Transaction};
 use crate::error::Stop;
-use crate::head::Head;
+use crate::head::{Head, Id};
 
 #[derive(Debug)]
 pub(super) struct Suspicion {
     /// The head that is observed, by its place in the order of heads.
     order: (u64, u64),
+    /// The process that wrote it, and whether that process was seen to change it again.
+    writer: Option<Id>,
+    is_alive: bool,
     suspected: bool,
     /// When the leader was challenged. Since then the engine has always answered.
     challenged_at: Option<Duration>,
@@ -33,6 +36,8 @@ impl Suspicion {
     pub(super) fn new(now: Duration) -> Self {
         Self {
             order: (0, 0),
+            writer: None,
+            is_alive: false,
             suspected: false,
             challenged_at: None,
             is_silent: false,
@@ -50,10 +55,17 @@ impl Suspicion {
     }
 
     /// A changed head proves that its leader is alive.
-    pub(super) fn saw(&mut self, head: &Head) {
+    pub(super) fn saw(&mut self, head: &Head, host: &str) {
         if head.order() != self.order {
+            let was_alive = std::mem::replace(&mut self.is_alive, self.writer == Some(head.writer));
+            self.writer = Some(head.writer);
             self.order = head.order();
             self.clear();
+            if self.is_alive && !was_alive && head.leader == host {
+                tracing::error!(
+                    "the leader has the name {host} too: give each host of the cluster a name of its own"
+                );
+            }
         }
     }
 
@@ -79,8 +91,8 @@ impl Suspicion {
     pub(super) fn may_campaign(&self, follower: &Follower<'_>) -> bool {
         let now = follower.host.now();
         let head = &follower.seen.head;
-        let has_ended = follower.leader_has_ended() && now >= follower.signals.abstains_until();
-        (has_ended || self.is_silent) && now >= self.not_before && follower.seq == head.seq
+        let may_try = now >= self.not_before && !follower.signals.abstains(head.epoch, now);
+        (follower.leader_has_ended() || self.is_silent) && may_try && follower.seq == head.seq
     }
 
     /// Looks at the head, and challenges a leader that is suspected.
@@ -94,10 +106,10 @@ impl Suspicion {
             }
             Err(_) => false,
         };
-        self.saw(&follower.seen.head);
+        self.saw(&follower.seen.head, &host.options.host);
         let quiet = host.now().saturating_sub(follower.seen.at);
-        // This host follows, so a leader of its name was an earlier process of it.
-        let was_this_host = follower.seen.head.leader == host.options.host;
+        // This host follows, so a leader of its name was an earlier process of it, unless it lives.
+        let was_this_host = follower.seen.head.leader == host.options.host && !self.is_alive;
         self.suspected |= quiet > timing.quiet || was_this_host;
         match self.challenged_at {
             _ if !answered => self.engine_failed(),

@@ -315,11 +315,16 @@ impl Engine for SimulatedEngine {
         }))
     }
 
-    fn range<'a>(&'a self, range: &'a KeyRange, at: Option<Revision>) -> Call<'a, Page> {
+    fn range<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        at: Option<Revision>,
+        values_max: usize,
+    ) -> Call<'a, Page> {
         let range = range.clone();
         Box::pin(self.call(move |inner| {
             let at = at.unwrap_or_else(|| inner.shown());
-            inner.store.range(&range, at, limits::PAGE_VALUES_MAX)
+            inner.store.range(&range, at, values_max)
         }))
     }
 

@@ -210,7 +210,7 @@ fn host_reads_the_state_from_which_its_cluster_began() {
         secret(&*engine, &*clock, "c").await.unwrap();
         // 710 033 bytes, and none of the other creation.
         let pieces = Keys::new("c").all_snapshots();
-        let pieces = engine.range(&pieces, None).await.unwrap().values;
+        let pieces = engine.range(&pieces, None, 16).await.unwrap().values;
         assert_eq!(pieces.len(), 6);
 
         let first = Host::start(&world, "a", |_| {});

@@ -69,9 +69,9 @@ async fn range_and_watch_respect_the_revision() {
     }];
     let second = applied(etcd.transact(&fill).await.unwrap());
 
-    let page = etcd.range(&all, Some(first)).await.unwrap();
+    let page = etcd.range(&all, Some(first), 16).await.unwrap();
     assert_eq!((page.values.len(), page.more), (16, true));
-    let page = etcd.range(&all, None).await.unwrap();
+    let page = etcd.range(&all, None, 16).await.unwrap();
     assert_eq!((page.values.len(), page.more), (11, false));
     assert_eq!(page.values[0].0, key(10));
 
@@ -89,7 +89,7 @@ async fn range_and_watch_respect_the_revision() {
 
     etcd.compact(second).await.unwrap();
     etcd.compact(first).await.unwrap();
-    let error = etcd.range(&all, Some(first)).await.unwrap_err();
+    let error = etcd.range(&all, Some(first), 16).await.unwrap_err();
     assert_eq!(error, EngineError::Compacted);
     // etcd reports it when the watch is created or right after.
     match etcd.watch(&all, first).await {
