@@ -23,7 +23,7 @@ use crate::{
 const BUSY: &str = "too many clients are connecting: retry in a second";
 const LATE: &str = "this client was not authenticated in time: retry later";
 const NO_LEASE: &str =
-    "this host cannot reach the cluster's log: connect to another host, or retry";
+    "this host does not lead, or cannot reach the log of its cluster: connect again";
 
 /// The credentials of a connection that expire, or that the client may renew by AUTH.
 pub(crate) struct Credentials {

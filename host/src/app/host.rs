@@ -147,7 +147,9 @@ impl Roles for Host {
 
     fn follow(&mut self, head: &Head) {
         let name = &self.cluster.etcd.name;
-        if head.released || head.leader.is_empty() || head.leader == self.cluster.host {
+        // A leader with the name of this host may be an earlier process, or another host that has the
+        // name too. Its address tells them apart: that of this host answers that it does not lead.
+        if head.released || head.leader.is_empty() {
             self.shared.role.send_replace(Role::Waiting);
             self.shared
                 .subject
@@ -250,6 +252,6 @@ impl Roles for Host {
             Ended::HandedOver => "it handed over",
         };
         self.say(format!("{host} does not lead {cluster} any more: {what}"));
-        tokio::spawn(async move { broker.shutdown(limits::CLUSTER_DEPOSED_GRACE).await });
+        tokio::spawn(async move { broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await });
     }
 }

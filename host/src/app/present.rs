@@ -84,7 +84,7 @@ impl Shared {
             return;
         };
         self.role.send_replace(Role::Waiting);
-        present.broker.shutdown(limits::SHUTDOWN_GRACE).await;
+        present.broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await;
         present.tasks.abort();
         present.server.stop();
         present.log.hand_over();

@@ -163,14 +163,17 @@ impl Log {
     }
 }
 
-impl From<ClusterError> for Failure {
-    fn from(error: ClusterError) -> Self {
-        let text = error.to_string();
-        match error {
-            ClusterError::Engine { .. } => Self::transport(text),
-            ClusterError::NotCreated(_) => Self::negative(text),
-            _ => Self::refused(text),
+/// The failure of a call to these servers.
+fn failed(config: &EtcdConfig, error: &ClusterError) -> Failure {
+    match error {
+        ClusterError::Engine { .. } => {
+            let urls = config.urls.join(", ");
+            Failure::transport(format!(
+                "etcd at {urls} does not answer: {error}. Check the addresses with `statehouse cluster check`"
+            ))
         }
+        ClusterError::NotCreated(_) => Failure::negative(error.to_string()),
+        _ => Failure::refused(error.to_string()),
     }
 }
 
@@ -190,7 +193,7 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
             let created = created.map_err(|error| Failure::transport(error.to_string()))?;
             (created, String::new())
         }
-        Some(directory) => create_from_directory(etcd, name, id, directory).await?,
+        Some(directory) => create_from_directory(etcd, &config, id, directory).await?,
     };
     if !created {
         return Err(Failure::negative(format!(
@@ -204,7 +207,7 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
 /// Creates a cluster with the store of a directory. Returns what it holds, as a phrase.
 async fn create_from_directory(
     etcd: Etcd,
-    name: &str,
+    config: &EtcdConfig,
     id: Id,
     directory: &Path,
 ) -> Result<(bool, String), Failure> {
@@ -213,11 +216,12 @@ async fn create_from_directory(
         Failure::usage(format!("{} cannot be used: {error}", directory.display()))
     })?;
     let mut state = Past::open(directory)?.first_state()?;
+    let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
     let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
     for (digest, file) in std::mem::take(&mut state.modules) {
         match file {
-            Some(file) => _ = modules.put(&file).await?,
+            Some(file) => _ = modules.put(&file).await.map_err(failed)?,
             None => notice(&format!(
                 "the file of the policy {digest} is missing: a host leads only with all policies that have a role"
             )),
@@ -236,7 +240,8 @@ async fn create_from_directory(
         position,
         next_block: |block: &mut Vec<u8>| state.next(block),
     };
-    let created = create_from(&*etcd, &MachineClock, name, first).await?;
+    let created = create_from(&*etcd, &MachineClock, name, first).await;
+    let created = created.map_err(failed)?;
     drop(lock);
     Ok((
         created,
@@ -247,7 +252,8 @@ async fn create_from_directory(
 async fn status(args: &StatusArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
-    let overview = overview(&etcd, &MachineClock, &config.name, wall_ms()).await?;
+    let overview = overview(&etcd, &MachineClock, &config.name, wall_ms()).await;
+    let overview = overview.map_err(|error| failed(&config, &error))?;
     emit_either(
         args.json,
         || status_json(&overview),
@@ -316,13 +322,15 @@ async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
     let (name, host) = (&config.name, &args.host);
-    let listed = members(&etcd, &MachineClock, name).await?;
+    let failed = |error: ClusterError| failed(&config, &error);
+    let listed = members(&etcd, &MachineClock, name).await.map_err(failed)?;
     if !listed.iter().any(|it| it.host == *host) {
         return Err(Failure::negative(format!(
             "the cluster {name} has no host {host}: `statehouse cluster status` lists its hosts"
         )));
     }
-    remove_member(&etcd, &MachineClock, name, host).await?;
+    let removed = remove_member(&etcd, &MachineClock, name, host).await;
+    removed.map_err(failed)?;
     emit(format!("removed {host} from {name}\n").as_bytes())?;
     Ok(Exit::Done)
 }

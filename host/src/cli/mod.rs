@@ -67,7 +67,7 @@ The file that --config names may contain every other setting, under its name wit
 Flags take precedence over environment variables, and these over the file.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 an address that cannot be listened
-on, 74 the disk failed, 70 a bug lost the state in memory, 78 the cluster does not exist or needs a newer version,
+on, 74 the disk failed, 70 a bug lost the state in memory, 78 the cluster needs a newer version,
 65 the log of the cluster contradicts itself. After 74 and 70 start the store again: it recovers everything
 that is durable.")]
     Serve(Box<Flags>),

@@ -15,8 +15,8 @@ const EXIT_TAKEN_OVER: u8 = 76;
 /// Exit code of a host whose cluster has a log that contradicts itself (EX_DATAERR of sysexits.h).
 const EXIT_LOG_DAMAGED: u8 = 65;
 
-/// Exit code of a host that is too old for its cluster, or whose cluster does not exist (EX_CONFIG
-/// of sysexits.h).
+/// Exit code of a host that is too old for its cluster, or whose cluster was deleted (EX_CONFIG of
+/// sysexits.h).
 const EXIT_CLUSTER_SETTINGS: u8 = 78;
 
 fn exit_code(stop: &Stop) -> u8 {

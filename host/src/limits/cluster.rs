@@ -22,5 +22,6 @@ pub const CLUSTER_UNDECIDED_MAX: Duration = Duration::from_millis(1_500);
 /// writes to etcd. The links between the hosts detect a dead leader much sooner.
 pub const CLUSTER_QUIET: Duration = Duration::from_secs(600);
 
-/// How long the clients of a leader that was replaced get to receive what was released.
-pub const CLUSTER_DEPOSED_GRACE: Duration = Duration::from_millis(100);
+/// How long the clients of a leader that hands over or was replaced get to receive what was
+/// released. The next leader cannot answer them before the end.
+pub const CLUSTER_LEAVING_GRACE: Duration = Duration::from_millis(200);
