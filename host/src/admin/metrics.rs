@@ -42,7 +42,7 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
         connection(&mut page, &link);
     }
     if let Some(leadership) = &sources.leadership {
-        cluster(&mut page, true, leadership.epoch());
+        cluster(&mut page, true, leadership.epoch(), leadership.position());
         let unreleased = leadership.unreleased();
         let what = "Records that are not yet in the log of the cluster";
         page.gauges(&[("cluster_unreleased", what, unreleased)]);
@@ -62,16 +62,16 @@ pub(super) fn answer(page: String) -> Answer {
 }
 
 /// The page of a host that does not lead its cluster.
-pub(super) fn of_follower(epoch: u64) -> String {
+pub(super) fn of_follower(epoch: u64, position: u64) -> String {
     let mut page = Page::default();
-    cluster(&mut page, false, epoch);
+    cluster(&mut page, false, epoch, position);
     log(&mut page, logging::dropped());
     page.0.push_str("# EOF\n");
     page.0
 }
 
 /// The role of this host.
-fn cluster(page: &mut Page, leads: bool, epoch: u64) {
+fn cluster(page: &mut Page, leads: bool, epoch: u64, position: u64) {
     page.gauges(&[
         (
             "cluster_leads",
@@ -82,6 +82,11 @@ fn cluster(page: &mut Page, leads: bool, epoch: u64) {
             "cluster_epoch",
             "The number of the leadership that this host knows",
             epoch,
+        ),
+        (
+            "cluster_position",
+            "The last record that is durable, at the leader, or that this follower applied",
+            position,
         ),
     ]);
 }

@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
@@ -31,6 +32,8 @@ pub enum Subject {
         leader: Arc<str>,
         /// The number of the leadership that it knows.
         epoch: u64,
+        /// The last record that it applied.
+        position: Arc<AtomicU64>,
     },
 }
 
@@ -94,8 +97,11 @@ impl Requests {
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match subject {
             Subject::Store(api) => api.route(request).await,
-            Subject::Follower { epoch, .. } if is_metrics(&request) => {
-                Ok(metrics::answer(metrics::of_follower(epoch)))
+            Subject::Follower {
+                epoch, position, ..
+            } if is_metrics(&request) => {
+                let page = metrics::of_follower(epoch, position.load(Relaxed));
+                Ok(metrics::answer(page))
             }
             Subject::Follower { leader, .. } => {
                 Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))

@@ -165,6 +165,7 @@ impl Roles for Host {
             )
             .into(),
             epoch: head.epoch,
+            position: self.shared.position.clone(),
         });
         self.shared
             .role

@@ -130,7 +130,7 @@ pub(super) async fn serve(
             }
         }
     }));
-    let mut replica = Replica::new(host, accepts_clock);
+    let mut replica = Replica::new(host, accepts_clock, shared.position.clone());
     let mut running_member = tokio::spawn(async move { member.run(&mut replica).await });
     let served = tokio::select! {
         signal = signals.wait() => {

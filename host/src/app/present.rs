@@ -1,6 +1,7 @@
 //! The store of the present leadership, as the parts that live longer see it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use statehouse_mqtt::Broker;
 use tokio::sync::{Notify, watch};
@@ -16,6 +17,8 @@ use crate::server::Server;
 
 /// What all parts may ask and change.
 pub(super) struct Shared {
+    /// The last record that this host applied, or that is durable while it leads.
+    pub(super) position: Arc<AtomicU64>,
     /// Notified when a policy has arrived that this host lacked.
     pub(super) arrived: Arc<Notify>,
     pub(super) present: watch::Sender<Option<Present>>,
@@ -40,8 +43,10 @@ pub(super) struct Tasks {
 
 impl Default for Shared {
     fn default() -> Self {
+        let position = Arc::<AtomicU64>::default();
         Self {
             arrived: Arc::default(),
+            position,
             present: watch::Sender::new(None),
             role: watch::Sender::new(Role::Waiting),
             subject: watch::Sender::new(no_leader("this host is joining the cluster")),
@@ -55,6 +60,7 @@ pub(super) fn no_leader(why: &'static str) -> Subject {
         impediment: Some(why),
         leader: why.into(),
         epoch: 0,
+        position: Arc::default(),
     }
 }
 

@@ -22,6 +22,11 @@ impl Leadership {
         self.log.epoch()
     }
 
+    /// The last record that is durable.
+    pub fn position(&self) -> u64 {
+        self.log.position()
+    }
+
     /// The number of records that are not durable yet.
     pub fn unreleased(&self) -> u64 {
         self.log.unreleased()

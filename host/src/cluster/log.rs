@@ -32,6 +32,11 @@ impl ClusterLog {
         self.0.epoch()
     }
 
+    /// The last record that is durable.
+    pub fn position(&self) -> u64 {
+        self.0.released().0
+    }
+
     /// The number of records that are not durable yet.
     pub fn unreleased(&self) -> u64 {
         let appended = self.0.appended().0;

@@ -5,6 +5,7 @@
 //! ahead of the log by then.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use statehouse_cluster::{Description, Embedder, Ended, Head, Takeover};
 use statehouse_mqtt::Broker;
@@ -68,12 +69,14 @@ pub struct Replica<R> {
     accepts_clock: bool,
     /// Why the last leadership of this host failed. Other hosts should lead before it.
     failed: Option<String>,
+    position: Arc<AtomicU64>,
 }
 
 impl<R: Roles> Replica<R> {
     /// A replica without state. With `accepts_clock` the clock of this host is not compared with
     /// that of the leader.
-    pub fn new(roles: R, accepts_clock: bool) -> Self {
+    /// `position` shows the last record that was applied.
+    pub fn new(roles: R, accepts_clock: bool, position: Arc<AtomicU64>) -> Self {
         Self {
             image: roles.empty(),
             roles,
@@ -82,6 +85,7 @@ impl<R: Roles> Replica<R> {
             offset: ClockOffset::default(),
             accepts_clock,
             failed: None,
+            position,
         }
     }
 
@@ -126,6 +130,7 @@ impl<R: Roles> Embedder for Replica<R> {
         let (before_ms, policies) = (self.image.now_ms, self.image.policies.len());
         let applied = self.image.record(record);
         applied.map_err(|error| format!("record {position}: {error}"))?;
+        self.position.store(position.0, Relaxed);
         if self.image.now_ms > before_ms {
             self.offset.received(self.image.now_ms, wall_ms());
         }
@@ -191,6 +196,7 @@ impl<R: Roles> Embedder for Replica<R> {
             server.release();
             broker.released(position);
         }
+        self.position.store(position.0, Relaxed);
     }
 
     fn ended(&mut self, ended: Ended) {
