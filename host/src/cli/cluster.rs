@@ -184,7 +184,10 @@ fn usage(error: anyhow::Error) -> Failure {
 async fn init(args: &InitArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
-    etcd.check().await.map_err(Failure::transport)?;
+    etcd.check().await.map_err(|error| {
+        let urls = config.urls.join(", ");
+        Failure::transport(format!("{error} ({urls})"))
+    })?;
     let id = Id::random().map_err(|error| Failure::transport(error.to_string()))?;
     let name = &config.name;
     let (created, what) = match &args.from {
