@@ -265,6 +265,13 @@ impl Server {
         locked.core.snapshot(progress, now_ms)
     }
 
+    /// Waits until no output of the store waits for the log.
+    pub async fn drained(&self) {
+        while self.gate.is_waiting() {
+            tokio::time::sleep(limits::DRAIN_POLL).await;
+        }
+    }
+
     /// Appends the last record of this run. Nothing may be decided or assigned after it, because it
     /// would be lost.
     pub fn stop(&self) {

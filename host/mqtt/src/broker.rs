@@ -89,6 +89,8 @@ struct Shared {
     turned_away: AtomicU64,
     /// Wakes the timers for a deadline earlier than the one they sleep for.
     earlier: Notify,
+    /// Set before a shutdown: nothing more is read from clients.
+    draining: AtomicBool,
     stopping: AtomicBool,
     stop: Notify,
     /// Aborts connections that have not ended within the grace period of a shutdown.
@@ -153,6 +155,7 @@ impl Broker {
             outputs: Arc::new(OutputTotal::new(limits.output_bytes_total_max)),
             turned_away: AtomicU64::new(0),
             earlier: Notify::new(),
+            draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
             abort: Notify::new(),
@@ -408,6 +411,22 @@ impl Broker {
     #[must_use]
     pub fn refusals(&self) -> Vec<RefusalCount> {
         self.0.refusals.counts()
+    }
+
+    /// Decides no more input of clients, so that all output can leave before a
+    /// [`shutdown`](Self::shutdown). Timers continue.
+    pub fn stop_deciding(&self) {
+        self.0.draining.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.0.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether output waits for the log.
+    #[must_use]
+    pub fn awaits_log(&self) -> bool {
+        self.0.durability_gate.is_waiting()
     }
 
     /// Sends DISCONNECT 0x8B to every client, waits at most `grace` for delivery, then closes.

@@ -460,6 +460,11 @@ impl Drop for Dispatch {
         if std::thread::panicking() {
             return;
         }
+        if self.broker.is_draining() {
+            // Their responses could not leave. A client sends an unacknowledged request again.
+            let begun = |it: &Request| it.token.as_ref().is_some_and(|token| token.exactly_once);
+            self.requests.retain(begun);
+        }
         self.hand_over_all();
         let tokens = self.requests.drain(..).filter_map(|it| it.token);
         let refused: Vec<_> = tokens.filter(|token| token.exactly_once).collect();

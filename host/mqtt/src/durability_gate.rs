@@ -108,6 +108,13 @@ impl DurabilityGate {
         notify(ready);
     }
 
+    /// Whether an output waits.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let state = self.lock();
+        let mut outputs = state.waiting.iter().flat_map(|it| &it.outputs);
+        outputs.any(|it| it.strong_count() > 0)
+    }
+
     /// Everything up to this position is durable.
     pub(crate) fn release_to(&self, position: LogPosition) {
         let ready = self.release(&mut self.lock(), position);

@@ -152,6 +152,20 @@ impl Clients {
     }
 }
 
+/// Decides nothing more, and waits a limited time until the output of everything that was decided
+/// can leave. Otherwise requests would be executed whose clients get no response.
+pub(super) async fn drain(server: &Server, broker: &Broker) {
+    broker.stop_deciding();
+    let drained = async {
+        server.drained().await;
+        while broker.awaits_log() {
+            tokio::time::sleep(limits::DRAIN_POLL).await;
+        }
+    };
+    // A log that is stalled or unreachable may release nothing.
+    _ = tokio::time::timeout(limits::SHUTDOWN_DRAIN, drained).await;
+}
+
 impl Open {
     /// Waits until clients can be served and returns the lines that say where. None if the
     /// connection ended.
@@ -198,9 +212,12 @@ impl Open {
     }
 
     /// Stops accepting clients, and waits a limited time until queued messages are sent.
-    pub(super) async fn shutdown(self) {
+    pub(super) async fn shutdown(self, server: &Server) {
         match &self.clients {
-            Clients::Embedded(broker) => broker.shutdown(limits::SHUTDOWN_GRACE).await,
+            Clients::Embedded(broker) => {
+                drain(server, broker).await;
+                broker.shutdown(limits::SHUTDOWN_GRACE).await;
+            }
             Clients::Foreign(attached) => attached.foreign.shutdown(limits::SHUTDOWN_GRACE).await,
         }
         if let Some(link) = self.link {

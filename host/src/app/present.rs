@@ -8,6 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::administration::Deliveries;
+use super::clients::drain;
 use super::service_manager;
 use crate::admin::Subject;
 use crate::cluster::log::ClusterLog;
@@ -90,6 +91,7 @@ impl Shared {
             return;
         };
         self.role.send_replace(Role::Waiting);
+        drain(&present.server, &present.broker).await;
         present.broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await;
         present.tasks.abort();
         present.server.stop();

@@ -79,7 +79,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     service_manager::stopping();
     drop(deliveries);
     administration.stop();
-    open.shutdown().await;
+    open.shutdown(&server).await;
     sweeper.abort();
     reloading.abort();
     watching.abort();

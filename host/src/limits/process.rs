@@ -3,8 +3,15 @@
 use std::time::Duration;
 
 /// How long a stopping host waits for clients to receive their output. SIGTERM to exit takes at
-/// most two seconds.
+/// most two seconds, with [`SHUTDOWN_DRAIN`] before.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(1000);
+
+/// How long a stopping host waits until the log has released what was decided: some flushes of a
+/// slow disk.
+pub const SHUTDOWN_DRAIN: Duration = Duration::from_millis(500);
+
+/// How often it looks.
+pub const DRAIN_POLL: Duration = Duration::from_millis(2);
 
 /// How long a stopping host then waits for calls of the admin API: long enough for one that is
 /// about to respond. A compiler would run on for seconds.

@@ -90,6 +90,11 @@ impl ResponseGate {
                 .is_none_or(|own| *own <= own_max)
     }
 
+    /// Whether an output waits for its position.
+    pub fn is_waiting(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
     /// Queues an output that depends on nothing and may overtake earlier ones. Returns its bytes.
     pub fn push_unordered(&self, out: Outbound) -> usize {
         let bytes = out.own_bytes() + out.shared_bytes(&mut std::ptr::null());

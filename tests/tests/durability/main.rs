@@ -18,3 +18,4 @@ mod reads;
 mod resumed;
 mod retention;
 mod sessions;
+mod stopping;

@@ -140,6 +140,10 @@ async fn turns(
             true => broker.cut_turns().acquire().await.ok(),
             false => None,
         };
+        if broker.is_draining() {
+            // Until the shutdown closes the output, which ends this connection.
+            return pending().await;
+        }
         if !broker.may_decide().await {
             return Err(Ended::ByBroker);
         }
