@@ -37,6 +37,7 @@ pub mod store;
 pub mod switch;
 pub mod transcript;
 pub mod victim;
+pub mod wait;
 pub mod websocket;
 
 pub use admin::Admin;

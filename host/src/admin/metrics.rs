@@ -42,10 +42,10 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
         connection(&mut page, &link);
     }
     if let Some(leadership) = &sources.leadership {
-        cluster(&mut page, true, leadership.epoch(), leadership.position());
-        let unreleased = leadership.unreleased();
+        let log = leadership.log();
+        cluster(&mut page, true, log.epoch(), log.position());
         let what = "Records that are not yet in the log of the cluster";
-        page.gauges(&[("cluster_unreleased", what, unreleased)]);
+        page.gauges(&[("cluster_unreleased", what, log.unreleased())]);
     }
     policies(&mut page, &listing.policies);
     if let Some(report) = shadow {

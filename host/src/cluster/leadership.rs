@@ -17,19 +17,9 @@ impl Leadership {
         }
     }
 
-    /// Its number.
-    pub fn epoch(&self) -> u64 {
-        self.log.epoch()
-    }
-
-    /// The last record that is durable.
-    pub fn position(&self) -> u64 {
-        self.log.position()
-    }
-
-    /// The number of records that are not durable yet.
-    pub fn unreleased(&self) -> u64 {
-        self.log.unreleased()
+    /// Its log.
+    pub fn log(&self) -> &ClusterLog {
+        &self.log
     }
 
     /// Begins to end the leadership, and returns at once.

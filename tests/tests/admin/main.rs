@@ -15,14 +15,10 @@ mod usage;
 #[path = "../../policies/wasm.rs"]
 mod wasm;
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::path::Path;
 
 use serde_json::Value as Json;
-use statehouse_tests::{Ran, Server, policies, run_in};
+use statehouse_tests::{Ran, Server, policies, run_in, wait::eventually};
 
 /// Runs `statehouse policy …` in the server's directory, where the data directory has its default
 /// name.
@@ -68,19 +64,6 @@ fn answers(server: &Server, key: &str) -> bool {
         "{answer:?}"
     );
     answer.starts_with('*')
-}
-
-/// Waits until `look` finds something.
-#[track_caller]
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Creates the key pair PREFIX.key and PREFIX.pub in a directory. Returns the public key.

@@ -21,12 +21,7 @@ mod policies;
 mod resumed;
 mod sessions;
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use statehouse_tests::histories::Manner;
+use statehouse_tests::{histories::Manner, wait::eventually};
 
 /// A takeover waits for the lease of a leader that died. Tests of other things wait less.
 const SHORT_LEASE: (&str, &str) = ("cluster_lease", "500ms");
@@ -39,16 +34,3 @@ const CLIENTS: [Manner; 5] = [
     Manner::SendsAgain { dup: false },
     Manner::Forgets,
 ];
-
-/// Waits until `look` finds something.
-#[track_caller]
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
