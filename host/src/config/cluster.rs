@@ -12,6 +12,7 @@ use std::time::Duration;
 use statehouse_cluster::{Options, Reads, Sizes};
 
 use super::layer::settings;
+use super::values;
 use super::values::socket_address;
 use super::{ConfigError, Span, time};
 use crate::limits;
@@ -74,7 +75,8 @@ settings! {
 
         /// The --quota-backend-bytes of the etcd servers. Above three quarters of it, writes that
         /// need memory are refused [default: 2147483648]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_CLUSTER_QUOTA")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub cluster_quota: Option<NonZeroU64>,
     }
 }

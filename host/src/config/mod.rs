@@ -46,6 +46,8 @@ pub use values::{
     Threads,
 };
 
+pub(crate) use values::size;
+
 use layer::Layer;
 use memory::Memory;
 
