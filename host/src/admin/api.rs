@@ -16,6 +16,8 @@
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
+//! GET    /v1/clients?clients=N       the clients of the embedded broker
+//! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! POST   /v1/cluster/handover        end this host's leadership, so that another host leads
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; no token needed
@@ -39,7 +41,7 @@ use tokio::sync::Mutex;
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
-use super::{Sources, metrics, usage};
+use super::{Sources, clients, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
@@ -109,7 +111,9 @@ impl Api {
                 self.assignment(&method, &segments[1..], request).await
             }
             ["v1", "cluster", "handover"] if method == Method::POST => self.hand_over(),
-            ["v1", "authz" | "usage", ..] => self.questions(&method, &segments[1..], request).await,
+            ["v1", "authz" | "usage" | "clients", ..] => {
+                self.questions(&method, &segments[1..], request).await
+            }
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
@@ -205,7 +209,7 @@ impl Api {
         }
     }
 
-    /// Questions about rights and usage.
+    /// Rights, usage and clients.
     async fn questions(
         self: Arc<Self>,
         method: &Method,
@@ -221,8 +225,18 @@ impl Api {
                     .await
             }
             (&Method::GET, ["usage"]) => {
-                let clients = clients(request.uri())?;
+                let clients = client_count(request.uri())?;
                 self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
+                    .await
+            }
+            (&Method::GET, ["clients"]) => {
+                let count = client_count(request.uri())?;
+                self.blocking(move |api| clients::list(&api.sources, count))
+                    .await
+            }
+            (&Method::DELETE, ["clients", client]) => {
+                let client = (*client).to_owned();
+                self.change(move |api| clients::kick(&api.sources, &client))
                     .await
             }
             _ => Err(not_allowed(method, request.uri())),
@@ -303,7 +317,7 @@ fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
 }
 
 /// The requested number of clients.
-fn clients(uri: &Uri) -> Result<usize, Refusal> {
+fn client_count(uri: &Uri) -> Result<usize, Refusal> {
     let value = percent::value(uri.query(), "clients").map(String::from_utf8);
     let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count

@@ -9,6 +9,7 @@ mod answer;
 mod api;
 mod authz;
 mod client;
+mod clients;
 mod listener;
 mod metrics;
 mod requests;
@@ -28,6 +29,7 @@ pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
+pub(crate) use clients::Clients;
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
