@@ -112,7 +112,7 @@ struct CheckArgs {
     log: Log,
 
     /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA")]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = crate::config::size)]
     cluster_quota: Option<u64>,
 }
 

@@ -168,7 +168,7 @@ pub(super) struct Remote {
     #[command(flatten)]
     target: Target,
 
-    /// MQTT client id [default: statehouse- and random digits]
+    /// MQTT client id [default: user@host- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]
     client_id: Option<String>,
 
@@ -198,7 +198,7 @@ impl Remote {
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,
-            client_id: self.client_id.clone(),
+            client_id: Some(self.client_id.clone().unwrap_or_else(default_client_id)),
             timeout: self.timeout,
             session_expiry: interruption.max(Duration::from_secs(1)),
             ..Options::default()
@@ -208,4 +208,34 @@ impl Remote {
             other => other.into(),
         })
     }
+}
+
+/// Names the user and the machine, so that logs and `statehouse history` show who it was. The digits
+/// keep several commands of one user apart.
+fn default_client_id() -> String {
+    let plain = |text: String| -> String {
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        text.trim()
+            .chars()
+            .filter(is_plain)
+            .take(NAME_CHARS_MAX)
+            .collect()
+    };
+    let user = ["USER", "LOGNAME"]
+        .iter()
+        .find_map(|it| std::env::var(it).ok());
+    let user = plain(user.unwrap_or_default());
+    let host = plain(std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default());
+    let (user, host) = (or(&user, "statehouse"), or(&host, "localhost"));
+    format!(
+        "{user}@{host}-{:06x}",
+        statehouse_link::random() & 0xff_ffff
+    )
+}
+
+/// Longest user or host name in a client id.
+const NAME_CHARS_MAX: usize = 32;
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
 }

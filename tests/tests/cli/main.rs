@@ -7,6 +7,7 @@ mod bench;
 mod commands;
 mod data_directory;
 mod doctor;
+mod everyday;
 mod history;
 mod lock;
 mod log;
