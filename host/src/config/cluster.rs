@@ -261,7 +261,8 @@ impl ClusterFlags {
             quota_bytes: (self.cluster_quota).map_or(Sizes::default().quota_bytes, NonZeroU64::get),
             etcd,
         };
-        let checked = config.options("", Default::default()).check();
+        let address = config.listen.to_string();
+        let checked = config.options(&address, Default::default()).check();
         checked.map_err(ClusterError::Name)?;
         Ok(Some(config))
     }
