@@ -44,6 +44,8 @@ pub struct Figures {
     appends: Appends,
     /// Whether the engine answered the last call.
     is_answered: AtomicBool,
+    /// The number of the newest leadership.
+    epoch: AtomicU64,
     /// The last record that this host applied, and that of the newest head.
     applied: AtomicU64,
     head: AtomicU64,
@@ -92,6 +94,12 @@ impl Figures {
     #[must_use]
     pub fn reaches_log(&self) -> bool {
         self.is_answered.load(Relaxed)
+    }
+
+    /// The number of the newest leadership that this host knows.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Relaxed)
     }
 
     /// Records of the newest head that this host has not applied.
@@ -151,6 +159,7 @@ impl Figures {
 
     /// The host knows a newer head.
     pub(crate) fn saw(&self, head: &Head, log_bytes: u64) {
+        self.epoch.store(head.epoch, Relaxed);
         self.head.store(head.position.0, Relaxed);
         self.log_bytes.store(log_bytes, Relaxed);
         let first = head.snapshot.map_or(0, |it| it.first_position.0);

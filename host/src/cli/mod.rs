@@ -6,6 +6,7 @@
 
 mod authz;
 mod bench;
+#[cfg(feature = "cluster")]
 mod cluster;
 mod completions;
 mod data;
@@ -88,6 +89,7 @@ that is durable.")]
     User(user::Args),
     Authz(authz::Args),
     Usage(usage::Args),
+    #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
     Completions(completions::Args),
@@ -120,6 +122,7 @@ pub fn main() -> ExitCode {
         Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
+        #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Completions(args) => {

@@ -80,7 +80,10 @@ impl Visitor<'_> for KnownKey {
     fn visit_str<E: Error>(self, key: &str) -> Result<(), E> {
         match KEYS.contains(&key) {
             true => Ok(()),
-            false => Err(E::unknown_field(key, &KEYS)),
+            false => {
+                Err(ClusterFlags::absent(key)
+                    .map_or_else(|| E::unknown_field(key, &KEYS), E::custom))
+            }
         }
     }
 }
