@@ -117,7 +117,7 @@ impl Figures {
     }
 
     /// Bytes of frames since the newest snapshot. A follower that saw the snapshot become complete
-    /// does not count the frames that were written beside it.
+    /// does not count frames that were written during the snapshot.
     #[must_use]
     pub fn log_bytes(&self) -> u64 {
         self.log_bytes.load(Relaxed)

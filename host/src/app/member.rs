@@ -42,7 +42,7 @@ const EXIT_LOG_DAMAGED: u8 = 65;
 
 /// Exit code of a host that is too old for its cluster, or whose cluster was deleted (EX_CONFIG of
 /// sysexits.h).
-const EXIT_CLUSTER_SETTINGS: u8 = 78;
+pub(super) const EXIT_CLUSTER_SETTINGS: u8 = 78;
 
 /// The sockets, which are bound before anything else is done.
 pub(super) struct Sockets {
