@@ -54,7 +54,7 @@ fn metrics_follow_the_work_and_the_leaders() {
     let leader = cluster.present_leader();
     let mut store = cluster.store(leader.host, "writer");
     for number in 0..20 {
-        store.set(&format!("key{number}"), "value");
+        store.set(format!("key{number}"), "value");
     }
     let own = |name: &str| figure(&cluster, leader.host, name).unwrap();
     assert!(own("append_seconds_count") >= 20.0);

@@ -367,7 +367,9 @@ fn unreadable_record_does_not_hide_the_other_members() {
             shown.contains("a     leads  1      1.2.3    1 s ago  h:1      ok"),
             "{shown}"
         );
-        assert!(shown.lines().all(|it| it.len() <= 80), "{shown}");
+        // The reason why a record cannot be read may be longer.
+        let mut lines = shown.lines().filter(|it| !it.starts_with("host later: "));
+        assert!(lines.all(|it| it.len() <= 80), "{shown}");
         assert!(shown.contains("update this host"), "{shown}");
     });
 }
