@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use data_encoding::BASE64;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{lines::Lines, server};
@@ -174,6 +175,21 @@ impl Etcd {
             assert!(Instant::now() < end, "no node of etcd leads");
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Changes the value of a key, which must exist.
+    pub fn change(&self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let ask = |path: &str, body: Value| {
+            let answer = exchange(self.nodes[0].clients, "POST", path, &body.to_string());
+            answer.expect("etcd answers")
+        };
+        let key = BASE64.encode(key.as_bytes());
+        let found = ask("/v3/kv/range", json!({"key": key}));
+        let value = found["kvs"][0]["value"].as_str().expect("the key exists");
+        let mut value = BASE64.decode(value.as_bytes()).unwrap();
+        change(&mut value);
+        let put = json!({"key": key, "value": BASE64.encode(&value)});
+        ask("/v3/kv/put", put);
     }
 
     /// The revision of the data: every write raises it.

@@ -15,6 +15,8 @@
 //! * [`Member::suspect`] reports that the leader does not answer.
 //! * [`Modules`] stores policy modules by their digest.
 //! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
+//! * [`check_successor`] and [`upgrade`] are what a leader does for operators; [`Figures`] is what
+//!   it counts.
 //! * [`Engine`] is the interface to the engine, [`etcd`] its implementation. `simulated` (feature
 //!   `simulation`) is an engine in memory with faults.
 //!
@@ -56,7 +58,8 @@
 //!   reads. So the new leader releases and answers nothing until 1.05 leases after it first saw h.
 //!   If the earlier leader released the head or its process has ended, no wait is needed, unless
 //!   that leader was still waiting itself ([`Head::serving`]). The head says how long the longest
-//!   lease is that may be in force.
+//!   lease is that may be in force. A released head can name a successor, for which other hosts
+//!   wait a moment.
 //! * **Snapshot.** The leader puts pieces of a snapshot into its transactions. When all records
 //!   that the pieces can contain are committed, the head names the snapshot. Older frames are then
 //!   deleted.
@@ -105,6 +108,7 @@ mod embedder;
 mod engine;
 mod error;
 pub mod etcd;
+mod figures;
 mod follower;
 mod frame;
 mod head;
@@ -114,6 +118,7 @@ mod leader;
 pub mod limits;
 mod member;
 mod modules;
+mod operations;
 mod options;
 mod overview;
 mod presence;
@@ -135,11 +140,13 @@ pub use engine::{
     Transaction, Value, Watch,
 };
 pub use error::Stop;
+pub use figures::{APPEND_BOUNDS, After, Figures, Times};
 pub use frame::{Assembler, FRAME_FORMAT, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
 pub use head::{Chain, HEAD_FORMAT, Head, Id, SnapshotInfo};
 pub use leader::{LeaderLog, NotLeading, TooLarge};
 pub use member::Member;
 pub use modules::{ModuleInfo, Modules};
+pub use operations::{OperationError, Upgraded, check_successor, upgrade};
 #[cfg(any(test, feature = "simulation"))]
 pub use options::Broken;
 pub use options::{Options, Reads, Sizes, Timing};

@@ -18,7 +18,8 @@
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
-//! POST   /v1/cluster/handover        end this host's leadership, so that another host leads
+//! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
+//! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; no token needed
 //! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
@@ -41,7 +42,7 @@ use tokio::sync::Mutex;
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
-use super::{Sources, clients, metrics, usage};
+use super::{Sources, clients, cluster, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
@@ -110,7 +111,11 @@ impl Api {
             ["v1", "shadow" | "canary" | "routes", ..] => {
                 self.assignment(&method, &segments[1..], request).await
             }
-            ["v1", "cluster", "handover"] if method == Method::POST => self.hand_over(),
+            ["v1", "cluster", what] => {
+                let leadership = self.sources.leadership.as_deref();
+                let answer = cluster::answer(leadership, what, &method, &uri).await;
+                answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
+            }
             ["v1", "authz" | "usage" | "clients", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
@@ -241,17 +246,6 @@ impl Api {
             }
             _ => Err(not_allowed(method, request.uri())),
         }
-    }
-
-    fn hand_over(&self) -> Result<Answer, Refusal> {
-        let Some(leadership) = &self.sources.leadership else {
-            return Err(Refusal::new(
-                StatusCode::CONFLICT,
-                "this store is not part of a cluster",
-            ));
-        };
-        leadership.hand_over();
-        Ok(json(StatusCode::ACCEPTED, &json!({})))
     }
 
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {

@@ -11,11 +11,12 @@ use anyhow::Context;
 use data_encoding::HEXLOWER;
 use statehouse_cluster::etcd::{Etcd, Tls};
 use statehouse_cluster::{
-    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Modules, Options, secret,
+    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options, secret,
 };
 use statehouse_wal::{Directory, has_log};
 
 use super::Failure;
+use super::member::EXIT_CLUSTER_SETTINGS;
 use super::serve::print;
 use crate::config::{ClusterConfig, Config, EtcdConfig};
 use crate::{STANDARD_POLICY, limits};
@@ -133,6 +134,17 @@ async fn read_secret(
                 error: error @ (EngineError::NotApplied(_) | EngineError::Unknown(_)),
                 ..
             }) => error,
+            Err(
+                error @ ClusterError::Malformed {
+                    error: Malformed::LaterFormat { .. },
+                    ..
+                },
+            ) => {
+                return Err(Failure::Cluster {
+                    code: EXIT_CLUSTER_SETTINGS,
+                    message: error.to_string(),
+                });
+            }
             Err(error) => return Err(Failure::usage(error)),
         };
         if !std::mem::replace(&mut waits, true) {

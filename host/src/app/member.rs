@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehouse_cluster::{Member, Stop};
+use statehouse_cluster::{Malformed, Member, Stop};
 use statehouse_precompiled::Modules;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -36,6 +36,13 @@ use crate::{STANDARD_POLICY, logging};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
+
+/// Exit code of a host whose cluster has a log that contradicts itself (EX_DATAERR of sysexits.h).
+const EXIT_LOG_DAMAGED: u8 = 65;
+
+/// Exit code of a host that is too old for its cluster, or whose cluster was deleted (EX_CONFIG of
+/// sysexits.h).
+pub(super) const EXIT_CLUSTER_SETTINGS: u8 = 78;
 
 /// The sockets, which are bound before anything else is done.
 pub(super) struct Sockets {
@@ -80,7 +87,10 @@ pub(super) async fn serve(
             return Ok(());
         }
     };
-    let shared = Arc::new(Shared::default());
+    let options = joined.options.clone();
+    let member = Member::new(joined.engine.clone(), joined.clock.clone(), options);
+    let member = Arc::new(member.map_err(Failure::Usage)?);
+    let shared = Arc::new(Shared::new(member.figures()));
     let Parts {
         host,
         mut tasks,
@@ -98,8 +108,6 @@ pub(super) async fn serve(
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
     let audit = host.audit.clone();
-    let member = Member::new(joined.engine.clone(), joined.clock.clone(), joined.options);
-    let member = Arc::new(member.map_err(Failure::Usage)?);
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
@@ -112,6 +120,7 @@ pub(super) async fn serve(
             let shared = shared.clone();
             Arc::new(move || shared.reaches_log())
         },
+        links: shared.links.clone(),
     };
     let Sockets { listeners, port } = sockets;
     print(&[format!("statehouse {}", env!("CARGO_PKG_VERSION"))])?;
@@ -141,7 +150,7 @@ pub(super) async fn serve(
     };
     service_manager::stopping();
     running.stop();
-    shared.hand_over().await;
+    shared.hand_over(None).await;
     running_member.abort();
     for task in tasks {
         task.abort();
@@ -166,12 +175,22 @@ fn stopped(
     ended: Result<Result<std::convert::Infallible, Stop>, tokio::task::JoinError>,
 ) -> Failure {
     match ended {
-        Ok(Err(stop)) => Failure::Cluster(stop),
+        Ok(Err(stop)) => Failure::Cluster {
+            code: exit_code(&stop),
+            message: stop.to_string(),
+        },
         Ok(Ok(never)) => match never {},
         Err(error) => {
             tracing::error!(%error, "the member of the cluster panicked; stopping, since its state is lost");
             logging::exit(EXIT_STATE_LOST)
         }
+    }
+}
+
+fn exit_code(stop: &Stop) -> u8 {
+    match stop {
+        Stop::Head(Malformed::LaterFormat { .. }) | Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
+        _ => EXIT_LOG_DAMAGED,
     }
 }
 
@@ -231,6 +250,8 @@ impl Parts {
                 standard: Arc::new(standard),
                 modules,
                 shared_modules,
+                log_engine: joined.engine.clone(),
+                clock: joined.clock.clone(),
                 wanted,
                 administration,
                 reloads,

@@ -8,6 +8,7 @@ mod authz;
 mod bench;
 mod call;
 mod clients;
+#[cfg(feature = "cluster")]
 mod cluster;
 mod completions;
 mod data;
@@ -97,6 +98,7 @@ that is durable.")]
     Authz(authz::Args),
     Usage(usage::Args),
     Clients(clients::Args),
+    #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
     Completions(completions::Args),
@@ -133,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
         Command::Clients(args) => output::finish(async { clients::run(&args).await }),
+        #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Completions(args) => {

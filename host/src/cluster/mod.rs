@@ -6,9 +6,6 @@
 //!   on it.
 
 mod clock_offset;
-mod leadership;
 pub mod log;
 pub mod modules;
 pub mod replica;
-
-pub use leadership::Leadership;

@@ -222,3 +222,6 @@ impl<R: Roles> Embedder for Replica<R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

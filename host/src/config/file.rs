@@ -80,7 +80,10 @@ impl Visitor<'_> for KnownKey {
     fn visit_str<E: Error>(self, key: &str) -> Result<(), E> {
         match KEYS.contains(&key) {
             true => Ok(()),
-            false => Err(E::custom(unknown(key))),
+            false => {
+                let absent = ClusterFlags::absent(key);
+                Err(E::custom(absent.unwrap_or_else(|| unknown(key))))
+            }
         }
     }
 }

@@ -235,6 +235,7 @@ fn a_large_machine_gets_the_largest_defaults() {
     assert_eq!(quota, statehouse_core::store::Quota::default());
 }
 
+#[cfg(feature = "cluster")]
 #[test]
 fn shipped_settings_of_a_cluster_are_valid() {
     let config = file(include_str!("../../dist/cluster/statehouse.toml")).unwrap();
@@ -243,6 +244,7 @@ fn shipped_settings_of_a_cluster_are_valid() {
     assert_eq!(cluster.quota_bytes, 4 << 30);
 }
 
+#[cfg(feature = "cluster")]
 #[test]
 fn settings_that_a_cluster_decides_are_refused() {
     let cluster = "cluster = [\"http://e:2379\"]\nname = \"a\"\ncluster_listen = \"127.0.0.1:1\"\n";
@@ -256,5 +258,16 @@ fn settings_that_a_cluster_decides_are_refused() {
             .unwrap_err()
             .to_string();
         assert!(refused.contains(expected), "{refused}");
+    }
+}
+
+#[cfg(not(feature = "cluster"))]
+#[test]
+fn settings_of_a_cluster_are_refused_by_a_build_without() {
+    for setting in ["cluster = [\"http://e:2379\"]", "name = \"gw1\""] {
+        let refused = file(&format!("listen = [\"127.0.0.1:1\"]\n{setting}\n")).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("this build has no cluster"), "{refused}");
+        assert!(refused.contains("line 2"), "{refused}");
     }
 }

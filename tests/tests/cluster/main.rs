@@ -14,6 +14,7 @@ mod joining;
 mod kills;
 mod listeners;
 mod locks;
+mod operations;
 mod partitions;
 mod pauses;
 mod policies;

@@ -75,7 +75,7 @@ async fn attempt<'a>(
         return Err(Stop::NotCreated(host.options.cluster.clone()).into());
     };
     let revision = value.revision;
-    let head = Head::decode(&bytes).map_err(Stop::Head)?;
+    let head = host.head(&bytes)?;
     if head.order() < signals.known() {
         return Err(Failed::Retry("the server is behind".into()));
     }
@@ -101,6 +101,7 @@ fn begin<'a>(host: &'a Host, signals: &'a Signals, head: Head, bytes: Bytes) -> 
         ),
         None => (0, Head::first(head.cluster, 0).chain, LogPosition::NONE),
     };
+    host.figures.joins(&head, position);
     Follower {
         host,
         signals,

@@ -171,7 +171,7 @@ impl Follower<'_> {
 
     /// Takes note of a value of the head. Older values are ignored. Returns whether it is newer.
     fn saw_head(&mut self, bytes: Bytes) -> Result<bool, Stop> {
-        let head = Head::decode(&bytes).map_err(Stop::Head)?;
+        let head = self.host.head(&bytes)?;
         let known = &self.seen.head;
         if head.cluster != known.cluster {
             return Err(Stop::Damaged(
@@ -187,6 +187,7 @@ impl Follower<'_> {
         if head.snapshot != known.snapshot {
             self.log_bytes = 0;
         }
+        self.host.figures.saw(&head, self.log_bytes);
         self.seen = Seen {
             head,
             bytes,
@@ -221,6 +222,12 @@ impl Follower<'_> {
         self.log_bytes += bytes.len() as u64;
         self.frame_at = self.host.now();
         self.records(&frame, embedder)?;
+        let figures = &self.host.figures;
+        figures.applied(self.position, self.log_bytes);
+        let snapshot = self.seen.head.snapshot;
+        if snapshot.is_some_and(|it| it.first_seq == frame.seq) {
+            figures.snapshot_began(frame.now_ms);
+        }
         Ok(Accepted::Applied)
     }
 

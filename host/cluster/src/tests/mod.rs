@@ -3,6 +3,7 @@
 mod cluster;
 mod encodings;
 mod ledger;
+mod operations;
 mod operators;
 mod scenario;
 mod seeds;

@@ -362,7 +362,14 @@ fn unreadable_record_does_not_hide_the_other_members() {
         assert!(listed[0].info.is_ok() && listed[1].info.is_err());
         let shown = overview(&*engine, &*clock, "c", 2_000).await.unwrap();
         let shown = shown.to_string();
-        assert!(shown.contains("a leads in epoch 1"), "{shown}");
+        assert!(shown.contains("leader    a at h:1, epoch 1"), "{shown}");
+        assert!(
+            shown.contains("a     leads  1      1.2.3    1 s ago  h:1      ok"),
+            "{shown}"
+        );
+        // The reason why a record cannot be read may be longer.
+        let mut lines = shown.lines().filter(|it| !it.starts_with("host later: "));
+        assert!(lines.all(|it| it.len() <= 80), "{shown}");
         assert!(shown.contains("update this host"), "{shown}");
     });
 }
