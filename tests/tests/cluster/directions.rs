@@ -14,7 +14,7 @@ use statehouse_tests::{
     switch::{Switch, Toward},
 };
 
-use crate::{CLIENTS, SHORT_LEASE, eventually, expect_closed_unanswered};
+use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, eventually, expect_closed_unanswered};
 
 /// Far above what a takeover takes, and below the 30 s of an unchanged log after which followers
 /// suspect every leader.
@@ -54,7 +54,11 @@ struct Network {
 
 impl Network {
     fn start(hosts: usize, nodes: usize) -> Network {
-        let mut cluster = Cluster::without_hosts(nodes, &[SHORT_LEASE]);
+        Network::with(hosts, nodes, LEASE)
+    }
+
+    fn with(hosts: usize, nodes: usize, reads: (&str, &str)) -> Network {
+        let mut cluster = Cluster::without_hosts(nodes, &[SHORT_LEASE, reads]);
         let cables = (0..hosts).map(|_| {
             let nodes = cluster.etcd.urls().iter();
             let nodes = nodes.map(|url| url.strip_prefix("http://").unwrap().parse().unwrap());
@@ -229,8 +233,8 @@ fn leader_without_one_direction_of_other_hosts_stays() {
 
 /// Loses random directions of one or two hosts, of which one is the leader in most rounds, for a
 /// random time, which may be shorter than a takeover.
-fn lose_often(rounds: usize) {
-    let network = Network::start(3, 3);
+fn lose_often(reads: (&str, &str), rounds: usize) {
+    let network = Network::with(3, 3, reads);
     let cluster = &network.cluster;
     for (number, first) in (0..rounds).step_by(20).enumerate() {
         let mut play = Play::over(cluster, &format!("play{number}"), &CLIENTS);
@@ -274,6 +278,12 @@ fn some_directions(dice: &mut Dice, leader: usize) -> Vec<(usize, Lost)> {
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_60_lost_directions_are_linearizable() {
-    lose_often(60);
+fn answers_over_lost_directions_with_lease_reads_are_linearizable() {
+    lose_often(LEASE, 60);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn answers_over_lost_directions_with_confirmed_reads_are_linearizable() {
+    lose_often(CONFIRMED, 60);
 }

@@ -31,6 +31,10 @@ use statehouse_tests::{
 /// A takeover waits for the lease of a leader that died. Tests of other things wait less.
 const SHORT_LEASE: (&str, &str) = ("cluster_lease", "500ms");
 
+/// The two ways to protect reads.
+const LEASE: (&str, &str) = ("cluster_reads", "lease");
+const CONFIRMED: (&str, &str) = ("cluster_reads", "confirmed");
+
 /// The clients of a history.
 const CLIENTS: [Manner; 5] = [
     Manner::SendsAgain { dup: true },

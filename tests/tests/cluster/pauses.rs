@@ -8,10 +8,7 @@ use std::{
 
 use statehouse_tests::{Cluster, cluster, histories::Play};
 
-use crate::{CLIENTS, SHORT_LEASE, eventually, expect_closed_unanswered};
-
-const LEASE: (&str, &str) = ("cluster_reads", "lease");
-const CONFIRMED: (&str, &str) = ("cluster_reads", "confirmed");
+use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, eventually, expect_closed_unanswered};
 
 /// Pauses the leader for this long while clients read and write through the other hosts.
 fn pause_the_leader(reads: (&str, &str), length: Duration) {
