@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{Client, resp};
-use crate::hosts::Cluster;
+use crate::hosts::{Cluster, wait};
 
 /// How long the client is answered before and after each change.
 const CALM: Duration = Duration::from_millis(500);
@@ -55,6 +55,7 @@ fn gap(cluster: &mut Cluster, change: Change) -> Duration {
     let (over, answers) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let client = scope.spawn(|| ask_until(address, &over, &answers));
+        let ends = EndsClient(&over);
         wait_for_answers(&answers);
         match change {
             Change::Kill => cluster.hosts[leader].kill(),
@@ -69,18 +70,27 @@ fn gap(cluster: &mut Cluster, change: Change) -> Duration {
             cluster.hosts[leader].restart();
         }
         cluster.hosts[leader].wait_until_ready();
-        over.store(true, SeqCst);
+        drop(ends);
         client.join().expect("the client counts its answers")
     })
+}
+
+/// Ends the client when this is dropped, also by a panic. Otherwise the scope would wait for it.
+struct EndsClient<'a>(&'a AtomicBool);
+
+impl Drop for EndsClient<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
 }
 
 /// Waits until a client has been answered for some time.
 fn wait_for_answers(answers: &AtomicU64) {
     thread::sleep(CALM);
     let before = answers.load(SeqCst);
-    while answers.load(SeqCst) == before {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait("an answer", || {
+        (answers.load(SeqCst) != before).then_some(())
+    });
     thread::sleep(CALM);
 }
 

@@ -152,7 +152,8 @@ fn run(command: &mut Command) -> (Child, Arc<Mutex<Vec<String>>>) {
     (process, lines)
 }
 
-fn wait<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+/// Waits until `look` finds something, and panics after [`PATIENCE`].
+pub(crate) fn wait<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {

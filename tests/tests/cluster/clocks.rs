@@ -225,8 +225,8 @@ fn leader_that_was_ahead_for_a_moment_is_replaced_if_clocks_are_accepted() {
     assert!(version > last, "{version} after {last}");
 }
 
-/// Without a live record the host cannot tell how far its clock is ahead. It leads, and locks end an
-/// hour early.
+/// Without a live record the host does not know how far its clock is ahead. It leads, and locks end
+/// an hour early.
 #[test]
 #[ignore = "fails: a host needs three records of a leader to detect that its clock is ahead"]
 fn host_that_was_ahead_when_it_joined_does_not_lead() {
