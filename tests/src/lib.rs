@@ -38,6 +38,7 @@ pub mod switch;
 pub mod transcript;
 pub mod victim;
 pub mod wait;
+pub mod wall_clock;
 pub mod websocket;
 
 pub use admin::Admin;
@@ -57,3 +58,4 @@ pub use proxy::{Fate, Proxy, Way};
 pub use server::Server;
 pub use store::{Answer, Dialect, Request, Store};
 pub use victim::{Latencies, Victim};
+pub use wall_clock::WallClock;
