@@ -1,4 +1,6 @@
-//! The standard policy: the commands of the state store protocol, in all three dialects.
+#![doc = include_str!("../README.md")]
+//!
+//! # Parts
 //!
 //! Only this crate knows RESP, the names of commands and the texts of replies; the host moves
 //! bytes.

@@ -12,30 +12,6 @@ use crate::{Command, Refusal, Standard};
 
 /// A condition that a request must meet before the standard policy executes it. [`Ruled`] makes a
 /// policy of it.
-///
-/// ```
-/// use statehouse_guest::{Command, Refusal, Rule, Ruled};
-/// use statehouse_policy::{Host, Request, resp};
-///
-/// /// Keys under `fixed/` cannot be changed.
-/// pub struct Fixed;
-///
-/// impl Rule for Fixed {
-///     const NAME: &'static str = "fixed";
-///     const VERSION: &'static str = "1.0.0";
-///
-///     fn admit(_: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
-///         match command.written() {
-///             Some(key) if request.payload[resp::range(key)].starts_with(b"fixed/") => {
-///                 Err(Refusal::Other("the key is fixed".to_owned()))
-///             }
-///             _ => Ok(()),
-///         }
-///     }
-/// }
-///
-/// statehouse_policy::export!(Ruled<Fixed>);
-/// ```
 pub trait Rule: 'static {
     /// The policy's name, for the host's log and metrics.
     const NAME: &'static str;

@@ -1,25 +1,9 @@
-//! A typed client of the MQTT 5 state store.
+#![doc = include_str!("../README.md")]
 //!
-//! A [`Client`] holds one MQTT connection and any number of requests over it: [`Client::get`],
-//! [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`], [`Client::watch`],
-//! [`Client::lock`], and [`Client::invoke`] for commands of policies. It reconnects automatically. Until its timeout, a pending request is resent
-//! with the same correlation data, so that the store can recognize the duplicate.
+//! # Where to start
 //!
-//! ```no_run
-//! # async fn example() -> Result<(), statehouse_client::Error> {
-//! use std::time::Duration;
-//! use statehouse_client::{Client, Options, SetOptions};
-//!
-//! let client = Client::connect(Options::default()).await?;
-//! let minute = SetOptions { expiry: Some(Duration::from_secs(60)), ..SetOptions::default() };
-//! client.set("room/temperature", "21.5", minute).await?;
-//! if let Some(value) = client.get("room/temperature").await? {
-//!     println!("{:?} at {}", value.bytes, value.version);
-//! }
-//! client.close().await;
-//! # Ok(())
-//! # }
-//! ```
+//! [`Client::get`], [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`],
+//! [`Client::watch`], [`Client::lock`], and [`Client::invoke`] for commands of policies.
 //!
 //! The path of a request: `client` builds the command with `resp`. `session` adds a timestamp of
 //! the client's `clock` and stores it as a `request` until the response arrives. `statehouse_link`

@@ -1,4 +1,6 @@
-//! One MQTT 5 session over rumqttc that survives the loss of connections.
+#![doc = include_str!("../README.md")]
+//!
+//! # Parts and invariants
 //!
 //! The [`Owner`] of a session puts messages, which are published at QoS 1, into its [`Outlet`]. The
 //! outlet stores them in a ledger and passes them to rumqttc as far as the broker has room. [`run`]

@@ -78,9 +78,22 @@ const RUST: &[(&str, &str)] = &[
         "vendor/statehouse-policy/wit/policy.wit",
         include_str!("../../../wit/policy.wit"),
     ),
+    // The documentation of the crates includes these.
+    (
+        "vendor/statehouse-policy/README.md",
+        include_str!("../../../guest/sdk/README.md"),
+    ),
+    (
+        "vendor/statehouse-policy/examples/tally.rs",
+        include_str!("../../../guest/sdk/examples/tally.rs"),
+    ),
     (
         "vendor/statehouse-guest/Cargo.toml",
         include_str!("../../templates/rust/guest.toml"),
+    ),
+    (
+        "vendor/statehouse-guest/README.md",
+        include_str!("../../../guest/README.md"),
     ),
     (
         "tests/others.txt",

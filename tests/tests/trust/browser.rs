@@ -1,5 +1,5 @@
-//! A web page in a real browser, which uses MQTT.js over WebSocket and the module of
-//! `examples/browser`. A page of an allowed origin must be able to set and watch keys, and another
+//! A web page in a real browser, which uses MQTT.js over WebSocket and the client of
+//! `examples/clients/javascript`. A page of an allowed origin must be able to set and watch keys, and another
 //! page must be refused.
 
 use std::{
@@ -20,29 +20,32 @@ use crate::websocket::start;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The page, which runs without input. The tests observe its effects in the store.
-const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><script type="module">
-import { connect } from "./statestore.js";
+const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><script type="importmap">
+{"imports": {"mqtt": "/clients/javascript/node_modules/mqtt/dist/mqtt.esm.js"}}
+</script><script type="module">
+import { connect } from "/clients/javascript/statehouse.js";
 const [, url] = decodeURIComponent(location.search).split("=");
 try {
   const store = await connect(url);
   await store.set("page", "hello from " + location.origin);
-  await store.watch("watched", async (value) => {
-    if (value) await store.set("echo", value);
-  });
+  const watch = await store.watch("watched");
   await store.set("ready", "yes");
+  for await (const { data } of watch) {
+    if (data) await store.set("echo", data);
+  }
 } catch (error) {
   console.error("TROUBLE " + error.message);
 }
 </script>"#;
 
-/// Serves the page and the example's directory to a browser.
+/// Serves the page and the directory of the examples to a browser.
 fn site() -> SocketAddr {
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/browser");
-    let library = example.join("node_modules/mqtt/dist/mqtt.esm.js");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let library = examples.join("clients/javascript/node_modules/mqtt/dist/mqtt.esm.js");
     assert!(
         library.is_file(),
-        "tests/run installs MQTT.js into {}",
-        example.display()
+        "tests/run installs MQTT.js as {}",
+        library.display()
     );
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -58,8 +61,12 @@ fn site() -> SocketAddr {
             let (kind, body) = match path {
                 "/" => ("text/html", PAGE.as_bytes().to_vec()),
                 path => {
-                    let file: PathBuf = example.join(path.trim_start_matches('/'));
-                    ("text/javascript", fs::read(file).unwrap_or_default())
+                    let file: PathBuf = examples.join(path.trim_start_matches('/'));
+                    let kind = match path.ends_with(".html") {
+                        true => "text/html",
+                        false => "text/javascript",
+                    };
+                    (kind, fs::read(file).unwrap_or_default())
                 }
             };
             let head = format!(

@@ -1,0 +1,785 @@
+// A client of the Statehouse state store: MQTT 5 by MQTT.js, one file, for Node and browsers.
+//
+//     const store = await connect("ws://127.0.0.1:8080/mqtt");
+//     await store.set("room/temperature", "21.5", { ttlMs: 60_000 });
+//     const value = await store.get("room/temperature");
+//
+// MQTT.js resends a request after a reconnect with its packet id and its correlation data, so the
+// store recognizes the duplicate. A page needs an import map for "mqtt".
+
+import mqtt from "mqtt";
+
+const REQUESTS = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
+const NOTIFICATIONS = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
+
+/** Requests without a response at one time. Later ones are refused. */
+const REQUESTS_MAX = 256;
+/** Events that a watch buffers for a slow reader before it reports a gap. */
+const WATCH_EVENTS_MAX = 1024;
+/** Bytes of values that a watch buffers for a slow reader before it reports a gap. */
+const WATCH_BYTES_MAX = 16 * 1024 * 1024;
+/** The largest packet that is accepted, in bytes. */
+const PACKET_BYTES_MAX = 4 * 1024 * 1024;
+/** Arrays within arrays in a response. */
+const RESP_DEPTH_MAX = 16;
+/** How far a version may be in the future and still move the clock; the store refuses later ones. */
+const CLOCK_AHEAD_MS_MAX = 60_000;
+/** The largest counter of a version that all clients can read. */
+const COUNTER_MAX = 2 ** 31 - 2;
+/** The client id and a key in hexadecimal must fit a topic. */
+const CLIENT_ID_BYTES_MAX = 1024;
+/** How long the store keeps the session without a connection. */
+const SESSION_EXPIRY_S = 60;
+/** The pause between two attempts to connect. */
+const RECONNECT_PAUSE_MS = 1000;
+/** The shortest pause before a held lock is tried again without a notification. */
+const LOCK_RETRY_MIN_MS = 100;
+/** A lock counts as acquired only if this part of its lease is left. */
+const LOCK_LEASE_LEFT_DIVISOR = 3;
+/** The longest time of a timer, in JavaScript. */
+const TIMER_MS_MAX = 2 ** 31 - 1;
+
+const NO_MATCHING_SUBSCRIBERS = 0x10;
+const SESSION_TAKEN_OVER = 0x8e;
+/** Instead of the packet id of a request that is acknowledged. MQTT has no packet id 0. */
+const ACKNOWLEDGED = 0;
+
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+/**
+ * @typedef {string | Uint8Array} Text
+ * @typedef {{ data: Uint8Array, version: Version }} Value
+ * @typedef {{ applied: boolean, version: Version | null }} SetResult `applied` is false if a
+ *   condition did not hold. `version` is that of the value that the key has now; it is null only
+ *   if `ifVersion` was given and the key does not exist.
+ * @typedef {{ deleted: boolean, version: Version | null }} VdelResult `version` is that of the
+ *   deleted value or of the other value; null if there is no key.
+ * @typedef {{ kind: "change", data: Uint8Array | null, version: Version }} Change `data` is null if
+ *   the key was deleted or expired.
+ * @typedef {{ kind: "gap", cause: string }} Gap Changes before this point may be missing; `get`
+ *   returns the current value.
+ * @typedef {string | number | Uint8Array | null | Array<any>} Reply
+ * @typedef {{ reply: Reply, version: Version | null }} Response
+ * @typedef {{ payload: Uint8Array, properties: Record<string, any>, deadline: number,
+ *   packetId: number | null, resolve: (response: Response) => void,
+ *   reject: (error: Error) => void }} Request
+ * @typedef {{ username?: string, password?: string, ca?: string | Uint8Array, clientId?: string,
+ *   timeoutMs?: number }} Options `ca` is PEM text, and only Node uses it. Two running clients must
+ *   not share a client id. `timeoutMs` is that of each request.
+ */
+
+/**
+ * Why a request has no result. `code` is "refused" (the store answered with this error),
+ * "denied" (the broker refused the connection, a subscription or the request), "transport" (there
+ * is no connection), "timeout" (it is unknown whether the request took effect), "protocol", or
+ * "lock-lost".
+ */
+export class StoreError extends Error {
+  /** @param {string} code @param {string} message */
+  constructor(code, message) {
+    super(message);
+    this.name = "StoreError";
+    this.code = code;
+  }
+}
+
+/** A version of a value, or a fencing token: a reading of a hybrid logical clock. */
+export class Version {
+  /** @param {bigint} wallMs @param {number} counter @param {string} node */
+  constructor(wallMs, counter, node) {
+    this.wallMs = wallMs;
+    this.counter = counter;
+    this.node = node;
+  }
+
+  /** Parses `wall:counter:node`, with or without padding. @param {string} text */
+  static parse(text) {
+    const parts = /^(\d{1,20}):(\d{1,10}):([^:]+)$/.exec(text);
+    if (!parts) throw new StoreError("protocol", `${text.slice(0, 64)} is not a version`);
+    return new Version(BigInt(parts[1]), Number(parts[2]), parts[3]);
+  }
+
+  /** Negative if this version is older, 0 if it is the same. @param {Version} other */
+  compare(other) {
+    if (this.wallMs !== other.wallMs) return this.wallMs < other.wallMs ? -1 : 1;
+    if (this.counter !== other.counter) return this.counter - other.counter;
+    return this.node === other.node ? 0 : this.node < other.node ? -1 : 1;
+  }
+
+  toString() {
+    const wall = String(this.wallMs).padStart(15, "0");
+    return `${wall}:${String(this.counter).padStart(5, "0")}:${this.node}`;
+  }
+}
+
+/** The hybrid logical clock of a client. Its readings must always rise. */
+class Clock {
+  #wallMs = 0;
+  #counter = 0;
+  #node;
+
+  /** @param {string} node */
+  constructor(node) {
+    this.#node = node.replaceAll(":", "_");
+  }
+
+  read() {
+    const now = Date.now();
+    if (now > this.#wallMs) [this.#wallMs, this.#counter] = [now, 0];
+    else if (this.#counter < COUNTER_MAX) this.#counter += 1;
+    else [this.#wallMs, this.#counter] = [this.#wallMs + 1, 0];
+    return String(new Version(BigInt(this.#wallMs), this.#counter, this.#node));
+  }
+
+  /** @param {Version} version */
+  observe(version) {
+    const wallMs = Number(version.wallMs);
+    if (wallMs > Date.now() + CLOCK_AHEAD_MS_MAX || version.counter > COUNTER_MAX) return;
+    if (wallMs > this.#wallMs || (wallMs === this.#wallMs && version.counter > this.#counter)) {
+      [this.#wallMs, this.#counter] = [wallMs, version.counter];
+    }
+  }
+}
+
+/**
+ * The changes of one key: `for await (const event of watch)`. It ends with `close`. After a
+ * reconnect the client registers the watch again and reports a gap.
+ */
+export class Watch {
+  /** @type {(Change | Gap)[]} */ #events = [];
+  #bytes = 0;
+  /** @type {Version | null} */ #last = null;
+  /** @type {Error | null} */ #end = null;
+  #closed = false;
+  /** @type {Set<() => void>} */ #waiting = new Set();
+  #unwatch;
+
+  /** @param {Uint8Array} key @param {(watch: Watch) => void} unwatch */
+  constructor(key, unwatch) {
+    this.key = key;
+    this.#unwatch = unwatch;
+  }
+
+  /**
+   * The next event; null after this time in milliseconds, or after `close`.
+   * @param {number} [timeoutMs]
+   * @returns {Promise<Change | Gap | null>}
+   */
+  async next(timeoutMs = Infinity) {
+    const giveUp = Date.now() + timeoutMs;
+    for (;;) {
+      const event = this.#events.shift();
+      if (event) {
+        this.#bytes -= size(event);
+        return event;
+      }
+      if (this.#end) throw this.#end;
+      const left = giveUp - Date.now();
+      if (this.#closed || left <= 0) return null;
+      await new Promise((resolve) => {
+        const wake = () => {
+          clearTimeout(timer);
+          this.#waiting.delete(wake);
+          resolve(undefined);
+        };
+        const timer = left <= TIMER_MS_MAX ? setTimeout(wake, left) : undefined;
+        this.#waiting.add(wake);
+      });
+    }
+  }
+
+  /** Ends the watch. */
+  close() {
+    if (this.#closed) return;
+    this.#closed = true;
+    this.#unwatch(this);
+    this.#wake();
+  }
+
+  async *[Symbol.asyncIterator]() {
+    try {
+      for (let event; (event = await this.next()); ) yield event;
+    } finally {
+      this.close();
+    }
+  }
+
+  /** For the client. @param {Change | Gap} event @param {boolean} [dup] */
+  add(event, dup = false) {
+    if (event.kind === "change") {
+      // A packet that is sent again may be here already.
+      if (dup && this.#last && event.version.compare(this.#last) <= 0) return;
+      this.#last = event.version;
+    }
+    const bytes = this.#bytes + size(event);
+    if (this.#events.length >= WATCH_EVENTS_MAX || bytes > WATCH_BYTES_MAX) {
+      const cause = "the reader was too slow";
+      const last = this.#events.at(-1);
+      if (last?.kind === "gap" && last.cause === cause) return;
+      event = { kind: "gap", cause };
+    }
+    this.#bytes += size(event);
+    this.#events.push(event);
+    this.#wake();
+  }
+
+  /** For the client. @param {Error} error */
+  fail(error) {
+    this.#end ??= error;
+    this.#wake();
+  }
+
+  #wake() {
+    for (const wake of this.#waiting) wake();
+  }
+}
+
+/**
+ * A held lock, from `Store.lock`, renewed in the background until `release`. The fencing token is
+ * above that of every earlier holder: pass it to `set`, `del` and `vdel` of the data that the lock
+ * protects. The store then refuses a holder that lost the lock.
+ */
+export class Lock {
+  #store;
+  #leaseMs;
+  #heldUntil;
+  #released = false;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ #timer;
+  /** @type {Promise<void>} */ #renewal = Promise.resolve();
+
+  /**
+   * @param {Store} store @param {Text} name @param {Text} holder @param {number} leaseMs
+   * @param {Version} fencingToken @param {number} heldUntil
+   */
+  constructor(store, name, holder, leaseMs, fencingToken, heldUntil) {
+    this.#store = store;
+    this.name = name;
+    this.holder = holder;
+    this.fencingToken = fencingToken;
+    this.#leaseMs = leaseMs;
+    this.#heldUntil = heldUntil;
+    this.#plan();
+  }
+
+  /** Whether the lease has not expired. It is never true for a lock that may be lost. */
+  get held() {
+    return performance.now() < this.#heldUntil;
+  }
+
+  /** Releases the lock. Returns false if it was not held any more. */
+  async release() {
+    this.#released = true;
+    clearTimeout(this.#timer);
+    await this.#renewal;
+    const held = this.held;
+    this.#heldUntil = 0;
+    return (await this.#store.vdel(this.name, this.holder)).deleted && held;
+  }
+
+  #plan() {
+    if (this.#released || !this.held) return;
+    this.#timer = setTimeout(() => {
+      this.#renewal = this.#renew().finally(() => this.#plan());
+    }, this.#leaseMs / LOCK_LEASE_LEFT_DIVISOR);
+  }
+
+  async #renew() {
+    const askedAt = performance.now();
+    try {
+      const options = { nex: true, ttlMs: this.#leaseMs };
+      const { applied } = await this.#store.set(this.name, this.holder, options);
+      // A lease that expired before the response may have been another client's.
+      this.#heldUntil = applied && this.held ? askedAt + this.#leaseMs : 0;
+    } catch (error) {
+      // After a lost connection the lease goes on, so there is time to try again.
+      const code = error instanceof StoreError ? error.code : "";
+      if (code !== "timeout" && code !== "transport") this.#heldUntil = 0;
+    }
+  }
+}
+
+/** A connection to a state store, from `connect`. */
+export class Store {
+  #client;
+  #clock;
+  #nonce = hex(crypto.getRandomValues(new Uint8Array(4)));
+  #number = 0;
+  // From the event "connect": before it MQTT.js resends, and assigns packet ids late.
+  #online = false;
+  #answers;
+  #notifications;
+  /** @type {Map<string, Request>} */ #pending = new Map();
+  /** @type {Map<string, Set<Watch>>} */ #watches = new Map();
+  /** @type {StoreError | null} */ #closed = null;
+
+  /** For `connect`. @param {mqtt.MqttClient} client @param {string} clientId @param {number} timeoutMs */
+  constructor(client, clientId, timeoutMs) {
+    this.clientId = clientId;
+    this.timeoutMs = timeoutMs;
+    this.#client = client;
+    this.#clock = new Clock(clientId);
+    this.#answers = `clients/${clientId}/services/statestore/_any_/command/invoke/response`;
+    this.#notifications = `${NOTIFICATIONS}/${hex(encoder.encode(clientId))}/command/notify/`;
+    client.on("message", (topic, payload, packet) => this.#receive(topic, payload, packet));
+    client.on("reconnect", () => this.#beforeConnection());
+    client.on("disconnect", (packet) => {
+      // To connect again would end the other client's connection.
+      const why = "another client connected with the same client id";
+      if (packet.reasonCode === SESSION_TAKEN_OVER) this.#end(new StoreError("transport", why));
+    });
+    client.on("close", () => (this.#online = false));
+    // MQTT.js connects again after each error of a connection.
+    client.on("error", () => {});
+  }
+
+  /** For `connect`. */
+  async start() {
+    // Later connections resume the session, so that the store recognizes a duplicate request.
+    this.#client.options.clean = false;
+    this.#client.on("connect", () => this.#connected());
+    this.#online = true;
+    await this.#subscribe();
+  }
+
+  /** The value of a key; null if it does not exist. @param {Text} key @returns {Promise<Value | null>} */
+  async get(key) {
+    const { reply, version } = await this.#ask(["GET", key]);
+    if (reply === null) return null;
+    if (!(reply instanceof Uint8Array)) throw unexpected("GET");
+    return { data: reply, version: stamped(version) };
+  }
+
+  /**
+   * Sets a key: with `nx` only if it does not exist, with `nex` only if it does not exist or has
+   * this value, with `ifVersion` only if it has this version.
+   * @param {Text} key @param {Text} value
+   * @param {{ nx?: boolean, nex?: boolean, ifVersion?: Version, ttlMs?: number,
+   *   fencingToken?: Version }} [options]
+   * @returns {Promise<SetResult>}
+   */
+  async set(key, value, { nx, nex, ifVersion, ttlMs, fencingToken } = {}) {
+    if (Number(nx ?? 0) + Number(nex ?? 0) + Number(ifVersion !== undefined) > 1) {
+      throw new TypeError("nx, nex and ifVersion exclude each other");
+    }
+    /** @type {Text[]} */
+    const command = ["SET", key, value];
+    if (nx) command.push("NX");
+    if (nex) command.push("NEX");
+    if (ifVersion) command.push("IFVERSION", String(ifVersion));
+    if (ttlMs !== undefined) {
+      if (!(ttlMs >= 1)) throw new TypeError(`ttlMs is ${ttlMs}; the shortest is 1`);
+      command.push("PX", String(Math.round(ttlMs)));
+    }
+    const { reply, version } = await this.#ask(command, fencingToken);
+    if (reply === "OK") return { applied: true, version: stamped(version) };
+    if (reply !== -1) throw unexpected("SET");
+    return { applied: false, version: ifVersion ? version : stamped(version) };
+  }
+
+  /**
+   * Deletes a key. Returns the version of the deleted value; null if there was none.
+   * @param {Text} key @param {{ fencingToken?: Version }} [options]
+   * @returns {Promise<Version | null>}
+   */
+  async del(key, { fencingToken } = {}) {
+    const { reply, version } = await this.#ask(["DEL", key], fencingToken);
+    if (reply !== 0 && reply !== 1) throw unexpected("DEL");
+    return reply ? stamped(version) : null;
+  }
+
+  /**
+   * Deletes a key if it has this value.
+   * @param {Text} key @param {Text} value @param {{ fencingToken?: Version }} [options]
+   * @returns {Promise<VdelResult>}
+   */
+  async vdel(key, value, { fencingToken } = {}) {
+    const { reply, version } = await this.#ask(["VDEL", key, value], fencingToken);
+    if (reply !== 0 && reply !== 1 && reply !== -1) throw unexpected("VDEL");
+    return { deleted: reply === 1, version: reply === 0 ? null : stamped(version) };
+  }
+
+  /**
+   * The keys that match a glob of `*`, `?`, `[a-z]`, `[!a-z]` and `\` escapes.
+   * @param {Text} pattern
+   * @returns {AsyncGenerator<Uint8Array>}
+   */
+  async *scan(pattern) {
+    /** @type {Uint8Array | null} */
+    let token = null;
+    do {
+      const { reply } = await this.#ask(["SCAN", pattern, ...(token ? [token] : [])]);
+      const [keys, next] = Array.isArray(reply) && reply.length <= 2 ? reply : [null];
+      const repeated = token && next && hex(token) === hex(next);
+      if (!Array.isArray(keys) || repeated) throw unexpected("SCAN");
+      yield* keys;
+      token = next ?? null;
+    } while (token);
+  }
+
+  /** Watches a key. The watch is registered when this resolves. @param {Text} key */
+  async watch(key) {
+    const watch = new Watch(bytes(key), (it) => this.#unwatch(it));
+    const name = hex(watch.key);
+    // Before the request, so that no notification is missed.
+    this.#watches.set(name, (this.#watches.get(name) ?? new Set()).add(watch));
+    try {
+      await this.#ask(["KEYNOTIFY", key]);
+    } catch (error) {
+      watch.close();
+      throw error;
+    }
+    return watch;
+  }
+
+  /**
+   * Acquires a lock. Waits while another holder has it, and returns null after `waitMs`. After an
+   * error or null the lock may be held until its lease expires.
+   * @param {Text} name @param {{ leaseMs?: number, waitMs?: number, holder?: Text }} [options]
+   * @returns {Promise<Lock | null>}
+   */
+  async lock(name, { leaseMs = 10_000, waitMs = Infinity, holder } = {}) {
+    // Tasks of one client exclude each other.
+    holder ??= `${this.clientId}/${hex(crypto.getRandomValues(new Uint8Array(4)))}`;
+    const giveUp = performance.now() + waitMs;
+    // The watch precedes the SET, so that a release between the two is noticed.
+    const watch = await this.watch(name);
+    try {
+      for (;;) {
+        const askedAt = performance.now();
+        const { applied, version } = await this.set(name, holder, { nex: true, ttlMs: leaseMs });
+        const end = askedAt + leaseMs;
+        const enough = end - performance.now() >= leaseMs / LOCK_LEASE_LEFT_DIVISOR;
+        if (applied && enough) return new Lock(this, name, holder, leaseMs, stamped(version), end);
+        if (performance.now() >= giveUp) return null;
+        // The pause covers a notification that is lost.
+        const pause = performance.now() + Math.max(leaseMs, LOCK_RETRY_MIN_MS);
+        const retry = Math.min(pause, giveUp);
+        for (let left; (left = retry - performance.now()) > 0; ) {
+          const event = await watch.next(left);
+          if (event?.kind === "gap" || event?.data === null) break;
+        }
+      }
+    } finally {
+      watch.close();
+    }
+  }
+
+  /** Disconnects. Pending requests fail. */
+  async close() {
+    this.#end(new StoreError("transport", "the client was closed"));
+    await this.#client.endAsync();
+  }
+
+  /** @param {Text[]} command @param {Version} [fencingToken] @returns {Promise<Response>} */
+  #ask(command, fencingToken) {
+    if (this.#closed) return Promise.reject(this.#closed);
+    if (this.#pending.size >= REQUESTS_MAX) {
+      const why = `${REQUESTS_MAX} requests wait for a response`;
+      return Promise.reject(new StoreError("transport", why));
+    }
+    this.#number += 1;
+    // 16 bytes. The first half differs between processes with one client id.
+    const correlation = this.#nonce + String(this.#number % 1e8).padStart(8, "0");
+    /** @type {Record<string, string>} */
+    const userProperties = {
+      __protVer: "1.0",
+      __ts: this.#clock.read(),
+      __srcId: this.clientId,
+      ...(fencingToken && { __ft: String(fencingToken) }),
+    };
+    const properties = {
+      responseTopic: this.#answers,
+      correlationData: correlation,
+      messageExpiryInterval: Math.max(1, Math.ceil(this.timeoutMs / 1000)),
+      userProperties,
+    };
+    return new Promise((resolve, reject) => {
+      /** @type {Request} */
+      const request = {
+        payload: encode(command),
+        properties,
+        deadline: performance.now() + this.timeoutMs,
+        packetId: null,
+        resolve: (response) => this.#settle(correlation, timer) && resolve(response),
+        reject: (error) => this.#settle(correlation, timer) && reject(error),
+      };
+      const timer = setTimeout(() => this.#expire(request), this.timeoutMs);
+      this.#pending.set(correlation, request);
+      if (this.#online) this.#send(request);
+    });
+  }
+
+  /** @param {string} correlation @param {ReturnType<typeof setTimeout>} timer */
+  #settle(correlation, timer) {
+    clearTimeout(timer);
+    return this.#pending.delete(correlation);
+  }
+
+  /** @param {Request} request */
+  #send(request) {
+    /** @type {any} */
+    const payload = request.payload;
+    const options = /** @type {any} */ ({ qos: 1, properties: request.properties });
+    this.#client.publish(REQUESTS, payload, options, (error, packet) => {
+      request.packetId = ACKNOWLEDGED;
+      const code = /** @type {any} */ (packet)?.reasonCode ?? /** @type {any} */ (error)?.code;
+      if (code === NO_MATCHING_SUBSCRIBERS) {
+        request.reject(new StoreError("denied", "no state store is subscribed to requests"));
+      } else if (error && code >= 0x80) {
+        request.reject(new StoreError("denied", `the broker rejected the request: ${error.message}`));
+      }
+    });
+    request.packetId = this.#client.getLastMessageId();
+  }
+
+  /** @param {Request} request */
+  #expire(request) {
+    // It must not be sent again, and take effect later.
+    if (request.packetId) this.#client.removeOutgoingMessage(request.packetId);
+    const [code, why] = this.#online
+      ? ["timeout", `no response within ${this.timeoutMs} ms`]
+      : ["transport", "the connection to the store is lost"];
+    request.reject(new StoreError(code, why));
+  }
+
+  /** MQTT.js resends what is not acknowledged. The store drops what has expired by then. */
+  #beforeConnection() {
+    for (const { properties, deadline } of this.#pending.values()) {
+      const left = Math.ceil((deadline - performance.now()) / 1000);
+      properties.messageExpiryInterval = Math.max(1, left);
+    }
+  }
+
+  #subscribe() {
+    const filters = [this.#answers, `${this.#notifications}+`];
+    return this.#client.subscribeAsync(filters, { qos: 1 });
+  }
+
+  #connected() {
+    this.#online = true;
+    this.#subscribe().catch((error) => {
+      const why = `the store refused a subscription: ${error.message}`;
+      if (this.#online) this.#end(new StoreError("denied", why));
+    });
+    for (const request of this.#pending.values()) {
+      if (request.packetId === null) this.#send(request);
+    }
+    for (const [name, watches] of this.#watches) {
+      const [first] = watches;
+      this.#register(name, first.key).catch((error) => watches.forEach((it) => it.fail(error)));
+    }
+  }
+
+  /** Registers a watch again: registrations end with their connection. @param {string} name @param {Uint8Array} key */
+  async #register(name, key) {
+    const connection = this.#client.stream;
+    while (this.#watches.has(name)) {
+      try {
+        await this.#ask(["KEYNOTIFY", key]);
+        this.#watches.get(name)?.forEach((it) => it.add({ kind: "gap", cause: "the connection was lost" }));
+        return;
+      } catch (error) {
+        const isOver = connection !== this.#client.stream || !this.#online;
+        // A later connection registers its watches itself.
+        if (isOver && !this.#closed) return;
+        if (!(error instanceof StoreError) || error.code !== "timeout") throw error;
+      }
+    }
+  }
+
+  /** @param {Watch} watch */
+  #unwatch(watch) {
+    const name = hex(watch.key);
+    const watches = this.#watches.get(name);
+    if (!watches?.delete(watch) || watches.size > 0) return;
+    this.#watches.delete(name);
+    // No code needs the response.
+    if (!this.#closed) this.#ask(["KEYNOTIFY", watch.key, "STOP"]).catch(() => {});
+  }
+
+  /** @param {string} topic @param {Uint8Array} payload @param {mqtt.IPublishPacket} packet */
+  #receive(topic, payload, packet) {
+    const user = /** @type {Record<string, string | string[]>} */ (packet.properties?.userProperties ?? {});
+    /** @param {string} name */
+    const property = (name) => [user[name]].flat()[0];
+    if (topic === this.#answers) {
+      const request = this.#pending.get(decoder.decode(packet.properties?.correlationData ?? new Uint8Array()));
+      try {
+        const status = property("__stat");
+        if (status !== "200") throw new StoreError("protocol", `the response has __stat ${status}`);
+        request?.resolve({ reply: parse(payload), version: this.#observed(property("__ts")) });
+      } catch (error) {
+        request?.reject(/** @type {Error} */ (error));
+      }
+    } else if (topic.startsWith(this.#notifications)) {
+      const watches = this.#watches.get(topic.slice(this.#notifications.length)) ?? new Set();
+      const event = this.#event(payload, property("__ts"));
+      watches.forEach((it) => it.add(event, packet.dup));
+    }
+  }
+
+  /** @param {Uint8Array} payload @param {string | undefined} stamp @returns {Change | Gap} */
+  #event(payload, stamp) {
+    try {
+      const version = stamped(this.#observed(stamp));
+      const reply = parse(payload);
+      const items = Array.isArray(reply) ? reply : [];
+      const words = items.slice(0, 3).map((it) => decoder.decode(it)).join(" ");
+      if (words === "NOTIFY SET VALUE" && items.length === 4) return { kind: "change", data: items[3], version };
+      if (words === "NOTIFY DELETE") return { kind: "change", data: null, version };
+    } catch {
+      // The gap reports it.
+    }
+    return { kind: "gap", cause: "a notification is unreadable" };
+  }
+
+  /** @param {string | undefined} stamp */
+  #observed(stamp) {
+    if (stamp === undefined) return null;
+    const version = Version.parse(stamp);
+    this.#clock.observe(version);
+    return version;
+  }
+
+  /** @param {StoreError} why */
+  #end(why) {
+    if (this.#closed) return;
+    this.#closed = why;
+    for (const request of [...this.#pending.values()]) request.reject(why);
+    for (const watches of this.#watches.values()) watches.forEach((it) => it.fail(why));
+    this.#client.end();
+  }
+}
+
+/**
+ * Connects to `mqtt://HOST:PORT`, `mqtts://…`, `ws://HOST:PORT/mqtt` or `wss://…`. Browsers can only
+ * use the last two.
+ * @param {string} url @param {Options} [options]
+ * @returns {Promise<Store>}
+ */
+export async function connect(url, { username, password, ca, clientId, timeoutMs = 5000 } = {}) {
+  clientId ??= `statehouse-${hex(crypto.getRandomValues(new Uint8Array(8)))}`;
+  const length = encoder.encode(clientId).length;
+  if (length < 1 || length > CLIENT_ID_BYTES_MAX || /[+#\p{Cc}]/u.test(clientId)) {
+    const rule = "and no '+', '#' or control character";
+    throw new TypeError(`a client id has 1 to ${CLIENT_ID_BYTES_MAX} bytes ${rule}`);
+  }
+  const client = mqtt.connect(url, {
+    protocolVersion: 5,
+    clientId,
+    username,
+    password,
+    ca: /** @type {any} */ (ca),
+    keepalive: 15,
+    connectTimeout: timeoutMs,
+    reconnectPeriod: RECONNECT_PAUSE_MS,
+    reconnectOnConnackError: true,
+    resubscribe: false,
+    queueQoSZero: false,
+    properties: { sessionExpiryInterval: SESSION_EXPIRY_S, maximumPacketSize: PACKET_BYTES_MAX },
+  });
+  const store = new Store(client, clientId, timeoutMs);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  try {
+    await new Promise((resolve, reject) => {
+      const late = new StoreError("transport", `cannot reach a store at ${url} within ${timeoutMs} ms`);
+      timer = setTimeout(() => reject(late), timeoutMs);
+      client.once("connect", resolve);
+      client.once("error", (error) => {
+        const refused = Number(/** @type {any} */ (error).code) >= 0x80;
+        const what = refused ? "the store refused the connection" : `cannot reach a store at ${url}`;
+        reject(new StoreError(refused ? "denied" : "transport", `${what}: ${error.message}`));
+      });
+    });
+    await store.start();
+  } catch (error) {
+    client.end(true);
+    if (error instanceof StoreError) throw error;
+    throw new StoreError("denied", `the store refused a subscription: ${/** @type {Error} */ (error).message}`);
+  } finally {
+    clearTimeout(timer);
+  }
+  return store;
+}
+
+/**
+ * Parses one RESP value. Throws a `StoreError` for an error of the store.
+ * @param {Uint8Array} payload
+ * @returns {Reply}
+ */
+export function parse(payload) {
+  const { reply, next } = parseAt(payload, 0, 0);
+  if (next !== payload.length) throw new StoreError("protocol", "bytes follow the response");
+  return reply;
+}
+
+/** @param {Uint8Array} payload @param {number} at @param {number} depth @returns {{ reply: Reply, next: number }} */
+function parseAt(payload, at, depth) {
+  const malformed = new StoreError("protocol", "the response is not RESP");
+  const end = payload.indexOf(13, at);
+  if (end < 0 || payload[end + 1] !== 10 || depth > RESP_DEPTH_MAX) throw malformed;
+  const kind = String.fromCharCode(payload[at]);
+  const line = decoder.decode(payload.subarray(at + 1, end));
+  const next = end + 2;
+  if (kind === "-") throw new StoreError("refused", line.replace(/^ERR /, ""));
+  if (kind === "+") return { reply: line, next };
+  if (!/^-?\d{1,19}$/.test(line)) throw malformed;
+  const number = Number(line);
+  if (kind === ":") return { reply: number, next };
+  if (kind === "$" && number === -1) return { reply: null, next };
+  if (kind === "$" && number >= 0) {
+    const after = next + number;
+    if (payload[after] !== 13 || payload[after + 1] !== 10) throw malformed;
+    // A copy: a view would keep the whole packet alive.
+    return { reply: Uint8Array.prototype.slice.call(payload, next, after), next: after + 2 };
+  }
+  if (kind !== "*" || number < 0) throw malformed;
+  /** @type {Reply[]} */
+  const items = [];
+  for (let from = next; ; ) {
+    if (items.length === number) return { reply: items, next: from };
+    const item = parseAt(payload, from, depth + 1);
+    items.push(item.reply);
+    from = item.next;
+  }
+}
+
+/** An array of bulk strings. @param {Text[]} command */
+function encode(command) {
+  /** @type {Uint8Array[]} */
+  const parts = [encoder.encode(`*${command.length}\r\n`)];
+  for (const argument of command.map(bytes)) {
+    parts.push(encoder.encode(`$${argument.length}\r\n`), argument, encoder.encode("\r\n"));
+  }
+  const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  parts.reduce((at, part) => (all.set(part, at), at + part.length), 0);
+  return all;
+}
+
+/** @param {Version | null} version */
+function stamped(version) {
+  if (!version) throw new StoreError("protocol", "the response has no version");
+  return version;
+}
+
+/** @param {string} command */
+function unexpected(command) {
+  return new StoreError("protocol", `a ${command} has another form of response`);
+}
+
+/** @param {Change | Gap} event */
+function size(event) {
+  return event.kind === "change" ? (event.data?.length ?? 0) : 0;
+}
+
+/** @param {Text} text */
+function bytes(text) {
+  return typeof text === "string" ? encoder.encode(text) : text;
+}
+
+/** @param {Uint8Array} data */
+function hex(data) {
+  return Array.from(data, (byte) => byte.toString(16).padStart(2, "0").toUpperCase()).join("");
+}

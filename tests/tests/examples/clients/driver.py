@@ -1,0 +1,112 @@
+"""Executes requests of a test, one JSON object per line, with the Python client. Keys and values are
+hexadecimal, so that they can be any bytes."""
+
+import json
+import sys
+
+from statehouse import (
+    Change,
+    DeniedError,
+    LockLost,
+    ProtocolError,
+    RefusedError,
+    RequestTimeout,
+    Store,
+    StoreError,
+    TransportError,
+    Version,
+    connect,
+)
+
+CODES: dict[type[StoreError], str] = {
+    DeniedError: "denied",
+    LockLost: "lock-lost",
+    ProtocolError: "protocol",
+    RefusedError: "refused",
+    RequestTimeout: "timeout",
+    TransportError: "transport",
+}
+
+
+class Driver:
+    store: Store
+
+    def connect(self, url, user=None, password=None, ca=None, client_id=None, timeout_ms=5000):
+        self.store = connect(
+            url, user=user, password=password, ca=ca, client_id=client_id, timeout=timeout_ms / 1000
+        )
+        self.watches, self.locks = {}, {}
+
+    def get(self, key):
+        value = self.store.get(bytes.fromhex(key))
+        return value and {"data": value.data.hex(), "version": str(value.version)}
+
+    def set(self, key, value, nx=False, nex=False, if_version=None, ttl_ms=None, token=None):
+        result = self.store.set(
+            bytes.fromhex(key),
+            bytes.fromhex(value),
+            nx=nx,
+            nex=nex,
+            if_version=version(if_version),
+            ttl=ttl_ms and ttl_ms / 1000,
+            fencing_token=version(token),
+        )
+        return {"applied": result.applied, "version": text(result.version)}
+
+    def delete(self, key, token=None):
+        return text(self.store.delete(bytes.fromhex(key), fencing_token=version(token)))
+
+    def vdelete(self, key, value, token=None):
+        key, value = bytes.fromhex(key), bytes.fromhex(value)
+        result = self.store.vdelete(key, value, fencing_token=version(token))
+        return {"deleted": result.deleted, "version": text(result.version)}
+
+    def scan(self, pattern):
+        return [key.hex() for key in self.store.scan(bytes.fromhex(pattern))]
+
+    def watch(self, key):
+        self.watches[key] = self.store.watch(bytes.fromhex(key))
+
+    def next(self, key, timeout_ms):
+        event = self.watches[key].next(timeout_ms / 1000)
+        if isinstance(event, Change):
+            return {"data": event.data if event.data is None else event.data.hex()}
+        return event and {"gap": event.cause}
+
+    def unwatch(self, key):
+        self.watches.pop(key).close()
+
+    def lock(self, name, lease_ms, wait_ms):
+        try:
+            lock = self.store.lock(name, lease=lease_ms / 1000, wait=wait_ms / 1000)
+        except TimeoutError:
+            return None
+        self.locks[name] = lock
+        return str(lock.fencing_token)
+
+    def held(self, name):
+        return self.locks[name].held
+
+    def release(self, name):
+        return self.locks.pop(name).release()
+
+    def close(self):
+        self.store.close()
+
+
+def version(given):
+    return None if given is None else Version.parse(given)
+
+
+def text(given):
+    return None if given is None else str(given)
+
+
+driver = Driver()
+for line in sys.stdin:
+    request = json.loads(line)
+    try:
+        answer = {"ok": getattr(driver, request.pop("do"))(**request)}
+    except StoreError as error:
+        answer = {"error": CODES[type(error)], "text": str(error)}
+    print(json.dumps(answer), flush=True)

@@ -1,0 +1,92 @@
+//! Locks: handed over between the languages, renewed, and free after the crash of their holder.
+
+use std::{thread, time::Duration};
+
+use serde_json::{Value, json};
+use statehouse_tests::Server;
+
+use super::driver::{Driver, LANGUAGES, Language, hex};
+
+const LEASE_MS: u64 = 1500;
+
+fn lock(wait_ms: u64) -> Value {
+    json!({"do": "lock", "name": "nightly", "lease_ms": LEASE_MS, "wait_ms": wait_ms})
+}
+
+fn write(token: &Value) -> Value {
+    json!({"do": "set", "key": hex("protected"), "value": hex("data"), "token": token})
+}
+
+/// The order of fencing tokens is that of their text, because they are padded.
+fn text(token: &Value) -> &str {
+    token.as_str().expect("a fencing token")
+}
+
+fn assert_handover(from: Language, to: Language) {
+    let server = Server::start();
+    let url = format!("mqtt://{}", server.address());
+    let [mut first, mut second] = [from, to].map(|it| Driver::connect(it, &url));
+    let first_token = first.ask(lock(10_000));
+    first.ask(write(&first_token));
+    second.begin(lock(60_000));
+    // Longer than the lease, so only renewals hold the lock.
+    thread::sleep(Duration::from_millis(2 * LEASE_MS));
+    let mut third = Driver::connect(to, &url);
+    assert_eq!(third.ask(lock(0)), Value::Null, "the lock is not held");
+    assert_eq!(first.ask(json!({"do": "held", "name": "nightly"})), true);
+    assert_eq!(first.ask(json!({"do": "release", "name": "nightly"})), true);
+    let second_token = second.end()["ok"].take();
+    assert!(text(&second_token) > text(&first_token));
+    second.ask(write(&second_token));
+    let fenced = first.attempt(write(&first_token));
+    assert_eq!(fenced["error"], "refused", "{fenced}");
+    assert_eq!(
+        second.ask(json!({"do": "release", "name": "nightly"})),
+        true
+    );
+}
+
+#[test]
+fn lock_is_handed_over_from_python_to_javascript() {
+    assert_handover(Language::Python, Language::JavaScript);
+}
+
+#[test]
+fn lock_is_handed_over_from_javascript_to_python() {
+    assert_handover(Language::JavaScript, Language::Python);
+}
+
+#[test]
+fn lock_of_a_crashed_holder_is_free_after_its_lease() {
+    let server = Server::start();
+    let url = format!("mqtt://{}", server.address());
+    for language in LANGUAGES {
+        let mut holder = Driver::connect(language, &url);
+        holder.ask(lock(10_000));
+        holder.kill();
+        let mut next = Driver::connect(language, &url);
+        assert!(next.ask(lock(60_000)).is_string(), "{language:?}");
+        next.ask(json!({"do": "release", "name": "nightly"}));
+    }
+}
+
+/// Another client takes the lock's key. The holder must notice at its next renewal.
+#[test]
+fn lost_lock_is_not_reported_as_held() {
+    let server = Server::start();
+    let url = format!("mqtt://{}", server.address());
+    for language in LANGUAGES {
+        let mut holder = Driver::connect(language, &url);
+        holder.ask(lock(10_000));
+        server.store("thief").set("nightly", "thief");
+        thread::sleep(Duration::from_millis(LEASE_MS));
+        let held = holder.ask(json!({"do": "held", "name": "nightly"}));
+        assert_eq!(held, false, "{language:?}");
+        assert_eq!(
+            holder.ask(json!({"do": "release", "name": "nightly"})),
+            false
+        );
+        assert_eq!(server.store("thief").get("nightly").unwrap(), b"thief");
+        server.store("thief").ask(&["DEL", "nightly"]);
+    }
+}

@@ -1,0 +1,121 @@
+//! Lost connections and a killed store: no change of a watched key may be missing without a gap,
+//! and a request has one effect.
+
+use std::{thread, time::Duration};
+
+use serde_json::{Value, json};
+use statehouse_tests::{
+    Proxy, Server,
+    packet::kind,
+    proxy::{Fate, Way},
+};
+
+use super::driver::{Driver, LANGUAGES, hex};
+
+/// Values of the key, before and after the restart.
+const CHANGES: u64 = 40;
+
+fn set(key: &str, value: u64) -> Value {
+    json!({"do": "set", "key": hex(key), "value": hex(value.to_string())})
+}
+
+/// The number in a value, from its hexadecimal form.
+fn number(data: &Value) -> u64 {
+    let text = data_encoding::HEXLOWER
+        .decode(data.as_str().unwrap().as_bytes())
+        .unwrap();
+    String::from_utf8(text).unwrap().parse().unwrap()
+}
+
+#[test]
+fn watch_over_a_killed_store_misses_no_change_without_a_gap() {
+    for language in LANGUAGES {
+        let mut server = Server::restartable(&[]);
+        let url = format!("mqtt://{}", server.address());
+        let connect = json!({"do": "connect", "url": url, "timeout_ms": 60_000});
+        let [mut writer, mut reader] = [language; 2].map(Driver::start);
+        writer.ask(connect.clone());
+        reader.ask(connect);
+        reader.ask(json!({"do": "watch", "key": hex("key")}));
+        for value in 1..=CHANGES {
+            writer.begin(set("key", value));
+        }
+        for value in 1..=CHANGES {
+            let written = writer.end();
+            assert_eq!(written["ok"]["applied"], true, "{language:?}: {written}");
+            if value == CHANGES / 4 {
+                server.kill();
+                server.restart();
+            }
+        }
+        let (mut last, mut gaps) = (0, 0);
+        while last < CHANGES {
+            let event = json!({"do": "next", "key": hex("key"), "timeout_ms": 60_000});
+            let event = reader.ask(event);
+            if event.get("gap").is_some() {
+                gaps += 1;
+                let got = reader.ask(json!({"do": "get", "key": hex("key")}));
+                last = last.max(number(&got["data"]));
+            } else {
+                let now = number(&event["data"]);
+                assert!(
+                    now <= last + 1,
+                    "{language:?}: {now} follows {last} without a gap"
+                );
+                last = last.max(now);
+            }
+        }
+        assert_eq!(gaps, 1, "{language:?}");
+        // The watch is registered again.
+        writer.ask(set("key", 0));
+        let event = reader.ask(json!({"do": "next", "key": hex("key"), "timeout_ms": 60_000}));
+        assert_eq!(event, json!({"data": hex("0")}), "{language:?}");
+    }
+}
+
+/// The connection ends before the response to a SET NX. If the store took the resent request for
+/// another one, it would refuse it, since the key exists.
+#[test]
+fn resent_request_gets_the_response_of_its_first_delivery() {
+    for language in LANGUAGES {
+        let server = Server::start();
+        let proxy = Proxy::start(server.address());
+        let url = format!("mqtt://{}", proxy.address());
+        let mut store = Driver::start(language);
+        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 30_000}));
+        let mut lost = 0;
+        proxy.script(move |seen| {
+            let is_response = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;
+            lost += usize::from(is_response);
+            match is_response && lost == 1 {
+                true => Fate::CutBefore,
+                false => Fate::Pass,
+            }
+        });
+        let mut request = set("key", 1);
+        request["nx"] = true.into();
+        let result = store.ask(request);
+        assert_eq!(result["applied"], true, "{language:?}: {result}");
+        assert_eq!(proxy.connections(), 2, "{language:?}");
+        assert_eq!(server.metric("duplicates_total"), 1, "{language:?}");
+    }
+}
+
+/// A request whose caller gave up must not take effect when the store is back.
+#[test]
+fn abandoned_request_does_not_take_effect_later() {
+    for language in LANGUAGES {
+        let mut server = Server::restartable(&[]);
+        let url = format!("mqtt://{}", server.address());
+        let mut store = Driver::start(language);
+        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 1500}));
+        server.kill();
+        let failed = store.attempt(set("abandoned", 1));
+        assert_eq!(failed["error"], "transport", "{language:?}: {failed}");
+        server.restart();
+        while store.attempt(set("later", 1)).get("error").is_some() {
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(server.store("other").get("abandoned"), None, "{language:?}");
+    }
+}

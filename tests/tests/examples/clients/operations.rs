@@ -1,0 +1,234 @@
+//! Each operation, with arbitrary bytes, and what a client reports if the store refuses it.
+
+use std::{fs, process::Command};
+
+use serde_json::{Value, json};
+use statehouse_tests::{Server, command::finish, run, server::own_address};
+
+use super::driver::{Driver, LANGUAGES, Language, hex, python, workspace};
+
+/// Bytes that a text protocol could confuse.
+const BYTES: &[u8] = b"\x00\r\n$-1\r\n\xFF*+:\xC3";
+
+fn url(server: &Server) -> String {
+    format!("mqtt://{}", server.address())
+}
+
+fn assert_operations(language: Language) {
+    let server = Server::start();
+    let mut store = Driver::connect(language, &url(&server));
+    let (key, value) = (hex(BYTES), hex([BYTES, BYTES].concat()));
+    assert_eq!(store.ask(json!({"do": "get", "key": key})), Value::Null);
+    let set = store.ask(json!({"do": "set", "key": key, "value": value}));
+    assert_eq!(set["applied"], true);
+    let got = store.ask(json!({"do": "get", "key": key}));
+    assert_eq!(got, json!({"data": value, "version": set["version"]}));
+    let stored = server.store("other").get(BYTES);
+    assert_eq!(stored, Some([BYTES, BYTES].concat()));
+
+    let refused = json!({"applied": false, "version": set["version"]});
+    for condition in [
+        json!({"nx": true}),
+        json!({"nex": true}),
+        json!({"if_version": "1:0:StateStore"}),
+    ] {
+        let mut request = json!({"do": "set", "key": key, "value": hex("other")});
+        let more = condition.as_object().unwrap().clone();
+        request.as_object_mut().unwrap().extend(more);
+        assert_eq!(store.ask(request), refused, "{condition}");
+    }
+    let absent = json!({"do": "set", "key": hex("none"), "value": "", "if_version": "1:0:a"});
+    assert_eq!(
+        store.ask(absent),
+        json!({"applied": false, "version": null})
+    );
+    let renewed = json!({"do": "set", "key": key, "value": value, "if_version": set["version"]});
+    let renewed = store.ask(renewed);
+    assert_eq!(renewed["applied"], true);
+
+    assert_eq!(
+        store.ask(json!({"do": "scan", "pattern": hex("*")})),
+        json!([key])
+    );
+    let other = store.ask(json!({"do": "vdelete", "key": key, "value": hex("other")}));
+    assert_eq!(
+        other,
+        json!({"deleted": false, "version": renewed["version"]})
+    );
+    let deleted = store.ask(json!({"do": "vdelete", "key": key, "value": value}));
+    assert_eq!(
+        deleted,
+        json!({"deleted": true, "version": renewed["version"]})
+    );
+    let none = store.ask(json!({"do": "vdelete", "key": key, "value": value}));
+    assert_eq!(none, json!({"deleted": false, "version": null}));
+    assert_eq!(store.ask(json!({"do": "delete", "key": key})), Value::Null);
+    let set = store.ask(json!({"do": "set", "key": key, "value": ""}));
+    assert_eq!(store.ask(json!({"do": "get", "key": key}))["data"], "");
+    assert_eq!(
+        store.ask(json!({"do": "delete", "key": key})),
+        set["version"]
+    );
+    store.ask(json!({"do": "close"}));
+}
+
+#[test]
+fn python_client_executes_each_operation() {
+    assert_operations(Language::Python);
+}
+
+#[test]
+fn javascript_client_executes_each_operation() {
+    assert_operations(Language::JavaScript);
+}
+
+#[test]
+fn scan_continues_over_pages() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let keys: Vec<String> = (0..1500)
+        .map(|n| format!("{n:04}{}", "k".repeat(200)))
+        .collect();
+    keys.iter().for_each(|key| writer.set(key, ""));
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let found = store.ask(json!({"do": "scan", "pattern": hex("*")}));
+        let mut found: Vec<_> = found
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(Value::as_str)
+            .collect();
+        found.sort();
+        let expected: Vec<_> = keys.iter().map(hex).collect();
+        let expected: Vec<_> = expected.iter().map(|it| Some(it.as_str())).collect();
+        assert_eq!(found, expected, "{language:?}");
+    }
+}
+
+#[test]
+fn watch_reports_each_change_and_the_expiry() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let key = hex(BYTES);
+        store.ask(json!({"do": "watch", "key": key}));
+        for value in ["one", "", "two"] {
+            store.ask(json!({"do": "set", "key": key, "value": hex(value)}));
+        }
+        store.ask(json!({"do": "set", "key": key, "value": key, "ttl_ms": 50}));
+        for expected in [
+            json!(hex("one")),
+            json!(""),
+            json!(hex("two")),
+            json!(key),
+            Value::Null,
+        ] {
+            let event = store.ask(json!({"do": "next", "key": key, "timeout_ms": 20_000}));
+            assert_eq!(event, json!({"data": expected}), "{language:?}");
+        }
+        store.ask(json!({"do": "unwatch", "key": key}));
+        store.ask(json!({"do": "watch", "key": key}));
+        let event = store.ask(json!({"do": "next", "key": key, "timeout_ms": 100}));
+        assert_eq!(event, Value::Null, "{language:?}");
+    }
+}
+
+#[test]
+fn error_of_the_store_is_reported_with_its_text() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let refused = store.attempt(json!({"do": "get", "key": ""}));
+        let expected = json!({"error": "refused", "text": "the key length is zero"});
+        assert_eq!(refused, expected, "{language:?}");
+        let reached = Driver::start(language).attempt(json!({
+            "do": "connect", "url": format!("mqtt://{}", own_address()), "timeout_ms": 2000
+        }));
+        assert_eq!(reached["error"], "transport", "{language:?}: {reached}");
+    }
+}
+
+#[test]
+fn wrong_password_is_denied_over_tls_and_websocket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| {
+        directory
+            .path()
+            .join(name)
+            .into_os_string()
+            .into_string()
+            .unwrap()
+    };
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let issued = rcgen::generate_simple_self_signed(names).unwrap();
+    fs::write(path("store.crt"), issued.cert.pem()).unwrap();
+    fs::write(path("store.key"), issued.signing_key.serialize_pem()).unwrap();
+    let users = path("users");
+    let add = [
+        "user",
+        "add",
+        "panel",
+        "--password-stdin",
+        "--users",
+        &users,
+    ];
+    run(&add, b"right").code(0);
+    let server = Server::with(
+        "",
+        &[
+            &[
+                "--listen",
+                "mqtts://127.0.0.1:0",
+                "--listen",
+                "ws://127.0.0.1:0",
+            ][..],
+            &[
+                "--tls-cert",
+                &path("store.crt"),
+                "--tls-key",
+                &path("store.key"),
+            ],
+            &["--users", &users],
+        ]
+        .concat(),
+    );
+    let addresses = server.addresses();
+    for language in LANGUAGES {
+        for url in [
+            format!("mqtts://{}", addresses[1]),
+            format!("ws://{}/mqtt", addresses[2]),
+        ] {
+            let mut connect = json!({
+                "do": "connect", "url": url, "user": "panel", "password": "wrong"
+            });
+            if url.starts_with("mqtts") {
+                connect["ca"] = path("store.crt").into();
+            }
+            let denied = Driver::start(language).attempt(connect.clone());
+            assert_eq!(denied["error"], "denied", "{language:?} {url}: {denied}");
+            connect["password"] = "right".into();
+            let mut store = Driver::start(language);
+            store.ask(connect);
+            store.ask(json!({"do": "set", "key": hex("key"), "value": hex("value")}));
+        }
+        let untrusted = format!("mqtts://{}", addresses[1]);
+        let untrusted =
+            json!({"do": "connect", "url": untrusted, "user": "panel", "password": "right"});
+        let untrusted = Driver::start(language).attempt(untrusted);
+        assert_eq!(untrusted["error"], "transport", "{language:?}: {untrusted}");
+    }
+}
+
+#[test]
+fn types_of_both_clients_hold() {
+    let clients = workspace().join("examples/clients");
+    let mut mypy = Command::new(python());
+    mypy.args(["-m", "mypy", "--strict", "--cache-dir"])
+        .arg(workspace().join("target/tmp/mypy"))
+        .arg(clients.join("python/statehouse.py"));
+    finish(mypy, b"").code(0);
+    let mut tsc = Command::new(clients.join("javascript/node_modules/.bin/tsc"));
+    tsc.arg("--project").arg(clients.join("javascript"));
+    finish(tsc, b"").code(0);
+}
