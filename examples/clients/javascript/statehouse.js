@@ -34,6 +34,8 @@ const SESSION_EXPIRY_S = 60;
 const RECONNECT_PAUSE_MS = 1000;
 /** The shortest pause before a held lock is tried again without a notification. */
 const LOCK_RETRY_MIN_MS = 100;
+/** The pause before a watch is registered once more, after a failure. */
+const RETRY_PAUSE_MS = 100;
 /** A lock counts as acquired only if this part of its lease is left. */
 const LOCK_LEASE_LEFT_DIVISOR = 3;
 /** The longest time of a timer, in JavaScript. */
@@ -565,25 +567,30 @@ export class Store {
     for (const request of this.#pending.values()) {
       if (request.packetId === null) this.#send(request);
     }
-    for (const [name, watches] of this.#watches) {
-      const [first] = watches;
-      this.#register(name, first.key).catch((error) => watches.forEach((it) => it.fail(error)));
-    }
+    this.#registerAll();
   }
 
-  /** Registers a watch again: registrations end with their connection. @param {string} name @param {Uint8Array} key */
-  async #register(name, key) {
+  /** Registers all watches again, one after the other: registrations end with their connection. */
+  async #registerAll() {
     const connection = this.#client.stream;
-    while (this.#watches.has(name)) {
-      try {
-        await this.#ask(["KEYNOTIFY", key]);
-        this.#watches.get(name)?.forEach((it) => it.add({ kind: "gap", cause: "the connection was lost" }));
-        return;
-      } catch (error) {
-        const isOver = connection !== this.#client.stream || !this.#online;
-        // A later connection registers its watches itself.
-        if (isOver && !this.#closed) return;
-        if (!(error instanceof StoreError) || error.code !== "timeout") throw error;
+    for (const [name, watches] of [...this.#watches]) {
+      const [first] = watches;
+      while (this.#watches.has(name)) {
+        // A later connection registers all watches itself.
+        if (connection !== this.#client.stream || !this.#online) return;
+        try {
+          await this.#ask(["KEYNOTIFY", first.key]);
+          watches.forEach((it) => it.add({ kind: "gap", cause: "the connection was lost" }));
+          break;
+        } catch (error) {
+          const failure = /** @type {StoreError} */ (error);
+          if (failure.code !== "timeout" && failure.code !== "transport") {
+            watches.forEach((it) => it.fail(failure));
+            break;
+          }
+          // Other requests may have used up the limit of requests.
+          await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE_MS));
+        }
       }
     }
   }

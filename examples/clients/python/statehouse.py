@@ -510,8 +510,8 @@ class Store:
 
     def _ask(self, *arguments: Text, fencing_token: Version | None = None) -> _Response:
         request = self._request(arguments, fencing_token)
-        self._send(request)
         try:
+            self._send(request)
             return request.done.result(max(0.0, request.deadline - time.monotonic()))
         except TimeoutError:
             if not self._mqtt.is_connected():
@@ -556,7 +556,7 @@ class Store:
                 if sent and sent.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE and reason is None:
                     self._unacknowledged[sent.mid] = request
         if sent.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
-            request.fail(TransportError(f"{UNACKNOWLEDGED_MAX} requests are not acknowledged"))
+            raise TransportError(f"{UNACKNOWLEDGED_MAX} requests are not acknowledged")
         if reason is not None:
             _reject(request, reason)
 
@@ -613,16 +613,17 @@ class Store:
         with self._mutex:
             self._connections += 1
             keys = list(self._watches) if self._connections > 1 else []
-        for key in keys:
-            self._register(key, self._connections)
+            connection = self._connections
+        self._register(keys, connection)
 
-    def _register(self, key: bytes, connection: int) -> None:
-        """Registers a watch again: registrations end with their connection."""
+    def _register(self, keys: list[bytes], connection: int) -> None:
+        """Registers watches again, one after the other: registrations end with their connection."""
+        if not keys:
+            return
+        key, later = keys[0], keys[1:]
         request = self._request((b"KEYNOTIFY", key), None)
-
-        timer = threading.Timer(
-            self.timeout, request.fail, [RequestTimeout(f"no response within {self.timeout} s")]
-        )
+        late = RequestTimeout(f"no response within {self.timeout} s")
+        timer = threading.Timer(self.timeout, request.fail, [late])
         timer.daemon = True
 
         def registered(done: Future[_Response]) -> None:
@@ -630,25 +631,31 @@ class Store:
             error = done.exception()
             with self._mutex:
                 self._pending.pop(request.correlation, None)
-                watches = list(self._watches.get(key, ()))
-                current = connection == self._connections and self._closed is None
-            if isinstance(error, RequestTimeout):
-                # A later connection registers its watches itself.
-                if current and watches:
-                    self._register(key, connection)
-                return
-            for watch in watches:
-                if error is None:
-                    watch._add(Gap("the connection was lost"))
-                elif isinstance(error, StoreError):
-                    watch._fail(error)
+                # A later connection registers all watches itself.
+                is_over = connection != self._connections or self._closed is not None
+                again = isinstance(error, RequestTimeout) and key in self._watches
+            if not again:
+                self._registered(key, error)
+            if not is_over:
+                self._register(keys if again else later, connection)
 
-        timer.start()
-        request.done.add_done_callback(registered)
         try:
             self._send(request)
         except StoreError as error:
-            request.fail(error)
+            for key in keys:
+                self._registered(key, error)
+        else:
+            timer.start()
+            request.done.add_done_callback(registered)
+
+    def _registered(self, key: bytes, error: BaseException | None) -> None:
+        with self._mutex:
+            watches = list(self._watches.get(key, ()))
+        for watch in watches:
+            if error is None:
+                watch._add(Gap("the connection was lost"))
+            elif isinstance(error, StoreError):
+                watch._fail(error)
 
     def _subscribed(
         self,

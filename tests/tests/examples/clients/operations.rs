@@ -89,7 +89,9 @@ fn scan_continues_over_pages() {
     let keys: Vec<String> = (0..1500)
         .map(|n| format!("{n:04}{}", "k".repeat(200)))
         .collect();
-    keys.iter().for_each(|key| writer.set(key, ""));
+    for key in &keys {
+        writer.set(key, "");
+    }
     for language in LANGUAGES {
         let mut store = Driver::connect(language, &url(&server));
         let found = store.ask(json!({"do": "scan", "pattern": hex("*")}));
