@@ -22,7 +22,7 @@ const WATCH_BYTES_MAX = 16 * 1024 * 1024;
 const PACKET_BYTES_MAX = 4 * 1024 * 1024;
 /** Arrays within arrays in a response. */
 const RESP_DEPTH_MAX = 16;
-/** How far a version may be in the future and still move the clock; the store refuses later ones. */
+/** How far ahead a version may be and still move the clock; the store refuses later ones. */
 const CLOCK_AHEAD_MS_MAX = 60_000;
 /** The largest counter of a version that all clients can read. */
 const COUNTER_MAX = 2 ** 31 - 2;
@@ -315,7 +315,10 @@ export class Store {
   /** @type {Map<string, Set<Watch>>} */ #watches = new Map();
   /** @type {StoreError | null} */ #closed = null;
 
-  /** For `connect`. @param {mqtt.MqttClient} client @param {string} clientId @param {number} timeoutMs */
+  /**
+   * For `connect`.
+   * @param {mqtt.MqttClient} client @param {string} clientId @param {number} timeoutMs
+   */
   constructor(client, clientId, timeoutMs) {
     this.clientId = clientId;
     this.timeoutMs = timeoutMs;
@@ -344,7 +347,11 @@ export class Store {
     await this.#subscribe();
   }
 
-  /** The value of a key; null if it does not exist. @param {Text} key @returns {Promise<Value | null>} */
+  /**
+   * The value of a key; null if it does not exist.
+   * @param {Text} key
+   * @returns {Promise<Value | null>}
+   */
   async get(key) {
     const { reply, version } = await this.#ask(["GET", key]);
     if (reply === null) return null;
@@ -529,7 +536,8 @@ export class Store {
       if (code === NO_MATCHING_SUBSCRIBERS) {
         request.reject(new StoreError("denied", "no state store is subscribed to requests"));
       } else if (error && code >= 0x80) {
-        request.reject(new StoreError("denied", `the broker rejected the request: ${error.message}`));
+        const why = `the broker rejected the request: ${error.message}`;
+        request.reject(new StoreError("denied", why));
       }
     });
     request.packetId = this.#client.getLastMessageId();
@@ -607,11 +615,13 @@ export class Store {
 
   /** @param {string} topic @param {Uint8Array} payload @param {mqtt.IPublishPacket} packet */
   #receive(topic, payload, packet) {
-    const user = /** @type {Record<string, string | string[]>} */ (packet.properties?.userProperties ?? {});
+    /** @type {Record<string, string | string[]>} */
+    const user = packet.properties?.userProperties ?? {};
     /** @param {string} name */
     const property = (name) => [user[name]].flat()[0];
     if (topic === this.#answers) {
-      const request = this.#pending.get(decoder.decode(packet.properties?.correlationData ?? new Uint8Array()));
+      const correlation = packet.properties?.correlationData ?? new Uint8Array();
+      const request = this.#pending.get(decoder.decode(correlation));
       try {
         const status = property("__stat");
         if (status !== "200") throw new StoreError("protocol", `the response has __stat ${status}`);
@@ -633,7 +643,9 @@ export class Store {
       const reply = parse(payload);
       const items = Array.isArray(reply) ? reply : [];
       const words = items.slice(0, 3).map((it) => decoder.decode(it)).join(" ");
-      if (words === "NOTIFY SET VALUE" && items.length === 4) return { kind: "change", data: items[3], version };
+      if (words === "NOTIFY SET VALUE" && items.length === 4) {
+        return { kind: "change", data: items[3], version };
+      }
       if (words === "NOTIFY DELETE") return { kind: "change", data: null, version };
     } catch {
       // The gap reports it.
@@ -660,8 +672,8 @@ export class Store {
 }
 
 /**
- * Connects to `mqtt://HOST:PORT`, `mqtts://…`, `ws://HOST:PORT/mqtt` or `wss://…`. Browsers can only
- * use the last two.
+ * Connects to `mqtt://HOST:PORT`, `mqtts://…`, `ws://HOST:PORT/mqtt` or `wss://…`. Browsers can
+ * only use the last two.
  * @param {string} url @param {Options} [options]
  * @returns {Promise<Store>}
  */
@@ -691,20 +703,23 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
   let timer;
   try {
     await new Promise((resolve, reject) => {
-      const late = new StoreError("transport", `cannot reach a store at ${url} within ${timeoutMs} ms`);
-      timer = setTimeout(() => reject(late), timeoutMs);
+      const late = `cannot reach a store at ${url} within ${timeoutMs} ms`;
+      timer = setTimeout(() => reject(new StoreError("transport", late)), timeoutMs);
       client.once("connect", resolve);
       client.once("error", (error) => {
         const refused = Number(/** @type {any} */ (error).code) >= 0x80;
-        const what = refused ? "the store refused the connection" : `cannot reach a store at ${url}`;
-        reject(new StoreError(refused ? "denied" : "transport", `${what}: ${error.message}`));
+        const [code, what] = refused
+          ? ["denied", "the store refused the connection"]
+          : ["transport", `cannot reach a store at ${url}`];
+        reject(new StoreError(code, `${what}: ${error.message}`));
       });
     });
     await store.start();
   } catch (error) {
     client.end(true);
     if (error instanceof StoreError) throw error;
-    throw new StoreError("denied", `the store refused a subscription: ${/** @type {Error} */ (error).message}`);
+    const { message } = /** @type {Error} */ (error);
+    throw new StoreError("denied", `the store refused a subscription: ${message}`);
   } finally {
     clearTimeout(timer);
   }
@@ -722,7 +737,10 @@ export function parse(payload) {
   return reply;
 }
 
-/** @param {Uint8Array} payload @param {number} at @param {number} depth @returns {{ reply: Reply, next: number }} */
+/**
+ * @param {Uint8Array} payload @param {number} at @param {number} depth
+ * @returns {{ reply: Reply, next: number }}
+ */
 function parseAt(payload, at, depth) {
   const malformed = new StoreError("protocol", "the response is not RESP");
   const end = payload.indexOf(13, at);

@@ -1,5 +1,5 @@
-"""Executes requests of a test, one JSON object per line, with the Python client. Keys and values are
-hexadecimal, so that they can be any bytes."""
+"""Executes requests of a test, one JSON object per line, with the Python client. Keys and values
+are hexadecimal, so that they can be any bytes."""
 
 import json
 import sys
