@@ -20,6 +20,8 @@
 //! ```
 
 #![deny(unsafe_code)]
+// `cargo test --example tally` runs the test of the example.
+#![allow(clippy::test_attr_in_doctest)]
 
 #[cfg(any(target_arch = "wasm32", test))]
 #[doc(hidden)]
