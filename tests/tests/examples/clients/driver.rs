@@ -83,7 +83,7 @@ impl Driver {
     /// Starts the client and connects it.
     pub(crate) fn connect(language: Language, url: &str) -> Driver {
         let mut driver = Driver::start(language);
-        driver.ask(json!({"do": "connect", "url": url}));
+        driver.ask(json!({"do": "connect", "url": url, "timeout_ms": 30_000}));
         driver
     }
 

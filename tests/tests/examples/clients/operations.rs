@@ -202,7 +202,8 @@ fn wrong_password_is_denied_over_tls_and_websocket() {
             format!("ws://{}/mqtt", addresses[2]),
         ] {
             let mut connect = json!({
-                "do": "connect", "url": url, "user": "panel", "password": "wrong"
+                "do": "connect", "url": url, "user": "panel", "password": "wrong",
+                "timeout_ms": 30_000
             });
             if url.starts_with("mqtts") {
                 connect["ca"] = path("store.crt").into();
