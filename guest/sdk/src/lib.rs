@@ -82,6 +82,9 @@
 //! # }
 //! ```
 //!
+//! A panic ends the call, and the host rolls back its writes. The exported component reports message,
+//! file and line of the panic to the host's log.
+//!
 //! A policy must do no I/O and must not use time or randomness of its own. There is no WASI, and
 //! all input arrives in the request or through [`Host`].
 
@@ -96,6 +99,9 @@ mod export;
 pub mod hlc;
 mod host;
 pub mod limits;
+#[cfg(any(target_arch = "wasm32", test))]
+#[doc(hidden)]
+pub mod panics;
 mod policy;
 pub mod resp;
 #[cfg(not(target_arch = "wasm32"))]

@@ -6,6 +6,9 @@
 //! DELETE /v1/policies/WHICH          unload a policy
 //! POST   /v1/policies/WHICH/promote  make it the active policy
 //! POST   /v1/rollback                reactivate the previous policy
+//! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of the
+//!                                    response before; waits some seconds for a line. Without
+//!                                    `from`: the recent lines, at once
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
@@ -35,11 +38,11 @@ use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
-use super::{Sources, metrics, usage};
+use super::{Sources, log, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
@@ -52,6 +55,8 @@ pub struct Api {
     /// Modules are read and compiled one at a time, since each may take as much memory as the
     /// largest policy.
     loading: Mutex<()>,
+    /// Readers that wait for the next log line of a policy.
+    followers: Semaphore,
 }
 
 #[derive(Deserialize)]
@@ -81,6 +86,7 @@ impl Api {
             gate,
             sources,
             loading: Mutex::default(),
+            followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
     }
 
@@ -109,6 +115,7 @@ impl Api {
                 self.assignment(&method, &segments[1..], request).await
             }
             ["v1", "cluster", "handover"] if method == Method::POST => self.hand_over(),
+            ["v1", "log"] if method == Method::GET => self.log(&uri).await,
             ["v1", "authz" | "usage", ..] => self.questions(&method, &segments[1..], request).await,
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
@@ -227,6 +234,21 @@ impl Api {
             }
             _ => Err(not_allowed(method, request.uri())),
         }
+    }
+
+    /// Log lines of policies.
+    async fn log(&self, uri: &Uri) -> Result<Answer, Refusal> {
+        let from = log::position(uri)?;
+        let of = match percent::value(uri.query(), "policy") {
+            None => None,
+            Some(which) => {
+                let which = String::from_utf8(which).map_err(|_| bad("`policy` is not UTF-8"))?;
+                Some(self.control().resolve(&selector(&which)?)?)
+            }
+        };
+        let lines = self.control().lines().clone();
+        let logged = log::lines(lines, from, of, &self.followers).await?;
+        Ok(json(StatusCode::OK, &logged))
     }
 
     fn hand_over(&self) -> Result<Answer, Refusal> {

@@ -10,6 +10,7 @@ mod api;
 mod authz;
 mod client;
 mod listener;
+mod log;
 mod metrics;
 mod requests;
 mod seat;
@@ -28,6 +29,7 @@ pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
+pub(crate) use log::{Logged, LoggedLine};
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]

@@ -187,6 +187,9 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     rows.group_or("effects", effects(it, node, &client), "none");
     reads(&mut rows, it, words, node);
     rows.group_or("notifications", notifications(it), "none");
+    let logged = it.log.iter();
+    let logged = logged.map(|it| format!("{}: {}", it.level, printable(it.text.as_bytes())));
+    rows.group("log", logged);
     rows.row("fuel", &it.fuel.to_string());
     rows.row(
         "time",
@@ -346,6 +349,7 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         },
         "answer": json_bytes(&it.payload),
         "failure": it.failure,
+        "log": it.log.iter().map(|it| json!({ "level": it.level, "text": it.text })).collect::<Vec<_>>(),
         "version": it.version,
         "duplicate_is_owed": it.same_for_duplicate,
         "command": it.command,

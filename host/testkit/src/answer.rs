@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use statehouse_core::policy::Repeat;
+use statehouse_core::policy::{Batch, Repeat};
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Write};
 
@@ -27,6 +27,13 @@ pub enum Came {
     },
     /// The request is refused without an acknowledgement, because its QoS is 0.
     Dropped,
+}
+
+impl Came {
+    /// Whether the policy failed at the request.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Answer(answer) if answer.failure.is_some())
+    }
 }
 
 /// An answer, and all effects of the request.
@@ -63,9 +70,35 @@ pub struct Answer {
     /// Why the policy failed, if it did. Nothing has changed then, and the payload is
     /// `-ERR internal error`.
     pub failure: Option<String>,
+    /// The lines that the policy logged, in order.
+    pub log: Vec<Logged>,
     /// The result of a fresh instance for the same request on the same state, if it differs. The
     /// policy then has hidden state between requests.
     pub hidden_state: Option<String>,
+}
+
+/// A line that the policy logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: &'static str,
+    /// The text, not escaped.
+    pub text: String,
+}
+
+impl Logged {
+    /// The lines of a call. If the first ones were lost, the first line says so.
+    pub(super) fn of(batch: Batch) -> Vec<Self> {
+        let lost = (batch.lost > 0).then(|| Self {
+            level: "warn",
+            text: format!("{} lines before these are not shown", batch.lost),
+        });
+        let lines = batch.lines.into_iter().map(|line| Self {
+            level: line.level_name(),
+            text: line.text,
+        });
+        lost.into_iter().chain(lines).collect()
+    }
 }
 
 /// The reads that an answer depends on.

@@ -233,6 +233,10 @@ pub const RANDOM_BYTES_MAX: u32 = 1024;
 /// Bytes of a policy's log line. The rest is cut.
 pub const GUEST_LOG_BYTES_MAX: usize = 1024;
 
+/// Log lines of policies that the store keeps for readers: half a megabyte at most. A reader that asks
+/// every second misses none as long as the policies write fewer per second.
+pub const GUEST_LOG_LINES_KEPT_MAX: usize = 512;
+
 /// Log lines by and about a policy in one second. Further lines are only counted.
 pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;
 

@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
 use super::counters::Counters;
+use super::lines::on_one_line;
 use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
 use crate::{clock, limits};
 
@@ -99,6 +100,8 @@ pub(super) struct Guest<H> {
     pub(super) now_ms: u64,
     /// Set in a re-execution, so that nothing is logged or counted twice.
     pub(super) silent: bool,
+    /// The last line at the level `error` of the current call, escaped. It explains a trap.
+    pub(super) cause: Option<String>,
 }
 
 impl<H: Host> Guest<H> {
@@ -112,6 +115,7 @@ impl<H: Host> Guest<H> {
             counters,
             now_ms,
             silent,
+            cause: None,
         }
     }
 
@@ -296,7 +300,14 @@ impl<H: Host> log::Host for Guest<H> {
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
         self.account.import(0)?;
         self.account.moved(message.len())?;
-        if self.silent || !self.counters.may_log(self.now_ms) {
+        if level == log::Level::Error {
+            self.cause = Some(on_one_line(&message));
+        }
+        if self.silent {
+            return Ok(());
+        }
+        self.counters.keep(level, &message);
+        if !self.counters.may_log(self.now_ms) {
             return Ok(());
         }
         let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);

@@ -150,7 +150,7 @@ impl<'a> Notifier<'a> {
     fn count_failure(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
         let policy = self.registry.slot(slot).policy().clone();
         effects.failures += 1;
-        policy.work.failure(failure);
+        policy.work.failure(failure, self.now_ms);
         if policy.counters.may_log(self.now_ms) {
             tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to render a notification");
         }

@@ -465,7 +465,7 @@ impl Store {
         effects: &mut Effects,
     ) {
         let policy = self.registry.slot(choice.slot).policy().clone();
-        policy.work.failure(failure);
+        policy.work.failure(failure, now_ms);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
             let client = request.peer.client.escape_debug();

@@ -8,6 +8,7 @@ mod diff;
 mod keygen;
 mod list;
 mod load;
+mod logs;
 mod new;
 mod promote;
 mod push;
@@ -39,6 +40,7 @@ Examples:
   statehouse policy canary rule --percent 5                # let it answer some clients
   statehouse policy promote rule                           # make it active from the next request on
   statehouse policy list
+  statehouse policy logs rule                              # follow the lines that it logs
   statehouse policy rollback                               # reactivate the previous policy
   statehouse policy keygen gateway                         # keep gateway.key secret, give gateway.pub to the stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
@@ -56,6 +58,7 @@ enum Command {
     Bench(bench::Args),
     Load(load::Args),
     List(list::Args),
+    Logs(logs::Args),
     Shadow(shadow::Args),
     Diff(diff::Args),
     Canary(canary::Args),
@@ -77,6 +80,7 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Load(args) => output::finish(async { load::run(&args).await }),
         Command::List(args) => output::finish(async { list::run(&args).await }),
+        Command::Logs(args) => output::finish(async { logs::run(&args).await }),
         Command::Shadow(args) => output::finish(async { shadow::run(&args).await }),
         Command::Diff(args) => output::finish(async { diff::run(&args).await }),
         Command::Canary(args) => output::finish(async { canary::run(&args).await }),
