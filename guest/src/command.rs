@@ -114,6 +114,12 @@ impl Command {
         }
     }
 
+    /// The name of the command, in upper case.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        Verb::NAMES[self.verb() as usize]
+    }
+
     /// The index of the command in the list that [`Standard`](crate::Standard) describes.
     #[must_use]
     pub fn index(&self) -> u16 {

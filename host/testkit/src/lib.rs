@@ -38,6 +38,7 @@ mod answer;
 pub mod bench;
 pub mod check;
 mod client;
+pub mod compose;
 pub mod conformance;
 mod harness;
 pub mod limits;

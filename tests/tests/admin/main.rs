@@ -8,6 +8,7 @@ mod drop;
 mod hostile;
 mod http;
 mod limits;
+mod logs;
 mod orders;
 mod socket;
 mod trust;
