@@ -51,7 +51,7 @@ fn failure_names_message_file_and_line_of_the_panic() {
     let server = faulty();
     server.store("client").ask(&["SET", "k", "panic"]);
     let cause = "tests/policies/faulty/src/lib.rs:";
-    let log = server.wait_for_log(": a panic on request");
+    let log = server.wait_for_log("client=client ");
     assert!(log.contains("client=client"), "{log}");
     assert!(
         log.contains(cause) && log.contains(": a panic on request"),
