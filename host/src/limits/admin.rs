@@ -60,6 +60,9 @@ pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 /// How often such a response looks for a line.
 pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
 
+/// Files of a project that `policy dev` watches.
+pub const PROJECT_FILES_MAX: usize = 10_000;
+
 /// The file that contains the address of the admin API.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 

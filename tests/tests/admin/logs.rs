@@ -8,7 +8,7 @@ use statehouse_tests::{Admin, Server, command::command, lines::Lines, policies, 
 
 use crate::{eventually, listing, policy};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store whose active policy fails and logs on request.
 fn faulty() -> Server {
@@ -18,22 +18,27 @@ fn faulty() -> Server {
     )
 }
 
-/// A running `statehouse policy logs`, which ends with this value.
-struct Follower {
+/// A running `statehouse policy logs` or `dev`, which ends with this value.
+pub(crate) struct Follower {
     child: Child,
     lines: Lines,
 }
 
 impl Follower {
     fn start(server: &Server, arguments: &[&str]) -> Self {
-        let mut logs = command(&[&["policy", "logs"], arguments].concat());
+        Self::run(server, &[&["logs"], arguments].concat())
+    }
+
+    /// Runs `statehouse policy …` in the server's directory.
+    pub(crate) fn run(server: &Server, arguments: &[&str]) -> Self {
+        let mut logs = command(&[&["policy"], arguments].concat());
         let logs = logs.current_dir(server.directory()).stdout(Stdio::piped());
         let mut child = logs.spawn().unwrap();
         let lines = Lines::follow(child.stdout.take().unwrap());
         Self { child, lines }
     }
 
-    fn wait(&self, part: &str) -> String {
+    pub(crate) fn wait(&self, part: &str) -> String {
         let line = self.lines.wait(PATIENCE, |line| line.contains(part));
         line.unwrap_or_else(|| panic!("no line with {part}: {:?}", self.lines.all()))
     }

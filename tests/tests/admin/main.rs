@@ -4,6 +4,7 @@
 
 mod authz;
 mod commands;
+mod dev;
 mod drop;
 mod hostile;
 mod http;

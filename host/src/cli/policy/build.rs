@@ -50,7 +50,23 @@ pub(in crate::cli) struct Args {
     offline: bool,
 }
 
+impl Args {
+    /// A build of this project into its own directory.
+    pub(super) fn of(dir: PathBuf, offline: bool) -> Self {
+        Self {
+            dir,
+            output: None,
+            offline,
+        }
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    build(args).map(|(_, exit)| exit)
+}
+
+/// Builds the policy. Returns the path of its file, and whether it is a policy.
+pub(super) fn build(args: &Args) -> Result<(PathBuf, Exit), Failure> {
     let (name, module) = match Language::of(&args.dir) {
         Some(Language::Rust) => rust(args)?,
         Some(Language::JavaScript) => javascript(args)?,
@@ -77,10 +93,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         .map_err(|error| Failure::transport(format!("cannot write {}: {error}", path.display())))?;
     let checked = check(&module);
     emit(format!("wrote {}\n\n{}", path.display(), text(&checked, None)).as_bytes())?;
-    Ok(match checked.policy {
+    let exit = match checked.policy {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Negative,
-    })
+    };
+    Ok((path, exit))
 }
 
 /// The package name, and the module that cargo builds.

@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod canary;
 mod check;
+mod dev;
 mod diff;
 mod keygen;
 mod list;
@@ -35,6 +36,7 @@ Examples:
   statehouse policy new rule                               # a project that builds
   statehouse policy build rule
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
+  statehouse policy dev rule                               # build, test and reload on every save
   statehouse policy load rule.wasm                         # into the store running in statehouse-data
   statehouse policy shadow rule                            # compare on live requests, see `policy diff`
   statehouse policy canary rule --percent 5                # let it answer some clients
@@ -54,6 +56,7 @@ enum Command {
     New(new::Args),
     Build(build::Args),
     Check(check::Args),
+    Dev(dev::Args),
     Test(test::Args),
     Bench(bench::Args),
     Load(load::Args),
@@ -76,6 +79,7 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::New(args) => output::finish(async { new::run(&args) }),
         Command::Build(args) => output::finish(async { build::run(&args) }),
         Command::Check(args) => output::finish(async { check::run(&args) }),
+        Command::Dev(args) => output::finish(async { dev::run(&args).await }),
         Command::Test(args) => output::finish(async { test::run(&args) }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Load(args) => output::finish(async { load::run(&args).await }),

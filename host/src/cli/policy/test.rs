@@ -66,6 +66,20 @@ pub(in crate::cli) struct Args {
     json: bool,
 }
 
+impl Args {
+    /// A test of this policy with the transcripts of a directory.
+    pub(super) fn of(policy: PathBuf, transcripts: PathBuf) -> Self {
+        Self {
+            policy,
+            transcripts: vec![transcripts],
+            conformance: false,
+            snapshot: None,
+            update: false,
+            json: false,
+        }
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let files = files(&args.transcripts)?;
     let mut harness = Harness::load(&args.policy)?;
