@@ -1,5 +1,5 @@
-//! The standard policy that asks a rule before it executes a command. The rule is another component,
-//! in any language; `statehouse policy build` composes the two.
+//! The standard policy that asks a rule before it executes a command. The rule is another
+//! component, in any language; `statehouse policy build` composes the two.
 
 #![deny(unsafe_code)]
 

@@ -82,8 +82,8 @@
 //! # }
 //! ```
 //!
-//! A panic ends the call, and the host rolls back its writes. The exported component reports message,
-//! file and line of the panic to the host's log.
+//! A panic ends the call, and the host rolls back its writes. The exported component reports
+//! message, file and line of the panic to the host's log.
 //!
 //! A policy must do no I/O and must not use time or randomness of its own. There is no WASI, and
 //! all input arrives in the request or through [`Host`].

@@ -43,8 +43,8 @@ pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sta
 /// the build could not compile for the target.
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
 
-/// The standard policy that asks a rule: a component to compose with the rule. Empty if this program
-/// was built with a standard policy that was built elsewhere.
+/// The standard policy that asks a rule: a component to compose with the rule. Empty if this
+/// program was built with a standard policy that was built elsewhere.
 pub const RULED_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ruled.wasm"));
 
 /// The first sections of a composed policy: the imports of the contract.

@@ -6,8 +6,8 @@
 //! DELETE /v1/policies/WHICH          unload a policy
 //! POST   /v1/policies/WHICH/promote  make it the active policy
 //! POST   /v1/rollback                reactivate the previous policy
-//! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of the
-//!                                    response before; waits some seconds for a line. Without
+//! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of
+//!                                    the response before; waits some seconds for a line. Without
 //!                                    `from`: the recent lines, at once
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}

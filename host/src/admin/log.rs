@@ -1,7 +1,7 @@
 //! The log lines of policies, for `statehouse policy logs`.
 //!
-//! A reader asks again and again from where it stopped, and each answer waits for the next line. So
-//! a slow reader holds no buffer of the store: it misses lines, and learns how many.
+//! A reader asks again from the position after its last line, and each answer waits for the next
+//! line. So a slow reader holds no buffer of the store: it misses lines, and learns how many.
 
 use std::sync::Arc;
 

@@ -49,8 +49,8 @@ pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
-/// Readers that wait for the next log line of a policy. They hold operator seats while they wait, so
-/// most seats must stay free for short requests.
+/// Readers that wait for the next log line of a policy. They hold operator seats while they wait,
+/// so most seats must stay free for short requests.
 pub const ADMIN_LOG_FOLLOWERS_MAX: usize = 4;
 
 /// How long a response waits for the next log line of a policy. It must end well before

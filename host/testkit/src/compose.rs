@@ -74,8 +74,8 @@ pub fn compose(rule: &[u8]) -> Result<Vec<u8>, ComposeError> {
         return Err(ComposeError::NoRule);
     }
     let mut policy = POLICY_IMPORTS.to_vec();
-    // The numbers of components and instances count up in the order of the file: the rule is component
-    // 0, the standard policy is component 1, and the first instances are the imports.
+    // The numbers of components and instances count up in the order of the file: the rule is
+    // component 0, the standard policy is component 1, and the first instances are the imports.
     let imported: Vec<_> = (0..).zip(IMPORTS).map(|(at, name)| (name, at)).collect();
     let instance = |(name, at): &(&'static str, u32)| (*name, ComponentExportKind::Instance, *at);
     let count = imported.len() as u32;

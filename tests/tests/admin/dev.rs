@@ -7,7 +7,8 @@ use statehouse_tests::{Server, policies, run_in};
 use crate::logs::Follower;
 use crate::{OURS, answers, eventually, listing, ours, roles};
 
-/// A project whose build tool copies `policy.js`, so that its policy is what this test writes there.
+/// A project whose build tool copies `policy.js`, so that its policy is what this test writes
+/// there.
 fn project(directory: &Path, policy: &Path) {
     let new = ["policy", "new", "rule", "--lang", "js", "--dir", "project"];
     run_in(directory, &new, b"").code(0);

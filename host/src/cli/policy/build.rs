@@ -26,9 +26,9 @@ const TARGET: &str = "wasm32-unknown-unknown";
 /// project or on the path. All of them build without WASI, which policies must not use.
 ///
 /// A project in JavaScript or Python is built for the world of wit/policy.wit that `"statehouse": {
-/// "world": ... }` in package.json or `[tool.statehouse] world` in pyproject.toml names: `policy`, a
-/// complete policy, or `rule`, a condition on top of the standard policy. A rule is composed with the
-/// standard policy, so the result is a complete policy, too.
+/// "world": ... }` in package.json or `[tool.statehouse] world` in pyproject.toml names: `policy`,
+/// a complete policy, or `rule`, a condition on top of the standard policy. A rule is composed with
+/// the standard policy, so the result is a complete policy, too.
 ///
 /// Exit code 1 if the build fails, or if the result is no policy.
 #[derive(Debug, clap::Args)]

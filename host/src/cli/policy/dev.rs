@@ -21,14 +21,14 @@ const POLL: Duration = Duration::from_millis(300);
 
 /// Build, test and reload a policy whenever a file of its project is saved
 ///
-/// Runs `policy build`, then `policy test` on the transcripts in tests/, then loads the policy into the
-/// running store and promotes it. The build that it replaces is unloaded. A build that fails, or that
-/// fails a transcript, is not loaded. Hidden files, *.wasm, target, node_modules, vendor and
-/// __pycache__ are not watched. Ends on Ctrl-C; the last build stays active.
+/// Runs `policy build`, then `policy test` on the transcripts in tests/, then loads the policy into
+/// the running store and promotes it. The build that it replaces is unloaded. A build that fails,
+/// or that fails a transcript, is not loaded. Hidden files, *.wasm, target, node_modules, vendor
+/// and __pycache__ are not watched. Ends on Ctrl-C; the last build stays active.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse serve --in-memory &
+  statehouse serve &
   statehouse policy dev policies/setpoint
   statehouse policy logs                     # in another terminal")]
 pub(in crate::cli) struct Args {
