@@ -11,6 +11,7 @@ use crate::engine::{
     Call, Condition, Engine, EngineError, KeyRange, Outcome, Page, Paging, Revision, Transaction,
     Value, attempt,
 };
+use crate::feed::Feed;
 use crate::keys::Keys;
 use crate::options::{Options, broken};
 use crate::space::Fullness;
@@ -28,6 +29,7 @@ pub(crate) struct Host {
     pub(crate) options: Options,
     pub(crate) keys: Keys,
     pub(crate) fullness: Arc<Fullness>,
+    pub(crate) feed: Arc<Feed>,
     random: Mutex<u64>,
 }
 
@@ -51,6 +53,7 @@ impl Host {
             clock,
             keys: Keys::new(&options.cluster),
             fullness: Arc::default(),
+            feed: Arc::default(),
             random: Mutex::new(u64::from_le_bytes(seed)),
             options,
         }

@@ -43,7 +43,8 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
     }
     if let Some(leadership) = &sources.leadership {
         let log = leadership.log();
-        cluster(&mut page, true, log.epoch(), log.position());
+        let positions = (log.position(), leadership.history());
+        cluster(&mut page, true, log.epoch(), positions);
         let what = "Records that are not yet in the log of the cluster";
         page.gauges(&[("cluster_unreleased", what, log.unreleased())]);
     }
@@ -62,16 +63,16 @@ pub(super) fn answer(page: String) -> Answer {
 }
 
 /// The page of a host that does not lead its cluster.
-pub(super) fn of_follower(epoch: u64, position: u64) -> String {
+pub(super) fn of_follower(epoch: u64, positions: (u64, u64)) -> String {
     let mut page = Page::default();
-    cluster(&mut page, false, epoch, position);
+    cluster(&mut page, false, epoch, positions);
     log(&mut page, logging::dropped());
     page.0.push_str("# EOF\n");
     page.0
 }
 
-/// The role of this host.
-fn cluster(page: &mut Page, leads: bool, epoch: u64, position: u64) {
+/// The role of this host, and the last records that it and its history have.
+fn cluster(page: &mut Page, leads: bool, epoch: u64, (position, history): (u64, u64)) {
     page.gauges(&[
         (
             "cluster_leads",
@@ -87,6 +88,11 @@ fn cluster(page: &mut Page, leads: bool, epoch: u64, position: u64) {
             "cluster_position",
             "The last record that is durable, at the leader, or that this follower applied",
             position,
+        ),
+        (
+            "cluster_history_position",
+            "The last record in the history of this host, or 0 if it keeps none",
+            history,
         ),
     ]);
 }

@@ -34,6 +34,8 @@ pub enum Subject {
         epoch: u64,
         /// The last record that it applied.
         position: Arc<AtomicU64>,
+        /// The last record of its copy of the log, or 0 if it keeps none.
+        history: Arc<AtomicU64>,
     },
 }
 
@@ -98,9 +100,13 @@ impl Requests {
         let answer = match subject {
             Subject::Store(api) => api.route(request).await,
             Subject::Follower {
-                epoch, position, ..
+                epoch,
+                position,
+                history,
+                ..
             } if is_metrics(&request) => {
-                let page = metrics::of_follower(epoch, position.load(Relaxed));
+                let positions = (position.load(Relaxed), history.load(Relaxed));
+                let page = metrics::of_follower(epoch, positions);
                 Ok(metrics::answer(page))
             }
             Subject::Follower { leader, .. } => {

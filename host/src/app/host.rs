@@ -107,7 +107,7 @@ impl Host {
 
     fn leadership(&self, log: &ClusterLog) -> Leadership {
         let (shared, runtime) = (self.shared.clone(), Handle::current());
-        Leadership::new(log.clone(), move || {
+        Leadership::new(log.clone(), self.shared.history.clone(), move || {
             let shared = shared.clone();
             runtime.spawn(async move { shared.hand_over().await });
         })
@@ -166,6 +166,7 @@ impl Roles for Host {
             .into(),
             epoch: head.epoch,
             position: self.shared.position.clone(),
+            history: self.shared.history.clone(),
         });
         self.shared
             .role

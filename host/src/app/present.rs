@@ -20,6 +20,8 @@ use crate::server::Server;
 pub(super) struct Shared {
     /// The last record that this host applied, or that is durable while it leads.
     pub(super) position: Arc<AtomicU64>,
+    /// The last record of this host's copy of the log, or 0 if it keeps none.
+    pub(super) history: Arc<AtomicU64>,
     /// Notified when a policy has arrived that this host lacked.
     pub(super) arrived: Arc<Notify>,
     pub(super) present: watch::Sender<Option<Present>>,
@@ -44,10 +46,10 @@ pub(super) struct Tasks {
 
 impl Default for Shared {
     fn default() -> Self {
-        let position = Arc::<AtomicU64>::default();
         Self {
+            position: Arc::default(),
+            history: Arc::default(),
             arrived: Arc::default(),
-            position,
             present: watch::Sender::new(None),
             role: watch::Sender::new(Role::Waiting),
             subject: watch::Sender::new(no_leader("this host is joining the cluster")),
@@ -62,6 +64,7 @@ pub(super) fn no_leader(why: &'static str) -> Subject {
         leader: why.into(),
         epoch: 0,
         position: Arc::default(),
+        history: Arc::default(),
     }
 }
 

@@ -92,7 +92,9 @@ impl Suspicion {
         let now = follower.host.now();
         let head = &follower.seen.head;
         let may_try = now >= self.not_before && !follower.signals.abstains(head.epoch, now);
-        (follower.leader_has_ended() || self.is_silent) && may_try && follower.seq == head.seq
+        (follower.leader_has_ended() || self.is_silent)
+            && may_try
+            && follower.cursor.seq == head.seq
     }
 
     /// Looks at the head, and challenges a leader that is suspected.

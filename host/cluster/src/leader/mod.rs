@@ -113,7 +113,7 @@ struct Step {
     head: Head,
     puts: Vec<(Vec<u8>, Bytes)>,
     deletes: Vec<KeyRange>,
-    frame_bytes: u64,
+    frame: Option<Bytes>,
 }
 
 impl Leader<'_> {
@@ -185,7 +185,7 @@ impl Leader<'_> {
         let mut step = Step {
             puts: Vec::new(),
             deletes,
-            frame_bytes: 0,
+            frame: None,
             head,
         };
         if named.is_some() {
@@ -220,9 +220,9 @@ impl Leader<'_> {
         if taken.kind != Kind::Part {
             head.position = LogPosition(taken.first.0 + u64::from(taken.count) - 1);
         }
-        step.frame_bytes = encoded.len() as u64;
-        step.puts
-            .push((self.host.keys.frame(head.seq), encoded.into()));
+        let encoded = Bytes::from(encoded);
+        step.frame = Some(encoded.clone());
+        step.puts.push((self.host.keys.frame(head.seq), encoded));
     }
 
     /// Commits a step. Returns false if another host has taken over.
@@ -255,7 +255,11 @@ impl Leader<'_> {
         let released = step.head.released;
         self.head = step.head;
         self.bytes = bytes;
-        self.snapshots.frame(step.frame_bytes);
+        if let Some(frame) = &step.frame {
+            self.snapshots.frame(frame.len() as u64);
+            self.host.feed.frame(frame);
+        }
+        self.host.feed.saw(&self.head);
         self.log.add_used_bytes(written as u64);
         if truncates
             && self
