@@ -9,6 +9,7 @@ mod clients;
 mod configuration;
 mod duplicates;
 mod handover;
+mod history;
 mod idle;
 mod joining;
 mod kills;
