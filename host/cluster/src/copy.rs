@@ -1,11 +1,11 @@
 //! A copy of the log on this host, for the tools that read a data directory.
 //!
-//! The copy follows the log on its own, whatever the role of this host is. It never delays the
+//! The copy follows the log on its own, in every role of this host. It never delays the
 //! member: it takes what the member has just read or written ([`Feed`]), reads what it misses over
 //! its own connection to the engine, and passes committed records only. The [`CopyStore`] is called
 //! on threads that may block.
 //!
-//! If the log was truncated before the copy has read it, the copy begins anew with the newest
+//! If the log was truncated before the copy has read it, the copy starts over with the newest
 //! snapshot.
 
 use std::convert::Infallible;
@@ -42,7 +42,7 @@ pub trait CopyStore: Send + 'static {
     /// # Errors
     /// [`CopyError::Differs`] if the store holds another record at a position.
     fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError>;
-    /// Begins a snapshot, whose blocks follow.
+    /// Begins a snapshot. Its blocks follow.
     ///
     /// # Errors
     /// See [`Self::begin`].
@@ -76,7 +76,7 @@ pub trait CopyStore: Send + 'static {
 /// Why a copy ended.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The copy is not a part of the log. It begins anew.
+    /// The copy is not a part of the log. It starts over.
     #[error("{0}")]
     Differs(&'static str),
     /// The copy cannot be kept.
@@ -174,7 +174,8 @@ impl<S: CopyStore> LogCopy<S> {
         }
     }
 
-    /// Copies until `stopped`, and closes the store then.
+    /// Copies until `stopped`, and closes the store then with all that the member has read and
+    /// written before.
     ///
     /// # Errors
     /// Why the copy ended before.
@@ -184,8 +185,13 @@ impl<S: CopyStore> LogCopy<S> {
             () = stopped => {}
             ended = self.copy() => match ended? {},
         }
-        self.work(|work| work.store.close(work.cursor.point()))
-            .await
+        // What the member has just written is in the copy too, unless it lacks what is before.
+        let frames = self.feed.take().frames;
+        self.work(move |work| {
+            work.frames(frames)?;
+            work.store.close(work.cursor.point())
+        })
+        .await
     }
 
     fn locked(&self) -> MutexGuard<'_, Work<S>> {
@@ -221,7 +227,7 @@ impl<S: CopyStore> LogCopy<S> {
             match round {
                 Ok(next) => wait = next,
                 Err(CopyError::Differs(why)) => {
-                    tracing::warn!("the history of this host begins anew: {why}");
+                    tracing::warn!("the history of this host starts over: {why}");
                     self.failed(why)?;
                     self.host.clock.sleep(RETRY).await;
                     begins = self.begin().await;

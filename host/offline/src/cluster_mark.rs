@@ -25,7 +25,7 @@ pub struct ClusterMark {
 /// A copy of the log of a cluster, and a place up to which it is certainly durable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyMark {
-    /// The number of the copy: each that begins anew has another one.
+    /// The number of the copy: a copy that starts over gets another one.
     pub number: u64,
     /// The last frame of the cluster's log before the place.
     pub frame: u64,

@@ -239,6 +239,21 @@ fn copy_that_keeps_up_reads_nothing_from_the_engine() {
 }
 
 #[test]
+fn copy_that_is_stopped_has_what_was_released_before() {
+    simulate(async {
+        let world = world().await;
+        let leader = Host::start(&world, "a", |_| {});
+        let log = leader.leads().await;
+        let copy = Copying::start(&world, &leader, None);
+        copy.reaches(write(&log, 1, 8).await).await;
+        let last = write(&log, 20, 8).await;
+        let (copied, resumed) = copy.stop().await;
+        assert!(copied.records.contains_key(&last.0));
+        assert_eq!(resumed.point.position, last);
+    });
+}
+
+#[test]
 fn copy_reads_what_it_missed() {
     simulate(async {
         let world = world().await;
@@ -252,7 +267,7 @@ fn copy_reads_what_it_missed() {
         let last = write(&log, 1, 100).await;
         copy.reaches(last).await;
         let copied = copy.copied();
-        assert_eq!(copied.begins, [0], "it was begun anew");
+        assert_eq!(copied.begins, [0], "it started over");
         assert_eq!(copied.records.len() as u64, last.0);
     });
 }
@@ -275,7 +290,7 @@ fn copy_takes_each_snapshot_of_the_cluster() {
             copy.reaches(last).await;
         }
         let copied = copy.copied();
-        assert_eq!(copied.begins, [0], "it was begun anew");
+        assert_eq!(copied.begins, [0], "it started over");
         for (position, complete, blocks) in copied.snapshots {
             assert!(position > 0 && complete >= position);
             assert_eq!(blocks, 1);
@@ -284,7 +299,7 @@ fn copy_takes_each_snapshot_of_the_cluster() {
 }
 
 #[test]
-fn copy_begins_anew_after_the_log_was_truncated() {
+fn copy_starts_over_after_the_log_was_truncated() {
     simulate(async {
         let world = world().await;
         let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 20_000);
@@ -313,7 +328,7 @@ fn copy_begins_anew_after_the_log_was_truncated() {
 
 /// As after the engine was restored from a backup.
 #[test]
-fn copy_of_another_history_begins_anew() {
+fn copy_of_another_history_starts_over() {
     simulate(async {
         for is_ahead in [false, true] {
             let world = world().await;

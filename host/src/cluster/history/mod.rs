@@ -18,7 +18,7 @@ use crate::limits;
 use store::CopyDirectory;
 pub use store::write_mark;
 
-/// What a copy is made of, and where it is kept.
+/// The source of a copy, and its place.
 pub struct History {
     /// The data directory, which has a mark of the cluster.
     pub directory: PathBuf,

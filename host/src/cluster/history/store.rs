@@ -1,6 +1,6 @@
 //! A copy of a cluster's log in a write-ahead log below the data directory.
 //!
-//! The mark of the data directory names the copy that tools read. A copy that begins anew is made
+//! The mark of the data directory names the copy that tools read. A copy that starts over is made
 //! in another directory, and named when it is complete.
 
 use std::fs;
@@ -34,7 +34,7 @@ pub(super) struct CopyDirectory {
 
 /// A copy.
 struct Copy {
-    // Dropped before the log, whose directory holds its file.
+    // Dropped before the log: its file is in the directory that the log locks.
     snapshot: Option<Snapshot>,
     log: Log,
     /// Records that the log has, and that are passed again.
@@ -204,13 +204,13 @@ impl CopyDirectory {
         let (log, opened) = match Log::open(disk, self.options.clone(), wall_ms(), &mut tail) {
             Ok(opened) => opened,
             Err(error @ Error::Damaged(_)) => {
-                tracing::warn!("the history of this host is damaged, so it begins anew: {error}");
+                tracing::warn!("the history of this host is damaged, so it starts over: {error}");
                 return Ok(None);
             }
             Err(error) => return Err(failed(error)),
         };
         if opened.position < point.position {
-            tracing::warn!("the history of this host has lost records, so it begins anew");
+            tracing::warn!("the history of this host has lost records, so it starts over");
             return Ok(None);
         }
         tail.end = opened.position;
