@@ -122,6 +122,8 @@ struct Work<S> {
     /// The position of the newest snapshot in the store.
     copied: LogPosition,
     snapshot: Option<Running>,
+    /// Whether the store has a copy, complete or not.
+    has_begun: bool,
     /// Whether the store has no snapshot to begin with yet.
     lacks_base: bool,
 }
@@ -163,6 +165,7 @@ impl<S: CopyStore> LogCopy<S> {
             },
             copied: resumed.map_or(LogPosition::NONE, |it| it.snapshot),
             snapshot: None,
+            has_begun: resumed.is_some(),
             lacks_base: false,
         };
         Self {
@@ -187,9 +190,12 @@ impl<S: CopyStore> LogCopy<S> {
         }
         // What the member has just written is in the copy too, unless it lacks what is before.
         let frames = self.feed.take().frames;
-        self.work(move |work| {
-            work.frames(frames)?;
-            work.store.close(work.cursor.point())
+        self.work(move |work| match work.has_begun {
+            true => {
+                work.frames(frames)?;
+                work.store.close(work.cursor.point())
+            }
+            false => Ok(()),
         })
         .await
     }
@@ -395,6 +401,7 @@ impl<S: CopyStore> Work<S> {
         self.cursor = Cursor::after(head.snapshot.as_ref(), self.cluster);
         self.copied = LogPosition::NONE;
         self.store.begin(self.cursor.position)?;
+        self.has_begun = true;
         self.lacks_base = head.snapshot.is_some();
         self.begin_snapshot(head.snapshot.map(|info| (info, head.position)))
     }

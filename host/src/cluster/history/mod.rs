@@ -4,6 +4,8 @@
 //! The copy must never delay or stop the host. If it cannot be kept, it ends with one warning.
 
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -39,6 +39,8 @@ struct Copy {
     log: Log,
     /// Records that the log has, and that are passed again.
     tail: Option<Tail>,
+    /// Whether it begins after some record and has no snapshot of it yet.
+    lacks_base: bool,
     synced_at: Instant,
     maintained_at: Instant,
     marked_at: Instant,
@@ -98,12 +100,13 @@ fn point_of(mark: &CopyMark) -> Option<LogPoint> {
 }
 
 impl Copy {
-    fn new(log: Log, tail: Option<Tail>) -> Self {
+    fn new(log: Log, tail: Option<Tail>, lacks_base: bool) -> Self {
         let now = Instant::now();
         Self {
             snapshot: None,
             log,
             tail,
+            lacks_base,
             synced_at: now,
             maintained_at: now,
             marked_at: now,
@@ -216,7 +219,7 @@ impl CopyDirectory {
         tail.end = opened.position;
         tail.expected = Some(std::mem::take(&mut tail.hasher).finalize());
         let tail = (tail.end > tail.from).then_some(tail);
-        self.copy = Some(Copy::new(log, tail));
+        self.copy = Some(Copy::new(log, tail, false));
         self.position.store(opened.position.0, Relaxed);
         Ok(Some(Resumed {
             point,
@@ -284,7 +287,7 @@ impl CopyStore for CopyDirectory {
         let path = ClusterMark::copy_path(&self.directory, self.number);
         let disk = Arc::new(Directory::open(&path).map_err(failed)?);
         let log = Log::create(disk, self.options.clone(), after, wall_ms()).map_err(failed)?;
-        self.copy = Some(Copy::new(log, None));
+        self.copy = Some(Copy::new(log, None, after > LogPosition::NONE));
         self.copy()?.maintain()
     }
 
@@ -319,6 +322,7 @@ impl CopyStore for CopyDirectory {
         if let Some(snapshot) = copy.snapshot.take() {
             let finished = copy.log.finish_snapshot_at(snapshot, complete);
             finished.map_err(failed)?;
+            copy.lacks_base = false;
         }
         copy.maintain()?;
         match self.is_named() {
@@ -354,8 +358,7 @@ impl CopyStore for CopyDirectory {
             || is_due(copy.marked_at, limits::CLUSTER_HISTORY_IDLE);
         let is_unmarked = copy.unmarked_bytes > 0 && copy.tail.is_none();
         if let Some(point) = point {
-            // A log without records is complete as it is.
-            let is_first = !is_named && copy.snapshot.is_none();
+            let is_first = !is_named && !copy.lacks_base;
             if is_first || is_named && is_unmarked && is_marked_late {
                 self.name(point)?;
             }
