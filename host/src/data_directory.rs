@@ -40,7 +40,7 @@ pub enum StorageError {
     Log(PathBuf, statehouse_wal::Error),
     /// The mark of a host of a cluster cannot be read.
     #[error("the data directory {0} cannot be used: {1}")]
-    Mark(PathBuf, statehouse_offline::PastError),
+    Mark(PathBuf, Box<statehouse_offline::PastError>),
     /// The directory belongs to a host of a cluster.
     #[error(
         "the data directory {0} belongs to a host of the cluster {1} and may hold a copy of its log: start the host with --cluster, name another directory with --data, or create a new cluster from the copy with `statehouse cluster init --from {0}`"
@@ -136,7 +136,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let wall_ms = wall_ms();
     let failed = |error| StorageError::Log(storage.directory.clone(), error);
     let mark = ClusterMark::of(&storage.directory)
-        .map_err(|error| StorageError::Mark(storage.directory.clone(), error))?;
+        .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
     if let Some(mark) = mark {
         return Err(StorageError::Cluster(storage.directory.clone(), mark.name));
     }

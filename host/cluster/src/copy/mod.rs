@@ -8,6 +8,9 @@
 //! If the log was truncated before the copy has read it, the copy starts over with the newest
 //! snapshot.
 
+pub(crate) mod store;
+mod work;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,90 +20,18 @@ use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use crate::clock::Clock;
-use crate::cursor::{Accepted, Cursor, LogPoint};
+use crate::cursor::Cursor;
 use crate::engine::{Engine, Paging};
 use crate::error::Stop;
 use crate::feed::Feed;
-use crate::head::{Head, Id, SnapshotInfo};
+use crate::head::{Head, Id};
 use crate::host::{Host, RETRY};
 use crate::limits;
 use crate::member::Member;
 use crate::options::Options;
-use crate::pieces::{self, Differs, Pieces};
-
-/// Where a copy is kept. Methods may block.
-pub trait CopyStore: Send + 'static {
-    /// Begins a copy without the records up to `after`. A copy that is in use stays so until the
-    /// new one is complete: at once if `after` is no record, else after its first snapshot.
-    ///
-    /// # Errors
-    /// [`CopyError::Store`] ends the copy, as for all methods.
-    fn begin(&mut self, after: LogPosition) -> Result<(), CopyError>;
-    /// Adds the records from this position on, all of them or none. Records that the store holds
-    /// already may be passed again.
-    ///
-    /// # Errors
-    /// [`CopyError::Differs`] if the store holds another record at a position.
-    fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError>;
-    /// Begins a snapshot. Its blocks follow.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
-    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError>;
-    /// Adds a block of the snapshot.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
-    fn block(&mut self, block: &[u8]) -> Result<(), CopyError>;
-    /// Ends the snapshot. Its blocks contain effects of no record after `complete`, which the store
-    /// has.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
-    fn end_snapshot(&mut self, complete: LogPosition, point: LogPoint) -> Result<(), CopyError>;
-    /// Discards the snapshot that was begun.
-    fn cancel_snapshot(&mut self);
-    /// All new records were passed; `point` is behind them. Returns after which time the store
-    /// wants to be called again, even if nothing happens.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
-    fn flush(&mut self, point: Option<LogPoint>) -> Result<Duration, CopyError>;
-    /// The host stops.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
-    fn close(&mut self, point: Option<LogPoint>) -> Result<(), CopyError>;
-}
-
-/// Why a copy ended.
-#[derive(Debug, thiserror::Error)]
-pub enum CopyError {
-    /// The copy is not a part of the log. It starts over.
-    #[error("{0}")]
-    Differs(&'static str),
-    /// The copy cannot be kept.
-    #[error("{0}")]
-    Store(String),
-    /// The log cannot be read.
-    #[error(transparent)]
-    Log(#[from] Stop),
-}
-
-impl From<Differs> for CopyError {
-    fn from(Differs(what): Differs) -> Self {
-        Self::Differs(what)
-    }
-}
-
-/// Where an earlier copy ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resumed {
-    /// The place to read on. The store may hold later records too.
-    pub point: LogPoint,
-    /// The position of the newest snapshot in the store.
-    pub snapshot: LogPosition,
-}
+use crate::pieces;
+use store::{CopyError, CopyStore, Resumed};
+use work::Work;
 
 /// Keeps a copy of the log.
 #[derive(Debug)]
@@ -111,29 +42,6 @@ pub struct LogCopy<S> {
     resumes: bool,
     /// Attempts in a row that found no usable log or snapshot.
     failures: u32,
-}
-
-/// What threads that may block use.
-#[derive(Debug)]
-struct Work<S> {
-    store: S,
-    cluster: Id,
-    cursor: Cursor,
-    /// The position of the newest snapshot in the store.
-    copied: LogPosition,
-    snapshot: Option<Running>,
-    /// Whether the store has a copy, complete or not.
-    has_begun: bool,
-    /// Whether the store has no snapshot to begin with yet.
-    lacks_base: bool,
-}
-
-/// A snapshot that is being copied.
-#[derive(Debug)]
-struct Running {
-    pieces: Pieces,
-    /// A position after which no effect can be in the snapshot.
-    complete: LogPosition,
 }
 
 impl<S> Drop for LogCopy<S> {
@@ -392,86 +300,5 @@ impl<S: CopyStore> LogCopy<S> {
             }
             done => done,
         }
-    }
-}
-
-impl<S: CopyStore> Work<S> {
-    fn begin(&mut self, head: &Head) -> Result<(), CopyError> {
-        self.cancel_snapshot();
-        self.cursor = Cursor::after(head.snapshot.as_ref(), self.cluster);
-        self.copied = LogPosition::NONE;
-        self.store.begin(self.cursor.position)?;
-        self.has_begun = true;
-        self.lacks_base = head.snapshot.is_some();
-        self.begin_snapshot(head.snapshot.map(|info| (info, head.position)))
-    }
-
-    /// Adds frames up to the first one that does not continue the copy. Returns the last frame.
-    fn frames(&mut self, frames: impl IntoIterator<Item = Bytes>) -> Result<u64, CopyError> {
-        let store = &mut self.store;
-        for frame in frames {
-            let sink = |first, records: &[&[u8]]| store.records(first, records);
-            if self.cursor.accept(&frame, sink)? == Accepted::Mismatch {
-                break;
-            }
-        }
-        Ok(self.cursor.seq)
-    }
-
-    /// Begins to copy the newest snapshot, if the store does not have it.
-    fn begin_snapshot(
-        &mut self,
-        named: Option<(SnapshotInfo, LogPosition)>,
-    ) -> Result<(), CopyError> {
-        let Some((info, complete)) = named else {
-            return Ok(());
-        };
-        let position = info.begins_after();
-        let is_new = position > self.copied && position <= self.cursor.position;
-        if is_new && self.snapshot.is_none() {
-            self.store.begin_snapshot(&info)?;
-            self.snapshot = Some(Running {
-                pieces: Pieces::new(info),
-                complete,
-            });
-        }
-        Ok(())
-    }
-
-    /// The snapshot that is being copied, and its next piece.
-    fn next_piece(&self) -> Option<(SnapshotInfo, u32)> {
-        let running = self.snapshot.as_ref()?;
-        let pieces = &running.pieces;
-        (!pieces.is_complete()).then(|| (pieces.info, pieces.next()))
-    }
-
-    fn pieces(&mut self, host: &Host, values: &[(Vec<u8>, Bytes)]) -> Result<(), CopyError> {
-        let store = &mut self.store;
-        match &mut self.snapshot {
-            Some(it) => it.pieces.accept(host, values, |block| store.block(block)),
-            None => Ok(()),
-        }
-    }
-
-    fn cancel_snapshot(&mut self) {
-        if self.snapshot.take().is_some() {
-            self.store.cancel_snapshot();
-        }
-    }
-
-    /// Ends the snapshot once it and the records that it can contain are copied. Returns whether it
-    /// did.
-    fn end_snapshot(&mut self) -> Result<bool, CopyError> {
-        let (Some(running), Some(point)) = (&self.snapshot, self.cursor.point()) else {
-            return Ok(false);
-        };
-        if !running.pieces.is_complete() || self.cursor.position < running.complete {
-            return Ok(false);
-        }
-        self.store.end_snapshot(running.complete, point)?;
-        self.copied = running.pieces.info.begins_after();
-        self.snapshot = None;
-        self.lacks_base = false;
-        Ok(true)
     }
 }
