@@ -98,14 +98,18 @@ impl<S: CopyStore> LogCopy<S> {
         }
         // What the member has just written is in the copy too, unless it lacks what is before.
         let frames = self.feed.take().frames;
-        self.work(move |work| match work.has_begun {
-            true => {
+        let close = move |work: &mut Work<S>| {
+            if work.has_begun {
                 work.frames(frames)?;
-                work.store.close(work.cursor.point())
+                work.store.close(work.cursor.point())?;
             }
-            false => Ok(()),
-        })
-        .await
+            Ok(())
+        };
+        match self.work(close).await {
+            // The next start finds this out too, and starts over.
+            Err(CopyError::Differs(_)) => Ok(()),
+            closed => closed,
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Work<S>> {

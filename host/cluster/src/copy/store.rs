@@ -1,4 +1,4 @@
-//! What a copy needs of the place where it is kept.
+//! The place of a copy, as the copy uses it.
 
 use std::time::Duration;
 
