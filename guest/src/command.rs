@@ -3,8 +3,9 @@
 //! The order of checks is that of the protocol (section 4): form of the whole payload, verb, count
 //! and options, key. The table is not accessible from here.
 
+use statehouse_policy::hlc;
 use statehouse_policy::resp::{self, Arguments};
-use statehouse_policy::{Dialect, Span};
+use statehouse_policy::{Dialect, Span, Stamp};
 
 use crate::reply::Refusal;
 
@@ -17,19 +18,22 @@ pub(crate) enum Verb {
     Vdel,
     KeyNotify,
     Scan,
+    Meta,
 }
 
 impl Verb {
     /// The names in metrics.
-    pub(crate) const NAMES: [&'static str; 6] = ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN"];
+    pub(crate) const NAMES: [&'static str; 7] =
+        ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN", "META"];
 
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Set,
         Self::Get,
         Self::Del,
         Self::Vdel,
         Self::KeyNotify,
         Self::Scan,
+        Self::Meta,
     ];
 
     /// In any ASCII case: four examples of the published article are in lower case.
@@ -37,6 +41,11 @@ impl Verb {
         Self::ALL
             .into_iter()
             .find(|&verb| word.eq_ignore_ascii_case(Self::NAMES[verb as usize].as_bytes()))
+    }
+
+    /// Whether the protocol of 2023 has the command.
+    fn is_in_preview(self) -> bool {
+        !matches!(self, Self::KeyNotify | Self::Meta)
     }
 }
 
@@ -49,6 +58,8 @@ pub enum Condition {
     Absent,
     /// NEX, with the value to compare with.
     AbsentOrEqual(Span),
+    /// IFVERSION, an extension of this store: the key has this version.
+    Version(Stamp),
 }
 
 /// A well-formed request, as spans of its payload.
@@ -87,6 +98,11 @@ pub enum Command {
         /// The token of the next page.
         token: Option<Span>,
     },
+    /// META, an extension of this store: what is known of a key apart from its value.
+    Meta {
+        /// The key to describe.
+        key: Span,
+    },
 }
 
 /// A SET with its options.
@@ -111,6 +127,7 @@ impl Command {
             Self::Vdel { .. } => Verb::Vdel,
             Self::KeyNotify { .. } => Verb::KeyNotify,
             Self::Scan { .. } => Verb::Scan,
+            Self::Meta { .. } => Verb::Meta,
         }
     }
 
@@ -134,7 +151,8 @@ impl Command {
             | Self::Get { key }
             | Self::Del { key }
             | Self::Vdel { key, .. }
-            | Self::KeyNotify { key, .. } => Some(key),
+            | Self::KeyNotify { key, .. }
+            | Self::Meta { key } => Some(key),
             Self::Scan { .. } => None,
         }
     }
@@ -144,7 +162,9 @@ impl Command {
     pub fn written(&self) -> Option<Span> {
         match *self {
             Self::Set(Set { key, .. }) | Self::Del { key } | Self::Vdel { key, .. } => Some(key),
-            Self::Get { .. } | Self::KeyNotify { .. } | Self::Scan { .. } => None,
+            Self::Get { .. } | Self::KeyNotify { .. } | Self::Scan { .. } | Self::Meta { .. } => {
+                None
+            }
         }
     }
 }
@@ -168,7 +188,7 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
         return Err(no_verb(Refusal::Syntax));
     };
     let verb = Verb::read(arguments.get(0))
-        .filter(|&verb| verb != Verb::KeyNotify || dialect != Dialect::Preview)
+        .filter(|&verb| verb.is_in_preview() || dialect != Dialect::Preview)
         .ok_or_else(|| no_verb(Refusal::UnknownCommand))?;
     let command = match verb {
         Verb::Set => set(arguments),
@@ -177,6 +197,7 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
         Verb::Vdel => counted(arguments, 3).map(|[_, key, value]| Command::Vdel { key, value }),
         Verb::KeyNotify => key_notify(arguments),
         Verb::Scan => scan(arguments),
+        Verb::Meta => counted(arguments, 2).map(|[_, key]| Command::Meta { key }),
     };
     command.and_then(named).map_err(|refusal| Unreadable {
         verb: Some(verb),
@@ -233,8 +254,8 @@ fn word(bytes: &[u8]) -> Option<Word> {
     }
 }
 
-/// `SET key value [NX | NEX [expected]] [PX ms]`: at most seven. A longer request holds a repeated
-/// or an unknown option, so the error is not a wrong count.
+/// `SET key value [NX | NEX [expected] | IFVERSION version] [PX ms]`: at most seven. A longer
+/// request holds a repeated or an unknown option, so the error is not a wrong count.
 const SET_COUNT_MAX: usize = 7;
 
 fn set(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
@@ -258,6 +279,12 @@ fn set(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
             }
             Some(Word::Px) if expiry_ms.is_none() => {
                 expiry_ms = Some(milliseconds(arguments.get(at + 1)).ok_or(Refusal::Syntax)?);
+                at += 2;
+            }
+            // Not a `Word`: it may be the argument of a NEX.
+            None if condition.is_none() && is_if_version(arguments.get(at)) => {
+                let version = version(arguments.get(at + 1)).ok_or(Refusal::Syntax)?;
+                condition = Some(Condition::Version(version));
                 at += 2;
             }
             _ => return Err(Refusal::Syntax),
@@ -284,6 +311,16 @@ fn expected(arguments: &Arguments<'_>, at: usize) -> Result<Option<Span>, Refusa
         3 if is(at + 1, Word::Px) => Ok(arguments.span(at)),
         _ => Err(Refusal::Syntax),
     }
+}
+
+fn is_if_version(word: &[u8]) -> bool {
+    word.eq_ignore_ascii_case(b"IFVERSION")
+}
+
+/// A version as the store writes it. Its node is always the store, so it is not compared.
+fn version(text: &[u8]) -> Option<Stamp> {
+    let text = std::str::from_utf8(text).ok()?;
+    Some(hlc::parse(text).ok()?.stamp())
 }
 
 /// 1 to 2^63-1, in digits: an expiry of zero would be a deletion, and clients use signed numbers.

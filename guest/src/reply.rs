@@ -176,6 +176,16 @@ pub(crate) fn value(key: Span, len: u32) -> Frame {
     }
 }
 
+/// An array of names, each followed by its value.
+pub(crate) fn pairs(pairs: &[(&str, String)]) -> Frame {
+    let mut head = resp::head(b'*', 2 * pairs.len() as u64);
+    for (name, value) in pairs {
+        resp::push_bulk(&mut head, name.as_bytes());
+        resp::push_bulk(&mut head, value.as_bytes());
+    }
+    whole(head)
+}
+
 /// The keys of a page (already bulk strings) and the token of the next one.
 pub(crate) fn page(count: u64, keys: &[u8], token: Option<&[u8]>) -> Frame {
     let mut head = Vec::with_capacity(keys.len() + token.map_or(0, <[u8]>::len) + 64);

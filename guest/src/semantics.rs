@@ -2,6 +2,7 @@
 //! form and skew of the fencing token, fence, condition, quota. The host checks authorization and
 //! quota on table accesses, so the first call of a command must name the purpose of its access.
 
+use statehouse_policy::hlc;
 use statehouse_policy::{Access, Bytes, Frame, Host, Outcome, Repeat, Request, Span, Stamp};
 
 use crate::command::{self, Command, Condition, Set, Unreadable};
@@ -28,6 +29,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
                 version: None,
             })
         }
+        Command::Meta { key } => meta(host, request, *key),
     };
     let of_form = matches!(&done, Err(refusal) if refusal.is_of_form());
     let repeat = if is_remembered(&command) && !of_form {
@@ -58,7 +60,7 @@ fn is_remembered(command: &Command) -> bool {
     match command {
         Command::Set(_) | Command::Del { .. } | Command::Vdel { .. } => true,
         Command::KeyNotify { stop, .. } => *stop,
-        Command::Get { .. } | Command::Scan { .. } => false,
+        Command::Get { .. } | Command::Scan { .. } | Command::Meta { .. } => false,
     }
 }
 
@@ -76,17 +78,24 @@ fn run_set(host: &mut impl Host, request: &Request, set: &Set) -> Result<Done, R
     let token = fence::token(request)?;
     if let Some(entry) = &entry {
         fence::admit(entry.fence.as_ref(), token.as_ref())?;
-        let may_replace = match set.condition {
-            Condition::Always => true,
-            Condition::Absent => false,
-            Condition::AbsentOrEqual(expected) => host.matches(&key, &Bytes::Span(expected))?,
-        };
-        if !may_replace {
-            return Ok(Done {
-                reply: reply::not_set(request.dialect),
-                version: Some(entry.version),
-            });
+    }
+    let holds = match (set.condition, &entry) {
+        (Condition::Always, _) => true,
+        (Condition::Absent, entry) => entry.is_none(),
+        (Condition::AbsentOrEqual(_), None) => true,
+        (Condition::AbsentOrEqual(expected), Some(_)) => {
+            host.matches(&key, &Bytes::Span(expected))?
         }
+        (Condition::Version(expected), entry) => {
+            let version = entry.as_ref().map(|entry| entry.version);
+            version == Some(expected)
+        }
+    };
+    if !holds {
+        return Ok(Done {
+            reply: reply::not_set(request.dialect),
+            version: entry.map(|entry| entry.version),
+        });
     }
     // The key's fence becomes the highest token that it has seen. An accepted token is never lower
     // than the key's fence, and a key without a fence has none to keep, so the new fence is always
@@ -111,6 +120,29 @@ fn get(host: &mut impl Host, key: Span) -> Result<Done, Refusal> {
             reply: reply::absent(),
             version: None,
         },
+    })
+}
+
+/// META: names and values in pairs, so that later versions can add some.
+fn meta(host: &mut impl Host, request: &Request, key: Span) -> Result<Done, Refusal> {
+    let Some(entry) = host.head(&Bytes::Span(key), Access::Read)? else {
+        return Ok(Done {
+            reply: reply::absent(),
+            version: None,
+        });
+    };
+    let mut pairs = vec![("bytes", entry.len.to_string())];
+    if let Some(expires) = entry.expires {
+        pairs.push(("expires", expires.to_string()));
+        pairs.push(("ttl", expires.saturating_sub(request.now).to_string()));
+    }
+    if let Some(fence) = &entry.fence {
+        let fence = hlc::format(fence.wall, fence.counter, &fence.node);
+        pairs.push(("fence", fence));
+    }
+    Ok(Done {
+        reply: reply::pairs(&pairs),
+        version: Some(entry.version),
     })
 }
 

@@ -48,3 +48,8 @@ fn notify() {
 fn scan() {
     run(include_str!("../cases/scan.txt"), 20);
 }
+
+#[test]
+fn extensions() {
+    run(include_str!("../cases/extensions.txt"), 30);
+}

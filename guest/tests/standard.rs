@@ -28,7 +28,7 @@ fn it_describes_itself() {
     assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
     assert_eq!(
         info.commands,
-        ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN"]
+        ["SET", "GET", "DEL", "VDEL", "KEYNOTIFY", "SCAN", "META"]
     );
 }
 

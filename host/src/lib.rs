@@ -36,9 +36,11 @@
 pub mod admin;
 pub mod app;
 pub mod cli;
+#[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod config;
 pub mod data_directory;
+#[cfg(feature = "cluster")]
 pub mod front;
 mod headers;
 pub mod limits;

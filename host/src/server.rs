@@ -27,6 +27,7 @@ use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Peer, Store};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
 
+use self::client_errors::ClientErrors;
 pub use self::gate::ResponseGate;
 use self::locked::Locked;
 pub use self::policies::AssignError;
@@ -34,6 +35,7 @@ pub use self::stats::Stats;
 pub use self::usage::{Owned, Usage};
 
 mod bounds;
+mod client_errors;
 mod gate;
 mod locked;
 mod policies;
@@ -60,6 +62,7 @@ pub struct Server {
     mode: Mode,
     observer: Observer,
     audit: OnceLock<Arc<Audit>>,
+    client_errors: ClientErrors,
     this: Weak<Self>,
 }
 
@@ -90,6 +93,7 @@ impl Server {
             expiry: Notify::new(),
             stopped: AtomicBool::new(false),
             audit: OnceLock::new(),
+            client_errors: ClientErrors::default(),
             this: server.clone(),
             mode,
         })
@@ -366,12 +370,9 @@ impl Server {
                 let no_rule = NoRule("have answers at", topic);
                 refused(no_rule.0, &no_rule);
             }
-            Outcome::Refused(_, text) => {
-                let client = incoming.peer.client.escape_debug();
-                tracing::debug!(%client, text, "a message that is no request");
-            }
             _ => {}
         }
+        self.client_errors.log(&incoming.peer.client, decision);
     }
 
     /// Passes a request to the audit log, because rules forbid it or a limit refuses it.

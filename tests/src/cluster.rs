@@ -64,24 +64,34 @@ impl Cluster {
     ) -> Cluster {
         let mut cluster = Cluster::without_hosts(nodes, settings);
         cluster.arguments = arguments.iter().map(|&it| it.to_owned()).collect();
+        cluster.add_hosts(hosts);
+        cluster
+    }
+
+    /// Starts hosts. Waits until a host leads and all are ready.
+    pub fn add_hosts(&mut self, hosts: usize) {
         for _ in 0..hosts {
-            cluster.add();
+            self.add();
         }
-        for host in &mut cluster.hosts {
+        for host in &mut self.hosts {
             host.wait_until_ready();
         }
         if hosts > 0 {
-            cluster.wait_for_leader_after(0);
+            self.wait_for_leader_after(0);
         }
-        cluster
     }
 
     /// Starts etcd and creates the cluster, which has no host yet.
     pub fn without_hosts(nodes: usize, settings: &[(&str, &str)]) -> Cluster {
+        Cluster::without_hosts_on(Etcd::start(nodes), settings)
+    }
+
+    /// Creates the cluster on an etcd. It has no host yet.
+    pub fn without_hosts_on(etcd: Etcd, settings: &[(&str, &str)]) -> Cluster {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         let cluster = Cluster {
             hosts: Vec::new(),
-            etcd: Etcd::start(nodes),
+            etcd,
             settings: settings.iter().map(own).collect(),
             arguments: Vec::new(),
         };
@@ -98,26 +108,43 @@ impl Cluster {
     /// Like [`Self::add`], with settings of this host only.
     pub fn add_with(&mut self, settings: &[(&str, &str)]) -> usize {
         let index = self.hosts.len();
-        let host = self.launch_with(&name(index), settings);
+        let host = self.launch_with(&name(index), settings, &[]);
+        self.hosts.push(host);
+        index
+    }
+
+    /// Like [`Self::add`], with environment variables of this host only.
+    pub fn add_in(&mut self, environment: &[(&str, &str)]) -> usize {
+        let index = self.hosts.len();
+        let host = self.launch_with(&name(index), &[], environment);
         self.hosts.push(host);
         index
     }
 
     /// Starts a host with this name, which the caller keeps, without waiting until it is ready.
     pub fn launch(&self, name: &str) -> Server {
-        self.launch_with(name, &[])
+        self.launch_with(name, &[], &[])
     }
 
-    fn launch_with(&self, name: &str, own: &[(&str, &str)]) -> Server {
+    fn launch_with(
+        &self,
+        name: &str,
+        own: &[(&str, &str)],
+        environment: &[(&str, &str)],
+    ) -> Server {
         let (clients, hosts) = (server::own_address(), server::own_address());
         let mut command = Command::new(binary::statehouse());
         command.args(["serve", "--listen", &clients.to_string()]);
-        command.args(["--cluster-listen", &hosts.to_string()]);
         command.args(["--cluster-name", NAME, "--name", name]);
+        command.envs(environment.iter().copied());
         command.args(&self.arguments);
         let settings = self.settings.iter();
         let settings: Vec<(&str, &str)> = settings.map(|(n, v)| (&**n, &**v)).collect();
-        server::set(&mut command, &[("cluster", &self.urls())]);
+        let hosts = hosts.to_string();
+        server::set(
+            &mut command,
+            &[("cluster", &self.urls()), ("cluster_listen", &hosts)],
+        );
         server::set(&mut command, &settings);
         server::set(&mut command, own);
         Server::launch_at(clients, command)
@@ -174,12 +201,15 @@ impl Cluster {
         self.leader().expect("a host leads")
     }
 
+    /// The hosts that do not lead.
+    pub fn followers(&self) -> Vec<usize> {
+        let leader = self.present_leader().host;
+        (0..self.count()).filter(|host| *host != leader).collect()
+    }
+
     /// A host that does not lead.
     pub fn follower(&self) -> usize {
-        let leader = self.present_leader().host;
-        (0..self.count())
-            .find(|host| *host != leader)
-            .expect("two hosts")
+        *self.followers().first().expect("two hosts")
     }
 
     /// Connects a client through this host. It may have to wait for a leader.

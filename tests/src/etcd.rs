@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use data_encoding::BASE64;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{lines::Lines, server};
@@ -24,7 +25,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Etcd {
     nodes: Vec<Node>,
     urls: Vec<String>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 struct Node {
@@ -32,6 +33,7 @@ struct Node {
     child: Child,
     log: Lines,
     clients: SocketAddr,
+    peers: SocketAddr,
     /// Serves `/health` without TLS.
     health: SocketAddr,
 }
@@ -87,13 +89,14 @@ impl Etcd {
                 child,
                 log,
                 clients: clients[index],
+                peers: peers[index],
                 health: health[index],
             }
         });
         Etcd {
             nodes: nodes.collect(),
             urls,
-            _directory: directory,
+            directory,
         }
     }
 
@@ -174,6 +177,85 @@ impl Etcd {
             assert!(Instant::now() < end, "no node of etcd leads");
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Changes the value of a key, which must exist.
+    pub fn change(&mut self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let key = BASE64.encode(key.as_bytes());
+        let found = self.ask("kv/range", &json!({ "key": key }));
+        let value = found["kvs"][0]["value"].as_str().expect("the key exists");
+        let mut value = BASE64.decode(value.as_bytes()).unwrap();
+        change(&mut value);
+        let put = json!({ "key": key, "value": BASE64.encode(&value) });
+        self.ask("kv/put", &put);
+    }
+
+    /// Replaces a killed node by one with the same addresses and an empty directory, as an operator
+    /// does after the loss of a disk. Does not wait until it answers.
+    pub fn replace(&mut self, index: usize) {
+        let members = self.ask("cluster/member/list", &json!({}));
+        let name = format!("n{index}");
+        let members = members["members"].as_array().unwrap().iter();
+        let mut lost = members.filter(|it| it["name"] == *name);
+        let id = &lost.next().expect("it is a member")["ID"];
+        self.ask("cluster/member/remove", &json!({ "ID": id }));
+        let peer = format!("http://{}", self.nodes[index].peers);
+        self.ask("cluster/member/add", &json!({ "peerURLs": [peer] }));
+        // etcd uses the last value of a flag.
+        let empty = self.directory.path().join(format!("{index}-replaced"));
+        let command = &mut self.nodes[index].command;
+        command.arg("--data-dir").arg(empty);
+        command.args(["--initial-cluster-state", "existing"]);
+        self.restart(index);
+    }
+
+    /// Compacts the data to the newest revision, as another client may do.
+    pub fn compact(&mut self) {
+        let revision = self.revision().to_string();
+        self.ask("kv/compaction", &json!({ "revision": revision }));
+    }
+
+    /// Writes keys of another client until the quota is used up. Each value has 300 kB.
+    pub fn fill(&mut self) {
+        // These are base 64, as the gateway expects bytes: the keys begin with the bytes of "JUNK".
+        let value = "AAAA".repeat(100_000);
+        for number in 0..1000 {
+            let put = json!({ "key": format!("JUNK{number:04}"), "value": value });
+            let answer = self.answer("kv/put", &put).expect("etcd answers");
+            if let Some(error) = answer["error"].as_str() {
+                assert!(error.contains("database space exceeded"), "{error}");
+                return;
+            }
+        }
+        panic!("etcd accepted 300 MB");
+    }
+
+    /// Deletes the keys that [`Self::fill`] has written.
+    pub fn delete_filling(&mut self) {
+        let range = json!({ "key": "JUNK", "range_end": "JUNL" });
+        self.ask("kv/deleterange", &range);
+    }
+
+    /// Sends a request of the API to a running node. It must succeed.
+    fn ask(&mut self, path: &str, request: &Value) -> Value {
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            match self.answer(path, request) {
+                Some(answer) if answer.get("error").is_none() => return answer,
+                // A new leader of etcd refuses changes of members for a moment.
+                answer => assert!(Instant::now() < end, "{path}: {answer:?}"),
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn answer(&mut self, path: &str, request: &Value) -> Option<Value> {
+        let running = self
+            .nodes
+            .iter_mut()
+            .filter_map(|it| it.runs().then_some(it.clients));
+        let node = running.last().expect("a node runs");
+        exchange(node, "POST", &format!("/v3/{path}"), &request.to_string())
     }
 
     /// The revision of the data: every write raises it.

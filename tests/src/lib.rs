@@ -33,11 +33,13 @@ pub mod property;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod small;
 pub mod store;
 pub mod switch;
 pub mod transcript;
 pub mod victim;
 pub mod wait;
+pub mod wall_clock;
 pub mod websocket;
 
 pub use admin::Admin;
@@ -57,3 +59,4 @@ pub use proxy::{Fate, Proxy, Way};
 pub use server::Server;
 pub use store::{Answer, Dialect, Request, Store};
 pub use victim::{Latencies, Victim};
+pub use wall_clock::WallClock;

@@ -4,7 +4,7 @@
 #![allow(missing_docs, unreachable_pub, unsafe_code, clippy::all)]
 
 wit_bindgen::generate!({
-    path: "../../wit",
+    path: "wit",
     world: "policy",
     pub_export_macro: true,
     export_macro_name: "export_component",

@@ -30,7 +30,7 @@ pub struct Value {
 }
 
 /// When a SET applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Condition {
     /// Always.
     #[default]
@@ -39,6 +39,8 @@ pub enum Condition {
     IfAbsent,
     /// NEX: only if the key does not exist or has exactly this value.
     IfAbsentOrEqual,
+    /// IFVERSION, an extension of this store: only if the key has this version.
+    IfVersion(Version),
 }
 
 /// The options of a SET.
@@ -57,8 +59,9 @@ pub struct SetOptions {
 pub struct SetResult {
     /// False if the condition did not hold, so that nothing changed.
     pub applied: bool,
-    /// The new version, or the version of the stored value if nothing changed.
-    pub version: Version,
+    /// The new version, or the version of the stored value if nothing changed. `None` only if the
+    /// condition was [`Condition::IfVersion`] and the key does not exist.
+    pub version: Option<Version>,
 }
 
 /// The result of a VDEL.
@@ -174,10 +177,15 @@ impl Client {
         options: SetOptions,
     ) -> Result<SetResult, Error> {
         let mut arguments: Vec<&[u8]> = vec![b"SET", key.as_ref(), value.as_ref()];
-        match options.condition {
+        let expected;
+        match &options.condition {
             Condition::Always => {}
             Condition::IfAbsent => arguments.push(b"NX"),
             Condition::IfAbsentOrEqual => arguments.push(b"NEX"),
+            Condition::IfVersion(version) => {
+                expected = version.to_string();
+                arguments.extend([b"IFVERSION", expected.as_bytes()]);
+            }
         }
         let expiry_ms = options.expiry.map(expiry_ms).transpose()?;
         if let Some(expiry_ms) = &expiry_ms {
@@ -191,9 +199,13 @@ impl Client {
             Reply::Integer(-1) => false,
             _ => return Err(unexpected("SET")),
         };
+        let may_be_absent = !applied && matches!(options.condition, Condition::IfVersion(_));
         Ok(SetResult {
             applied,
-            version: answer.version()?,
+            version: match &answer.version {
+                None if may_be_absent => None,
+                _ => Some(answer.version()?),
+            },
         })
     }
 
@@ -295,7 +307,8 @@ impl Answer {
         }
     }
 
-    fn version(&self) -> Result<Version, Error> {
+    /// The version property.
+    pub(crate) fn version(&self) -> Result<Version, Error> {
         self.version
             .clone()
             .ok_or_else(|| Error::Protocol("it has no __ts".into()))

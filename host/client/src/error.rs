@@ -11,6 +11,10 @@ pub enum Error {
     /// 3.4.2.1), or did not grant a subscription. The request did not reach the store.
     #[error("the broker rejected the request: {0}")]
     Rejected(String),
+    /// The broker refused the client: its password, its rights or its client id. The text gives the
+    /// reason.
+    #[error("{0}")]
+    Denied(String),
     /// There was no connection in time. The text gives the reason.
     #[error("{0}")]
     Transport(String),

@@ -1,8 +1,8 @@
 //! A typed client of the MQTT 5 state store.
 //!
 //! A [`Client`] holds one MQTT connection and any number of requests over it: [`Client::get`],
-//! [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`], [`Client::watch`] and
-//! [`Client::lock`]. It reconnects automatically. Until its timeout, a pending request is resent
+//! [`Client::set`], [`Client::del`], [`Client::vdel`], [`Client::scan`], [`Client::watch`],
+//! [`Client::lock`], and [`Client::invoke`] for commands of policies. It reconnects automatically. Until its timeout, a pending request is resent
 //! with the same correlation data, so that the store can recognize the duplicate.
 //!
 //! ```no_run
@@ -32,8 +32,10 @@ mod clock;
 mod duration;
 mod error;
 mod inbox;
+mod invoke;
 mod limits;
 mod lock;
+mod meta;
 mod options;
 mod request;
 mod resp;
@@ -46,8 +48,10 @@ mod watch;
 pub use client::{Client, Condition, SetOptions, SetResult, Value, VdelResult};
 pub use duration::{DurationError, parse_duration};
 pub use error::Error;
+pub use invoke::{RespValue, Response};
 pub use limits::PACKET_BYTES_MAX;
 pub use lock::{Lock, LockOptions};
+pub use meta::Meta;
 pub use options::{Login, Options, Tls};
 pub use scan::Scan;
 pub use version::{Version, VersionError};

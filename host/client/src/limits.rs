@@ -34,6 +34,9 @@ pub(crate) const TOPIC_BYTES_MAX: usize = 65_535;
 /// keys (`$1\r\nk\r\n` has 7 bytes), so no readable page is refused.
 pub(crate) const ARRAY_ELEMENTS_MAX: usize = PACKET_BYTES_MAX / 6;
 
+/// Depth of arrays within arrays in the response to a policy's command. Parsing recurses.
+pub(crate) const RESP_DEPTH_MAX: usize = 16;
+
 /// Longest error text that is copied from a response.
 pub(crate) const ERROR_TEXT_BYTES_MAX: usize = 4096;
 

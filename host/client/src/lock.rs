@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
-use crate::client::{Client, Condition, SetOptions, SetResult, VdelResult};
+use crate::client::{Client, Condition, SetOptions, VdelResult, unexpected};
 use crate::duration::later;
 use crate::error::Error;
 use crate::limits;
@@ -74,19 +74,19 @@ impl Client {
         let mut watch = self.watch(&name).await?;
         loop {
             let asked_at = Instant::now();
-            let set = self.hold(&name, &holder, lease).await?;
+            let (applied, version) = self.hold(&name, &holder, lease).await?;
             let spent_max = lease - lease / limits::LOCK_LEASE_LEFT_DIVISOR;
-            if set.applied && asked_at.elapsed() <= spent_max {
+            if applied && asked_at.elapsed() <= spent_max {
                 return Ok(Some(Lock {
                     client: self.clone(),
                     name,
                     holder,
                     lease,
-                    fencing_token: set.version,
+                    fencing_token: version,
                     held_until: later(asked_at, lease),
                 }));
             }
-            let mut pause = match set.applied {
+            let mut pause = match applied {
                 // The response was late, but no other client holds the lock.
                 true => limits::LOCK_RETRY_MIN,
                 false => lease.max(limits::LOCK_RETRY_MIN),
@@ -114,19 +114,22 @@ impl Client {
         }
     }
 
-    /// Sends one request to acquire or renew a lock.
+    /// Sends one request to acquire or renew a lock. Returns whether this client holds it, and the
+    /// version of the lock's key.
     async fn hold(
         &self,
         name: &Bytes,
         holder: &Bytes,
         lease: Duration,
-    ) -> Result<SetResult, Error> {
+    ) -> Result<(bool, Version), Error> {
         let options = SetOptions {
             condition: Condition::IfAbsentOrEqual,
             expiry: Some(lease),
             fencing_token: None,
         };
-        self.set(name, holder, options).await
+        let set = self.set(name, holder, options).await?;
+        let version = set.version.ok_or_else(|| unexpected("SET"))?;
+        Ok((set.applied, version))
     }
 }
 
@@ -161,11 +164,11 @@ impl Lock {
         if asked_at >= self.held_until {
             return Ok(false);
         }
-        let set = self
+        let (applied, _) = self
             .client
             .hold(&self.name, &self.holder, self.lease)
             .await?;
-        if !set.applied || Instant::now() >= self.held_until {
+        if !applied || Instant::now() >= self.held_until {
             return Ok(false);
         }
         self.held_until = later(asked_at, self.lease);

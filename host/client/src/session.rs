@@ -446,6 +446,16 @@ impl Owner for Session {
         true
     }
 
+    fn refused(&self, why: &str) -> bool {
+        let is_first = self.state().ready.is_some();
+        if is_first {
+            let why = format!("{} refused the connection: {why}", self.address);
+            self.close(Error::Denied(why));
+            return false;
+        }
+        self.lost(why)
+    }
+
     fn hopeless(&self, message: Request, why: &str) {
         let why = format!("the broker closes the connection because of this request: {why}");
         message.finish(Err(Error::Transport(why)));

@@ -48,7 +48,7 @@ async fn request_has_all_properties_of_the_protocol() {
         set,
         Ok(SetResult {
             applied: true,
-            version: version()
+            version: Some(version())
         })
     );
     assert_eq!(

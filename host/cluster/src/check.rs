@@ -260,6 +260,13 @@ fn check_leader(report: &mut Report, head: &Head) {
     if head.leader.is_empty() {
         let measured = "the cluster has no leader yet".to_owned();
         report.add(Severity::Warning, measured, "start a host");
+    } else if let Some(host) = head.successor() {
+        let measured = format!("{host} is to lead next and has not taken over");
+        report.add(
+            Severity::Warning,
+            measured,
+            "start a host that has every policy",
+        );
     } else if head.released {
         let measured = format!("{} has handed over and no host has taken over", head.leader);
         let advice = "start a host that has every policy";

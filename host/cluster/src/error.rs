@@ -1,8 +1,6 @@
 //! Why a host stops taking part in a cluster.
 
 use crate::codec::Malformed;
-use crate::engine::Value;
-use crate::head::Head;
 
 /// Why [`crate::Member::run`] ended. A repetition without a change does not help.
 #[derive(Debug, thiserror::Error)]
@@ -34,20 +32,4 @@ pub enum Stop {
     /// The store could not apply a block or a record.
     #[error("the store cannot apply the log: {0}")]
     Embedder(String),
-}
-
-/// Checks the value of the head that a transaction found. It must be newer than a head that is
-/// known to have been committed.
-pub(crate) fn check_not_older(value: &Value, known: &Head) -> Result<(), Stop> {
-    let found = match &value.value {
-        Some(bytes) => Some(Head::decode(bytes).map_err(Stop::Head)?.order()),
-        None => None,
-    };
-    if found <= Some(known.order()) {
-        return Err(Stop::Lost {
-            found,
-            known: known.order(),
-        });
-    }
-    Ok(())
 }

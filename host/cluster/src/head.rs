@@ -80,9 +80,10 @@ pub struct Head {
     pub change: u64,
     /// The id of the process that wrote this value.
     pub writer: Id,
-    /// The name of the leader.
+    /// The name of the leader; in a released head also of the host that should lead next
+    /// ([`Self::successor`]).
     pub leader: String,
-    /// The address at which other hosts reach the leader.
+    /// The address at which other hosts reach the leader. Empty if [`Self::leader`] is a successor.
     pub address: String,
     /// Whether the leader has given up its leadership. It answers no clients after that.
     pub released: bool,
@@ -136,6 +137,14 @@ impl Head {
         (self.epoch, self.change)
     }
 
+    /// The host that should lead next, if the leader released the head and named one. Other hosts
+    /// wait a moment for it. No safety depends on it.
+    #[must_use]
+    pub fn successor(&self) -> Option<&str> {
+        let is_named = self.released && self.address.is_empty() && !self.leader.is_empty();
+        is_named.then_some(&self.leader)
+    }
+
     /// How long a new leader waits for the leases of this head: 5 % more, because its own clock may
     /// be fast.
     #[must_use]
@@ -175,13 +184,18 @@ impl Head {
     /// # Errors
     /// [`Malformed`] for every input that [`Self::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::decode_up_to(bytes, crate::frame::FRAME_FORMAT)
+    }
+
+    /// Decodes a head for a host that reads the log up to this format.
+    pub(crate) fn decode_up_to(bytes: &[u8], readable: u16) -> Result<Self, Malformed> {
         if bytes.len() > limits::HEAD_BYTES_MAX {
             return Err(Malformed::Damaged("it is longer than a head"));
         }
         let mut reader = Reader(bytes);
         check_format(reader.u16()?, HEAD_FORMAT)?;
         let log_format = reader.u16()?;
-        check_format(log_format, crate::frame::FRAME_FORMAT)?;
+        check_format(log_format, readable)?;
         let head = Self {
             log_format,
             cluster: Id(reader.array()?),
@@ -227,6 +241,13 @@ pub(crate) fn check_format(format: u16, readable: u16) -> Result<(), Malformed> 
 }
 
 impl SnapshotInfo {
+    /// The last record of which every effect is in the snapshot. Its blocks can contain effects of
+    /// later records.
+    #[must_use]
+    pub fn begins_after(&self) -> LogPosition {
+        LogPosition(self.first_position.0 - 1)
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.to_le_bytes());
         out.extend_from_slice(&self.first_seq.to_le_bytes());

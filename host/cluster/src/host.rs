@@ -11,6 +11,10 @@ use crate::engine::{
     Call, Condition, Engine, EngineError, KeyRange, Outcome, Page, Paging, Revision, Transaction,
     Value, attempt,
 };
+use crate::error::Stop;
+use crate::feed::Feed;
+use crate::figures::Figures;
+use crate::head::Head;
 use crate::keys::Keys;
 use crate::options::{Options, broken};
 use crate::space::Fullness;
@@ -28,7 +32,9 @@ pub(crate) struct Host {
     pub(crate) options: Options,
     pub(crate) keys: Keys,
     pub(crate) fullness: Arc<Fullness>,
-    random: Mutex<u64>,
+    pub(crate) feed: Arc<Feed>,
+    pub(crate) figures: Arc<Figures>,
+    random: Mutex<fastrand::Rng>,
 }
 
 /// The result of a transaction that changes the head.
@@ -51,7 +57,9 @@ impl Host {
             clock,
             keys: Keys::new(&options.cluster),
             fullness: Arc::default(),
-            random: Mutex::new(u64::from_le_bytes(seed)),
+            feed: Arc::default(),
+            figures: Arc::default(),
+            random: Mutex::new(fastrand::Rng::with_seed(u64::from_le_bytes(seed))),
             options,
         }
     }
@@ -60,13 +68,31 @@ impl Host {
         self.clock.now()
     }
 
-    /// A random duration up to `max`, so that candidates do not collide (SplitMix64).
+    /// A random duration up to `max`, so that candidates do not collide.
     pub(crate) fn random(&self, max: Duration) -> Duration {
-        let mut state = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (*state ^ *state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        max * ((mixed >> 48) as u32) / (1 << 16)
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        max.mul_f64(random.f64())
+    }
+
+    /// Decodes a head. A log that this host cannot read ends its membership.
+    pub(crate) fn head(&self, bytes: &[u8]) -> Result<Head, Stop> {
+        Head::decode_up_to(bytes, self.options.log_format).map_err(Stop::Head)
+    }
+
+    /// Checks the value of the head that a transaction found. It must be newer than a head that is
+    /// known to have been committed.
+    pub(crate) fn check_not_older(&self, value: &Value, known: &Head) -> Result<(), Stop> {
+        let found = match &value.value {
+            Some(bytes) => Some(self.head(bytes)?.order()),
+            None => None,
+        };
+        if found <= Some(known.order()) {
+            return Err(Stop::Lost {
+                found,
+                known: known.order(),
+            });
+        }
+        Ok(())
     }
 
     /// One attempt of a call. Every refused write begins the search for room: without a leader the
@@ -74,6 +100,7 @@ impl Host {
     pub(crate) async fn attempt<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
         let limit = self.options.timing.attempt;
         let result = attempt(&*self.engine, &*self.clock, limit, call).await;
+        self.figures.answered(&result);
         if matches!(result, Err(EngineError::NoSpace)) {
             self.fullness.found();
         }
@@ -83,7 +110,9 @@ impl Host {
     /// One attempt of a call with a long answer, or one that takes long.
     pub(crate) async fn read<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
         let limit = self.options.timing.read;
-        attempt(&*self.engine, &*self.clock, limit, call).await
+        let result = attempt(&*self.engine, &*self.clock, limit, call).await;
+        self.figures.answered(&result);
+        result
     }
 
     /// One attempt to read a page. None if a shorter page should be tried.

@@ -6,15 +6,18 @@
 //!
 //! # Entry points
 //!
-//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`secret`].
+//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`identity`].
 //!   [`etcd::Etcd::check`] examines the engine at a start.
 //! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does
 //!   not heal. It calls the store through [`Embedder`].
 //! * [`LeaderLog`] is the log of one leadership: [`LeaderLog::append`], [`LeaderLog::released`],
 //!   [`LeaderLog::may_decide`], [`LeaderLog::hand_over`].
+//! * [`LogCopy`] keeps a copy of the log on this host, for tools. It never delays the member.
 //! * [`Member::suspect`] reports that the leader does not answer.
 //! * [`Modules`] stores policy modules by their digest.
 //! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
+//! * [`check_successor`] and [`upgrade`] are what a leader does for operators; [`Figures`] is what
+//!   it counts.
 //! * [`Engine`] is the interface to the engine, [`etcd`] its implementation. `simulated` (feature
 //!   `simulation`) is an engine in memory with faults.
 //!
@@ -56,7 +59,8 @@
 //!   reads. So the new leader releases and answers nothing until 1.05 leases after it first saw h.
 //!   If the earlier leader released the head or its process has ended, no wait is needed, unless
 //!   that leader was still waiting itself ([`Head::serving`]). The head says how long the longest
-//!   lease is that may be in force.
+//!   lease is that may be in force. A released head can name a successor, for which other hosts
+//!   wait a moment.
 //! * **Snapshot.** The leader puts pieces of a snapshot into its transactions. When all records
 //!   that the pieces can contain are committed, the head names the snapshot. Older frames are then
 //!   deleted.
@@ -100,11 +104,15 @@ mod access;
 mod check;
 mod clock;
 mod codec;
+mod copy;
 mod create;
+mod cursor;
 mod embedder;
 mod engine;
 mod error;
 pub mod etcd;
+mod feed;
+mod figures;
 mod follower;
 mod frame;
 mod head;
@@ -114,8 +122,10 @@ mod leader;
 pub mod limits;
 mod member;
 mod modules;
+mod operations;
 mod options;
 mod overview;
+mod pieces;
 mod presence;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulated;
@@ -128,18 +138,23 @@ pub use access::ClusterError;
 pub use check::{Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
-pub use create::{FirstState, Secret, create, create_from, secret};
+pub use copy::LogCopy;
+pub use copy::store::{CopyError, CopyStore, Resumed};
+pub use create::{FirstState, Secret, create, create_from, identity};
+pub use cursor::LogPoint;
 pub use embedder::{Embedder, Ended, Takeover};
 pub use engine::{
     Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,
     Transaction, Value, Watch,
 };
 pub use error::Stop;
+pub use figures::{APPEND_BOUNDS, After, Figures, Times};
 pub use frame::{Assembler, FRAME_FORMAT, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
 pub use head::{Chain, HEAD_FORMAT, Head, Id, SnapshotInfo};
 pub use leader::{LeaderLog, NotLeading, TooLarge};
 pub use member::Member;
 pub use modules::{ModuleInfo, Modules};
+pub use operations::{OperationError, Upgraded, check_successor, upgrade};
 #[cfg(any(test, feature = "simulation"))]
 pub use options::Broken;
 pub use options::{Options, Reads, Sizes, Timing};

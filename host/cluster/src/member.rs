@@ -10,6 +10,8 @@ use crate::clock::Clock;
 use crate::embedder::{Embedder, Ended};
 use crate::engine::Engine;
 use crate::error::Stop;
+use crate::feed::Feed;
+use crate::figures::Figures;
 use crate::follower::{Followed, join};
 use crate::host::Host;
 use crate::leader::lead;
@@ -82,6 +84,11 @@ impl Member {
         })
     }
 
+    /// What this member reads and writes of the log.
+    pub(crate) fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.host.feed)
+    }
+
     /// Reports that the leader does not answer this host. The member challenges the leader and
     /// takes over if it stays silent.
     pub fn suspect(&self) {
@@ -92,6 +99,12 @@ impl Member {
     /// engine is written again. Each call costs the engine a write.
     pub fn describe_again(&self) {
         self.signals.describe.notify_one();
+    }
+
+    /// Figures for operators.
+    #[must_use]
+    pub fn figures(&self) -> Arc<Figures> {
+        Arc::clone(&self.host.figures)
     }
 
     /// Takes part in the cluster until an error that a repetition does not heal. If the future is

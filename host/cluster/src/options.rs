@@ -29,6 +29,9 @@ pub struct Options {
     pub sizes: Sizes,
     /// Whether the leader compacts the engine after truncation.
     pub compacts: bool,
+    /// The latest format of the log that this host reads: [`crate::FRAME_FORMAT`], except in tests
+    /// of hosts of different versions.
+    pub log_format: u16,
     /// A rule that a test breaks on purpose.
     #[cfg(any(test, feature = "simulation"))]
     pub broken: Option<Broken>,
@@ -68,6 +71,9 @@ pub struct Timing {
     pub quiet: Duration,
     /// How long a host does not campaign after it handed over, so that others can.
     pub abstention: Duration,
+    /// How long a host does not campaign after the leader named another one as its successor. Longer
+    /// than a broken watch and a campaign take.
+    pub precedence: Duration,
     /// How often the leader asks the engine for its size.
     pub status: Duration,
     /// The wait for the defragmentation of all servers of an engine that is full: 8 GiB at 100 MB/s
@@ -89,6 +95,7 @@ impl Default for Timing {
             poll: Duration::from_secs(2),
             quiet: Duration::from_secs(30),
             abstention: Duration::from_secs(5),
+            precedence: Duration::from_secs(3),
             status: Duration::from_secs(10),
             shrink: Duration::from_secs(400),
             piece: Duration::from_millis(31),
@@ -155,6 +162,7 @@ impl Options {
             timing: Timing::default(),
             sizes: Sizes::default(),
             compacts: true,
+            log_format: crate::frame::FRAME_FORMAT,
             #[cfg(any(test, feature = "simulation"))]
             broken: None,
         }
@@ -167,9 +175,13 @@ impl Options {
     pub fn check(&self) -> Result<(), String> {
         check_name("cluster", &self.cluster, limits::CLUSTER_NAME_BYTES_MAX)?;
         check_name("host", &self.host, limits::HOST_NAME_BYTES_MAX)?;
-        if self.address.len() > limits::ADDRESS_BYTES_MAX {
+        // A head without an address names a successor.
+        if self.address.is_empty() || self.address.len() > limits::ADDRESS_BYTES_MAX {
             let bytes_max = limits::ADDRESS_BYTES_MAX;
-            return Err(format!("the address is longer than {bytes_max} bytes"));
+            return Err(format!(
+                "the address {:?} does not have 1 to {bytes_max} bytes",
+                self.address
+            ));
         }
         if self.timing.lease > limits::LEASE_MAX {
             return Err(format!("the lease is longer than {:?}", limits::LEASE_MAX));

@@ -9,7 +9,7 @@ use crate::frame::Frame;
 use crate::head::Head;
 use crate::keys::Keys;
 use crate::modules::{self, ModuleInfo};
-use crate::presence::{self, MemberEntry};
+use crate::presence::{self, MemberEntry, MemberInfo};
 
 /// The frames in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,23 +102,27 @@ async fn window(access: &Access<'_>, head: &Head, now_ms: u64) -> Result<LogWind
 }
 
 impl fmt::Display for Overview {
-    /// Some lines for a terminal.
+    /// Some lines for a terminal, and a table of the hosts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = &self.head;
-        match (head.leader.as_str(), head.released) {
+        match (head.leader.as_str(), head.successor()) {
             ("", _) => writeln!(f, "leader    none yet")?,
-            (leader, true) => writeln!(f, "leader    none; {leader} has handed over")?,
-            (leader, false) => writeln!(
+            (_, Some(host)) => writeln!(f, "leader    none; {host} is to lead next")?,
+            (leader, None) if head.released => {
+                writeln!(f, "leader    none; {leader} has handed over")?;
+            }
+            (leader, None) => writeln!(
                 f,
-                "leader    {leader} at {} since epoch {}",
+                "leader    {leader} at {}, epoch {}",
                 head.address, head.epoch
             )?,
         }
         let log = &self.log;
         writeln!(
             f,
-            "log       {} records, {} frames kept, about {} kB",
+            "log       position {}, format {}, {} frames kept, about {} kB",
             head.position.0,
+            head.log_format,
             log.frames,
             log.bytes >> 10
         )?;
@@ -127,7 +131,7 @@ impl fmt::Display for Overview {
             (Some(it), age) => {
                 write!(f, "snapshot  {} kB", it.bytes >> 10)?;
                 if let Some(age) = age {
-                    write!(f, ", {} s old", age / 1000)?;
+                    write!(f, ", {} old", Age(age))?;
                 }
                 writeln!(f, ", {} frames since", log.frames_since_snapshot)?;
             }
@@ -147,29 +151,81 @@ impl fmt::Display for Overview {
         let bytes: u64 = self.modules.iter().map(|it| it.bytes).sum();
         let count = self.modules.len();
         writeln!(f, "modules   {count}, {} kB", bytes >> 10)?;
-        for entry in &self.members {
-            self.fmt_member(f, entry)?;
-        }
-        Ok(())
+        self.fmt_members(f)
     }
 }
 
 impl Overview {
-    fn fmt_member(&self, f: &mut fmt::Formatter<'_>, entry: &MemberEntry) -> fmt::Result {
-        let info = match &entry.info {
-            Ok(info) => info,
-            Err(error) => return writeln!(f, "host      {}: {error}", entry.host),
-        };
-        let age = self.now_ms.saturating_sub(info.written_ms) / 1000;
-        write!(
-            f,
-            "host      {} {} in epoch {}, written {age} s ago, version {}",
-            info.host, info.role, info.epoch, info.description.version
-        )?;
-        let missing = info.description.missing_modules.len();
-        if missing > 0 {
-            write!(f, ", lacks {missing} modules")?;
+    /// How many leaderships a member has not seen.
+    #[must_use]
+    pub fn epochs_behind(&self, member: &MemberInfo) -> u64 {
+        self.head.epoch.saturating_sub(member.epoch)
+    }
+
+    /// A table of the hosts, and a line for each record that cannot be read.
+    fn fmt_members(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let readable = self.members.iter().filter_map(|it| it.info.as_ref().ok());
+        let header = [
+            "HOST", "ROLE", "EPOCH", "VERSION", "WRITTEN", "ADDRESS", "STATE",
+        ];
+        let mut rows = vec![header.map(str::to_owned)];
+        rows.extend(readable.map(|it| {
+            [
+                it.host.clone(),
+                it.role.to_string(),
+                it.epoch.to_string(),
+                it.description.version.clone(),
+                format!("{} ago", Age(self.now_ms.saturating_sub(it.written_ms))),
+                it.address.clone(),
+                self.state(it),
+            ]
+        }));
+        if rows.len() > 1 {
+            writeln!(f)?;
+            let widths: [usize; 6] = std::array::from_fn(|column| {
+                let cells = rows.iter().map(|row| row[column].chars().count());
+                cells.max().unwrap_or(0)
+            });
+            for row in &rows {
+                for (cell, width) in row.iter().zip(widths) {
+                    write!(f, "{cell:<width$}  ")?;
+                }
+                writeln!(f, "{}", row[widths.len()])?;
+            }
         }
-        writeln!(f)
+        for entry in &self.members {
+            if let Err(error) = &entry.info {
+                writeln!(f, "host {}: {error}", entry.host)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an operator should know of a member beyond its role.
+    fn state(&self, member: &MemberInfo) -> String {
+        let behind = self.epochs_behind(member);
+        let missing = member.description.missing_modules.len();
+        match (behind, missing) {
+            (0, 0) => "ok".to_owned(),
+            (0, 1) => "lacks 1 policy".to_owned(),
+            (0, _) => format!("lacks {missing} policies"),
+            (1, _) => "1 epoch behind".to_owned(),
+            _ => format!("{behind} epochs behind"),
+        }
+    }
+}
+
+/// An age in milliseconds, in the largest unit that gives two digits.
+struct Age(u64);
+
+impl fmt::Display for Age {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0 / 1000;
+        match seconds {
+            0..120 => write!(f, "{seconds} s"),
+            120..7_200 => write!(f, "{} min", seconds / 60),
+            7_200..172_800 => write!(f, "{} h", seconds / 3_600),
+            _ => write!(f, "{} d", seconds / 86_400),
+        }
     }
 }

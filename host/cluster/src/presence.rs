@@ -21,7 +21,6 @@ use crate::clock::Clock;
 use crate::codec::{Malformed, Reader, put_text};
 use crate::embedder::Embedder;
 use crate::engine::Engine;
-use crate::frame::FRAME_FORMAT;
 use crate::head::{Id, check_format};
 use crate::host::Host;
 use crate::keys::Keys;
@@ -253,7 +252,7 @@ impl Presence {
         let info = MemberInfo {
             host: host.options.host.clone(),
             address: host.options.address.clone(),
-            log_format: FRAME_FORMAT,
+            log_format: host.options.log_format,
             process: host.options.process,
             role,
             epoch,

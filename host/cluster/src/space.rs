@@ -27,7 +27,6 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::engine::{Condition, EngineError, Revision, Status, Transaction, attempt};
-use crate::head::Head;
 use crate::host::Host;
 use crate::limits;
 
@@ -148,7 +147,7 @@ async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, Engin
 /// this value.
 async fn delete_replaced(host: &Host, bytes: Bytes) -> Result<(), EngineError> {
     // The roles report a head that cannot be read.
-    let Ok(head) = Head::decode(&bytes) else {
+    let Ok(head) = host.head(&bytes) else {
         return Ok(());
     };
     let Some(snapshot) = head.snapshot else {

@@ -27,7 +27,7 @@ mod receipts;
 pub mod tls;
 
 pub use link::{Arrival, End, Owner, Verdict, run};
-pub use loss::{describe, describe_io};
+pub use loss::{describe, describe_io, is_refusal};
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;

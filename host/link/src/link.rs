@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{Blame, describe, is_final, needs_rebuild};
+use crate::loss::{Blame, describe, is_final, is_refusal, needs_rebuild};
 use crate::options::Options;
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -53,6 +53,12 @@ pub trait Owner: Send + Sync + 'static {
     /// The connection was lost or could not be established. `why` is the second half of a sentence.
     /// Returning false ends the link.
     fn lost(&self, why: &str) -> bool;
+
+    /// The broker refused this client: its password, its rights or its client id. Like
+    /// [`Owner::lost`], but another attempt gets the same answer until someone changes the broker.
+    fn refused(&self, why: &str) -> bool {
+        self.lost(why)
+    }
 
     /// The broker closes the connection because of this message, so it was removed from the ledger.
     /// `why` is the second half of a sentence.
@@ -112,6 +118,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
+        let mut refused = false;
         let (why, rebuild, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
@@ -128,6 +135,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                     end.1 = End::TakenOver(why);
                     return;
                 }
+                refused = is_refusal(&error);
                 (why, needs_rebuild(&error), Blame::of(&error))
             }
             Err(_) => {
@@ -138,7 +146,14 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         if let Some(message) = link.lost(rebuild, blame) {
             link.owner.hopeless(message, &why);
         }
-        if closing.is_some() || !link.owner.lost(&why) {
+        if closing.is_some() {
+            return;
+        }
+        let goes_on = match refused {
+            true => link.owner.refused(&why),
+            false => link.owner.lost(&why),
+        };
+        if !goes_on {
             return;
         }
         tokio::select! {

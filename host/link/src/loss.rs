@@ -5,7 +5,7 @@ use std::io;
 
 use rumqttc::TlsError;
 use rumqttc::v5::mqttbytes::Error as WireError;
-use rumqttc::v5::mqttbytes::v5::DisconnectReasonCode;
+use rumqttc::v5::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::v5::{ConnectionError, StateError};
 
 /// Whether the session was taken over. Reconnecting would only take it over again.
@@ -89,6 +89,36 @@ pub(crate) fn needs_rebuild(error: &ConnectionError) -> bool {
     }
 }
 
+/// Whether the broker refused the client itself, so that another attempt gets the same answer.
+#[must_use]
+pub fn is_refusal(error: &ConnectionError) -> bool {
+    use ConnectReturnCode as Code;
+    matches!(
+        error,
+        ConnectionError::ConnectionRefused(
+            Code::BadUserNamePassword
+                | Code::NotAuthorized
+                | Code::Banned
+                | Code::BadClientId
+                | Code::ClientIdentifierNotValid
+                | Code::BadAuthenticationMethod
+        )
+    )
+}
+
+fn describe_refusal(code: ConnectReturnCode) -> String {
+    use ConnectReturnCode as Code;
+    match code {
+        Code::BadUserNamePassword => "wrong user name or password".into(),
+        Code::NotAuthorized => "this client is not authorized to connect".into(),
+        Code::Banned => "this client is banned".into(),
+        Code::BadClientId | Code::ClientIdentifierNotValid => {
+            "it does not accept this client id".into()
+        }
+        other => format!("the broker refused the connection ({other:?})"),
+    }
+}
+
 /// Describes the error as the second half of a sentence.
 #[must_use]
 pub fn describe(error: &ConnectionError) -> String {
@@ -107,9 +137,7 @@ pub fn describe(error: &ConnectionError) -> String {
         )
         | ConnectionError::Tls(TlsError::Io(error)) => describe_io(error),
         ConnectionError::Timeout(_) => "no answer in time".into(),
-        ConnectionError::ConnectionRefused(code) => {
-            format!("the broker refused the connection ({code:?})")
-        }
+        ConnectionError::ConnectionRefused(code) => describe_refusal(*code),
         ConnectionError::MqttState(StateError::ServerDisconnect {
             reason_code,
             reason_string,

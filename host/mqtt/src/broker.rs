@@ -29,7 +29,7 @@ use tokio::{
 
 use crate::{
     Access, Attempt, ClientStatus, Door, ImageCursor, Lease, Limits, Origin, Persistence,
-    ReasonCode, Recovery, Refusal, RefusalCount, Refused, Service, Stats, Verdict,
+    ReasonCode, Recovery, Refusal, RefusalCount, Refused, Service, SessionSummary, Stats, Verdict,
     clock::Clock,
     connection,
     core::Core,
@@ -387,6 +387,31 @@ impl Broker {
     #[must_use]
     pub fn client_status(&self, client: &str) -> Option<ClientStatus> {
         self.lock().client_status(client)
+    }
+
+    /// What all sessions hold. Other clients are served during this call.
+    #[must_use]
+    pub fn session_summaries(&self) -> Vec<SessionSummary> {
+        let mut summaries = Vec::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = self.lock().summaries(from, &mut summaries);
+        }
+        summaries
+    }
+
+    /// Ends the connection of a client, for an operator. Its session stays, and it may connect
+    /// again. Returns false if the client is not connected.
+    pub fn kick(&self, client: &str) -> bool {
+        let mut core = self.lock();
+        let status = core.client_status(client);
+        let Some(origin) = status.and_then(|status| status.origin) else {
+            return false;
+        };
+        let reason = ReasonCode::ADMINISTRATIVE_ACTION;
+        let text = "an operator ended the connection";
+        core.disconnect(client, origin.connection, reason, Some(text));
+        true
     }
 
     /// The session quota of one owner (a user, or the network address of anonymous clients) if one

@@ -101,4 +101,4 @@ pub use reason::ReasonCode;
 pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
-pub use stats::{ClientStatus, Stats};
+pub use stats::{ClientStatus, ConnectionSummary, SessionSummary, Stats};

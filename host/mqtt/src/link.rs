@@ -3,7 +3,7 @@
 //! Acknowledgements to the client must leave in the order of its PUBLISHes (section 4.6), although
 //! requests are acknowledged later than ordinary messages.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Instant};
 
 use statehouse_protocol::ConnectionId;
 
@@ -22,6 +22,10 @@ pub(crate) struct Link {
     pub(crate) connection: ConnectionId,
     pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
+    /// The address of the client.
+    pub(crate) address: IpAddr,
+    /// When the connection began.
+    pub(crate) since: Instant,
     /// How many QoS 1 and 2 messages may be unacknowledged.
     pub(crate) window: usize,
     /// How many messages sent on this connection are unacknowledged.
@@ -65,6 +69,8 @@ struct Answer {
 
 #[derive(Debug)]
 pub(crate) struct LinkOptions {
+    pub(crate) address: IpAddr,
+    pub(crate) since: Instant,
     pub(crate) window: u16,
     pub(crate) packet_bytes_max: u32,
     pub(crate) problem_info: bool,
@@ -83,6 +89,8 @@ impl Link {
             connection,
             identity,
             output,
+            address: options.address,
+            since: options.since,
             window: options.window.into(),
             unacknowledged: 0,
             packet_bytes_max: options.packet_bytes_max as usize,

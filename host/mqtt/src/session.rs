@@ -16,7 +16,7 @@ use statehouse_protocol::SessionId;
 use subscriptions::Subscriptions;
 
 use crate::{
-    Limits, Origin, ReasonCode,
+    ConnectionSummary, Limits, Origin, ReasonCode, SessionSummary,
     barrier::Barrier,
     change::{Part, RecordedWill},
     codec::{Violation, Will},
@@ -394,6 +394,24 @@ impl Session {
             self.log(change_log).write(Part::Unsubscribe { filter });
         }
         existed
+    }
+
+    /// What the session holds, for operators.
+    pub(crate) fn summary(&self) -> SessionSummary {
+        let connection = self.origin().zip(self.link.as_ref());
+        let (queued, in_flight) = self.queue.counts();
+        SessionSummary {
+            client: self.client.clone(),
+            connection: connection.map(|(origin, link)| ConnectionSummary {
+                origin,
+                address: link.address,
+                since: link.since,
+            }),
+            subscriptions: self.subscriptions.len(),
+            queued,
+            queued_bytes: self.queue.bytes(),
+            in_flight,
+        }
     }
 
     pub(crate) fn connect(&mut self, link: Link) {

@@ -247,6 +247,12 @@ impl SessionQueue {
             && self.bytes.fits(cost_bytes, total_bytes_max, floor)
     }
 
+    /// The number of queued and in-flight messages, and of those in flight.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let in_flight = self.in_flight.len();
+        (self.queue.len() + in_flight, in_flight)
+    }
+
     /// Memory of the queued and in-flight messages, with overhead.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.amount()

@@ -1,5 +1,9 @@
 //! Gauges and counters of the broker, and the state of one client.
 
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
 use bytes::Bytes;
 
 use crate::Origin;
@@ -46,4 +50,32 @@ pub struct ClientStatus {
     pub origin: Option<Origin>,
     /// The filters of its subscriptions, including the names of shared ones (section 4.8.2).
     pub filters: Vec<Bytes>,
+}
+
+/// What a session holds, for operators.
+#[derive(Debug, Clone)]
+pub struct SessionSummary {
+    /// The client id.
+    pub client: Arc<str>,
+    /// The connection; none while the client is disconnected.
+    pub connection: Option<ConnectionSummary>,
+    /// The number of its subscriptions.
+    pub subscriptions: usize,
+    /// Messages that wait for the client or its acknowledgement.
+    pub queued: usize,
+    /// The memory of these messages in bytes.
+    pub queued_bytes: usize,
+    /// Messages that were sent and are not acknowledged yet, of those that wait.
+    pub in_flight: usize,
+}
+
+/// A connection, for operators.
+#[derive(Debug, Clone)]
+pub struct ConnectionSummary {
+    /// Its numbers and identity.
+    pub origin: Origin,
+    /// The address of the client.
+    pub address: IpAddr,
+    /// When it began.
+    pub since: Instant,
 }

@@ -19,7 +19,10 @@
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
-//! POST   /v1/cluster/handover        end this host's leadership, so that another host leads
+//! GET    /v1/clients?clients=N       the clients of the embedded broker
+//! DELETE /v1/clients/ID              end the connection of a client; its session stays
+//! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
+//! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
 //! GET    /metrics                    OpenMetrics
 //! GET    /livez                      whether the process answers; no token needed
 //! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
@@ -42,7 +45,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
-use super::{Sources, log, metrics, usage};
+use super::{Sources, clients, cluster, log, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
@@ -114,9 +117,15 @@ impl Api {
             ["v1", "shadow" | "canary" | "routes", ..] => {
                 self.assignment(&method, &segments[1..], request).await
             }
-            ["v1", "cluster", "handover"] if method == Method::POST => self.hand_over(),
             ["v1", "log"] if method == Method::GET => self.log(&uri).await,
-            ["v1", "authz" | "usage", ..] => self.questions(&method, &segments[1..], request).await,
+            ["v1", "cluster", what] => {
+                let leadership = self.sources.leadership.as_deref();
+                let answer = cluster::answer(leadership, what, &method, &uri).await;
+                answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
+            }
+            ["v1", "authz" | "usage" | "clients", ..] => {
+                self.questions(&method, &segments[1..], request).await
+            }
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
@@ -212,7 +221,7 @@ impl Api {
         }
     }
 
-    /// Questions about rights and usage.
+    /// Rights, usage and clients.
     async fn questions(
         self: Arc<Self>,
         method: &Method,
@@ -228,8 +237,18 @@ impl Api {
                     .await
             }
             (&Method::GET, ["usage"]) => {
-                let clients = clients(request.uri())?;
+                let clients = client_count(request.uri())?;
                 self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
+                    .await
+            }
+            (&Method::GET, ["clients"]) => {
+                let count = client_count(request.uri())?;
+                self.blocking(move |api| clients::list(&api.sources, count))
+                    .await
+            }
+            (&Method::DELETE, ["clients", client]) => {
+                let client = (*client).to_owned();
+                self.change(move |api| clients::kick(&api.sources, &client))
                     .await
             }
             _ => Err(not_allowed(method, request.uri())),
@@ -249,17 +268,6 @@ impl Api {
         let lines = self.control().lines().clone();
         let logged = log::lines(lines, from, of, &self.followers).await?;
         Ok(json(StatusCode::OK, &logged))
-    }
-
-    fn hand_over(&self) -> Result<Answer, Refusal> {
-        let Some(leadership) = &self.sources.leadership else {
-            return Err(Refusal::new(
-                StatusCode::CONFLICT,
-                "this store is not part of a cluster",
-            ));
-        };
-        leadership.hand_over();
-        Ok(json(StatusCode::ACCEPTED, &json!({})))
     }
 
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
@@ -325,7 +333,7 @@ fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
 }
 
 /// The requested number of clients.
-fn clients(uri: &Uri) -> Result<usize, Refusal> {
+fn client_count(uri: &Uri) -> Result<usize, Refusal> {
     let value = percent::value(uri.query(), "clients").map(String::from_utf8);
     let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
     count

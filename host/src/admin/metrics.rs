@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
+use std::time::Duration;
 
 use hyper::StatusCode;
 use statehouse_mqtt::{Broker, RefusalCount};
 
 use super::Sources;
 use super::answer::{Answer, with};
+use super::cluster::{self, ClusterFigures, Histogram};
 use crate::config;
 use crate::logging;
 use crate::policies::manager::{Listing, PolicyView};
@@ -42,10 +44,7 @@ pub(super) fn text(listing: &Listing, shadow: Option<&ShadowReport>, sources: &S
         connection(&mut page, &link);
     }
     if let Some(leadership) = &sources.leadership {
-        let log = leadership.log();
-        cluster(&mut page, true, log.epoch(), log.position());
-        let what = "Records that are not yet in the log of the cluster";
-        page.gauges(&[("cluster_unreleased", what, log.unreleased())]);
+        cluster::metrics(&mut page, &leadership.figures());
     }
     policies(&mut page, &listing.policies);
     if let Some(report) = shadow {
@@ -62,33 +61,12 @@ pub(super) fn answer(page: String) -> Answer {
 }
 
 /// The page of a host that does not lead its cluster.
-pub(super) fn of_follower(epoch: u64, position: u64) -> String {
+pub(super) fn of_follower(figures: &ClusterFigures) -> String {
     let mut page = Page::default();
-    cluster(&mut page, false, epoch, position);
+    cluster::metrics(&mut page, figures);
     log(&mut page, logging::dropped());
     page.0.push_str("# EOF\n");
     page.0
-}
-
-/// The role of this host.
-fn cluster(page: &mut Page, leads: bool, epoch: u64, position: u64) {
-    page.gauges(&[
-        (
-            "cluster_leads",
-            "1 if this host leads its cluster, 0 if it follows",
-            leads.into(),
-        ),
-        (
-            "cluster_epoch",
-            "The number of the leadership that this host knows",
-            epoch,
-        ),
-        (
-            "cluster_position",
-            "The last record that is durable, at the leader, or that this follower applied",
-            position,
-        ),
-    ]);
 }
 
 fn store(page: &mut Page, stats: &Stats) {
@@ -474,9 +452,14 @@ fn word(role: &Role) -> String {
 
 /// A page under construction.
 #[derive(Default)]
-struct Page(String);
+pub(super) struct Page(String);
 
 impl Page {
+    #[cfg(test)]
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+
     /// Adds counters, each with its name, help text and value.
     fn counters(&mut self, counters: &[(&str, &str, u64)]) {
         for (name, help, value) in counters {
@@ -486,11 +469,32 @@ impl Page {
     }
 
     /// Adds gauges in the same form.
-    fn gauges(&mut self, gauges: &[(&str, &str, u64)]) {
+    pub(super) fn gauges(&mut self, gauges: &[(&str, &str, u64)]) {
         for (name, help, value) in gauges {
             self.family(name, "gauge", help);
             self.sample(name, &[], value);
         }
+    }
+
+    /// Adds a gauge of a time.
+    pub(super) fn seconds(&mut self, name: &str, help: &str, value: Duration) {
+        self.unit(name, "gauge", "seconds", help);
+        self.sample(name, &[], value.as_secs_f64());
+    }
+
+    /// Adds times in buckets.
+    pub(super) fn histogram(&mut self, name: &str, help: &str, times: &Histogram) {
+        self.unit(name, "histogram", "seconds", help);
+        let mut count = 0;
+        for (index, bucket) in times.buckets.iter().enumerate() {
+            count += bucket;
+            // OpenMetrics wants a point in each bound.
+            let bound = times.bounds.get(index);
+            let bound = bound.map_or("+Inf".to_owned(), |it| format!("{:?}", it.as_secs_f64()));
+            self.sample(&format!("{name}_bucket"), &[("le", &bound)], count);
+        }
+        self.sample(&format!("{name}_count"), &[], count);
+        self.sample(&format!("{name}_sum"), &[], times.sum.as_secs_f64());
     }
 
     /// Adds a family with the values of each policy.
@@ -522,13 +526,21 @@ impl Page {
     }
 
     /// Writes the header of a metric family.
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "# TYPE statehouse_{name} {kind}");
         let _ = writeln!(self.0, "# HELP statehouse_{name} {help}.");
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+    /// Writes the header of a metric family whose name ends with its unit.
+    fn unit(&mut self, name: &str, kind: &str, unit: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# TYPE statehouse_{name} {kind}");
+        let _ = writeln!(self.0, "# UNIT statehouse_{name} {unit}");
+        let _ = writeln!(self.0, "# HELP statehouse_{name} {help}.");
+    }
+
+    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         self.0.push_str("statehouse_");
         self.0.push_str(name);
         for (index, (label, value)) in labels.iter().enumerate() {

@@ -9,6 +9,8 @@ mod answer;
 mod api;
 mod authz;
 mod client;
+mod clients;
+mod cluster;
 mod listener;
 mod log;
 mod metrics;
@@ -29,13 +31,16 @@ pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
+pub(crate) use clients::Clients;
+pub use cluster::{
+    ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
+};
 pub(crate) use log::{Logged, LoggedLine};
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{Owner, Taken};
 
-use crate::cluster::Leadership;
 use crate::config::AdminPlace;
 use crate::limits;
 use crate::listener::handshakes::Handshakes;
@@ -61,7 +66,7 @@ pub struct Sources {
     /// The refusals.
     pub audit: Arc<Audit>,
     /// The leadership of this host, if it is one of a cluster.
-    pub leadership: Option<Leadership>,
+    pub leadership: Option<Arc<dyn Leadership>>,
 }
 
 /// An admin API that has its address but does not answer yet.

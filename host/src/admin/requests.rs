@@ -4,7 +4,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
@@ -15,6 +14,7 @@ use tokio::sync::watch;
 use super::access::Access;
 use super::answer::{Answer, Refusal, json};
 use super::api::Api;
+use super::cluster::ReadFigures;
 use super::metrics;
 use super::seat::Seat;
 use statehouse_access::audit::{self, Audit, Refused};
@@ -30,10 +30,8 @@ pub enum Subject {
         impediment: Option<&'static str>,
         /// The answer to operators: which host leads.
         leader: Arc<str>,
-        /// The number of the leadership that it knows.
-        epoch: u64,
-        /// The last record that it applied.
-        position: Arc<AtomicU64>,
+        /// Reads its figures.
+        figures: ReadFigures,
     },
 }
 
@@ -97,11 +95,8 @@ impl Requests {
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match subject {
             Subject::Store(api) => api.route(request).await,
-            Subject::Follower {
-                epoch, position, ..
-            } if is_metrics(&request) => {
-                let page = metrics::of_follower(epoch, position.load(Relaxed));
-                Ok(metrics::answer(page))
+            Subject::Follower { figures, .. } if is_metrics(&request) => {
+                Ok(metrics::answer(metrics::of_follower(&figures())))
             }
             Subject::Follower { leader, .. } => {
                 Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))

@@ -10,11 +10,11 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::administration::Administration;
-use super::present::{Present, Shared, Tasks, no_leader};
+use super::operations::Operations;
+use super::present::{Present, Shared, Tasks};
 use super::serve::{log_figures, print};
 use super::start::{Serving, State, apply};
 use crate::admin::{Api, Sources, Subject};
-use crate::cluster::Leadership;
 use crate::cluster::log::ClusterLog;
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::{Leading, Roles};
@@ -46,6 +46,9 @@ pub(super) struct Host {
     pub(super) standard: Arc<Policy<Transaction>>,
     pub(super) modules: Modules,
     pub(super) shared_modules: SharedModules,
+    /// The engine that keeps the log, for what operators ask.
+    pub(super) log_engine: Arc<dyn statehouse_cluster::Engine>,
+    pub(super) clock: Arc<dyn statehouse_cluster::Clock>,
     pub(super) wanted: Wanted,
     pub(super) administration: Administration,
     pub(super) reloads: Arc<Reloads>,
@@ -105,14 +108,6 @@ impl Host {
         vec![sweeper.abort_handle(), timers.abort_handle()]
     }
 
-    fn leadership(&self, log: &ClusterLog) -> Leadership {
-        let (shared, runtime) = (self.shared.clone(), Handle::current());
-        Leadership::new(log.clone(), move || {
-            let shared = shared.clone();
-            runtime.spawn(async move { shared.hand_over().await });
-        })
-    }
-
     fn say(&self, line: String) {
         tracing::info!("{line}");
         if let Err(error) = print(&[line]) {
@@ -151,22 +146,15 @@ impl Roles for Host {
         // name too. Its address tells them apart: that of this host answers that it does not lead.
         if head.released || head.leader.is_empty() {
             self.shared.role.send_replace(Role::Waiting);
-            self.shared
-                .subject
-                .send_replace(no_leader("the cluster has no leader"));
+            self.shared.waits();
             return;
         }
         let (leader, address) = (head.leader.clone(), head.address.clone());
         self.say(format!("following {leader} of {name}"));
-        self.shared.subject.send_replace(Subject::Follower {
-            impediment: None,
-            leader: format!(
-                "this host follows {leader} of the cluster {name}: use the admin API of {leader}"
-            )
-            .into(),
-            epoch: head.epoch,
-            position: self.shared.position.clone(),
-        });
+        let answer = format!(
+            "this host follows {leader} of the cluster {name}: use the admin API of {leader}"
+        );
+        self.shared.follows(None, &answer);
         self.shared
             .role
             .send_replace(Role::Following { leader, address });
@@ -222,7 +210,14 @@ impl Roles for Host {
             access: self.access.clone(),
             reloads: self.reloads.clone(),
             audit: self.audit.clone(),
-            leadership: Some(self.leadership(&log)),
+            leadership: Some(Arc::new(Operations {
+                log: log.clone(),
+                shared: self.shared.clone(),
+                engine: self.log_engine.clone(),
+                clock: self.clock.clone(),
+                cluster: cluster.clone(),
+                host: host.clone(),
+            })),
         };
         let api = Arc::new(Api::new(gate, sources));
         self.say(format!("{host} leads {cluster} (epoch {epoch})"));
@@ -241,9 +236,7 @@ impl Roles for Host {
         let Leading { server, broker } = leading;
         // Clients that connect from now on wait for the next leader.
         self.shared.role.send_replace(Role::Waiting);
-        self.shared
-            .subject
-            .send_replace(no_leader("the cluster has no leader"));
+        self.shared.waits();
         let present = self.shared.present.send_replace(None);
         drop(present);
         log_figures(&server);

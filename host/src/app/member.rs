@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use anyhow::Context;
-use statehouse_cluster::{Member, Stop};
+use statehouse_cluster::{Malformed, Member, Stop};
 use statehouse_precompiled::Modules;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -19,23 +19,31 @@ use super::Failure;
 use super::administration::{Administration, Running};
 use super::clients::PreparedTransport;
 use super::host::Host;
-use super::join::{Joined, join};
+use super::join::{Joined, connect, join};
 use super::present::Shared;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use super::start::{apply, engine, recheck_clients};
+use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::Replica;
-use crate::config::{ClusterConfig, Config, Followed};
+use crate::config::{ClusterConfig, Config, Followed, Storage};
 use crate::front::{Front, FrontOptions, Role};
 use crate::listener::Listeners;
 use crate::policies::delivery::Trust;
 use crate::server::EXIT_STATE_LOST;
-use crate::{STANDARD_POLICY, logging};
+use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
+
+/// Exit code of a host whose cluster has a log that contradicts itself (EX_DATAERR of sysexits.h).
+const EXIT_LOG_DAMAGED: u8 = 65;
+
+/// Exit code of a host that is too old for its cluster, or whose cluster was deleted (EX_CONFIG of
+/// sysexits.h).
+pub(super) const EXIT_CLUSTER_SETTINGS: u8 = 78;
 
 /// The sockets, which are bound before anything else is done.
 pub(super) struct Sockets {
@@ -80,7 +88,10 @@ pub(super) async fn serve(
             return Ok(());
         }
     };
-    let shared = Arc::new(Shared::default());
+    let options = joined.options.clone();
+    let member = Member::new(joined.engine.clone(), joined.clock.clone(), options);
+    let member = Arc::new(member.map_err(Failure::Usage)?);
+    let shared = Arc::new(Shared::new(member.figures()));
     let Parts {
         host,
         mut tasks,
@@ -98,8 +109,8 @@ pub(super) async fn serve(
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
     let audit = host.audit.clone();
-    let member = Member::new(joined.engine.clone(), joined.clock.clone(), joined.options);
-    let member = Arc::new(member.map_err(Failure::Usage)?);
+    let history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
+        .map_err(Failure::usage)?;
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
@@ -112,6 +123,7 @@ pub(super) async fn serve(
             let shared = shared.clone();
             Arc::new(move || shared.reaches_log())
         },
+        links: shared.links.clone(),
     };
     let Sockets { listeners, port } = sockets;
     print(&[format!("statehouse {}", env!("CARGO_PKG_VERSION"))])?;
@@ -141,12 +153,50 @@ pub(super) async fn serve(
     };
     service_manager::stopping();
     running.stop();
-    shared.hand_over().await;
+    shared.hand_over(None).await;
     running_member.abort();
+    history.stop().await;
     for task in tasks {
         task.abort();
     }
     served
+}
+
+/// The task that keeps the history of this host.
+struct Keeper {
+    stops: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Keeper {
+    fn start(
+        storage: &Storage,
+        cluster: &ClusterConfig,
+        joined: &Joined,
+        member: &Arc<Member>,
+        shared: &Shared,
+    ) -> anyhow::Result<Self> {
+        let history = History {
+            directory: storage.directory.clone(),
+            options: history::options(storage),
+            engine: Arc::new(connect(&cluster.etcd)?),
+            clock: joined.clock.clone(),
+            member_options: joined.options.clone(),
+            cluster: joined.cluster,
+            position: shared.history.clone(),
+        };
+        let stops = watch::Sender::new(false);
+        let task = tokio::spawn(history.keep(member.clone(), stops.subscribe()));
+        Ok(Self { stops, task })
+    }
+
+    async fn stop(self) {
+        self.stops.send_replace(true);
+        let ended = tokio::time::timeout(limits::CLUSTER_HISTORY_CLOSE, self.task).await;
+        if ended.is_err() {
+            tracing::warn!("the disk of the history is slow: its last records may be missing");
+        }
+    }
 }
 
 /// Reports once that clients can connect.
@@ -166,12 +216,22 @@ fn stopped(
     ended: Result<Result<std::convert::Infallible, Stop>, tokio::task::JoinError>,
 ) -> Failure {
     match ended {
-        Ok(Err(stop)) => Failure::Cluster(stop),
+        Ok(Err(stop)) => Failure::Cluster {
+            code: exit_code(&stop),
+            message: stop.to_string(),
+        },
         Ok(Ok(never)) => match never {},
         Err(error) => {
             tracing::error!(%error, "the member of the cluster panicked; stopping, since its state is lost");
             logging::exit(EXIT_STATE_LOST)
         }
+    }
+}
+
+fn exit_code(stop: &Stop) -> u8 {
+    match stop {
+        Stop::Head(Malformed::LaterFormat { .. }) | Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
+        _ => EXIT_LOG_DAMAGED,
     }
 }
 
@@ -231,6 +291,8 @@ impl Parts {
                 standard: Arc::new(standard),
                 modules,
                 shared_modules,
+                log_engine: joined.engine.clone(),
+                clock: joined.clock.clone(),
                 wanted,
                 administration,
                 reloads,

@@ -5,6 +5,7 @@
 //! * [`clients`]: the embedded broker with its listeners, or the connection to a foreign broker.
 //! * [`member`]: the same as a member of a cluster. [`join`]: what a member does before. [`host`]:
 //!   builds the store of each leadership. [`present`]: that store, as other parts see it.
+//!   [`operations`]: figures of a member, and what operators ask of a leader.
 //! * [`administration`]: the admin API, signed orders and the policy directory.
 //! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
 
@@ -12,7 +13,6 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
-use statehouse_cluster::Stop;
 use tokio::runtime::{self, Runtime};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -25,15 +25,22 @@ use crate::{limits, logging};
 
 mod administration;
 mod clients;
+#[cfg(feature = "cluster")]
 mod host;
+#[cfg(feature = "cluster")]
 mod join;
+#[cfg(feature = "cluster")]
 mod member;
+#[cfg(feature = "cluster")]
+mod operations;
+#[cfg(feature = "cluster")]
 mod present;
 mod serve;
 mod service_manager;
 mod signals;
 mod start;
 
+#[cfg(feature = "cluster")]
 pub(crate) use join::connect;
 
 /// Why a store did not start, or stopped.
@@ -46,7 +53,12 @@ pub enum Failure {
     /// Another store uses the same MQTT client id at the foreign broker.
     TakenOver(String),
     /// This host cannot take part in its cluster any more.
-    Cluster(Stop),
+    Cluster {
+        /// The exit code.
+        code: u8,
+        /// Why, and what to do.
+        message: String,
+    },
 }
 
 impl Failure {
@@ -79,6 +91,7 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     let runtime = runtime(config.threads)
         .context("cannot start the threads that serve connections")
         .map_err(Failure::transport)?;
+    #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
         let sockets = member::Sockets::bind(transport, &cluster)?;
         let served = runtime.block_on(member::serve(config, cluster, followed, sockets));

@@ -7,12 +7,15 @@ use statehouse_mqtt::Broker;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use statehouse_cluster::Figures;
+
 use super::administration::Deliveries;
 use super::clients::drain;
+use super::operations;
 use super::service_manager;
 use crate::admin::Subject;
 use crate::cluster::log::ClusterLog;
-use crate::front::Role;
+use crate::front::{Links, Role};
 use crate::limits;
 use crate::server::Server;
 
@@ -20,6 +23,12 @@ use crate::server::Server;
 pub(super) struct Shared {
     /// The last record that this host applied, or that is durable while it leads.
     pub(super) position: Arc<AtomicU64>,
+    /// The last record of this host's copy of the log, or 0 if it keeps none.
+    pub(super) history: Arc<AtomicU64>,
+    /// What the member counts.
+    pub(super) figures: Arc<Figures>,
+    /// The followers of this host, while it leads.
+    pub(super) links: Arc<Links>,
     /// Notified when a policy has arrived that this host lacked.
     pub(super) arrived: Arc<Notify>,
     pub(super) present: watch::Sender<Option<Present>>,
@@ -42,30 +51,43 @@ pub(super) struct Tasks {
     pub(super) _deliveries: Deliveries,
 }
 
-impl Default for Shared {
-    fn default() -> Self {
-        let position = Arc::<AtomicU64>::default();
+impl Shared {
+    /// The state of a host that joins.
+    pub(super) fn new(figures: Arc<Figures>) -> Self {
+        let (position, history) = (Arc::<AtomicU64>::default(), Arc::default());
+        let why = "this host is joining the cluster";
+        let subject = Subject::Follower {
+            impediment: Some(why),
+            leader: why.into(),
+            figures: operations::of_follower(&figures, &position, &history),
+        };
         Self {
-            arrived: Arc::default(),
             position,
+            history,
+            figures,
+            links: Arc::default(),
+            arrived: Arc::default(),
             present: watch::Sender::new(None),
             role: watch::Sender::new(Role::Waiting),
-            subject: watch::Sender::new(no_leader("this host is joining the cluster")),
+            subject: watch::Sender::new(subject),
         }
     }
-}
 
-/// What the admin API says while there is no leader.
-pub(super) fn no_leader(why: &'static str) -> Subject {
-    Subject::Follower {
-        impediment: Some(why),
-        leader: why.into(),
-        epoch: 0,
-        position: Arc::default(),
+    /// This host does not lead. `leader` is what the admin API answers operators.
+    pub(super) fn follows(&self, impediment: Option<&'static str>, leader: &str) {
+        self.subject.send_replace(Subject::Follower {
+            impediment,
+            leader: leader.into(),
+            figures: operations::of_follower(&self.figures, &self.position, &self.history),
+        });
     }
-}
 
-impl Shared {
+    /// No host leads.
+    pub(super) fn waits(&self) {
+        let why = "the cluster has no leader";
+        self.follows(Some(why), why);
+    }
+
     pub(super) fn broker(&self) -> Option<Broker> {
         self.role.borrow().broker().cloned()
     }
@@ -85,8 +107,8 @@ impl Shared {
         }
     }
 
-    /// Ends a leadership, so that another host takes over without waiting for a lease.
-    pub(super) async fn hand_over(&self) {
+    /// Ends a leadership, so that this host or any other takes over without waiting for a lease.
+    pub(super) async fn hand_over(&self, to: Option<&str>) {
         let Some(present) = self.present.borrow().clone() else {
             return;
         };
@@ -95,7 +117,7 @@ impl Shared {
         present.broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await;
         present.tasks.abort();
         present.server.stop();
-        present.log.hand_over();
+        present.log.hand_over(to);
         let mut ended = self.present.subscribe();
         let ended = ended.wait_for(Option::is_none);
         if (tokio::time::timeout(limits::CLUSTER_HANDOVER_WAIT, ended).await).is_err() {

@@ -223,6 +223,7 @@ impl Serving {
     }
 
     /// Begins a run whose start is the last record of the state.
+    #[cfg(feature = "cluster")]
     pub(super) fn begin_recorded(
         config: &Config,
         state: State,

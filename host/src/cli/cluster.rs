@@ -16,8 +16,10 @@ use statehouse_wal::Directory;
 
 use super::output::{self, Exit, Failure, emit, emit_either, notice};
 use super::store::Store;
+use super::time::utc;
 use crate::app::connect;
 use crate::config::{ClusterFlags, EtcdConfig};
+use crate::percent;
 use statehouse_core::clock::wall_ms;
 
 /// Create, check and show a cluster of hosts
@@ -31,7 +33,7 @@ Examples:
   statehouse cluster init --cluster http://etcd1:2379 --cluster-name plant7
   statehouse serve --cluster http://etcd1:2379 --cluster-name plant7 --name gw1 --cluster-listen 10.0.0.1:7883
   statehouse cluster status --cluster http://etcd1:2379 --cluster-name plant7
-  statehouse cluster handover                   # on the machine of the host that leads")]
+  statehouse cluster handover gw2               # on the machine of the host that leads")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -43,6 +45,7 @@ enum Command {
     Status(StatusArgs),
     Check(CheckArgs),
     Handover(HandoverArgs),
+    Upgrade(UpgradeArgs),
     Remove(RemoveArgs),
 }
 
@@ -83,8 +86,8 @@ struct Log {
 /// cluster exists already.
 #[derive(Debug, clap::Args)]
 struct InitArgs {
-    /// Begin with the store in this data directory, which no process may use. The directory stays
-    /// as it is
+    /// Begin with the store in this data directory, or with the copy that a host of a lost cluster
+    /// has in it. No process may use the directory, which stays as it is
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
@@ -112,7 +115,7 @@ struct CheckArgs {
     log: Log,
 
     /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA")]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = crate::config::size)]
     cluster_quota: Option<u64>,
 }
 
@@ -120,8 +123,24 @@ struct CheckArgs {
 ///
 /// Addresses the host that leads, through its admin API. Its clients reconnect to the next leader
 /// within a second, through any host. A host that stops by SIGTERM hands over too.
+///
+/// A host that is named leads next, if it follows and has every policy. If it does not take over
+/// within 3 s, any host may.
 #[derive(Debug, clap::Args)]
 struct HandoverArgs {
+    /// The host that leads next [default: the fastest one]
+    host: Option<String>,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+/// Let the hosts write the newest format of the log, after all of them were updated
+///
+/// Addresses the host that leads, through its admin API. Changes nothing if a listed host cannot
+/// read that format. Older versions cannot join the cluster afterwards.
+#[derive(Debug, clap::Args)]
+struct UpgradeArgs {
     #[command(flatten)]
     store: Store,
 }
@@ -144,6 +163,7 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Status(args) => output::finish(async { status(&args).await }),
         Command::Check(args) => output::finish(async { examine(&args).await }),
         Command::Handover(args) => output::finish(async { hand_over(&args).await }),
+        Command::Upgrade(args) => output::finish(async { raise(&args).await }),
         Command::Remove(args) => output::finish(async { remove(&args).await }),
     }
 }
@@ -218,7 +238,8 @@ async fn create_from_directory(
     let lock = Directory::open(directory).map_err(|error| {
         Failure::usage(format!("{} cannot be used: {error}", directory.display()))
     })?;
-    let mut state = Past::open(directory)?.first_state()?;
+    let past = Past::open(directory)?;
+    let mut state = past.first_state()?;
     let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
     let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
@@ -237,6 +258,14 @@ async fn create_from_directory(
         sessions,
         ..
     } = state.contents;
+    if let Some(mark) = past.mark() {
+        notice(&format!(
+            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
+            directory.display(),
+            mark.name,
+            utc(now_ms)
+        ));
+    }
     let first = FirstState {
         id,
         now_ms: now_ms.max(wall_ms()),
@@ -274,7 +303,9 @@ fn status_json(it: &Overview) -> Json {
             "address": info.address,
             "role": info.role.to_string(),
             "epoch": info.epoch,
+            "epochs_behind": it.epochs_behind(info),
             "written_ms": info.written_ms,
+            "log_format": info.log_format,
             "version": info.description.version,
             "missing_policies": info.description.missing_modules.len(),
         }),
@@ -283,9 +314,13 @@ fn status_json(it: &Overview) -> Json {
     json!({
         "leader": leader,
         "address": leader.map(|_| &head.address),
+        "successor": head.successor(),
         "epoch": head.epoch,
         "records": head.position.0,
+        "log_format": head.log_format,
         "log_bytes": it.log.bytes,
+        "log_frames": it.log.frames,
+        "log_frames_since_snapshot": it.log.frames_since_snapshot,
         "snapshot_bytes": head.snapshot.map(|it| it.bytes),
         "snapshot_age_ms": it.log.snapshot_age_ms,
         "etcd": {
@@ -312,12 +347,33 @@ async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
 }
 
 async fn hand_over(args: &HandoverArgs) -> Result<Exit, Failure> {
-    let answer = args.store.ask(Method::POST, "/v1/cluster/handover").await?;
-    emit_either(
-        args.store.json,
-        || answer.clone(),
-        || "the host hands over\n".to_owned(),
-    )?;
+    let path = match &args.host {
+        None => "/v1/cluster/handover".to_owned(),
+        Some(host) => format!(
+            "/v1/cluster/handover?to={}",
+            percent::encode(host.as_bytes())
+        ),
+    };
+    let answer = args.store.ask(Method::POST, &path).await?;
+    let in_words = || match (&args.host, answer["changes"].as_bool()) {
+        (Some(host), Some(false)) => format!("{host} leads already\n"),
+        (Some(host), _) => format!("the host hands over to {host}\n"),
+        (None, _) => "the host hands over\n".to_owned(),
+    };
+    emit_either(args.store.json, || answer.clone(), in_words)?;
+    Ok(Exit::Done)
+}
+
+async fn raise(args: &UpgradeArgs) -> Result<Exit, Failure> {
+    let answer = args.store.ask(Method::POST, "/v1/cluster/upgrade").await?;
+    let format = &answer["log_format"];
+    let in_words = || match answer["raised"].as_bool() {
+        Some(true) => format!("the hosts may write format {format} of the log from now on\n"),
+        _ => format!(
+            "the log has format {format}, the newest that the leader knows: nothing to do\n"
+        ),
+    };
+    emit_either(args.store.json, || answer.clone(), in_words)?;
     Ok(Exit::Done)
 }
 

@@ -1,25 +1,37 @@
-//! `statehouse del`: deletes a key.
+//! `statehouse del`: deletes a key, or all keys with a prefix.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use bytes::Bytes;
+use clap::builder::TypedValueParser;
 use serde_json::json;
-use statehouse_client::Version;
+use statehouse_client::{Client, Version};
 
-use super::output::{Exit, Failure, emit_json, json_bytes};
+use super::data;
+use super::entries;
+use super::output::{Exit, Failure, emit_json, json_bytes, notice};
 use super::remote::Remote;
 
-/// Delete a key
+/// Delete a key, or all keys that start with a prefix
 ///
-/// Exit code 1 if the key does not exist.
+/// Exit code 1 if the key does not exist, or no key has the prefix. With --prefix, keys are deleted
+/// one after the other: keys that are set meanwhile may remain.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse del room/temperature
+  statehouse del --prefix room/
   statehouse del valve --fencing-token 001696374425000:00001:StateStore")]
 pub(super) struct Args {
     /// The key: any bytes
-    key: OsString,
+    #[arg(required_unless_present = "prefix")]
+    key: Option<OsString>,
+
+    /// Delete all keys that start with these bytes
+    #[arg(long, value_name = "PREFIX", conflicts_with = "key",
+          value_parser = clap::builder::OsStringValueParser::new().try_map(not_empty))]
+    prefix: Option<OsString>,
 
     /// The fencing token: the version of the lock that protects the key
     #[arg(long, value_name = "VERSION")]
@@ -31,8 +43,27 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let client = args.remote.connect().await?;
-    let key = args.key.as_bytes();
-    let deleted = client.del(key, args.fencing_token.as_ref()).await?;
+    let token = args.fencing_token.as_ref();
+    if let Some(prefix) = &args.prefix {
+        let count = delete_all(&client, &entries::pattern_of(prefix), token).await?;
+        client.close().await;
+        let printed = data::count(count, "key");
+        match args.remote.json {
+            true => {
+                _ = emit_json(
+                    &json!({ "prefix": json_bytes(prefix.as_bytes()), "deleted": count }),
+                )?
+            }
+            false => notice(&format!("{printed} deleted")),
+        }
+        return Ok(if count > 0 {
+            Exit::Done
+        } else {
+            Exit::Negative
+        });
+    }
+    let key = args.key.as_deref().unwrap_or_default().as_bytes();
+    let deleted = client.del(key, token).await?;
     client.close().await;
 
     if args.remote.json {
@@ -46,4 +77,46 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         Some(_) => Exit::Done,
         None => Exit::Negative,
     })
+}
+
+/// Deletes all keys that match a pattern. Returns their number.
+async fn delete_all(
+    client: &Client,
+    pattern: &[u8],
+    token: Option<&Version>,
+) -> Result<u64, Failure> {
+    let mut scan = client.scan(pattern);
+    let mut count = 0;
+    let failed = |error: Failure, count| {
+        let count = data::count(count, "key");
+        error.with(&format!(
+            "{count} deleted before; repeat the command to go on"
+        ))
+    };
+    while let Some(keys) = scan
+        .next_page()
+        .await
+        .map_err(|it| failed(it.into(), count))?
+    {
+        for keys in keys.chunks(entries::IN_FLIGHT) {
+            let delete = |key: &Bytes| {
+                let (client, key, token) = (client.clone(), key.clone(), token.cloned());
+                tokio::spawn(async move { client.del(&key, token.as_ref()).await })
+            };
+            for deleted in entries::in_order(keys.iter().map(delete).collect()).await {
+                let deleted = deleted.map_err(|error| failed(error, count))?;
+                count += u64::from(deleted.is_some());
+            }
+        }
+    }
+    Ok(count)
+}
+
+fn not_empty(prefix: OsString) -> Result<OsString, &'static str> {
+    match prefix.is_empty() {
+        true => {
+            Err("an empty prefix would delete every key: name one, or delete what `scan` lists")
+        }
+        false => Ok(prefix),
+    }
 }

@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use serde_json::json;
 
 use super::data::{Data, Node};
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
+use super::entries::{add_meta, duration};
+use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
 use super::time;
 use statehouse_core::clock::Stamp;
@@ -27,6 +28,7 @@ Examples:
   statehouse get room/temperature
   statehouse get firmware > firmware.bin
   statehouse get room/temperature --json
+  statehouse get room/temperature --meta
   statehouse get no-such-key || echo \"not found\"
   statehouse get room/temperature --as-of 2026-11-21T03:00:00Z
   statehouse get room/temperature --as-of 10m
@@ -38,6 +40,10 @@ pub(super) struct Args {
     /// Print the version on a line of its own, before the value
     #[arg(long)]
     with_version: bool,
+
+    /// Print the version, the length, the expiry and the fencing token instead of the value
+    #[arg(long, conflicts_with_all = ["with_version", "as_of"])]
+    meta: bool,
 
     #[command(flatten)]
     remote: Remote,
@@ -56,6 +62,9 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let key = args.key.as_bytes();
+    if args.meta {
+        return meta(&args, key).await;
+    }
     let value = match args.as_of {
         Some(moment) => as_of(&args, key, moment)?,
         None => {
@@ -75,6 +84,13 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         }))?;
     }
     let Some((bytes, version)) = value else {
+        if !args.remote.json {
+            let when = match args.as_of {
+                Some(_) => "did not exist then",
+                None => "does not exist",
+            };
+            notice(&format!("{} {when}", printable(key)));
+        }
         return Ok(Exit::Negative);
     };
     if !args.remote.json {
@@ -88,6 +104,40 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         }
         emit(&out)?;
     }
+    Ok(Exit::Done)
+}
+
+/// Prints what the store knows of the key apart from its value.
+async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
+    let client = args.remote.connect().await?;
+    let meta = client.meta(key).await?;
+    client.close().await;
+    let Some(meta) = meta else {
+        if args.remote.json {
+            emit_json(&json!({ "key": json_bytes(key), "version": null }))?;
+        } else {
+            notice(&format!("{} does not exist", printable(key)));
+        }
+        return Ok(Exit::Negative);
+    };
+    if args.remote.json {
+        let mut object = json!({ "key": json_bytes(key) });
+        add_meta(&mut object, &meta);
+        emit_json(&object)?;
+        return Ok(Exit::Done);
+    }
+    let mut text = format!("version  {}\nbytes    {}\n", meta.version, meta.bytes);
+    if let (Some(expires_ms), Some(ttl)) = (meta.expires_ms, meta.ttl) {
+        let (at, left) = (time::utc(expires_ms), duration(ttl));
+        text.push_str(&format!("expires  {at}, in {left}\n"));
+    }
+    if let Some(fence) = &meta.fence {
+        text.push_str(&format!(
+            "fence    {}\n",
+            printable(fence.to_string().as_bytes())
+        ));
+    }
+    emit(text.as_bytes())?;
     Ok(Exit::Done)
 }
 

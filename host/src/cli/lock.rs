@@ -6,15 +6,20 @@ use std::io::{self, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::slice;
 use std::time::Duration;
 
+use bytes::Bytes;
+use serde_json::json;
 use statehouse_client::{Client, Lock, LockOptions, parse_duration};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::output::{Exit, Failure, notice, printable};
+use super::entries::{self, Parts};
+use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
+use super::time::utc;
 
 /// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
 /// another holder may already run.
@@ -27,7 +32,7 @@ const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Run a command while holding a lock
+/// Run a command while holding a lock, or show who holds it
 ///
 /// Waits for the lock, renews its lease while the command runs, and releases it afterwards. The
 /// exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126 or
@@ -42,6 +47,7 @@ const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 Examples:
   statehouse lock nightly -- ./backup.sh
   statehouse lock nightly --wait 0s -- ./backup.sh || echo \"runs on another machine\"
+  statehouse lock nightly --status
   statehouse lock valve -- sh -c \\
     'statehouse set valve/position open --fencing-token \"$STATEHOUSE_FENCING_TOKEN\"'")]
 pub(super) struct Args {
@@ -61,8 +67,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     holder: Option<OsString>,
 
+    /// Print the holder of the lock, when it was acquired or renewed last, and when it ends unless
+    /// it is renewed. Exit code 1 if it is free
+    #[arg(long, conflicts_with_all = ["wait", "holder", "command"])]
+    status: bool,
+
     /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present = "status",
+        value_name = "COMMAND"
+    )]
     command: Vec<OsString>,
 
     #[command(flatten)]
@@ -70,6 +85,9 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+    if args.status {
+        return status(&args).await;
+    }
     // Signals are caught from here on, so that none leaves the lock held.
     let mut signals = Signals::listen()?;
     let client = args.remote.connect_for(args.lease).await?;
@@ -87,6 +105,47 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     release(lock).await;
     client.close().await;
     result
+}
+
+/// Prints who holds the lock.
+async fn status(args: &Args) -> Result<Exit, Failure> {
+    let client = args.remote.connect().await?;
+    let name = Bytes::copy_from_slice(args.name.as_bytes());
+    let held = entries::read(&client, slice::from_ref(&name), Parts::Both).await?;
+    client.close().await;
+    let held = held
+        .first()
+        .and_then(|it| it.value.as_ref().zip(it.meta.as_ref()));
+    let renewed_ms = held.map(|(value, _)| value.version.wall_ms());
+    let expires_ms = held.and_then(|(_, meta)| meta.expires_ms);
+    if args.remote.json {
+        emit_json(&json!({
+            "name": json_bytes(&name),
+            "holder": held.map(|(value, _)| json_bytes(&value.bytes)),
+            "renewed": renewed_ms.map(utc),
+            "until": expires_ms.map(utc),
+            "fencing_token": held.map(|(value, _)| value.version.to_string()),
+        }))?;
+    } else if let Some((value, meta)) = held {
+        let until = match (expires_ms, meta.ttl) {
+            (Some(ms), Some(ttl)) => format!("{}, in {}", utc(ms), entries::duration(ttl)),
+            _ => "without end: it is a key without an expiry".to_owned(),
+        };
+        emit(
+            format!(
+                "holder   {}\nrenewed  {}\nuntil    {until}\n",
+                printable(&value.bytes),
+                utc(value.version.wall_ms()),
+            )
+            .as_bytes(),
+        )?;
+    } else {
+        notice(&format!("the lock {} is free", printable(&name)));
+    }
+    Ok(match held {
+        Some(_) => Exit::Done,
+        None => Exit::Negative,
+    })
 }
 
 async fn acquire(

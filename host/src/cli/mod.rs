@@ -6,14 +6,21 @@
 
 mod authz;
 mod bench;
+mod call;
+mod clients;
+#[cfg(feature = "cluster")]
 mod cluster;
 mod completions;
+mod context;
 mod data;
 mod del;
 mod doctor;
+mod entries;
 mod explain;
+mod export;
 mod get;
 mod history;
+mod import;
 mod lock;
 mod man;
 mod output;
@@ -78,6 +85,9 @@ that is durable.")]
     Scan(scan::Args),
     Watch(watch::Args),
     Lock(lock::Args),
+    Call(call::Args),
+    Export(export::Args),
+    Import(import::Args),
     Policy(policy::Args),
     Explain(explain::Args),
     History(history::Args),
@@ -88,8 +98,11 @@ that is durable.")]
     User(user::Args),
     Authz(authz::Args),
     Usage(usage::Args),
+    Clients(clients::Args),
+    #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
+    Context(context::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -110,6 +123,9 @@ pub fn main() -> ExitCode {
         Command::Scan(args) => output::finish(scan::run(args)),
         Command::Watch(args) => output::finish(watch::run(args)),
         Command::Lock(args) => output::finish(lock::run(args)),
+        Command::Call(args) => output::finish(call::run(args)),
+        Command::Export(args) => output::finish(export::run(args)),
+        Command::Import(args) => output::finish(import::run(args)),
         Command::Policy(args) => policy::run(args),
         Command::Explain(args) => output::finish(async { explain::run(&args) }),
         Command::History(args) => output::finish(async { history::run(&args) }),
@@ -120,8 +136,11 @@ pub fn main() -> ExitCode {
         Command::User(args) => output::finish(async { user::run(&args) }),
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
+        Command::Clients(args) => output::finish(async { clients::run(&args).await }),
+        #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
+        Command::Context(args) => output::finish(async { context::run(&args) }),
         Command::Completions(args) => {
             output::finish(async { completions::run(&args, Cli::command()) })
         }

@@ -57,6 +57,11 @@ impl Failure {
         Self::new(EXIT_REFUSED, message)
     }
 
+    /// The failure with more advice.
+    pub(super) fn with(self, advice: &str) -> Self {
+        Self::new(self.code, format!("{}. {advice}", self.message))
+    }
+
     /// The message.
     pub(super) fn message(&self) -> &str {
         &self.message
@@ -79,7 +84,7 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
-            Error::Refused(_) | Error::Rejected(_) => EXIT_REFUSED,
+            Error::Refused(_) | Error::Rejected(_) | Error::Denied(_) => EXIT_REFUSED,
             Error::Invalid(_) => EXIT_USAGE,
             _ => EXIT_TRANSPORT,
         };
@@ -87,6 +92,9 @@ impl From<Error> for Failure {
             Error::Refused(text) => refusal_advice(text),
             Error::Timeout(_) => {
                 "Is a state store running there? --timeout allows for a slow one. The request may have taken effect"
+            }
+            Error::Denied(_) => {
+                "Give --user and --password-file, or STATEHOUSE_USER and STATEHOUSE_PASSWORD, as its operator set them"
             }
             Error::Protocol(_) => "Is it a state store that speaks this version of the protocol?",
             _ => "",

@@ -5,8 +5,9 @@ use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
+use super::entries::{self, Entry, Parts, add_meta, duration};
 use super::output::{Exit, Failure, emit, json_bytes, printable};
 use super::remote::Remote;
 
@@ -17,12 +18,17 @@ const SCAN_INTERRUPTION: Duration = Duration::from_secs(30);
 ///
 /// One key per line. On a terminal, unprintable characters are escaped; otherwise the bytes are
 /// unchanged, so keys that contain a newline need -0 or --json. Exit code 1 if no key matches.
+///
+/// --values and --long read each key when it is listed. A key that was deleted meanwhile is left
+/// out.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse scan
   statehouse scan 'room/*'
   statehouse scan 'sensor-[0-9]?'
+  statehouse scan 'room/*' --values
+  statehouse scan --long                       # version, bytes, time to live, key
   statehouse scan -0 'old/*' | xargs -0 -n 1 statehouse del")]
 pub(super) struct Args {
     /// A glob: * any bytes, ? one byte, [a-z] and [!a-z] one byte of a set, \ escapes the next byte
@@ -30,8 +36,17 @@ pub(super) struct Args {
     pattern: OsString,
 
     /// End keys with NUL instead of a newline
-    #[arg(short = '0', long, conflicts_with = "json")]
+    #[arg(short = '0', long, conflicts_with_all = ["json", "values", "long"])]
     null: bool,
+
+    /// Write the value after the key and a tab; unprintable characters are escaped in both
+    #[arg(long)]
+    values: bool,
+
+    /// Write version, length in bytes, time to live and key, separated by tabs; unprintable
+    /// characters of the key are escaped
+    #[arg(short, long, conflicts_with = "values")]
+    long: bool,
 
     #[command(flatten)]
     remote: Remote,
@@ -44,6 +59,21 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let mut exit = Exit::Negative;
     while let Some(keys) = scan.next_page().await? {
         let mut out = Vec::new();
+        if let Some(parts) = args.parts() {
+            for entry in entries::read(&client, &keys, parts).await? {
+                exit = Exit::Done;
+                let line = match args.remote.json {
+                    true => in_json(&entry).to_string(),
+                    false => in_columns(&entry),
+                };
+                out.extend(line.into_bytes());
+                out.push(b'\n');
+            }
+            if emit(&out)? {
+                continue;
+            }
+            break;
+        }
         for key in &keys {
             exit = Exit::Done;
             if args.remote.json {
@@ -61,4 +91,39 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     }
     client.close().await;
     Ok(exit)
+}
+
+impl Args {
+    /// The parts of each entry to read; none if only keys are listed.
+    fn parts(&self) -> Option<Parts> {
+        match (self.values, self.long) {
+            (true, _) => Some(Parts::Value),
+            (_, true) => Some(Parts::Meta),
+            _ => None,
+        }
+    }
+}
+
+fn in_json(entry: &Entry) -> Json {
+    let mut object = json!({ "key": json_bytes(&entry.key) });
+    if let Some(value) = &entry.value {
+        object["value"] = json_bytes(&value.bytes);
+        object["version"] = json!(value.version.to_string());
+    }
+    if let Some(meta) = &entry.meta {
+        add_meta(&mut object, meta);
+    }
+    object
+}
+
+fn in_columns(entry: &Entry) -> String {
+    let key = printable(&entry.key);
+    match (&entry.value, &entry.meta) {
+        (Some(value), _) => format!("{key}\t{}", printable(&value.bytes)),
+        (_, Some(meta)) => {
+            let ttl = meta.ttl.map_or("-".to_owned(), duration);
+            format!("{}\t{}\t{ttl}\t{key}", meta.version, meta.bytes)
+        }
+        _ => key,
+    }
 }

@@ -13,7 +13,7 @@ use super::remote::Remote;
 
 /// Set a key to a value
 ///
-/// Exit code 1 if --nx or --nex prevents it.
+/// Exit code 1 if --nx, --nex or --if-version prevents it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -21,6 +21,7 @@ Examples:
   statehouse set room/temperature 21.5 --ttl 10s
   statehouse set firmware < firmware.bin
   statehouse set leader \"$HOSTNAME\" --nx || echo \"another host leads\"
+  statehouse set counter 8 --if-version \"$(statehouse get counter --with-version | head -1)\"
   statehouse set valve open --fencing-token 001696374425000:00001:StateStore")]
 pub(super) struct Args {
     /// The key: any bytes
@@ -37,6 +38,10 @@ pub(super) struct Args {
     /// Only if the key does not exist or has this value
     #[arg(long)]
     nex: bool,
+
+    /// Only if the key has this version, as --with-version prints it
+    #[arg(long, value_name = "VERSION", conflicts_with_all = ["nx", "nex"])]
+    if_version: Option<Version>,
 
     /// Delete the key after this many milliseconds
     #[arg(long, value_name = "MS", conflicts_with = "ttl",
@@ -66,9 +71,10 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         _ => from_stdin()?,
     };
     let options = SetOptions {
-        condition: match (args.nx, args.nex) {
-            (true, _) => Condition::IfAbsent,
-            (_, true) => Condition::IfAbsentOrEqual,
+        condition: match (args.nx, args.nex, args.if_version) {
+            (true, ..) => Condition::IfAbsent,
+            (_, true, _) => Condition::IfAbsentOrEqual,
+            (.., Some(version)) => Condition::IfVersion(version),
             _ => Condition::Always,
         },
         expiry: args.px.map(Duration::from_millis).or(args.ttl),
@@ -78,22 +84,23 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let set = client.set(key, value, options).await?;
     client.close().await;
 
+    let version = set.version.as_ref().map(Version::to_string);
     if args.remote.json {
         emit_json(&json!({
             "key": json_bytes(key),
             "applied": set.applied,
-            "version": set.version.to_string(),
+            "version": version,
         }))?;
     } else if set.applied {
-        if args.with_version {
-            emit(format!("{}\n", set.version).as_bytes())?;
+        if let Some(version) = version.filter(|_| args.with_version) {
+            emit(format!("{version}\n").as_bytes())?;
         }
     } else {
-        notice(&format!(
-            "not applied: {} already has a value, of version {}",
-            printable(key),
-            set.version
-        ));
+        let key = printable(key);
+        notice(&match version {
+            Some(version) => format!("not applied: {key} has a value of version {version}"),
+            None => format!("not applied: {key} does not exist"),
+        });
     }
     Ok(if set.applied {
         Exit::Done

@@ -95,7 +95,7 @@ fn owners(count: u64) -> String {
 }
 
 /// A name in a table, shortened since clients choose it; `--json` prints the whole name.
-fn cell(name: &str) -> String {
+pub(super) fn cell(name: &str) -> String {
     let whole = printable(name.as_bytes());
     match whole.char_indices().nth(CELL_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &whole[..end]),

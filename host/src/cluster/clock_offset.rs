@@ -1,9 +1,11 @@
 //! How far the clock of a follower is ahead of its leader's.
 //!
 //! A record holds the leader's time. It arrives later, so the clock of the follower seems to be
-//! ahead by the delay too. The smallest difference of several records is the best estimate.
+//! ahead by the delay too. The smallest difference of several records is the best estimate. If the
+//! clock of the follower is set, the estimate moves with it: without a leader no record would
+//! correct it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Records that an estimate needs. One record may be late because this process was paused.
 const SAMPLES_MIN: u32 = 3;
@@ -17,7 +19,31 @@ pub(super) struct ClockOffset {
     /// Whether records are received as they are written. Before, they are of the past.
     is_live: bool,
     samples: u32,
-    least: Option<(i64, Instant)>,
+    least: Option<Sample>,
+}
+
+/// The difference of one record.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    ahead_ms: i64,
+    wall_ms: u64,
+    /// On a clock that is never set.
+    at: Duration,
+}
+
+impl Sample {
+    /// The difference if the record arrived now.
+    fn moved(&self, wall_ms: u64, now: Duration) -> i64 {
+        let passed_ms = now.saturating_sub(self.at).as_millis();
+        let passed_ms = i64::try_from(passed_ms).unwrap_or(i64::MAX);
+        let since_ms = difference(wall_ms, self.wall_ms);
+        self.ahead_ms
+            .saturating_add(since_ms.saturating_sub(passed_ms))
+    }
+}
+
+fn difference(a_ms: u64, b_ms: u64) -> i64 {
+    a_ms.cast_signed().saturating_sub(b_ms.cast_signed())
 }
 
 impl ClockOffset {
@@ -26,25 +52,31 @@ impl ClockOffset {
         self.is_live = true;
     }
 
-    /// A record of this time was received.
-    pub(super) fn received(&mut self, record_ms: u64, wall_ms: u64) {
+    /// A record of this time was received. `now` is a clock that is never set.
+    pub(super) fn received(&mut self, record_ms: u64, wall_ms: u64, now: Duration) {
         if !self.is_live {
             return;
         }
-        let ahead_ms = wall_ms
-            .cast_signed()
-            .saturating_sub(record_ms.cast_signed());
+        let ahead_ms = difference(wall_ms, record_ms);
         self.samples = self.samples.saturating_add(1);
         match self.least {
-            Some((least, at)) if least <= ahead_ms && at.elapsed() < WINDOW => {}
-            _ => self.least = Some((ahead_ms, Instant::now())),
+            Some(least)
+                if least.moved(wall_ms, now) <= ahead_ms
+                    && now.saturating_sub(least.at) < WINDOW => {}
+            _ => {
+                self.least = Some(Sample {
+                    ahead_ms,
+                    wall_ms,
+                    at: now,
+                });
+            }
         }
     }
 
     /// By how many milliseconds the clock is ahead, if that is known.
-    pub(super) fn ahead_ms(&self) -> Option<u64> {
-        let (least, _) = self.least.filter(|_| self.samples >= SAMPLES_MIN)?;
-        u64::try_from(least).ok()
+    pub(super) fn ahead_ms(&self, wall_ms: u64, now: Duration) -> Option<u64> {
+        let least = self.least.filter(|_| self.samples >= SAMPLES_MIN)?;
+        u64::try_from(least.moved(wall_ms, now)).ok()
     }
 }
 
@@ -52,21 +84,42 @@ impl ClockOffset {
 mod tests {
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(7);
+
+    fn after(ms: u64) -> Duration {
+        NOW + Duration::from_millis(ms)
+    }
+
     #[test]
     fn only_live_records_count_and_the_fastest_decides() {
         let mut offset = ClockOffset::default();
         for _ in 0..10 {
-            offset.received(1_000, 900_000);
+            offset.received(1_000, 900_000, NOW);
         }
-        assert_eq!(offset.ahead_ms(), None, "records of the past");
+        assert_eq!(offset.ahead_ms(900_000, NOW), None, "records of the past");
         offset.follows();
-        offset.received(1_000_000, 1_005_900);
-        offset.received(1_000_100, 1_005_110);
-        assert_eq!(offset.ahead_ms(), None, "too few");
-        offset.received(1_000_200, 1_005_800);
-        assert_eq!(offset.ahead_ms(), Some(5_010));
+        // They arrive after 900, 10 and 800 ms.
+        offset.received(1_000_000, 1_005_900, after(900));
+        offset.received(1_001_000, 1_006_010, after(1_010));
+        assert_eq!(offset.ahead_ms(1_006_010, after(1_010)), None, "too few");
+        offset.received(1_001_200, 1_007_000, after(2_000));
+        assert_eq!(offset.ahead_ms(1_007_000, after(2_000)), Some(5_010));
         // A clock that is behind is not ahead.
-        offset.received(1_000_300, 999_000);
-        assert_eq!(offset.ahead_ms(), None);
+        offset.received(1_001_300, 999_000, after(2_100));
+        assert_eq!(offset.ahead_ms(999_000, after(2_100)), None);
+    }
+
+    /// The leader has died, so no record arrives any more.
+    #[test]
+    fn estimate_moves_with_a_clock_that_is_set_later() {
+        let mut offset = ClockOffset::default();
+        offset.follows();
+        for _ in 0..SAMPLES_MIN {
+            offset.received(1_000_000, 1_005_000, NOW);
+        }
+        let later = after(2_000);
+        assert_eq!(offset.ahead_ms(1_007_000, later), Some(5_000));
+        assert_eq!(offset.ahead_ms(1_002_000, later), Some(0));
+        assert_eq!(offset.ahead_ms(1_012_000, later), Some(10_000));
     }
 }

@@ -43,15 +43,28 @@ impl ClusterLog {
         appended.saturating_sub(self.0.released().0)
     }
 
+    /// How long the lease still lasts.
+    pub fn lease_left(&self) -> Duration {
+        self.0.lease_left()
+    }
+
+    /// The log itself, for what operators ask of a leader.
+    pub fn leader(&self) -> &LeaderLog {
+        &self.0
+    }
+
     /// How long the log has not decided what was written last.
     pub fn undecided_for(&self) -> Duration {
         self.0.undecided_for()
     }
 
-    /// Ends the leadership once everything that was appended is durable. Nothing may be decided any
-    /// more.
-    pub fn hand_over(&self) {
-        self.0.hand_over();
+    /// Ends the leadership once everything that was appended is durable, so that this host or any
+    /// other leads next. Nothing may be decided any more.
+    pub fn hand_over(&self, to: Option<&str>) {
+        match to {
+            Some(host) => self.0.hand_over_to(host),
+            None => self.0.hand_over(),
+        }
     }
 }
 

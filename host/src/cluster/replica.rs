@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use statehouse_cluster::{Description, Embedder, Ended, Head, Takeover};
+use statehouse_cluster::{Clock as _, Description, Embedder, Ended, Head, MachineClock, Takeover};
 use statehouse_mqtt::Broker;
 use statehouse_protocol::LogPosition;
 
@@ -97,7 +97,7 @@ impl<R: Roles> Replica<R> {
                 "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
             ));
         }
-        match self.offset.ahead_ms() {
+        match self.offset.ahead_ms(wall_ms(), MachineClock.now()) {
             Some(ahead_ms) if ahead_ms > max_ms => Err(format!(
                 "its clock is {ahead_ms} ms ahead of that of the last leader, {}: synchronize the clocks of all hosts, or start this one with --accept-clock",
                 head.leader
@@ -132,7 +132,8 @@ impl<R: Roles> Embedder for Replica<R> {
         applied.map_err(|error| format!("record {position}: {error}"))?;
         self.position.store(position.0, Relaxed);
         if self.image.now_ms > before_ms {
-            self.offset.received(self.image.now_ms, wall_ms());
+            let now = MachineClock.now();
+            self.offset.received(self.image.now_ms, wall_ms(), now);
         }
         if self.image.policies.len() > policies {
             self.roles.name(&self.image.policies);
@@ -222,3 +223,6 @@ impl<R: Roles> Embedder for Replica<R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

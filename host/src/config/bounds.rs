@@ -7,6 +7,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 
 use super::layer::settings;
 use super::memory::Memory;
+use super::values;
 use super::{ConfigError, Fuel, KeyBytes, PacketBytes};
 use crate::limits;
 use statehouse_core::store::{Quota, Supervision};
@@ -21,7 +22,8 @@ settings! {
 
         /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three
         /// eighths of the memory, at most 512 MiB]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_bytes: Option<NonZeroU64>,
 
         /// Maximum number of keys of one client; a key belongs to the client that wrote it last
@@ -31,7 +33,8 @@ settings! {
 
         /// Maximum bytes of one client's keys and values, counted like the store's [default: three
         /// quarters of the store's limit, at least the longest key and value]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_CLIENT_BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_CLIENT_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_client_bytes: Option<NonZeroU64>,
 
         /// Maximum length of a key
@@ -39,7 +42,8 @@ settings! {
         pub max_key_bytes: Option<KeyBytes>,
 
         /// Maximum length of a value
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_VALUE_BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_VALUE_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_value_bytes: Option<NonZeroU64>,
 
         /// Maximum number of watches; a key counts once for each of its watchers [default: 1000000]
@@ -61,12 +65,14 @@ settings! {
 
         /// Maximum bytes queued for one client before it is disconnected [default: an eighth of
         /// --max-total-queue-bytes, at most 16 MiB, at least one packet]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_QUEUE_BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_QUEUE_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_queue_bytes: Option<NonZeroU64>,
 
         /// Maximum bytes queued for all clients together; sessions of disconnected clients may use
         /// half of it [default: an eighth of the memory, at most 512 MiB]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_total_queue_bytes: Option<NonZeroU64>,
 
         /// Maximum number of connections

@@ -12,8 +12,9 @@ use std::time::Duration;
 use statehouse_cluster::{Options, Reads, Sizes};
 
 use super::layer::settings;
+use super::values;
 use super::values::socket_address;
-use super::{ConfigError, Span, time};
+use super::{ConfigError, Flags, Span, time};
 use crate::limits;
 
 settings! {
@@ -74,7 +75,8 @@ settings! {
 
         /// The --quota-backend-bytes of the etcd servers. Above three quarters of it, writes that
         /// need memory are refused [default: 2147483648]
-        #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA")]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_CLUSTER_QUOTA")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub cluster_quota: Option<NonZeroU64>,
     }
 }
@@ -188,6 +190,11 @@ pub enum ClusterError {
 }
 
 impl ClusterFlags {
+    /// Why this build does not know a key of the file, if other builds do.
+    pub(super) fn absent(_key: &str) -> Option<String> {
+        None
+    }
+
     /// The first setting that requires a cluster.
     fn stray(&self) -> Option<&'static str> {
         let given = [
@@ -231,7 +238,7 @@ impl ClusterFlags {
     }
 
     /// The checked settings, or none if there is no cluster.
-    pub(super) fn load(self) -> Result<Option<ClusterConfig>, ConfigError> {
+    fn load(self) -> Result<Option<ClusterConfig>, ConfigError> {
         if self.cluster.is_empty() {
             return match self.stray() {
                 Some(name) => Err(ClusterError::WithoutCluster(name).into()),
@@ -261,13 +268,49 @@ impl ClusterFlags {
             quota_bytes: (self.cluster_quota).map_or(Sizes::default().quota_bytes, NonZeroU64::get),
             etcd,
         };
-        let checked = config.options("", Default::default()).check();
+        let address = config.listen.to_string();
+        let checked = config.options(&address, Default::default()).check();
         checked.map_err(ClusterError::Name)?;
         Ok(Some(config))
     }
 }
 
+/// The first setting that a host in a cluster cannot choose, and the reason.
+fn decided_by_cluster(settings: &Flags) -> Option<(&'static str, &'static str)> {
+    let given = [
+        (
+            settings.durability.is_some(),
+            "durability",
+            "a write is in the log of the cluster before its answer",
+        ),
+        (
+            settings.foreign.broker.is_some(),
+            "broker",
+            "clients connect to the hosts of the cluster",
+        ),
+        (
+            settings.policy.is_some(),
+            "policy",
+            "the log of the cluster names the policies; use `statehouse policy load` and `promote`",
+        ),
+    ];
+    let mut given = given.into_iter().filter(|(is_given, ..)| *is_given);
+    given.next().map(|(_, name, why)| (name, why))
+}
+
 impl ClusterConfig {
+    /// The checked settings of a cluster and no others that a cluster decides, or none if there is
+    /// no cluster.
+    pub(super) fn load(settings: &Flags) -> Result<Option<Self>, ConfigError> {
+        let cluster = settings.cluster.clone().load()?;
+        if cluster.is_some()
+            && let Some((name, why)) = decided_by_cluster(settings)
+        {
+            return Err(ClusterError::Decided(name, why).into());
+        }
+        Ok(cluster)
+    }
+
     /// The options of a member with this address and process id.
     pub(crate) fn options(&self, address: &str, process: statehouse_cluster::Id) -> Options {
         let address = self.address.as_deref().unwrap_or(address);

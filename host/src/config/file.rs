@@ -80,8 +80,27 @@ impl Visitor<'_> for KnownKey {
     fn visit_str<E: Error>(self, key: &str) -> Result<(), E> {
         match KEYS.contains(&key) {
             true => Ok(()),
-            false => Err(E::unknown_field(key, &KEYS)),
+            false => {
+                let absent = ClusterFlags::absent(key);
+                Err(E::custom(absent.unwrap_or_else(|| unknown(key))))
+            }
         }
+    }
+}
+
+/// How similar two names must be that one is suggested for the other (Jaro-Winkler, 0 to 1).
+const SIMILARITY_MIN: f64 = 0.85;
+
+fn unknown(key: &str) -> String {
+    let similar = KEYS
+        .iter()
+        .map(|known| (strsim::jaro_winkler(key, known), known));
+    let best = similar.max_by(|a, b| a.0.total_cmp(&b.0));
+    match best.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN) {
+        Some((_, known)) => format!("unknown setting `{key}`: did you mean `{known}`?"),
+        None => format!(
+            "unknown setting `{key}`: settings have the names of the flags of `statehouse serve --help`, with underscores"
+        ),
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 
 use super::layer::settings;
+use super::values;
 use super::{
     AccessFlags, AdminAddress, ClusterFlags, DialectSetting, DropAction, Durability, ForeignFlags,
     LimitFlags, ListenFlags, LogFormat, Node, Span, Threads,
@@ -154,10 +155,11 @@ settings! {
         /// Maximum bytes on disk that are kept only for history [default: 268435456]
         #[arg(
             long,
-            value_name = "BYTES",
+            value_name = "BYTES", value_parser = values::size,
             env = "STATEHOUSE_HISTORY_BYTES",
             help_heading = "Durability"
         )]
+        #[serde(deserialize_with = "values::file_size")]
         pub history_bytes: Option<u64>,
 
         /// How long an answered request is remembered at most, so that a redelivery gets the same
@@ -184,10 +186,11 @@ settings! {
         /// MiB]
         #[arg(
             long,
-            value_name = "BYTES",
+            value_name = "BYTES", value_parser = values::nonzero_size,
             env = "STATEHOUSE_MAX_DUPLICATE_BYTES",
             help_heading = "Durability"
         )]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_duplicate_bytes: Option<NonZeroU64>,
 
         /// Start although the system clock is more than a minute behind the last recorded time

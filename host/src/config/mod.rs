@@ -15,6 +15,10 @@ use statehouse_core::store::{Mode, Retention, Supervision};
 mod access;
 mod admin;
 mod bounds;
+#[cfg(feature = "cluster")]
+mod cluster;
+#[cfg(not(feature = "cluster"))]
+#[path = "no_cluster.rs"]
 mod cluster;
 mod error;
 mod file;
@@ -32,9 +36,7 @@ pub(crate) use admin::socket_path;
 pub use admin::{AdminAddress, AdminPlace};
 pub(crate) use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
-pub use cluster::{
-    ClusterConfig, ClusterError, ClusterFlags, ClusterListen, ClusterReads, Compact, EtcdConfig,
-};
+pub use cluster::*;
 pub use error::ConfigError;
 pub use flags::Flags;
 pub use follow::{Followed, load};
@@ -45,6 +47,8 @@ pub use values::{
     DialectSetting, DropAction, Durability, Fuel, KeyBytes, LogFormat, Node, PacketBytes, Span,
     Threads,
 };
+
+pub(crate) use values::size;
 
 use layer::Layer;
 use memory::Memory;
@@ -170,12 +174,7 @@ impl Config {
 
     /// Reads no other file, so that limits can be reloaded if other files are missing.
     fn of(settings: Flags) -> Result<Self, ConfigError> {
-        let cluster = settings.cluster.clone().load()?;
-        if cluster.is_some()
-            && let Some((name, why)) = decided_by_cluster(&settings)
-        {
-            return Err(ClusterError::Decided(name, why).into());
-        }
+        let cluster = ClusterConfig::load(&settings)?;
         let durability = settings.durability.unwrap_or(Durability::Always);
         let foreign = settings.foreign.clone();
         let foreign = foreign.load(durability)?;
@@ -246,29 +245,6 @@ impl Config {
             threads: settings.threads.unwrap_or_default().0,
         })
     }
-}
-
-/// The first setting that a host in a cluster cannot choose, and the reason.
-fn decided_by_cluster(settings: &Flags) -> Option<(&'static str, &'static str)> {
-    let given = [
-        (
-            settings.durability.is_some(),
-            "durability",
-            "a write is in the log of the cluster before its answer",
-        ),
-        (
-            settings.foreign.broker.is_some(),
-            "broker",
-            "clients connect to the hosts of the cluster",
-        ),
-        (
-            settings.policy.is_some(),
-            "policy",
-            "the log of the cluster names the policies; use `statehouse policy load` and `promote`",
-        ),
-    ];
-    let mut given = given.into_iter().filter(|(is_given, ..)| *is_given);
-    given.next().map(|(_, name, why)| (name, why))
 }
 
 /// An admin API that other machines can reach needs a token.

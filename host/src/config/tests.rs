@@ -30,7 +30,7 @@ fn flags_win_over_the_file() {
     let path = directory.path().join("statehouse.toml");
     fs::write(
         &path,
-        "max_keys = 5\nmax_bytes = 7000\nnode = \"gateway-7\"\n",
+        "max_keys = 5\nmax_bytes = \"7kB\"\nnode = \"gateway-7\"\n",
     )
     .unwrap();
     let flags = Flags {
@@ -55,9 +55,12 @@ fn errors_name_the_line() {
         (
             "max_keys = 5\nmaxbytes = 7\n",
             2,
-            "unknown field `maxbytes`",
+            "unknown setting `maxbytes`: did you mean `max_bytes`?",
         ),
+        ("whatever = 7\n", 1, "names of the flags"),
         ("\n\nmax_keys = 0\n", 3, "nonzero"),
+        ("max_bytes = 0\n", 1, "at least 1 byte"),
+        ("max_bytes = \"512 apples\"\n", 1, "such as 4194304, 512MB"),
         (
             "max_keys = 5\nlisten = [\"here\"]\n",
             2,
@@ -160,7 +163,7 @@ fn contradictory_broker_settings_are_refused() {
         ("broker_window = 0\n", "1 to 4096"),
         ("broker_client_id = \"a\\nb\"\n", "control"),
         ("presence = \"emqx\"\n", "unknown variant `emqx`"),
-        ("kick = \"dynsec\"\n", "unknown field `kick`"),
+        ("kick = \"dynsec\"\n", "unknown setting `kick`"),
     ] {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
@@ -232,6 +235,7 @@ fn a_large_machine_gets_the_largest_defaults() {
     assert_eq!(quota, statehouse_core::store::Quota::default());
 }
 
+#[cfg(feature = "cluster")]
 #[test]
 fn shipped_settings_of_a_cluster_are_valid() {
     let config = file(include_str!("../../dist/cluster/statehouse.toml")).unwrap();
@@ -240,6 +244,7 @@ fn shipped_settings_of_a_cluster_are_valid() {
     assert_eq!(cluster.quota_bytes, 4 << 30);
 }
 
+#[cfg(feature = "cluster")]
 #[test]
 fn settings_that_a_cluster_decides_are_refused() {
     let cluster = "cluster = [\"http://e:2379\"]\nname = \"a\"\ncluster_listen = \"127.0.0.1:1\"\n";
@@ -253,5 +258,16 @@ fn settings_that_a_cluster_decides_are_refused() {
             .unwrap_err()
             .to_string();
         assert!(refused.contains(expected), "{refused}");
+    }
+}
+
+#[cfg(not(feature = "cluster"))]
+#[test]
+fn settings_of_a_cluster_are_refused_by_a_build_without() {
+    for setting in ["cluster = [\"http://e:2379\"]", "name = \"gw1\""] {
+        let refused = file(&format!("listen = [\"127.0.0.1:1\"]\n{setting}\n")).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("this build has no cluster"), "{refused}");
+        assert!(refused.contains("line 2"), "{refused}");
     }
 }

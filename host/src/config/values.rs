@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -72,6 +72,59 @@ impl FromStr for Node {
     }
 }
 
+/// A number of bytes, with or without a unit: `64`, `512MB` (a million bytes each), `4GiB`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
+    let factor = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        _ => 0,
+    };
+    let size = digits
+        .parse()
+        .ok()
+        .and_then(|it: u64| it.checked_mul(factor));
+    size.filter(|_| factor > 0).ok_or_else(|| {
+        format!("`{text}` is not a number of bytes: write one such as 4194304, 512MB or 4MiB")
+    })
+}
+
+/// Like [`size`], but not 0.
+pub(crate) fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(size(text)?).ok_or_else(|| "it must be at least 1 byte".to_owned())
+}
+
+/// A [`size`] in the file: a number or a string.
+pub(super) fn file_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    Size::deserialize(from).map(|it| Some(it.0))
+}
+
+/// A [`nonzero_size`] in the file: a number or a string.
+pub(super) fn nonzero_file_size<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<NonZeroU64>, D::Error> {
+    let size = Size::deserialize(from)?.0;
+    NonZeroU64::new(size)
+        .map(Some)
+        .ok_or_else(|| de::Error::custom("it must be at least 1 byte"))
+}
+
+struct Size(u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        size(text).map(Self)
+    }
+}
+
 /// The longest MQTT packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketBytes(pub(super) usize);
@@ -81,7 +134,7 @@ impl FromStr for PacketBytes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         // A smaller limit would exclude ordinary requests.
-        match text.parse() {
+        match usize::try_from(size(text)?) {
             Ok(bytes @ 1_024..=limits::PACKET_BYTES_MAX_MAX) => Ok(Self(bytes)),
             _ => Err(format!(
                 "a packet has at least 1024 and at most {} bytes",
@@ -99,8 +152,8 @@ impl FromStr for KeyBytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(bytes @ 1..=limits::KEY_BYTES_MAX_MAX) => Ok(Self(bytes)),
+        match size(text)? {
+            bytes @ 1..=limits::KEY_BYTES_MAX_MAX => Ok(Self(bytes)),
             _ => Err(format!(
                 "a key has at most {} bytes",
                 limits::KEY_BYTES_MAX_MAX
@@ -215,6 +268,7 @@ deserialize_by_parsing!(
     Node,
     PacketBytes,
     KeyBytes,
+    Size,
     Fuel,
     Span,
     Threads,
@@ -236,6 +290,10 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {

@@ -4,7 +4,9 @@
 //! A follower that receives nothing suspects the leader. A wrong suspicion must do no harm: it only
 //! makes the cluster ask the leader for a sign of life.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -12,9 +14,50 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout
 
 use super::Front;
 use super::passing::ConnectError;
-use super::preface::Purpose;
+use super::preface::{HostName, Purpose};
 use super::role::Leader;
 use crate::limits;
+
+/// The hosts that have links to this one, with the number of links. They live and reach this host,
+/// but their names are what they claim.
+#[derive(Debug, Default)]
+pub struct Links(Mutex<BTreeMap<String, usize>>);
+
+/// A link that counts until this is dropped.
+struct Counted<'a> {
+    links: &'a Links,
+    host: String,
+}
+
+impl Links {
+    /// Whether a host has a link to this one.
+    #[must_use]
+    pub fn contains(&self, host: &str) -> bool {
+        self.locked().contains_key(host)
+    }
+
+    fn add(&self, host: &HostName) -> Counted<'_> {
+        let host = host.to_string();
+        *self.locked().entry(host.clone()).or_default() += 1;
+        Counted { links: self, host }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut links = self.links.locked();
+        if let Some(count) = links.get_mut(&self.host) {
+            *count -= 1;
+            if *count == 0 {
+                links.remove(&self.host);
+            }
+        }
+    }
+}
 
 /// Why a link ended. The text is for the log.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +132,8 @@ async fn listen(mut socket: TcpStream) -> LinkError {
 
 /// Serves the link of a follower until this host does not lead any more, or the follower closes it.
 /// A leader that does not reach the log sends nothing: it cannot serve, and another host may.
-pub(super) async fn serve(front: &Front, mut socket: TcpStream) {
+pub(super) async fn serve(front: &Front, host: &HostName, mut socket: TcpStream) {
+    let _counted = front.links.add(host);
     let mut role = front.role.clone();
     let (mut reader, mut writer) = socket.split();
     let mut beat = interval(limits::CLUSTER_LINK_BEAT);

@@ -38,6 +38,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::limits;
 use crate::listener::{Listeners, OpenListener, accept};
+pub use link::Links;
 use port::Port;
 pub use preface::HostName;
 use preface::Key;
@@ -56,6 +57,8 @@ pub struct FrontOptions {
     pub suspect: Arc<dyn Fn() + Send + Sync>,
     /// Whether this host, while it leads, reaches the log. If not, its followers suspect it.
     pub reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// The followers that this host serves links of, while it leads.
+    pub links: Arc<Links>,
 }
 
 /// The state that all connections of a front share.
@@ -67,6 +70,7 @@ pub struct Front {
     audit: Arc<Audit>,
     suspect: Arc<dyn Fn() + Send + Sync>,
     reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
+    links: Arc<Links>,
     /// One permit per stream that is passed on or waits.
     streams: Arc<Semaphore>,
     /// One permit per connection to the leader that has no answer yet.
@@ -102,6 +106,7 @@ impl Front {
             connections_max,
             suspect,
             reaches_log,
+            links,
         } = options;
         let streams = connections_max.min(Semaphore::MAX_PERMITS);
         Self {
@@ -111,6 +116,7 @@ impl Front {
             audit,
             suspect,
             reaches_log,
+            links,
             streams: Arc::new(Semaphore::new(streams)),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
             unready: Mutex::default(),

@@ -34,7 +34,7 @@ pub(super) struct Port {
 
 /// A connection of another host that was accepted.
 enum Accepted {
-    Link(OwnedSemaphorePermit),
+    Link(HostName, OwnedSemaphorePermit),
     Stream {
         broker: Broker,
         acceptor: Arc<Acceptor>,
@@ -96,8 +96,8 @@ impl Port {
             drop(place);
             match done {
                 Ok(None) => {}
-                Ok(Some(Accepted::Link(permit))) => {
-                    link::serve(&self.front, socket).await;
+                Ok(Some(Accepted::Link(host, permit))) => {
+                    link::serve(&self.front, &host, socket).await;
                     drop(permit);
                 }
                 Ok(Some(Accepted::Stream {
@@ -137,7 +137,7 @@ impl Port {
             Purpose::Link => {
                 let permit = self.links.clone().try_acquire_owned();
                 let permit = permit.map_err(|_| PortError::Links(host.clone()))?;
-                return Ok(Some(Accepted::Link(permit)));
+                return Ok(Some(Accepted::Link(host.clone(), permit)));
             }
         };
         let mut acceptors = self.acceptors.iter();
@@ -191,6 +191,7 @@ mod tests {
             connections_max: 10,
             suspect: Arc::new(|| {}),
             reaches_log: Arc::new(|| true),
+            links: Arc::default(),
         };
         let front = Arc::new(Front::new(role, Arc::<Audit>::default(), options));
         let port = Port {

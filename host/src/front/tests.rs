@@ -111,6 +111,7 @@ impl Host {
                 count.fetch_add(1, Ordering::SeqCst);
             }),
             reaches_log: Arc::new(|| true),
+            links: Arc::default(),
         };
         let mut front = Front::new(following, audit.clone(), options);
         adjust(&mut front);

@@ -21,3 +21,7 @@ pub const REQUEST_LINE_ID_BYTES_MAX: usize = 32;
 
 /// The error text of a request in the log.
 pub const REQUEST_LINE_ERROR_BYTES_MAX: usize = 256;
+
+/// Lines a minute about requests that clients build wrongly. There is one for each client and
+/// mistake, so this many are enough to see what is wrong with a fleet.
+pub const CLIENT_ERROR_LINES_PER_MINUTE_MAX: usize = 32;

@@ -8,6 +8,7 @@ use std::collections::BinaryHeap;
 
 use super::Server;
 use crate::limits;
+use statehouse_core::store::Peer;
 
 /// How much of the table is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,17 @@ pub struct Owned {
 }
 
 impl Server {
+    /// How many keys each of these clients watches.
+    pub fn watch_counts(&self, peers: &[Peer]) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(peers.len());
+        for peers in peers.chunks(limits::OWNERS_PER_TURN) {
+            let locked = self.lock();
+            let watches = &locked.core.store().state().watches;
+            counts.extend(peers.iter().map(|peer| watches.count_by(peer)));
+        }
+        counts
+    }
+
     /// How much is used, with the `count` largest owners.
     pub fn usage(&self, count: usize) -> Usage {
         let (keys, bytes) = self.lock().core.store().state().load();

@@ -134,7 +134,7 @@ fn is_for_the_store(topic: &[u8]) -> bool {
     topic == REQUEST_TOPIC.as_bytes() || topic == PREVIEW_TOPIC.as_bytes()
 }
 
-fn peer(origin: &Origin) -> Peer {
+pub(crate) fn peer(origin: &Origin) -> Peer {
     Peer {
         client: origin.client.clone(),
         connection: origin.connection,

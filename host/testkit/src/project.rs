@@ -75,6 +75,10 @@ const RUST: &[(&str, &str)] = &[
         include_str!("../../templates/rust/policy.toml"),
     ),
     (
+        "vendor/statehouse-policy/wit/policy.wit",
+        include_str!("../../../wit/policy.wit"),
+    ),
+    (
         "vendor/statehouse-guest/Cargo.toml",
         include_str!("../../templates/rust/guest.toml"),
     ),

@@ -14,7 +14,7 @@ use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::{ConnectionId, SessionId};
 
-use crate::ops::{Op, Redelivery};
+use crate::ops::{Op, Redelivery, VERSION_OF_KEY};
 use crate::oracle::{Oracle, OracleRequest, Reading, Version, WatcherNotification};
 use crate::{
     CLIENTS, DIALECTS, QUOTA, START_MS, WINDOW_MS, now, policies, promote, retention,
@@ -145,7 +145,11 @@ impl Model {
                 timestamp,
                 token,
             } => {
-                let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+                let word = |word: &&str| match *word {
+                    VERSION_OF_KEY => self.oracle.version_of(words[1]),
+                    word => word.as_bytes().to_vec(),
+                };
+                let words = words.iter().map(word).collect();
                 let (timestamp, token) = (timestamp.at(self.now_ms), token.at(self.now_ms));
                 self.handle_new_request(*client, DIALECTS[*dialect], words, timestamp, token);
             }

@@ -61,7 +61,18 @@ pub(crate) enum Op {
     Restart,
 }
 
-const INVALID_SET_OPTIONS: &[&[&str]] = &[&["NX", "NEX"], &["XX"], &["NX", "NX"], &["PX"]];
+/// A word that stands for the version of the request's key.
+pub(crate) const VERSION_OF_KEY: &str = "VERSION-OF-KEY";
+
+const INVALID_SET_OPTIONS: &[&[&str]] = &[
+    &["NX", "NEX"],
+    &["XX"],
+    &["NX", "NX"],
+    &["PX"],
+    &["IFVERSION"],
+    &["IFVERSION", "1:0"],
+    &["NX", "IFVERSION", "1:0:n"],
+];
 const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &[],
     &[],
@@ -80,6 +91,7 @@ const PATTERNS: &[&str] = &[
 const WRONG_ARGUMENT_COUNTS: &[&[&str]] = &[
     &["GET"],
     &["GET", "a", "b"],
+    &["META", "a", "b"],
     &["DEL"],
     &["FOO", "a"],
     &["SET", "a"],
@@ -106,6 +118,8 @@ fn words() -> impl Strategy<Value = Vec<&'static str>> {
         1 => Just(vec!["NX"]),
         1 => Just(vec!["NEX"]),
         1 => value().prop_map(|value| vec!["nex", value]),
+        2 => prop::sample::select(&[VERSION_OF_KEY, "1:0:n"][..])
+            .prop_map(|version| vec!["ifversion", version]),
         1 => prop::sample::select(INVALID_SET_OPTIONS).prop_map(<[_]>::to_vec),
     ];
     let expiry = prop_oneof![3 => Just(vec![]), 2 => ms.prop_map(|ms| vec!["px", ms])];
@@ -123,6 +137,7 @@ fn words() -> impl Strategy<Value = Vec<&'static str>> {
     prop_oneof![
         8 => set,
         3 => key().prop_map(|key| vec!["GET", key]),
+        2 => key().prop_map(|key| vec!["META", key]),
         2 => key().prop_map(|key| vec!["del", key]),
         2 => (key(), value()).prop_map(|(key, value)| vec!["VDEL", key, value]),
         3 => (key(), stop).prop_map(|(key, stop)| [&["KEYNOTIFY", key], stop].concat()),

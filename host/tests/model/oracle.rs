@@ -205,6 +205,13 @@ impl Oracle {
         }
     }
 
+    /// The version of a key as a client writes it; of an absent key, one that it never had.
+    pub(crate) fn version_of(&self, key: &str) -> Vec<u8> {
+        let entry = self.keys.get(key.as_bytes());
+        let version = entry.map_or_else(Stamp::default, |entry| entry.version);
+        format!("{}:{}:StateStore", version.wall, version.counter).into_bytes()
+    }
+
     fn decide(&self, request: &OracleRequest<'_>) -> Result<Prediction, (&'static str, bool)> {
         // Neither a format error nor a read is repeatable.
         let format_error = |text| Err((text, false));
@@ -217,6 +224,7 @@ impl Oracle {
             b"VDEL" => (2, 2),
             b"KEYNOTIFY" if !preview => (1, 3),
             b"SCAN" => (1, 2),
+            b"META" if !preview => (1, 1),
             _ => return format_error("unknown command"),
         };
         if words.len() < least {
@@ -249,6 +257,7 @@ impl Oracle {
             (b"DEL", _) => self.delete(request, key, None),
             (b"VDEL", _) => self.delete(request, key, Some(words[1])),
             (b"SCAN", _) => Ok(self.scan(key)),
+            (b"META", _) => Ok(self.meta(key, request.now_ms)),
             _ => Ok(self.keynotify(request, key, stop)),
         }
     }
@@ -274,19 +283,23 @@ impl Oracle {
         let token = token(request)?;
         let entry = self.keys.get(key);
         let fence = fenced(request, entry, token)?;
-        let expected = match options.condition {
-            Condition::Always => None,
-            Condition::Absent => Some(None),
-            Condition::AbsentOrEqual(expected) => Some(Some(expected.unwrap_or(value))),
+        let holds = match (&options.condition, entry) {
+            (Condition::Always, _) => true,
+            (Condition::Absent, entry) => entry.is_none(),
+            (Condition::AbsentOrEqual(expected), entry) => {
+                entry.is_none_or(|entry| entry.value == expected.unwrap_or(value))
+            }
+            (Condition::Version(expected), entry) => {
+                entry.is_some_and(|entry| entry.version == *expected)
+            }
         };
-        if let (Some(expected), Some(entry)) = (expected, entry)
-            && expected != Some(&entry.value[..])
-        {
+        if !holds {
             let payload: &[u8] = match request.dialect {
                 Dialect::Documents => b"-1\r\n",
                 _ => b":-1\r\n",
             };
-            return Ok(Prediction::new(payload, Version::Is(entry.version)).repeatable());
+            let version = entry.map_or(Version::None, |entry| Version::Is(entry.version));
+            return Ok(Prediction::new(payload, version).repeatable());
         }
         let is_its_own = |entry: &OracleEntry| entry.owner == request.client;
         let owned = self.keys.values().filter(|it| is_its_own(it)).count();
@@ -317,6 +330,26 @@ impl Oracle {
             }
             None => Prediction::new(b"$-1\r\n", Version::None),
         }
+    }
+
+    fn meta(&self, key: &[u8], now_ms: u64) -> Prediction {
+        let Some(entry) = self.keys.get(key) else {
+            return Prediction::new(b"$-1\r\n", Version::None);
+        };
+        let mut words = vec!["bytes".to_owned(), entry.value.len().to_string()];
+        if let Some(ms) = entry.expires_ms {
+            words.extend(["expires".to_owned(), ms.to_string()]);
+            words.extend(["ttl".to_owned(), (ms - now_ms).to_string()]);
+        }
+        if let Some((wall, counter, node)) = entry.fence {
+            let fence = Reading::Clock(wall, counter, node).text();
+            words.extend(["fence".to_owned(), fence]);
+        }
+        let mut payload = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            push_bulk(&mut payload, word.as_bytes());
+        }
+        Prediction::new(&payload, Version::Is(entry.version))
     }
 
     fn delete(
@@ -443,6 +476,7 @@ enum Condition<'a> {
     Always,
     Absent,
     AbsentOrEqual(Option<&'a [u8]>),
+    Version(Stamp),
 }
 
 struct Options<'a> {
@@ -450,7 +484,17 @@ struct Options<'a> {
     px_ms: Option<u64>,
 }
 
-/// `[NX | NEX [expected]] [PX ms]` in any order. None for any other words.
+/// `wall:counter:node`, of which the node does not matter.
+fn version(word: &[u8]) -> Option<Stamp> {
+    let parts: Vec<&str> = std::str::from_utf8(word).ok()?.split(':').collect();
+    let [wall, counter, node] = parts[..] else {
+        return None;
+    };
+    let (wall, counter) = (wall.parse().ok()?, counter.parse().ok()?);
+    (!node.is_empty()).then_some(Stamp { wall, counter })
+}
+
+/// `[NX | NEX [expected] | IFVERSION version] [PX ms]` in any order. None for any other words.
 fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
     let is = |word: &[u8], option: &[u8]| word.eq_ignore_ascii_case(option);
     let option = |word: &[u8]| [&b"NX"[..], b"NEX", b"PX"].iter().any(|it| is(word, it));
@@ -477,6 +521,9 @@ fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
             };
             condition = Condition::AbsentOrEqual(expected);
             remaining
+        } else if is(word, b"IFVERSION") && first {
+            condition = Condition::Version(version(following.first()?)?);
+            &following[1..]
         } else {
             return None;
         };

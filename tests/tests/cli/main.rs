@@ -5,8 +5,10 @@
 mod backup;
 mod bench;
 mod commands;
+mod context;
 mod data_directory;
 mod doctor;
+mod everyday;
 mod history;
 mod lock;
 mod log;

@@ -1,9 +1,9 @@
 //! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients wait for a
 //! moment, and no request fails.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
-use statehouse_tests::{Cluster, cluster, histories::Play, run};
+use statehouse_tests::{Cluster, cluster, histories::Play, run, wait::eventually};
 
 use crate::CLIENTS;
 
@@ -81,5 +81,40 @@ fn handover_at_a_follower_names_the_leader() {
     run(&["cluster", "handover", "--data", &data], b"")
         .code(4)
         .says(&format!("use the admin API of {leader_name}"));
+    assert_eq!(cluster.present_leader(), leader);
+}
+
+#[test]
+fn handover_lets_the_named_host_lead() {
+    let mut cluster = Cluster::with(3, 1, &[]);
+    for _ in 0..3 {
+        let old = cluster.present_leader();
+        let target = (old.host + 2) % 3;
+        let (data, name) = (data(&cluster, old.host), cluster::name(target));
+        let hand_over = || run(&["cluster", "handover", "--data", &data, &name], b"");
+        // The link of a follower to a new leader takes a moment.
+        eventually("the host follows", || {
+            (hand_over().code == Some(0)).then_some(())
+        });
+        assert_eq!(cluster.wait_for_leader_after(old.epoch).host, target);
+        cluster.store(old.host, "writer").set("key", "value");
+    }
+
+    let leader = cluster.present_leader();
+    let data = data(&cluster, leader.host);
+    let hand_over = |to: &str| run(&["cluster", "handover", "--data", &data, to], b"");
+    let own = cluster::name(leader.host);
+    let done = hand_over(&own).code(0);
+    assert_eq!(done.text(), format!("{own} leads already\n"));
+    hand_over("gw9").code(1).says("has no host gw9");
+    // The record of a host that was killed still says that it follows.
+    let killed = cluster.follower();
+    cluster[killed].kill();
+    let killed = cluster::name(killed);
+    thread::sleep(Duration::from_secs(1));
+    eventually("the leader notices", || {
+        let refused = hand_over(&killed).code(1);
+        refused.stderr.contains("has no link").then_some(())
+    });
     assert_eq!(cluster.present_leader(), leader);
 }

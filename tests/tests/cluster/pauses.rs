@@ -6,12 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Cluster, Heard, client::PATIENCE, cluster, histories::Play, packet::kind};
+use statehouse_tests::{Cluster, cluster, histories::Play};
 
-use crate::{CLIENTS, SHORT_LEASE, eventually};
-
-const LEASE: (&str, &str) = ("cluster_reads", "lease");
-const CONFIRMED: (&str, &str) = ("cluster_reads", "confirmed");
+use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, eventually, expect_closed_unanswered};
 
 /// Pauses the leader for this long while clients read and write through the other hosts.
 fn pause_the_leader(reads: (&str, &str), length: Duration) {
@@ -47,15 +44,7 @@ fn pause_the_leader(reads: (&str, &str), length: Duration) {
     assert!(said.ends_with(": another host took over"), "{said}");
     let follows = format!("following {} of {}", cluster::name(new.host), cluster::NAME);
     cluster[old.host].wait_for_line(&follows);
-    loop {
-        match before.client.poll(PATIENCE) {
-            Heard::Packet(packet) => {
-                assert_ne!(packet.kind(), kind::PUBLISH, "an old answer: {packet:?}");
-            }
-            Heard::Closed => break,
-            Heard::Silence => panic!("the old leader keeps a client"),
-        }
-    }
+    expect_closed_unanswered(&mut before.client);
     let mut after = cluster.store(old.host, "after");
     assert_eq!(after.get("key"), Some(b"new".to_vec()));
     eprintln!(

@@ -417,6 +417,22 @@ fn mosquitto_pub_logs_in_with_its_password() {
     anonymous.says("authori");
 }
 
+#[test]
+fn command_with_a_wrong_password_is_refused_in_words() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let server = file.server(&[]);
+    let port = server.port().to_string();
+    let get = |password: &str| {
+        let mut command = command(&["get", "k", "--user", "anna", "--port", &port]);
+        command.env("STATEHOUSE_PASSWORD", password);
+        finish(command, b"")
+    };
+    get("secret").code(1).says("k does not exist");
+    get("wrong").code(4).says("wrong user name or password");
+    let anonymous = finish(command(&["get", "k", "--port", &port]), b"");
+    anonymous.code(4).says("not authorized");
+}
+
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }

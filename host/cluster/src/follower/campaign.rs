@@ -9,9 +9,10 @@ use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use super::suspicion::Suspicion;
-use super::{Accepted, Follower, Seen};
+use super::{Follower, Seen};
+use crate::cursor::Accepted;
 use crate::embedder::Embedder;
-use crate::error::{Stop, check_not_older};
+use crate::error::Stop;
 use crate::frame::{self, Frame, Kind, put_record};
 use crate::head::Head;
 use crate::host::{Decision, HeadChange};
@@ -27,7 +28,8 @@ impl Follower<'_> {
     ) -> Result<Option<Won>, Stop> {
         let host = self.host;
         let timing = &host.options.timing;
-        if self.chain != self.seen.head.chain && !broken!(host.options, FollowerTrustsReads) {
+        if self.cursor.chain != self.seen.head.chain && !broken!(host.options, FollowerTrustsReads)
+        {
             return Err(Stop::Damaged("the head and the last frame differ".into()));
         }
         if let Err(reason) = embedder.may_lead(&self.seen.head) {
@@ -35,7 +37,9 @@ impl Follower<'_> {
             suspicion.postpone(host.now() + timing.silence);
             return Ok(None);
         }
-        host.clock.sleep(host.random(timing.delay)).await;
+        if !self.is_successor() {
+            host.clock.sleep(host.random(timing.delay)).await;
+        }
         let serves_from = self.serves_from();
         let (head, frame) = self.candidacy(serves_from <= host.now(), embedder);
         let bytes = Bytes::from(head.encode());
@@ -49,7 +53,7 @@ impl Follower<'_> {
         let revision = match host.decide(change, true).await {
             Decision::Applied(revision) => revision,
             Decision::Replaced(value) => {
-                check_not_older(&value, &self.seen.head)?;
+                host.check_not_older(&value, &self.seen.head)?;
                 self.read_head(value)?;
                 suspicion.postpone(Duration::ZERO);
                 return Ok(None);
@@ -82,6 +86,21 @@ impl Follower<'_> {
     pub(super) fn leader_has_ended(&self) -> bool {
         let head = &self.seen.head;
         head.released || self.host.options.predecessor == Some(head.writer)
+    }
+
+    /// Whether the leader named this host as its successor.
+    fn is_successor(&self) -> bool {
+        self.seen.head.successor() == Some(&self.host.options.host)
+    }
+
+    /// Whether the leader named another host as its successor a moment ago. If that host does not
+    /// take over in time, any host may.
+    pub(super) fn yields(&self) -> bool {
+        let Seen { head, at, .. } = &self.seen;
+        let since = self.host.now().saturating_sub(*at);
+        head.successor().is_some()
+            && !self.is_successor()
+            && since < self.host.options.timing.precedence
     }
 
     /// When the lease of the previous leader is certainly over: it sent its last change before this

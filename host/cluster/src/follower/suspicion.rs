@@ -61,7 +61,7 @@ impl Suspicion {
             self.writer = Some(head.writer);
             self.order = head.order();
             self.clear();
-            if self.is_alive && !was_alive && head.leader == host {
+            if self.is_alive && !was_alive && head.leader == host && !head.released {
                 tracing::error!(
                     "the leader has the name {host} too: give each host of the cluster a name of its own"
                 );
@@ -91,8 +91,11 @@ impl Suspicion {
     pub(super) fn may_campaign(&self, follower: &Follower<'_>) -> bool {
         let now = follower.host.now();
         let head = &follower.seen.head;
-        let may_try = now >= self.not_before && !follower.signals.abstains(head.epoch, now);
-        (follower.leader_has_ended() || self.is_silent) && may_try && follower.seq == head.seq
+        let abstains = follower.signals.abstains(head.epoch, now) || follower.yields();
+        let may_try = now >= self.not_before && !abstains;
+        (follower.leader_has_ended() || self.is_silent)
+            && may_try
+            && follower.cursor.seq == head.seq
     }
 
     /// Looks at the head, and challenges a leader that is suspected.

@@ -9,8 +9,12 @@ use std::time::Duration;
 use statehouse_protocol::LogPosition;
 use tokio::sync::Notify;
 
+use super::Won;
 use crate::clock::Clock;
+use crate::figures::Figures;
 use crate::frame::{Kind, put_record};
+use crate::head::Head;
+use crate::host::Host;
 use crate::limits;
 use crate::options::{Reads, Sizes};
 use crate::space::Fullness;
@@ -38,6 +42,7 @@ pub struct LeaderLog {
     used_bytes: AtomicU64,
     /// Whether the engine refuses to grow.
     fullness: Arc<Fullness>,
+    figures: Arc<Figures>,
     ended: AtomicBool,
 }
 
@@ -52,14 +57,22 @@ struct State {
     cut: usize,
     appended: u64,
     committed: u64,
+    /// When each undecided group was appended, with its last position.
+    appended_at: VecDeque<(u64, Duration)>,
     wants_renewal: bool,
-    wants_handover: bool,
+    wants_handover: Option<Successor>,
+    /// The format of the log in the decided head, and the one that the next head should have.
+    log_format: u16,
+    wanted_format: u16,
     /// The number of transactions that were begun, and that were decided.
     begun: u64,
     decided: u64,
     /// When the present transaction was begun.
     undecided_since: Option<Duration>,
 }
+
+/// The host that should lead next; any if empty.
+pub(super) type Successor = String;
 
 #[derive(Debug)]
 struct Group {
@@ -82,7 +95,8 @@ pub(super) struct Taken {
 pub(super) struct Work {
     pub(super) taken: Option<Taken>,
     pub(super) renewal: bool,
-    pub(super) handover: bool,
+    pub(super) handover: Option<Successor>,
+    pub(super) log_format: u16,
 }
 
 /// A group of records is larger than the log can hold.
@@ -102,22 +116,14 @@ pub struct TooLarge {
 pub struct NotLeading;
 
 impl LeaderLog {
-    pub(super) fn new(
-        epoch: u64,
-        clock: Arc<dyn Clock>,
-        reads: Reads,
-        sizes: &Sizes,
-        fullness: Arc<Fullness>,
-        serves_from: Duration,
-        positions: (LogPosition, LogPosition),
-    ) -> Self {
-        let (released, committed) = positions;
+    pub(super) fn new(host: &Host, won: &Won) -> Self {
+        let committed = won.head.position;
         Self {
-            epoch,
-            clock,
-            reads,
-            room_bytes: AtomicU64::new(limits::room_bytes(sizes.quota_bytes)),
-            serves_from,
+            epoch: won.head.epoch,
+            clock: Arc::clone(&host.clock),
+            reads: host.options.reads,
+            room_bytes: AtomicU64::new(limits::room_bytes(host.options.sizes.quota_bytes)),
+            serves_from: won.serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
                 waiting_bytes: 0,
@@ -125,18 +131,22 @@ impl LeaderLog {
                 cut: 0,
                 appended: committed.0,
                 committed: committed.0,
+                appended_at: VecDeque::new(),
                 wants_renewal: false,
-                wants_handover: false,
+                wants_handover: None,
+                log_format: won.head.log_format,
+                wanted_format: 0,
                 begun: 0,
                 decided: 0,
                 undecided_since: None,
             }),
             work: Notify::new(),
             progress: Notify::new(),
-            released: AtomicU64::new(released.0),
+            released: AtomicU64::new(won.previous.position.0),
             lease_end_ns: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
-            fullness,
+            fullness: Arc::clone(&host.fullness),
+            figures: Arc::clone(&host.figures),
             ended: AtomicBool::new(false),
         }
     }
@@ -157,6 +167,7 @@ impl LeaderLog {
         if bytes > limits::GROUP_BYTES_MAX {
             return Err(TooLarge { bytes });
         }
+        let now = self.clock.now();
         let mut state = self.locked();
         if records.is_empty() {
             return Ok(LogPosition(state.appended));
@@ -172,6 +183,7 @@ impl LeaderLog {
             return Ok(position);
         }
         state.waiting_bytes += bytes;
+        state.appended_at.push_back((position.0, now));
         state.groups.push_back(Group {
             first,
             count: records.len() as u32,
@@ -223,6 +235,16 @@ impl LeaderLog {
         let now = self.clock.now();
         let end = Duration::from_nanos(self.lease_end_ns.load(Ordering::Acquire));
         self.serves_from <= now && now < end
+    }
+
+    /// How long the lease still lasts. Zero with [`Reads::Confirmed`], which uses none.
+    #[must_use]
+    pub fn lease_left(&self) -> Duration {
+        if !self.has_lease() {
+            return Duration::ZERO;
+        }
+        let end = Duration::from_nanos(self.lease_end_ns.load(Ordering::Acquire));
+        end.saturating_sub(self.clock.now())
     }
 
     /// Waits until input that arrived before this call may be decided. The caller must then decide
@@ -298,8 +320,47 @@ impl LeaderLog {
     /// as long as the engine does not answer, so a process that ends must bound its wait for
     /// [`crate::Embedder::ended`].
     pub fn hand_over(&self) {
-        self.locked().wants_handover = true;
+        self.end_by(Successor::new());
+    }
+
+    /// Hands over like [`Self::hand_over`], and names the host that should lead next. If it does
+    /// not take over within [`crate::Timing::precedence`], any host may.
+    pub fn hand_over_to(&self, host: &str) {
+        // A longer name would make the head unreadable.
+        let fits = host.len() <= limits::HOST_NAME_BYTES_MAX;
+        self.end_by(if fits { host.to_owned() } else { String::new() });
+    }
+
+    fn end_by(&self, successor: Successor) {
+        self.locked().wants_handover = Some(successor);
         self.work.notify_one();
+    }
+
+    /// The latest format that the log may contain.
+    #[must_use]
+    pub fn log_format(&self) -> u16 {
+        self.locked().log_format
+    }
+
+    /// Raises the latest format that the log may contain. A host that cannot read it stops. Takes
+    /// as long as the engine does not answer.
+    ///
+    /// # Errors
+    /// [`NotLeading`] if the leadership ends first. The format may be raised nevertheless.
+    pub(crate) async fn raise_log_format(&self, format: u16) -> Result<(), NotLeading> {
+        self.locked().wanted_format = format;
+        self.work.notify_one();
+        loop {
+            let mut progress = pin!(self.progress.notified());
+            progress.as_mut().enable();
+            if self.log_format() >= format {
+                return Ok(());
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return Err(NotLeading);
+            }
+            progress.await;
+        }
     }
 
     /// Asks for a change of the head, which renews the lease and answers a challenge.
@@ -325,7 +386,8 @@ impl LeaderLog {
         state.deciding_bytes = taken.as_ref().map_or(0, |it| it.body.len());
         Work {
             renewal: std::mem::take(&mut state.wants_renewal),
-            handover: taken.is_none() && state.wants_handover,
+            handover: (state.wants_handover.clone()).filter(|_| taken.is_none()),
+            log_format: state.wanted_format,
             taken,
         }
     }
@@ -337,9 +399,15 @@ impl LeaderLog {
         state.undecided_since = Some(self.clock.now());
     }
 
-    /// The transaction was applied: `position` is committed, and the lease lasts until `lease_end`.
-    pub(super) fn decided(&self, position: LogPosition, lease_end: Duration) {
+    /// The transaction was applied: the records of `head` are committed, and the lease lasts until
+    /// `lease_end`.
+    pub(super) fn decided(&self, head: &Head, lease_end: Duration) {
+        let (position, now) = (head.position, self.clock.now());
         let mut state = self.locked();
+        while let Some((_, at)) = state.appended_at.pop_front_if(|it| it.0 <= position.0) {
+            self.figures.committed(now.saturating_sub(at));
+        }
+        state.log_format = head.log_format;
         state.decided = state.begun;
         state.undecided_since = None;
         state.committed = position.0;
@@ -393,6 +461,7 @@ impl LeaderLog {
         self.ended.store(true, Ordering::Release);
         let mut state = self.locked();
         state.groups = VecDeque::new();
+        state.appended_at = VecDeque::new();
         drop(state);
         self.progress.notify_waiters();
     }

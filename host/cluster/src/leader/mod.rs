@@ -17,6 +17,7 @@ use statehouse_protocol::LogPosition;
 use crate::embedder::{Embedder, Ended, Takeover};
 use crate::engine::{KeyRange, Revision};
 use crate::error::Stop;
+use crate::figures::After;
 use crate::frame::{self, Frame, Kind};
 use crate::head::Head;
 use crate::host::{Decision, HeadChange, Host};
@@ -46,6 +47,22 @@ pub(crate) struct Won {
     pub(crate) log_bytes: u64,
 }
 
+impl Won {
+    /// How the leadership before ended, if there was one.
+    fn after(&self, host: &Host) -> Option<After> {
+        let previous = &self.previous;
+        if previous.leader.is_empty() {
+            return None;
+        }
+        let is_own = host.options.predecessor == Some(previous.writer);
+        Some(match previous.released {
+            true => After::Handover,
+            false if is_own => After::Restart,
+            false => After::Silence,
+        })
+    }
+}
+
 /// Ends the leadership of a handle, even if the loop is dropped.
 struct EndOnDrop(Arc<LeaderLog>);
 
@@ -62,17 +79,12 @@ pub(crate) async fn lead(
     won: Won,
     embedder: &mut dyn Embedder,
 ) -> Result<Ended, Stop> {
-    let log = Arc::new(LeaderLog::new(
-        won.head.epoch,
-        Arc::clone(&host.clock),
-        host.options.reads,
-        &host.options.sizes,
-        Arc::clone(&host.fullness),
-        won.serves_from,
-        (won.previous.position, won.head.position),
-    ));
+    if let Some(after) = won.after(host) {
+        host.figures.took_over(after);
+    }
+    let log = Arc::new(LeaderLog::new(host, &won));
     let _end = EndOnDrop(Arc::clone(&log));
-    log.decided(won.head.position, won.sent + host.options.timing.trusted());
+    log.decided(&won.head, won.sent + host.options.timing.trusted());
     embedder.leading(Takeover {
         log: Arc::clone(&log),
         previous: won.previous,
@@ -113,7 +125,7 @@ struct Step {
     head: Head,
     puts: Vec<(Vec<u8>, Bytes)>,
     deletes: Vec<KeyRange>,
-    frame_bytes: u64,
+    frame: Option<Bytes>,
 }
 
 impl Leader<'_> {
@@ -171,8 +183,9 @@ impl Leader<'_> {
         // answer too early.
         let may_hand_over =
             log.deferred().is_none() || broken!(self.host.options, EndedLeaderNeverWaited);
-        let hands_over = work.handover && may_hand_over;
-        let is_idle = work.taken.is_none() && !work.renewal && !hands_over;
+        let handover = work.handover.filter(|_| may_hand_over);
+        let raises = work.log_format > head.log_format;
+        let is_idle = work.taken.is_none() && !work.renewal && handover.is_none() && !raises;
         if is_idle && piece.is_none() && named.is_none() && deletes.is_empty() {
             return None;
         }
@@ -181,11 +194,18 @@ impl Leader<'_> {
         if head.serving {
             head.lease_ms = self.host.options.timing.lease_ms();
         }
-        head.released = hands_over;
+        head.log_format = head.log_format.max(work.log_format);
+        if let Some(successor) = handover {
+            head.released = true;
+            if !successor.is_empty() {
+                head.leader = successor;
+                head.address = String::new();
+            }
+        }
         let mut step = Step {
             puts: Vec::new(),
             deletes,
-            frame_bytes: 0,
+            frame: None,
             head,
         };
         if named.is_some() {
@@ -220,9 +240,9 @@ impl Leader<'_> {
         if taken.kind != Kind::Part {
             head.position = LogPosition(taken.first.0 + u64::from(taken.count) - 1);
         }
-        step.frame_bytes = encoded.len() as u64;
-        step.puts
-            .push((self.host.keys.frame(head.seq), encoded.into()));
+        let encoded = Bytes::from(encoded);
+        step.frame = Some(encoded.clone());
+        step.puts.push((self.host.keys.frame(head.seq), encoded));
     }
 
     /// Commits a step. Returns false if another host has taken over.
@@ -244,7 +264,7 @@ impl Leader<'_> {
         let revision = match self.host.decide(change, false).await {
             Decision::Applied(revision) => revision,
             Decision::Replaced(value) => {
-                crate::error::check_not_older(&value, &self.head)?;
+                self.host.check_not_older(&value, &self.head)?;
                 return Ok(false);
             }
             Decision::NotSent(_) => return Ok(false),
@@ -255,7 +275,14 @@ impl Leader<'_> {
         let released = step.head.released;
         self.head = step.head;
         self.bytes = bytes;
-        self.snapshots.frame(step.frame_bytes);
+        if let Some(frame) = &step.frame {
+            self.snapshots.frame(frame.len() as u64);
+            self.host.feed.frame(frame);
+        }
+        self.host.feed.saw(&self.head);
+        let figures = &self.host.figures;
+        figures.saw(&self.head, self.snapshots.log_bytes());
+        figures.applied(self.head.position, self.snapshots.log_bytes());
         self.log.add_used_bytes(written as u64);
         if truncates
             && self
@@ -267,7 +294,7 @@ impl Leader<'_> {
         }
         if !released {
             let lease_end = sent + self.host.options.timing.trusted();
-            self.log.decided(self.head.position, lease_end);
+            self.log.decided(&self.head, lease_end);
         }
         Ok(true)
     }

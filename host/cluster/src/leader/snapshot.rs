@@ -50,6 +50,11 @@ impl Snapshots {
         }
     }
 
+    /// Bytes of frames since the last snapshot began.
+    pub(super) fn log_bytes(&self) -> u64 {
+        self.log_bytes
+    }
+
     /// A frame was committed.
     pub(super) fn frame(&mut self, bytes: u64) {
         self.log_bytes += bytes;

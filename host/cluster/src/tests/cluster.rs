@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::simulated::{SimulatedClock, World};
 use crate::{
-    Clock, Description, Embedder, Ended, Head, Id, LeaderLog, LogPosition, Member, Options,
+    Clock, Description, Embedder, Ended, Head, Id, LeaderLog, LogPosition, Member, Options, Stop,
     Takeover,
 };
 
@@ -109,7 +109,7 @@ impl Embedder for Store {
 pub(super) struct Host {
     pub(super) seen: Arc<Mutex<Seen>>,
     pub(super) member: Arc<Member>,
-    task: JoinHandle<()>,
+    task: JoinHandle<Stop>,
 }
 
 impl Drop for Host {
@@ -132,8 +132,8 @@ impl Host {
         };
         let running = Arc::clone(&member);
         let task = tokio::spawn(async move {
-            let stopped = running.run(&mut store).await;
-            panic!("the host stopped: {stopped:?}");
+            let Err(stopped) = running.run(&mut store).await;
+            stopped
         });
         Self { seen, member, task }
     }
@@ -155,6 +155,11 @@ impl Host {
         let log = self.wait(|it| it.log.clone()).await;
         log.may_decide().await.unwrap();
         log
+    }
+
+    /// Waits until the host stops.
+    pub(super) async fn stops(mut self) -> Stop {
+        (&mut self.task).await.unwrap()
     }
 
     /// The log of a leader that cannot decide now.

@@ -1,8 +1,10 @@
 //! Tests of the encodings, and the simulation of a whole cluster.
 
 mod cluster;
+mod copy;
 mod encodings;
 mod ledger;
+mod operations;
 mod operators;
 mod scenario;
 mod seeds;

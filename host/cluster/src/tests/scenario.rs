@@ -216,7 +216,10 @@ impl Run {
             13 => self.world.fill(),
             _ => {
                 if let Some(log) = &host.shared.lock().unwrap().log {
-                    log.hand_over();
+                    match rng.usize(..2 * HOSTS) {
+                        successor @ 0..HOSTS => log.hand_over_to(&successor.to_string()),
+                        _ => log.hand_over(),
+                    }
                 }
             }
         }
@@ -254,7 +257,7 @@ impl Run {
     }
 
     fn options(&self, host: usize, process: Id, predecessor: Option<Id>) -> Options {
-        let mut options = Options::new("c", &host.to_string(), "", process);
+        let mut options = Options::new("c", &host.to_string(), "h:1", process);
         options.predecessor = predecessor;
         options.reads = self.reads;
         options.broken = self.broken;
@@ -269,6 +272,7 @@ impl Run {
             poll: Duration::from_millis(500),
             quiet: Duration::from_millis(2500),
             abstention: Duration::from_secs(1),
+            precedence: Duration::from_millis(750),
             status: Duration::from_secs(2),
             shrink: Duration::from_secs(1),
             piece: Duration::from_millis(5),

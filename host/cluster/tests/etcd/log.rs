@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use statehouse_cluster::{Engine, Id, LogPosition, Reads, create};
 
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, connect};
 use crate::store::Host;
 
 async fn created(nodes: &Nodes) {
-    let etcd = nodes.connect(None).await;
+    let etcd = connect(nodes, None).await;
     let id = Id::random().unwrap();
     assert_eq!(create(&etcd, "test", id, 0).await, Ok(true));
     assert_eq!(create(&etcd, "test", Id([1; 16]), 0).await, Ok(false));
@@ -26,11 +26,11 @@ async fn check_follower(follower: &Host, leader: &Host, position: LogPosition) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn follower_receives_what_the_leader_appends() {
-    let nodes = Nodes::start(1).await;
+    let nodes = Nodes::start(1);
     created(&nodes).await;
-    let leader = Host::start("a", nodes.connect(None).await, |_| {});
+    let leader = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = leader.leads().await;
-    let follower = Host::start("b", nodes.connect(None).await, |_| {});
+    let follower = Host::start("b", connect(&nodes, None).await, |_| {});
     let began = Instant::now();
     let mut position = LogPosition::NONE;
     for number in 0..20_000 {
@@ -50,12 +50,12 @@ async fn follower_receives_what_the_leader_appends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn handover_moves_the_leadership_at_once() {
-    let nodes = Nodes::start(1).await;
+    let nodes = Nodes::start(1);
     created(&nodes).await;
-    let first = Host::start("a", nodes.connect(None).await, |_| {});
+    let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
     let reads = |it: &mut statehouse_cluster::Options| it.reads = Reads::Confirmed;
-    let second = Host::start("b", nodes.connect(None).await, reads);
+    let second = Host::start("b", connect(&nodes, None).await, reads);
     let position = first.append(&log, b"before");
     second.records(position).await;
     let began = Instant::now();
@@ -74,12 +74,12 @@ async fn handover_moves_the_leadership_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_leader_is_replaced_after_its_lease() {
-    let nodes = Nodes::start(1).await;
+    let nodes = Nodes::start(1);
     created(&nodes).await;
-    let first = Host::start("a", nodes.connect(None).await, |_| {});
+    let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
     let quiet = |it: &mut statehouse_cluster::Options| it.timing.quiet = Duration::from_secs(1);
-    let second = Host::start("b", nodes.connect(None).await, quiet);
+    let second = Host::start("b", connect(&nodes, None).await, quiet);
     let position = first.append(&log, b"before");
     log.wait_released(position).await.unwrap();
     second.records(position).await;
@@ -95,14 +95,14 @@ async fn killed_leader_is_replaced_after_its_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_leader_waits_for_no_lease() {
-    let nodes = Nodes::start(1).await;
+    let nodes = Nodes::start(1);
     created(&nodes).await;
     let process = Id::random().unwrap();
-    let first = Host::start("a", nodes.connect(None).await, |it| it.process = process);
+    let first = Host::start("a", connect(&nodes, None).await, |it| it.process = process);
     let log = first.leads().await;
     let position = first.append(&log, b"before");
     log.wait_released(position).await.unwrap();
-    let etcd = nodes.connect(None).await;
+    let etcd = connect(&nodes, None).await;
     let began = Instant::now();
     drop(first);
     let again = Host::start("a", etcd, |it| it.predecessor = Some(process));
@@ -115,16 +115,17 @@ async fn restarted_leader_waits_for_no_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_continue_when_the_leading_etcd_node_is_killed() {
-    let mut nodes = Nodes::start(3).await;
+    let mut nodes = Nodes::start(3);
     created(&nodes).await;
-    let leader = Host::start("a", nodes.connect(None).await, |_| {});
+    let leader = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = leader.leads().await;
-    let follower = Host::start("b", nodes.connect(None).await, |_| {});
+    let follower = Host::start("b", connect(&nodes, None).await, |_| {});
     let mut longest = Duration::ZERO;
     let mut position = LogPosition::NONE;
     for number in 0..1_500 {
         if number == 500 {
-            nodes.kill(leading_node(&nodes).await);
+            let leading = nodes.leader();
+            nodes.kill(leading);
         }
         let began = Instant::now();
         position = leader.append(&log, &record(number));
@@ -136,35 +137,18 @@ async fn appends_continue_when_the_leading_etcd_node_is_killed() {
     check_follower(&follower, &leader, position).await;
 }
 
-/// The node whose raft member leads, according to its metrics.
-async fn leading_node(nodes: &Nodes) -> usize {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    for (index, url) in nodes.urls.iter().enumerate() {
-        let address = url.trim_start_matches("http://");
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = "GET /metrics HTTP/1.0\r\n\r\n";
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        if answer.contains("etcd_server_is_leader 1") {
-            return index;
-        }
-    }
-    panic!("no node leads");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_by_another_client_loses_nothing() {
-    let nodes = Nodes::start(1).await;
+    let nodes = Nodes::start(1);
     created(&nodes).await;
     let small = |it: &mut statehouse_cluster::Options| {
         it.sizes.snapshot_after_bytes = 50_000;
         it.timing.piece = Duration::from_millis(1);
     };
-    let leader = Host::start("a", nodes.connect(None).await, small);
+    let leader = Host::start("a", connect(&nodes, None).await, small);
     let log = leader.leads().await;
-    let follower = Host::start("b", nodes.connect(None).await, small);
-    let other = nodes.connect(None).await;
+    let follower = Host::start("b", connect(&nodes, None).await, small);
+    let other = connect(&nodes, None).await;
     let mut position = LogPosition::NONE;
     for number in 0..3_000 {
         position = leader.append(&log, &record(number));
@@ -178,7 +162,7 @@ async fn compaction_by_another_client_loses_nothing() {
     }
     log.wait_released(position).await.unwrap();
     check_follower(&follower, &leader, position).await;
-    let newcomer = Host::start("c", nodes.connect(None).await, small);
+    let newcomer = Host::start("c", connect(&nodes, None).await, small);
     check_follower(&newcomer, &leader, position).await;
     let blocks = newcomer.shared.lock().unwrap().blocks;
     assert!(blocks > 0, "the newcomer read no snapshot");

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use statehouse_cluster::{
     Clock, Engine, FirstState, Id, LogPosition, MachineClock, Modules, Role, Severity, check,
-    create, create_from, members, overview, secret,
+    create, create_from, identity, members, overview,
 };
 use std::sync::Arc;
 
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, connect};
 use crate::store::Host;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn module_is_stored_read_and_removed() {
-    let nodes = Nodes::start(1).await;
-    let etcd = Arc::new(nodes.connect(None).await);
+    let nodes = Nodes::start(1);
+    let etcd = Arc::new(connect(&nodes, None).await);
     let engine: Arc<dyn Engine> = etcd;
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
     let modules = Modules::new(Arc::clone(&engine), clock, "test");
@@ -37,8 +37,8 @@ async fn module_is_stored_read_and_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_continue_the_state_from_which_their_cluster_began() {
-    let nodes = Nodes::start(1).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start(1);
+    let etcd = connect(&nodes, None).await;
     let records: Vec<_> = (0..1000).map(|it| vec![it as u8; 1 + it * 7]).collect();
     let state = |id: u8| {
         let mut blocks = records.clone().into_iter();
@@ -60,11 +60,11 @@ async fn hosts_continue_the_state_from_which_their_cluster_began() {
     assert!(creation.await.unwrap());
     let other = create_from(&etcd, &MachineClock, "test", state(2)).await;
     assert!(!other.unwrap(), "another cluster exists");
-    secret(&etcd, &MachineClock, "test").await.unwrap();
+    identity(&etcd, &MachineClock, "test").await.unwrap();
 
-    let first = Host::start("a", nodes.connect(None).await, |_| {});
+    let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
-    let second = Host::start("b", nodes.connect(None).await, |_| {});
+    let second = Host::start("b", connect(&nodes, None).await, |_| {});
     let position = first.append(&log, b"next");
     assert_eq!(position, LogPosition(1002));
     let replicated = second.records(position).await;
@@ -76,10 +76,10 @@ async fn hosts_continue_the_state_from_which_their_cluster_began() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn check_and_overview_show_the_cluster() {
-    let nodes = Nodes::start(1).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start(1);
+    let etcd = connect(&nodes, None).await;
     create(&etcd, "test", Id([1; 16]), 0).await.unwrap();
-    let host = Host::start("a", nodes.connect(None).await, |_| {});
+    let host = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = host.leads().await;
     let position = host.append(&log, &[1; 10_000]);
     log.wait_released(position).await.unwrap();
@@ -102,9 +102,9 @@ async fn check_and_overview_show_the_cluster() {
 
 #[tokio::test]
 async fn unreachable_endpoint_is_a_finding() {
-    let nodes = Nodes::start(1).await;
-    drop(nodes.connect(None).await);
-    let urls = [nodes.urls[0].clone(), "http://127.0.0.1:1".to_owned()];
+    let nodes = Nodes::start(1);
+    drop(connect(&nodes, None).await);
+    let urls = [nodes.urls()[0].clone(), "http://127.0.0.1:1".to_owned()];
     let etcd = statehouse_cluster::etcd::Etcd::new(&urls, None).unwrap();
     let findings = etcd.examine().await.unwrap();
     assert_eq!(findings.len(), 2);

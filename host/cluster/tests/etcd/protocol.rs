@@ -7,7 +7,7 @@ use statehouse_cluster::{
     Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction,
 };
 
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, connect, own_address};
 
 fn put(condition: Condition, value: &'static str) -> Transaction {
     Transaction {
@@ -27,8 +27,8 @@ fn applied(outcome: Outcome) -> Revision {
 
 #[tokio::test]
 async fn transaction_compares_the_value() {
-    let nodes = Nodes::start(1).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start(1);
+    let etcd = connect(&nodes, None).await;
     applied(etcd.transact(&put(Condition::Absent, "a")).await.unwrap());
     let other = Condition::Value(Bytes::from_static(b"b"));
     for condition in [Condition::Absent, other] {
@@ -51,8 +51,8 @@ async fn transaction_compares_the_value() {
 
 #[tokio::test]
 async fn range_and_watch_respect_the_revision() {
-    let nodes = Nodes::start(1).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start(1);
+    let etcd = connect(&nodes, None).await;
     let key = |number: u32| format!("r/{number:04}").into_bytes();
     let all = KeyRange {
         from: key(0),
@@ -111,8 +111,8 @@ async fn unreachable_endpoint_is_not_applied() {
 
 #[tokio::test]
 async fn oversized_request_is_refused() {
-    let nodes = Nodes::start(1).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start(1);
+    let etcd = connect(&nodes, None).await;
     let mut transaction = put(Condition::Always, "a");
     transaction.puts[0].1 = vec![0; 2 << 20].into();
     let error = etcd.transact(&transaction).await;
@@ -136,22 +136,22 @@ async fn client_certificate_is_accepted_over_tls() {
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (certificate, key) = issue("127.0.0.1");
+    let (certificate, key) = issue(&own_address().ip().to_string());
     let arguments = [
         format!("--trusted-ca-file={}", file("ca", &ca.pem())),
         format!("--cert-file={}", file("cert", &certificate)),
         format!("--key-file={}", file("key", &key)),
         "--client-cert-auth".to_owned(),
     ];
-    let nodes = Nodes::start_with(1, "https", &arguments).await;
+    let nodes = Nodes::start_with(1, "https", &arguments);
     let (certificate, key) = issue("client");
     let mut tls = Tls {
         ca_pem: ca.pem().into_bytes(),
         identity_pem: Some((certificate.into_bytes(), key.into_bytes())),
     };
-    let etcd = nodes.connect(Some(&tls)).await;
+    let etcd = connect(&nodes, Some(&tls)).await;
     applied(etcd.transact(&put(Condition::Always, "a")).await.unwrap());
     tls.identity_pem = None;
-    let anonymous = Etcd::new(&nodes.urls, Some(&tls)).unwrap();
+    let anonymous = Etcd::new(nodes.urls(), Some(&tls)).unwrap();
     assert!(anonymous.get(b"k").await.is_err());
 }

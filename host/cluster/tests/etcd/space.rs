@@ -8,15 +8,15 @@ use statehouse_cluster::{
     Condition, Engine, EngineError, Id, KeyRange, Options, Outcome, Transaction, create,
 };
 
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, connect};
 use crate::store::Host;
 
 const QUOTA: u64 = 16 << 20;
 
 async fn start(count: usize) -> (Nodes, Etcd) {
     let quota = format!("--quota-backend-bytes={QUOTA}");
-    let nodes = Nodes::start_with(count, "http", &[quota]).await;
-    let etcd = nodes.connect(None).await;
+    let nodes = Nodes::start_with(count, "http", &[quota]);
+    let etcd = connect(&nodes, None).await;
     // Some nodes may not answer yet.
     while create(&etcd, "test", Id([1; 16]), 0).await != Ok(true) {
         etcd.next_endpoint();
@@ -106,9 +106,9 @@ async fn full_etcd_accepts_only_what_frees_space() {
 #[tokio::test(flavor = "multi_thread")]
 async fn leader_makes_room_when_other_keys_are_deleted() {
     let (nodes, etcd) = start(3).await;
-    let leader = Host::start("a", nodes.connect(None).await, small);
+    let leader = Host::start("a", connect(&nodes, None).await, small);
     let log = leader.leads().await;
-    let follower = Host::start("b", nodes.connect(None).await, small);
+    let follower = Host::start("b", connect(&nodes, None).await, small);
     let position = leader.append(&log, &[1; 100_000]);
     log.wait_released(position).await.unwrap();
     fill(&etcd).await;
@@ -134,7 +134,7 @@ async fn leader_makes_room_when_other_keys_are_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn leader_alone_never_uses_the_quota_up() {
     let (nodes, etcd) = start(1).await;
-    let leader = Host::start("a", nodes.connect(None).await, small);
+    let leader = Host::start("a", connect(&nodes, None).await, small);
     let log = leader.leads().await;
     leader.shared.lock().unwrap().is_constant = true;
     let (mut waits, mut highest) = (0, 0);

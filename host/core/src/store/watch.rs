@@ -123,6 +123,11 @@ impl Watches {
             .is_some_and(|held| held.keys.contains(key))
     }
 
+    /// How many keys `peer` watches.
+    pub fn count_by(&self, peer: &Peer) -> usize {
+        self.by_peer.get(peer).map_or(0, |held| held.keys.len())
+    }
+
     /// The keys that `peer` watches, in order.
     pub fn by(&self, peer: &Peer) -> impl Iterator<Item = &Key> {
         let held = self.by_peer.get(peer);

@@ -93,7 +93,7 @@ impl Core {
         // The existing session may have ended with its connection.
         let (key, present) = self.resumed_or_new_session(&client, &account);
         self.attach(key, &origin, &account, !present, session_expiry_s, will);
-        origin.session = self.link(key, &connect, &origin, output)?;
+        origin.session = self.link(key, &connect, &origin, (peer, now), output)?;
         self.register_connection(key, &origin, now);
 
         connack.session_present = present;
@@ -268,6 +268,7 @@ impl Core {
         key: SessionKey,
         connect: &Connect,
         origin: &Origin,
+        (address, since): (IpAddr, Instant),
         output: &Arc<Output>,
     ) -> Result<SessionId, ConnectRefusal> {
         let window = connect.receive_max.min(self.limits.in_flight_max).max(1);
@@ -275,6 +276,8 @@ impl Core {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
         let options = LinkOptions {
+            address,
+            since,
             window,
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
             problem_info: connect.problem_info,

@@ -31,7 +31,7 @@ use statehouse_protocol::{ConnectionId, SessionId};
 use session_ends::SessionEnds;
 
 use crate::{
-    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
+    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, SessionSummary, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -328,6 +328,18 @@ impl Core {
             session: SessionId::NONE,
             ..origin
         }));
+        (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
+    }
+
+    /// Appends what sessions hold, as [`Core::connected`] does.
+    pub(crate) fn summaries(
+        &self,
+        from: SessionKey,
+        summaries: &mut Vec<SessionSummary>,
+    ) -> Option<SessionKey> {
+        let rest = self.sessions.get(from as usize..)?;
+        let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
+        summaries.extend(some.iter().flatten().map(|session| session.summary()));
         (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
     }
 

@@ -13,7 +13,7 @@ use rumqttc::v5::mqttbytes::v5::{
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
-use statehouse_link::{Place, describe, tls};
+use statehouse_link::{Place, describe, is_refusal, tls};
 use tokio::time::{Instant, timeout_at};
 
 use super::words;
@@ -127,6 +127,12 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             Ok(Err(Stop::Lost(error))) if connected => {
                 tracing::debug!(%error, "the connection was lost");
                 tokio::time::sleep(RECONNECT_PAUSE).await;
+            }
+            Ok(Err(Stop::Lost(error))) if is_refusal(&error) => {
+                let (broker, why) = (&args.broker, describe(&error));
+                return Err(Failure::refused(format!(
+                    "{broker} refused the connection: {why}"
+                )));
             }
             Ok(Err(Stop::Lost(error))) => {
                 return Err(Failure::transport(format!(

@@ -1,0 +1,274 @@
+//! Commands without a typed method: those of a policy.
+
+use bytes::Bytes;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::limits;
+use crate::resp::Malformed;
+use crate::version::Version;
+
+/// The response to [`Client::invoke`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Response {
+    /// The value in the payload.
+    pub value: RespValue,
+    /// The version property, if the response has one.
+    pub version: Option<Version>,
+}
+
+/// A value of RESP3 (the Redis serialization protocol).
+#[derive(Debug, Clone, PartialEq)]
+pub enum RespValue {
+    /// `+text`
+    Simple(String),
+    /// `-text`, within another value. An error as the whole response is [`Error::Refused`].
+    Error(String),
+    /// `:number`
+    Integer(i64),
+    /// `,number`
+    Double(f64),
+    /// `#t` or `#f`
+    Boolean(bool),
+    /// `(digits`
+    BigNumber(String),
+    /// `$length` and bytes
+    Bulk(Bytes),
+    /// `$-1`, `*-1` or `_`
+    Null,
+    /// `*count` or `>count` and values
+    Array(Vec<Self>),
+    /// `~count` and values
+    Set(Vec<Self>),
+    /// `%count` and pairs of values
+    Map(Vec<(Self, Self)>),
+}
+
+impl Client {
+    /// Sends any command, such as one that a policy of the store adds.
+    ///
+    /// ```no_run
+    /// # async fn example(client: statehouse_client::Client) -> Result<(), statehouse_client::Error> {
+    /// let counted = client.invoke(["INCR", "visits"], None).await?;
+    /// println!("{:?}", counted.value);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for an error response, [`Error::Protocol`] for a payload that is not one
+    /// value of RESP3; otherwise see [`Error`].
+    pub async fn invoke(
+        &self,
+        arguments: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        fencing_token: Option<&Version>,
+    ) -> Result<Response, Error> {
+        let arguments: Vec<_> = arguments.into_iter().collect();
+        let arguments: Vec<&[u8]> = arguments.iter().map(AsRef::as_ref).collect();
+        if arguments.is_empty() {
+            return Err(Error::Invalid("a command has at least one word".into()));
+        }
+        let answer = self.request(&arguments, fencing_token).await?;
+        match parse(&answer.payload) {
+            Ok(RespValue::Error(text)) => Err(Error::Refused(
+                text.strip_prefix("ERR ").unwrap_or(&text).to_owned(),
+            )),
+            Ok(value) => Ok(Response {
+                value,
+                version: answer.version,
+            }),
+            Err(malformed) => Err(Error::Protocol(malformed.0.into())),
+        }
+    }
+}
+
+/// Parses one whole payload. Never panics; the depth is limited, because it recurses.
+fn parse(payload: &[u8]) -> Result<RespValue, Malformed> {
+    let mut reader = Reader { rest: payload };
+    let value = reader.value(limits::RESP_DEPTH_MAX)?;
+    match reader.rest {
+        [] => Ok(value),
+        _ => Err(Malformed("bytes after the value")),
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn value(&mut self, depth_max: usize) -> Result<RespValue, Malformed> {
+        let kind = *self.take(1)?.first().unwrap_or(&0);
+        let line = self.line()?;
+        Ok(match kind {
+            b'+' => RespValue::Simple(printable(line)),
+            b'-' => RespValue::Error(printable(line)),
+            b':' => RespValue::Integer(number(line)?),
+            b',' => RespValue::Double(number(line)?),
+            b'(' => RespValue::BigNumber(printable(line)),
+            b'#' => match line {
+                b"t" => RespValue::Boolean(true),
+                b"f" => RespValue::Boolean(false),
+                _ => return Err(Malformed("a boolean that is neither t nor f")),
+            },
+            b'_' if line.is_empty() => RespValue::Null,
+            b'$' | b'*' if line == b"-1" => RespValue::Null,
+            b'$' | b'!' | b'=' => {
+                let bytes = Bytes::copy_from_slice(self.take(number(line)?)?);
+                match self.take(2)? {
+                    b"\r\n" if kind == b'!' => RespValue::Error(printable(&bytes)),
+                    b"\r\n" => RespValue::Bulk(bytes),
+                    _ => return Err(Malformed("a bulk string without CRLF")),
+                }
+            }
+            b'*' | b'>' => RespValue::Array(self.values(line, 1, depth_max)?),
+            b'~' => RespValue::Set(self.values(line, 1, depth_max)?),
+            b'%' => {
+                let mut values = self.values(line, 2, depth_max)?.into_iter();
+                let mut pairs = Vec::with_capacity(values.len() / 2);
+                while let (Some(name), Some(value)) = (values.next(), values.next()) {
+                    pairs.push((name, value));
+                }
+                RespValue::Map(pairs)
+            }
+            _ => return Err(Malformed("an unknown type")),
+        })
+    }
+
+    /// The values of an array, a set, or (`each` = 2) a map.
+    fn values(
+        &mut self,
+        count: &[u8],
+        each: usize,
+        depth_max: usize,
+    ) -> Result<Vec<RespValue>, Malformed> {
+        let count = number::<usize>(count)?.saturating_mul(each);
+        // The shortest value is `_\r\n`. Memory is allocated only for values that are there.
+        if count > self.rest.len() / 3 {
+            return Err(Malformed("an array shorter than its count"));
+        }
+        let depth_max = depth_max
+            .checked_sub(1)
+            .ok_or(Malformed("arrays within arrays, too deep"))?;
+        (0..count).map(|_| self.value(depth_max)).collect()
+    }
+
+    fn line(&mut self) -> Result<&'a [u8], Malformed> {
+        let end = self.rest.windows(2).position(|pair| pair == b"\r\n");
+        let (line, rest) = self
+            .rest
+            .split_at(end.ok_or(Malformed("a line without CRLF"))?);
+        self.rest = rest.get(2..).unwrap_or_default();
+        Ok(line)
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(count)
+            .ok_or(Malformed("the payload ends early"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+}
+
+fn number<T: std::str::FromStr>(line: &[u8]) -> Result<T, Malformed> {
+    let text = std::str::from_utf8(line).ok();
+    let number = text.filter(|it| !it.starts_with('+'));
+    number
+        .and_then(|it| it.parse().ok())
+        .ok_or(Malformed("an invalid number"))
+}
+
+/// Terminals print these texts, so control characters are replaced.
+fn printable(line: &[u8]) -> String {
+    let line = &line[..line.len().min(limits::ERROR_TEXT_BYTES_MAX)];
+    String::from_utf8_lossy(line).replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &'static str) -> RespValue {
+        RespValue::Bulk(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn every_type_is_parsed() {
+        use RespValue::*;
+        for (payload, value) in [
+            (&b"+OK\r\n"[..], Simple("OK".into())),
+            (b"-ERR no\r\n", Error("ERR no".into())),
+            (b"!6\r\nERR no\r\n", Error("ERR no".into())),
+            (b":-42\r\n", Integer(-42)),
+            (b",1.5\r\n", Double(1.5)),
+            (b"#t\r\n", Boolean(true)),
+            (b"#f\r\n", Boolean(false)),
+            (
+                b"(123456789012345678901\r\n",
+                BigNumber("123456789012345678901".into()),
+            ),
+            (b"$-1\r\n", Null),
+            (b"*-1\r\n", Null),
+            (b"_\r\n", Null),
+            (b"$4\r\na\r\nb\r\n", bulk("a\r\nb")),
+            (b"=5\r\ntxt:a\r\n", bulk("txt:a")),
+            (
+                b"*2\r\n:1\r\n*1\r\n$0\r\n\r\n",
+                Array(vec![Integer(1), Array(vec![bulk("")])]),
+            ),
+            (b"~1\r\n_\r\n", Set(vec![Null])),
+            (
+                b"%1\r\n+a\r\n:1\r\n",
+                Map(vec![(Simple("a".into()), Integer(1))]),
+            ),
+            (b">0\r\n", Array(vec![])),
+        ] {
+            assert_eq!(parse(payload), Ok(value), "{}", payload.escape_ascii());
+            for end in 0..payload.len() {
+                assert!(
+                    parse(&payload[..end]).is_err(),
+                    "{}",
+                    payload[..end].escape_ascii()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_payloads_are_refused() {
+        for payload in [
+            &b""[..],
+            b"?1\r\n",
+            b"+OK\r\n\r\n",
+            b":+1\r\n",
+            b":1.5\r\n",
+            b"#x\r\n",
+            b"$-2\r\n",
+            b"$1\r\nab\r\n",
+            b"$99999999999999999999\r\n",
+            b"*9999999999\r\n",
+            b"%9223372036854775808\r\n",
+            b"*1\r\n",
+        ] {
+            assert!(parse(payload).is_err(), "{}", payload.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn depth_is_limited() {
+        let nested = |depth: usize| [b"*1\r\n".repeat(depth), b"_\r\n".to_vec()].concat();
+        assert!(parse(&nested(limits::RESP_DEPTH_MAX)).is_ok());
+        assert!(parse(&nested(limits::RESP_DEPTH_MAX + 1)).is_err());
+        assert!(parse(&nested(1_000_000)).is_err());
+    }
+
+    #[test]
+    fn texts_contain_no_control_characters() {
+        assert_eq!(
+            parse(b"+a\x1b[2Jb\r\n"),
+            Ok(RespValue::Simple("a\u{fffd}[2Jb".into()))
+        );
+    }
+}

@@ -1,0 +1,103 @@
+//! META: what the store knows of a key apart from its value. An extension of this store.
+
+use std::time::Duration;
+
+use crate::client::{Client, unexpected};
+use crate::error::Error;
+use crate::resp::{Item, Reply};
+use crate::version::Version;
+
+/// What the store knows of a key apart from its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Meta {
+    /// The length of the value.
+    pub bytes: u64,
+    /// The version of the value.
+    pub version: Version,
+    /// When the key expires, in milliseconds since 1970 of the store's time.
+    pub expires_ms: Option<u64>,
+    /// How long the key still lives, by the store's time.
+    pub ttl: Option<Duration>,
+    /// The fencing token that protects the key.
+    pub fence: Option<Version>,
+}
+
+impl Client {
+    /// META: describes a key, if it exists.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the store does not know the command; otherwise see [`Error`].
+    pub async fn meta(&self, key: impl AsRef<[u8]>) -> Result<Option<Meta>, Error> {
+        let answer = self.request(&[b"META", key.as_ref()], None).await?;
+        match answer.reply()? {
+            Reply::Nil => Ok(None),
+            Reply::Array(items) => read(&items, answer.version()?).map(Some),
+            _ => Err(unexpected("META")),
+        }
+    }
+}
+
+/// Reads pairs of names and values. Names that this client does not know are ignored.
+fn read(items: &[Item<'_>], version: Version) -> Result<Meta, Error> {
+    let malformed = || unexpected("META");
+    let mut meta = Meta {
+        bytes: 0,
+        version,
+        expires_ms: None,
+        ttl: None,
+        fence: None,
+    };
+    let mut has_bytes = false;
+    for pair in items.chunks(2) {
+        let [Item::Bulk(name), Item::Bulk(value)] = pair else {
+            return Err(malformed());
+        };
+        let text = std::str::from_utf8(value).map_err(|_| malformed())?;
+        let number = || text.parse::<u64>().map_err(|_| malformed());
+        match *name {
+            b"bytes" => (meta.bytes, has_bytes) = (number()?, true),
+            b"expires" => meta.expires_ms = Some(number()?),
+            b"ttl" => meta.ttl = Some(Duration::from_millis(number()?)),
+            b"fence" => meta.fence = Some(text.parse().map_err(|_| malformed())?),
+            _ => {}
+        }
+    }
+    has_bytes.then_some(meta).ok_or_else(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resp::parse;
+
+    fn described(payload: &[u8]) -> Result<Meta, Error> {
+        let version = "1:2:StateStore".parse().unwrap();
+        match parse(payload).unwrap() {
+            Reply::Array(items) => read(&items, version),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_ignored() {
+        let payload =
+            b"*6\r\n$3\r\nnew\r\n$1\r\nx\r\n$5\r\nbytes\r\n$1\r\n7\r\n$3\r\nttl\r\n$2\r\n50\r\n";
+        let meta = described(payload).unwrap();
+        assert_eq!((meta.bytes, meta.expires_ms), (7, None));
+        assert_eq!(meta.ttl, Some(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn malformed_descriptions_are_refused() {
+        for payload in [
+            &b"*1\r\n$5\r\nbytes\r\n"[..],
+            b"*0\r\n",
+            b"*2\r\n$5\r\nbytes\r\n$1\r\nx\r\n",
+            b"*2\r\n$5\r\nbytes\r\n*0\r\n",
+            b"*4\r\n$5\r\nbytes\r\n$1\r\n1\r\n$5\r\nfence\r\n$1\r\nx\r\n",
+        ] {
+            assert!(described(payload).is_err(), "{}", payload.escape_ascii());
+        }
+    }
+}

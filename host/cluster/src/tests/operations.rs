@@ -1,0 +1,295 @@
+//! Tests of what a leader does for operators: a handover to a named host, the upgrade of the format
+//! of the log, and figures.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::cluster::{Host, clock, simulate};
+use crate::codec::Malformed;
+use crate::simulated::{Faults, World};
+use crate::{
+    After, FRAME_FORMAT, Id, LeaderLog, Stop, Upgraded, check_successor, create, remove_member,
+    upgrade,
+};
+
+const SEEDS: u64 = 40;
+
+/// The names of the hosts. The first one leads.
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Starts hosts, of which the first one leads and the others follow.
+async fn start(world: &World, seed: u64) -> Vec<Host> {
+    let engine = world.engine(0);
+    create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+    let mut hosts = Vec::new();
+    for (index, name) in (0..).zip(NAMES) {
+        let host = Host::start(world, name, |it| {
+            it.process.0[..8].copy_from_slice(&(seed * 10 + index).to_le_bytes());
+        });
+        if hosts.is_empty() {
+            host.leads().await;
+        } else {
+            host.wait(|it| (it.leader == NAMES[0]).then_some(())).await;
+        }
+        hosts.push(host);
+    }
+    hosts
+}
+
+/// The index of the host that leads next, and how long that took.
+async fn next_leader(hosts: &[Host], epoch: u64) -> (usize, Duration) {
+    let began = Instant::now();
+    for _ in 0..10_000 {
+        for (index, host) in hosts.iter().enumerate() {
+            let log = host.seen.lock().unwrap().log.clone();
+            if log.is_some_and(|it| it.epoch() > epoch) {
+                return (index, began.elapsed());
+            }
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    panic!("no host leads after epoch {epoch}");
+}
+
+async fn checked(world: &World, host: &str) -> Result<(), String> {
+    let checked = check_successor(&*world.engine(0), &*clock(), "c", 1, host).await;
+    checked.map_err(|error| error.to_string())
+}
+
+#[test]
+fn named_successor_leads_for_every_seed() {
+    for seed in 0..SEEDS {
+        simulate(async move {
+            let world = World::new(seed, Faults::default());
+            let hosts = start(&world, seed).await;
+            let target = 1 + seed as usize % (NAMES.len() - 1);
+            sleep(Duration::from_secs(1)).await;
+            checked(&world, NAMES[target]).await.unwrap();
+            let log = hosts[0].leads().await;
+            log.hand_over_to(NAMES[target]);
+            let (leader, took) = next_leader(&hosts, 1).await;
+            assert_eq!(leader, target, "seed {seed}");
+            assert!(took < Duration::from_millis(100), "seed {seed}: {took:?}");
+            hosts[target].leads().await;
+            let figures = hosts[target].member.figures();
+            assert_eq!(figures.takeovers(After::Handover), 1);
+        });
+    }
+}
+
+#[test]
+fn successor_that_is_dead_only_delays_the_handover() {
+    for seed in 0..SEEDS {
+        simulate(async move {
+            let world = World::new(seed, Faults::default());
+            let mut hosts = start(&world, seed).await;
+            drop(hosts.pop());
+            let log = hosts[0].leads().await;
+            log.hand_over_to(NAMES[3]);
+            let (leader, took) = next_leader(&hosts, 1).await;
+            assert!((1..=2).contains(&leader), "seed {seed}: {leader} leads");
+            let bounds = Duration::from_secs(3)..Duration::from_secs(4);
+            assert!(bounds.contains(&took), "seed {seed}: {took:?}");
+        });
+    }
+}
+
+#[test]
+fn successor_with_too_long_a_name_is_not_named() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let hosts = start(&world, 1).await;
+        hosts[0].leads().await.hand_over_to(&"x".repeat(64));
+        let (leader, took) = next_leader(&hosts, 1).await;
+        assert_ne!(leader, 0);
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    });
+}
+
+#[test]
+fn successor_that_cannot_lead_is_refused_in_words() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let hosts = start(&world, 1).await;
+        hosts[1].seen.lock().unwrap().description.missing_modules = vec![[7; 32]];
+        hosts[1].member.describe_again();
+        sleep(Duration::from_secs(1)).await;
+        for (host, why) in [
+            ("b", "lacks 1 policies"),
+            ("x", "has no host x"),
+            ("a", "leads in epoch 1"),
+        ] {
+            let error = checked(&world, host).await.unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        checked(&world, "c").await.unwrap();
+    });
+}
+
+/// A host that reads the log up to this format.
+fn reads(world: &World, name: &str, format: u16) -> Host {
+    Host::start(world, name, |it| it.log_format = format)
+}
+
+async fn upgraded(world: &World, log: &LeaderLog, newest: u16) -> Result<Upgraded, String> {
+    let upgraded = upgrade(&*world.engine(0), &*clock(), "c", log, newest).await;
+    upgraded.map_err(|error| error.to_string())
+}
+
+#[test]
+fn upgrade_waits_for_all_members_and_stops_those_that_return() {
+    const NEWER: u16 = FRAME_FORMAT + 1;
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let leader = reads(&world, "a", NEWER);
+        let log = leader.leads().await;
+        let (follower, older) = (
+            reads(&world, "b", NEWER),
+            reads(&world, "old", FRAME_FORMAT),
+        );
+        sleep(Duration::from_secs(2)).await;
+        let done = upgraded(&world, &log, FRAME_FORMAT).await;
+        assert_eq!(done, Ok(Upgraded::Unchanged(FRAME_FORMAT)));
+
+        let error = upgraded(&world, &log, NEWER).await.unwrap_err();
+        assert!(error.contains("host old (version 1.2.3) reads"), "{error}");
+        assert!(error.contains("cluster remove old"), "{error}");
+        assert_eq!(log.log_format(), FRAME_FORMAT, "it was raised nevertheless");
+
+        drop(older);
+        remove_member(&*engine, &*clock(), "c", "old")
+            .await
+            .unwrap();
+        let done = upgraded(&world, &log, NEWER).await;
+        assert_eq!(done, Ok(Upgraded::Raised(NEWER)));
+        // The leader goes on, and the format outlives its leadership.
+        Host::append(&log, b"x").await;
+        log.hand_over();
+        let log = follower.leads().await;
+        assert_eq!(log.log_format(), NEWER);
+
+        let stop = reads(&world, "old", FRAME_FORMAT).stops().await;
+        let refused = Malformed::LaterFormat {
+            format: NEWER,
+            readable: FRAME_FORMAT,
+        };
+        assert!(
+            matches!(&stop, Stop::Head(it) if *it == refused),
+            "{stop:?}"
+        );
+        assert!(stop.to_string().contains("update this host"), "{stop}");
+    });
+}
+
+#[test]
+fn upgrade_stops_a_running_host_that_it_did_not_know() {
+    const NEWER: u16 = FRAME_FORMAT + 1;
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let leader = reads(&world, "a", NEWER);
+        let log = leader.leads().await;
+        let older = reads(&world, "old", FRAME_FORMAT);
+        older.wait(|it| (it.leader == "a").then_some(())).await;
+        sleep(Duration::from_secs(1)).await;
+        remove_member(&*engine, &*clock(), "c", "old")
+            .await
+            .unwrap();
+        upgraded(&world, &log, NEWER).await.unwrap();
+        let stop = older.stops().await;
+        assert!(stop.to_string().contains("update this host"), "{stop}");
+    });
+}
+
+#[test]
+fn upgrade_is_refused_while_a_record_is_of_an_earlier_leadership() {
+    const NEWER: u16 = FRAME_FORMAT + 1;
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let first = reads(&world, "a", NEWER);
+        let log = first.leads().await;
+        let second = reads(&world, "b", NEWER);
+        second.wait(|it| (it.leader == "a").then_some(())).await;
+        sleep(Duration::from_secs(1)).await;
+        drop(log);
+        drop(first);
+        second.member.suspect();
+        let log = second.leads().await;
+        sleep(Duration::from_secs(1)).await;
+        let error = upgraded(&world, &log, NEWER).await.unwrap_err();
+        assert!(error.contains("host a was last seen in epoch 1"), "{error}");
+        remove_member(&*engine, &*clock(), "c", "a").await.unwrap();
+        upgraded(&world, &log, NEWER).await.unwrap();
+    });
+}
+
+#[test]
+fn figures_follow_the_log() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let hosts = start(&world, 1).await;
+        let log = hosts[0].leads().await;
+        for _ in 0..10 {
+            Host::append(&log, &[7; 1000]).await;
+        }
+        sleep(Duration::from_secs(3)).await;
+        let [leader, follower] = [0, 1].map(|it| hosts[it].member.figures());
+        for figures in [&leader, &follower] {
+            // The opening record counts.
+            assert_eq!((figures.log_records(), figures.lag()), (11, 0));
+            assert!((10_000..12_000).contains(&figures.log_bytes()));
+            assert_eq!(figures.snapshot_ms(), None);
+            assert!(figures.reaches_log());
+        }
+        let appends = leader.appends();
+        assert_eq!(appends.buckets.iter().sum::<u64>(), 10);
+        assert!(!appends.sum.is_zero());
+        assert_eq!(follower.appends().buckets.iter().sum::<u64>(), 0);
+        assert_eq!(leader.takeovers(After::Silence), 0, "the first leadership");
+        assert!(log.lease_left() < Duration::from_secs(2));
+        log.may_decide().await.unwrap();
+        assert!(log.lease_left() > Duration::from_secs(1));
+
+        world.cut(0, true, true);
+        // An idle leader asks the engine for its size every 10 s.
+        sleep(Duration::from_secs(12)).await;
+        assert!(!leader.reaches_log() && !follower.reaches_log());
+    });
+}
+
+#[test]
+fn figures_start_anew_with_a_snapshot() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let small = |it: &mut crate::Options| it.sizes.snapshot_after_bytes = 50_000;
+        let leader = Host::start(&world, "a", small);
+        let log = leader.leads().await;
+        let follower = Host::start(&world, "b", small);
+        follower.wait(|it| (it.leader == "a").then_some(())).await;
+        for _ in 0..60 {
+            Host::append(&log, &[7; 1000]).await;
+        }
+        sleep(Duration::from_secs(1)).await;
+        let newcomer = Host::start(&world, "c", small);
+        newcomer.wait(|it| (it.leader == "a").then_some(())).await;
+        for host in [&leader, &follower, &newcomer] {
+            let figures = host.member.figures();
+            assert_eq!(figures.snapshot_ms(), Some(1_000));
+            assert!((1..20).contains(&figures.log_records()), "{figures:?}");
+            assert!(figures.log_bytes() < 20_000, "{figures:?}");
+            assert_eq!(figures.lag(), 0);
+        }
+        drop((leader, log));
+        follower.member.suspect();
+        follower.leads().await;
+        assert_eq!(follower.member.figures().takeovers(After::Silence), 1);
+    });
+}

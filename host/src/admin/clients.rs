@@ -1,0 +1,112 @@
+//! Lists the clients of the embedded broker and disconnects them, for `statehouse clients`.
+
+use std::cmp::Reverse;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use hyper::StatusCode;
+use serde::{Deserialize, Serialize};
+use statehouse_core::clock::wall_ms;
+use statehouse_mqtt::{Broker, SessionSummary};
+
+use super::Sources;
+use super::answer::Refusal;
+use crate::transport::embedded::peer;
+
+/// The clients of a store.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Clients {
+    /// Clients that are connected.
+    pub(crate) connected: u64,
+    /// Sessions of clients that are not connected.
+    pub(crate) disconnected: u64,
+    /// Connected clients first, those with the most queued bytes first.
+    pub(crate) clients: Vec<Client>,
+}
+
+/// A client with a session.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Client {
+    /// The client id.
+    pub(crate) client: String,
+    /// The user; none if the client is anonymous or not connected.
+    pub(crate) user: Option<Box<str>>,
+    /// The address; none if it is not connected.
+    pub(crate) address: Option<IpAddr>,
+    /// When the connection began, in milliseconds since 1970.
+    pub(crate) since_ms: Option<u64>,
+    /// The number of subscriptions.
+    pub(crate) subscriptions: u64,
+    /// The number of watched keys.
+    pub(crate) watches: u64,
+    /// Messages that wait for the client or its acknowledgement.
+    pub(crate) queued: u64,
+    /// The memory of these messages in bytes.
+    pub(crate) queued_bytes: u64,
+    /// Messages that were sent and are not acknowledged yet, of those that wait.
+    pub(crate) in_flight: u64,
+}
+
+/// At most `count` clients.
+pub(super) fn list(sources: &Sources, count: usize) -> Result<Clients, Refusal> {
+    let mut sessions = broker(sources)?.session_summaries();
+    let connected = sessions.iter().filter(|it| it.connection.is_some()).count();
+    let disconnected = sessions.len() - connected;
+    sessions.sort_by(|a, b| order(a).cmp(&order(b)));
+    sessions.truncate(count);
+    let peers = sessions.iter().map(|it| it.connection.as_ref());
+    let peers: Vec<_> = peers.map(|it| it.map(|it| peer(&it.origin))).collect();
+    let known: Vec<_> = peers.iter().flatten().cloned().collect();
+    let mut watches = sources.server.watch_counts(&known).into_iter();
+    let mut of = |is_connected| match is_connected {
+        true => watches.next().unwrap_or(0) as u64,
+        false => 0,
+    };
+    let clients = sessions.iter().zip(&peers);
+    let clients = clients.map(|(session, peer)| client(session, of(peer.is_some())));
+    Ok(Clients {
+        connected: connected as u64,
+        disconnected: disconnected as u64,
+        clients: clients.collect(),
+    })
+}
+
+fn order(session: &SessionSummary) -> (bool, Reverse<usize>, &str) {
+    let is_absent = session.connection.is_none();
+    (is_absent, Reverse(session.queued_bytes), &session.client)
+}
+
+fn client(session: &SessionSummary, watches: u64) -> Client {
+    let connection = session.connection.as_ref();
+    let ago_ms = |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Client {
+        client: session.client.to_string(),
+        user: connection.and_then(|it| it.origin.identity.user.clone()),
+        address: connection.map(|it| it.address),
+        since_ms: connection.map(|it| wall_ms().saturating_sub(ago_ms(it.since))),
+        subscriptions: session.subscriptions as u64,
+        watches,
+        queued: session.queued as u64,
+        queued_bytes: session.queued_bytes as u64,
+        in_flight: session.in_flight as u64,
+    }
+}
+
+/// Ends the connection of a client.
+pub(super) fn kick(sources: &Sources, client: &str) -> Result<(), Refusal> {
+    match broker(sources)?.kick(client) {
+        true => Ok(()),
+        false => {
+            let client = client.escape_debug();
+            let error = format!("no client with the id {client} is connected");
+            Err(Refusal::new(StatusCode::NOT_FOUND, error))
+        }
+    }
+}
+
+fn broker(sources: &Sources) -> Result<&Broker, Refusal> {
+    sources.broker.as_ref().ok_or_else(|| {
+        let error = "the clients are connected to a foreign broker: ask that one";
+        Refusal::new(StatusCode::CONFLICT, error)
+    })
+}

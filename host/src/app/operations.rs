@@ -1,0 +1,133 @@
+//! What operators ask of a host of a cluster: its figures, a handover, and an upgrade of the log.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde_json::json;
+use statehouse_cluster::{
+    APPEND_BOUNDS, After, Clock, Engine, FRAME_FORMAT, Figures, OperationError, Upgraded,
+    check_successor, upgrade,
+};
+
+use super::present::Shared;
+use crate::admin::{
+    ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
+};
+use crate::cluster::log::ClusterLog;
+use statehouse_core::clock::wall_ms;
+
+/// The leadership of this host, for operators.
+pub(super) struct Operations {
+    pub(super) log: ClusterLog,
+    pub(super) shared: Arc<Shared>,
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) clock: Arc<dyn Clock>,
+    /// The names of the cluster and of this host.
+    pub(super) cluster: String,
+    pub(super) host: String,
+}
+
+impl Leadership for Operations {
+    fn figures(&self) -> ClusterFigures {
+        let reaches_log = self.shared.figures.reaches_log() && self.shared.reaches_log();
+        ClusterFigures {
+            epoch: self.log.epoch(),
+            reaches_log,
+            leader: Some(LeaderFigures {
+                unreleased: self.log.unreleased(),
+                lease: self.log.lease_left(),
+            }),
+            ..figures(
+                &self.shared.figures,
+                self.log.position(),
+                self.shared.history.load(Relaxed),
+            )
+        }
+    }
+
+    fn hand_over(&self, to: Option<String>) -> Operation<'_> {
+        Box::pin(async move {
+            let changes = to.as_ref() != Some(&self.host);
+            if let Some(to) = to.as_ref().filter(|_| changes) {
+                self.check(to).await?;
+            }
+            if changes {
+                let (shared, to) = (self.shared.clone(), to.clone());
+                tokio::spawn(async move { shared.hand_over(to.as_deref()).await });
+            }
+            Ok(json!({"leader": self.host, "to": to, "changes": changes}))
+        })
+    }
+
+    fn upgrade(&self) -> Operation<'_> {
+        Box::pin(async move {
+            let (engine, clock) = (&*self.engine, &*self.clock);
+            let log = self.log.leader();
+            let done = upgrade(engine, clock, &self.cluster, log, FRAME_FORMAT).await;
+            Ok(match done.map_err(refusal)? {
+                Upgraded::Unchanged(format) => json!({"log_format": format, "raised": false}),
+                Upgraded::Raised(format) => json!({"log_format": format, "raised": true}),
+            })
+        })
+    }
+}
+
+impl Operations {
+    /// Whether a host can lead next.
+    async fn check(&self, to: &str) -> Result<(), ClusterRefusal> {
+        let (engine, clock) = (&*self.engine, &*self.clock);
+        let checked = check_successor(engine, clock, &self.cluster, self.log.epoch(), to).await;
+        checked.map_err(refusal)?;
+        if self.shared.links.contains(to) {
+            return Ok(());
+        }
+        Err(ClusterRefusal::Refused(format!(
+            "host {to} has no link to {}: it does not run, or does not reach the cluster port of {}. Look into its log, or name another host",
+            self.host, self.host
+        )))
+    }
+}
+
+fn refusal(error: OperationError) -> ClusterRefusal {
+    match error {
+        OperationError::Cluster(error) => ClusterRefusal::Failed(error.to_string()),
+        error => ClusterRefusal::Refused(error.to_string()),
+    }
+}
+
+/// Reads the figures of a host that does not lead.
+pub(super) fn of_follower(
+    known: &Arc<Figures>,
+    position: &Arc<AtomicU64>,
+    history: &Arc<AtomicU64>,
+) -> ReadFigures {
+    let (known, position, history) = (known.clone(), position.clone(), history.clone());
+    Arc::new(move || figures(&known, position.load(Relaxed), history.load(Relaxed)))
+}
+
+fn figures(known: &Figures, position: u64, history: u64) -> ClusterFigures {
+    let appends = known.appends();
+    let age_ms = known.snapshot_ms().map(|it| wall_ms().saturating_sub(it));
+    ClusterFigures {
+        epoch: known.epoch(),
+        position,
+        history,
+        lag: known.lag(),
+        reaches_log: known.reaches_log(),
+        takeovers: [
+            ("handover", known.takeovers(After::Handover)),
+            ("restart", known.takeovers(After::Restart)),
+            ("silence", known.takeovers(After::Silence)),
+        ],
+        appends: Histogram {
+            bounds: &APPEND_BOUNDS,
+            buckets: appends.buckets.to_vec(),
+            sum: appends.sum,
+        },
+        log_records: known.log_records(),
+        log_bytes: known.log_bytes(),
+        snapshot_age: age_ms.map(Duration::from_millis),
+        leader: None,
+    }
+}

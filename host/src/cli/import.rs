@@ -1,0 +1,286 @@
+//! `statehouse import`: sets the keys that `statehouse export` wrote.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use data_encoding::BASE64;
+use serde_json::Value as Json;
+use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version};
+use statehouse_core::clock::wall_ms;
+
+use super::data;
+use super::entries::{IN_FLIGHT, in_order};
+use super::output::{Exit, Failure, emit_json, notice};
+use super::progress::Progress;
+use super::remote::Remote;
+
+/// How long the broker keeps the session of an interrupted import.
+const INTERRUPTION: Duration = Duration::from_secs(60);
+
+/// Longest line. Base 64 needs 4 characters for 3 bytes, and JSON up to 6 for a control character.
+const LINE_BYTES_MAX: u64 = 6 * PACKET_BYTES_MAX as u64;
+
+/// Set the keys that `statehouse export` wrote
+///
+/// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired since
+/// is left out. Importing the same lines again does no harm.
+///
+/// After an error, all lines before the one that it names are imported: continue with --skip.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse import all.jsonl
+  zcat plant.jsonl.gz | statehouse import
+  statehouse import all.jsonl --nx              # leaves existing keys as they are
+  statehouse import all.jsonl --skip 1200       # continues after an error")]
+pub(super) struct Args {
+    /// The file, or standard input if it is absent or `-`
+    file: Option<PathBuf>,
+
+    /// Leave out this many lines
+    #[arg(long, value_name = "LINES", default_value_t = 0)]
+    skip: u64,
+
+    /// Leave existing keys as they are
+    #[arg(long)]
+    nx: bool,
+
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// A line of the file.
+#[derive(Debug, PartialEq)]
+struct Line {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    expires_ms: Option<u64>,
+    fence: Option<Version>,
+}
+
+#[derive(Default)]
+struct Counts {
+    lines: u64,
+    set: u64,
+    expired: u64,
+    existing: u64,
+}
+
+pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+    let (mut input, bytes) = open(args.file.as_deref())?;
+    let client = args.remote.connect_for(INTERRUPTION).await?;
+    let mut counts = Counts::default();
+    let mut progress = Progress::new();
+    let mut bytes_read = 0;
+    loop {
+        let mut tasks = Vec::with_capacity(IN_FLIGHT);
+        let (mut is_end, mut malformed) = (false, None);
+        while tasks.len() < IN_FLIGHT {
+            let number = counts.lines + tasks.len() as u64 + 1;
+            let Some(text) = next_line(&mut input)? else {
+                is_end = true;
+                break;
+            };
+            bytes_read += text.len() as u64;
+            if number <= args.skip {
+                counts.lines += 1;
+                continue;
+            }
+            match line_of(&text) {
+                Ok(line) => {
+                    let (client, nx) = (client.clone(), args.nx);
+                    tasks.push(tokio::spawn(async move { set(&client, line, nx).await }));
+                }
+                Err(error) => {
+                    malformed = Some(error);
+                    break;
+                }
+            }
+        }
+        for result in in_order(tasks).await {
+            match result {
+                Ok(done) => done.count(&mut counts),
+                Err(error) => return Err(resumable(error, counts.lines)),
+            }
+        }
+        if let Some(error) = malformed {
+            return Err(resumable(error, counts.lines));
+        }
+        if is_end {
+            break;
+        }
+        let shown = || format!("{} imported", data::count(counts.set, "key"));
+        progress.share(bytes_read, bytes.unwrap_or(bytes_read), shown);
+    }
+    client.close().await;
+    report(&args, &counts)
+}
+
+fn report(args: &Args, counts: &Counts) -> Result<Exit, Failure> {
+    if args.remote.json {
+        emit_json(&serde_json::json!({
+            "imported": counts.set,
+            "expired": counts.expired,
+            "existing": counts.existing,
+        }))?;
+        return Ok(Exit::Done);
+    }
+    let mut text = format!("{} imported", data::count(counts.set, "key"));
+    if counts.expired > 0 {
+        text.push_str(&format!(", {} expired since the export", counts.expired));
+    }
+    if counts.existing > 0 {
+        text.push_str(&format!(", {} existed already", counts.existing));
+    }
+    notice(&text);
+    Ok(Exit::Done)
+}
+
+/// What became of a line.
+enum Done {
+    Set,
+    Expired,
+    Existing,
+}
+
+impl Done {
+    fn count(&self, counts: &mut Counts) {
+        counts.lines += 1;
+        *match self {
+            Self::Set => &mut counts.set,
+            Self::Expired => &mut counts.expired,
+            Self::Existing => &mut counts.existing,
+        } += 1;
+    }
+}
+
+async fn set(
+    client: &statehouse_client::Client,
+    line: Line,
+    nx: bool,
+) -> Result<Done, statehouse_client::Error> {
+    let left_ms = line.expires_ms.map(|ms| ms.saturating_sub(wall_ms()));
+    if left_ms == Some(0) {
+        return Ok(Done::Expired);
+    }
+    let options = SetOptions {
+        condition: match nx {
+            true => Condition::IfAbsent,
+            false => Condition::Always,
+        },
+        expiry: left_ms.map(Duration::from_millis),
+        fencing_token: line.fence,
+    };
+    let set = client.set(&line.key, &line.value, options).await?;
+    Ok(match set.applied {
+        true => Done::Set,
+        false => Done::Existing,
+    })
+}
+
+fn resumable(error: Failure, lines: u64) -> Failure {
+    error.with(&format!(
+        "This is line {}; all lines before it are imported. Continue with --skip {lines}",
+        lines + 1
+    ))
+}
+
+fn open(file: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure> {
+    let Some(path) = file.filter(|path| *path != Path::new("-")) else {
+        return Ok((Box::new(BufReader::new(io::stdin())), None));
+    };
+    let failed = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    Ok((Box::new(BufReader::new(file)), Some(bytes)))
+}
+
+/// The next line, cut where it is longer than any line may be.
+fn next_line(input: &mut dyn BufRead) -> Result<Option<Vec<u8>>, Failure> {
+    let mut text = Vec::new();
+    input.take(LINE_BYTES_MAX).read_until(b'\n', &mut text)?;
+    Ok((!text.is_empty()).then_some(text))
+}
+
+fn line_of(text: &[u8]) -> Result<Line, Failure> {
+    if text.len() as u64 == LINE_BYTES_MAX {
+        return Err(Failure::usage(format!(
+            "the line is longer than {LINE_BYTES_MAX} bytes, more than any key and value need"
+        )));
+    }
+    let invalid = |why: String| Failure::usage(format!("the line is not one of an export: {why}"));
+    let object: Json = serde_json::from_slice(text).map_err(|it| invalid(it.to_string()))?;
+    parse(&object).map_err(invalid)
+}
+
+fn parse(object: &Json) -> Result<Line, String> {
+    let expires_ms = match object.get("expires_ms") {
+        None | Some(Json::Null) => None,
+        Some(ms) => Some(ms.as_u64().ok_or("`expires_ms` is not a whole number")?),
+    };
+    let fence = match object.get("fence") {
+        None | Some(Json::Null) => None,
+        Some(text) => {
+            let text = text.as_str().unwrap_or_default();
+            Some(text.parse().map_err(|_| "`fence` is not a version")?)
+        }
+    };
+    Ok(Line {
+        key: bytes_of(object, "key")?,
+        value: bytes_of(object, "value")?,
+        expires_ms,
+        fence,
+    })
+}
+
+fn bytes_of(object: &Json, name: &str) -> Result<Vec<u8>, String> {
+    let field = object.get(name).ok_or(format!("it has no `{name}`"))?;
+    if let Some(text) = field.as_str() {
+        return Ok(text.as_bytes().to_vec());
+    }
+    let encoded = field.get("base64").and_then(Json::as_str);
+    let decoded = encoded.and_then(|it| BASE64.decode(it.as_bytes()).ok());
+    decoded.ok_or(format!(
+        "`{name}` is neither a string nor {{\"base64\": ...}}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Result<Line, String> {
+        parse(&serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn lines_of_an_export_are_read() {
+        let plain = line(r#"{"key":"k","value":{"base64":"/wA="},"version":"1:2:n"}"#).unwrap();
+        assert_eq!((plain.key, plain.value), (b"k".to_vec(), vec![0xff, 0]));
+        let full = r#"{"key":"k","value":"","expires_ms":1500,"fence":"1:2:n"}"#;
+        let full = line(full).unwrap();
+        assert_eq!(full.expires_ms, Some(1500));
+        assert_eq!(full.fence, Some("1:2:n".parse().unwrap()));
+    }
+
+    #[test]
+    fn other_lines_name_the_field() {
+        for (text, named) in [
+            (r#"{"value":"v"}"#, "`key`"),
+            (r#"{"key":"k"}"#, "`value`"),
+            (r#"{"key":1,"value":"v"}"#, "`key`"),
+            (r#"{"key":"k","value":{"base64":"?"}}"#, "`value`"),
+            (
+                r#"{"key":"k","value":"v","expires_ms":"soon"}"#,
+                "`expires_ms`",
+            ),
+            (r#"{"key":"k","value":"v","fence":"soon"}"#, "`fence`"),
+            ("[]", "`key`"),
+        ] {
+            let error = line(text).unwrap_err();
+            assert!(error.contains(named), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Tests of what keeps a host from leading.
+
+use statehouse_cluster::Id;
+use statehouse_core::store::Retention;
+
+use super::*;
+
+/// A host that has every policy.
+struct Follower;
+
+impl Roles for Follower {
+    fn empty(&self) -> Image {
+        Image::new(Retention::default())
+    }
+
+    fn may_lead(&self, _image: &Image) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn name(&mut self, _policies: &[PolicyRecord]) {}
+
+    fn describe(&self, _image: &Image) -> Description {
+        Description::default()
+    }
+
+    fn follow(&mut self, _head: &Head) {}
+
+    fn lead(&mut self, _: Image, _: ClusterLog, _: Clock) -> anyhow::Result<Leading> {
+        anyhow::bail!("a test has no store")
+    }
+
+    fn end(&mut self, _leading: Leading, _ended: Ended) {}
+}
+
+fn replica(accepts_clock: bool) -> Replica<Follower> {
+    Replica::new(Follower, accepts_clock, Arc::default())
+}
+
+/// A head whose last frame was written so much later than this host's clock shows.
+fn head(later_ms: u64) -> Head {
+    Head {
+        leader: "gw1".into(),
+        ..Head::first(Id::default(), wall_ms() + later_ms)
+    }
+}
+
+/// Far beyond the limit, since the test itself takes time.
+const OFF_MS: u64 = 10_000;
+
+#[test]
+fn host_whose_clock_agrees_with_the_log_may_lead() {
+    assert_eq!(replica(false).may_lead(&head(0)), Ok(()));
+    let almost_ms = limits::CLUSTER_CLOCK_OFFSET_MS_MAX;
+    assert_eq!(replica(false).may_lead(&head(almost_ms)), Ok(()));
+}
+
+#[test]
+fn host_whose_clock_is_behind_the_log_may_not_lead() {
+    let refused = replica(false).may_lead(&head(OFF_MS)).unwrap_err();
+    assert!(refused.contains("ms behind the log"), "{refused}");
+    assert!(refused.contains("--accept-clock"), "{refused}");
+    // The last frame can be older than the last record, whose time never steps back.
+    let mut behind = replica(false);
+    behind.image.now_ms = wall_ms() + OFF_MS;
+    let refused = behind.may_lead(&head(0)).unwrap_err();
+    assert!(refused.contains("ms behind the log"), "{refused}");
+    assert_eq!(replica(true).may_lead(&head(OFF_MS)), Ok(()));
+}
+
+#[test]
+fn host_whose_clock_is_ahead_of_its_leader_may_not_lead() {
+    let ahead = |accepts_clock, ahead_ms| {
+        let mut replica = replica(accepts_clock);
+        replica.following(&head(0));
+        for _ in 0..3 {
+            let (wall_ms, now) = (wall_ms(), MachineClock.now());
+            replica.offset.received(wall_ms - ahead_ms, wall_ms, now);
+        }
+        replica.may_lead(&head(0))
+    };
+    assert_eq!(
+        ahead(false, limits::CLUSTER_CLOCK_OFFSET_MS_MAX / 2),
+        Ok(())
+    );
+    let refused = ahead(false, OFF_MS).unwrap_err();
+    assert!(
+        refused.contains("ms ahead of that of the last leader, gw1"),
+        "{refused}"
+    );
+    assert_eq!(ahead(true, OFF_MS), Ok(()));
+}

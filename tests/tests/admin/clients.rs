@@ -1,0 +1,79 @@
+//! Tests `statehouse clients`, which lists connections and ends them.
+
+use serde_json::{Value as Json, json};
+use statehouse_tests::{Connect, Publish, Ran, Server, client::Client, run_in};
+
+fn clients(server: &Server, arguments: &[&str]) -> Ran {
+    run_in(server.directory(), &[&["clients"], arguments].concat(), b"")
+}
+
+fn listed(server: &Server) -> Json {
+    serde_json::from_str(&clients(server, &["--json"]).code(0).text()).unwrap()
+}
+
+#[test]
+fn clients_shows_connections_queues_and_watches() {
+    let server = Server::start();
+    assert_eq!(listed(&server)["clients"], json!([]));
+    let mut watcher = server.store("watcher");
+    for key in ["a", "b"] {
+        watcher.ask(&["KEYNOTIFY", key]);
+    }
+    let mut absent = Client::connect(server.address(), &Connect::resume("absent", 600));
+    absent.subscribe("news/#", 1);
+    absent.disconnect();
+    let mut publisher = server.connect("publisher");
+    for _ in 0..3 {
+        publisher.publish(Publish::new("news/1", b"hello").qos(1));
+    }
+
+    let all = listed(&server);
+    assert_eq!(
+        (&all["connected"], &all["disconnected"]),
+        (&json!(2), &json!(1))
+    );
+    let of = |name: &str| -> Json {
+        let all = all["clients"].as_array().unwrap();
+        all.iter().find(|it| it["client"] == name).unwrap().clone()
+    };
+    let watcher = of("watcher");
+    assert_eq!(
+        (&watcher["watches"], &watcher["address"]),
+        (&json!(2), &json!("127.0.0.1"))
+    );
+    assert!(
+        watcher["since_ms"].as_u64().unwrap() > 1_700_000_000_000,
+        "{watcher}"
+    );
+    let absent = of("absent");
+    assert_eq!(
+        (&absent["since_ms"], &absent["queued"]),
+        (&Json::Null, &json!(3))
+    );
+    assert_eq!(
+        (&absent["subscriptions"], &absent["in_flight"]),
+        (&json!(1), &json!(0))
+    );
+    assert!(absent["queued_bytes"].as_u64().unwrap() > 3 * 5);
+
+    let text = clients(&server, &["--limit", "1"]).code(0).text();
+    let end = "2 connected, 1 sessions without a connection; 2 not shown\n";
+    assert!(text.starts_with("client") && text.ends_with(end), "{text}");
+    clients(&server, &["--limit", "100000"])
+        .code(2)
+        .says("from 0 to 2000");
+}
+
+#[test]
+fn kick_ends_the_connection_and_keeps_the_session() {
+    let server = Server::start();
+    let id = "press/4 ü";
+    let mut client = Client::connect(server.address(), &Connect::resume(id, 600));
+    client.subscribe("news/#", 1);
+    clients(&server, &["kick", id]).code(0).says("is ended");
+    client.expect_disconnect(0x98);
+    clients(&server, &["kick", id]).code(1).says("press/4");
+    clients(&server, &["kick", "nobody"]).code(1).says("nobody");
+    let again = Client::connect(server.address(), &Connect::resume(id, 600));
+    assert!(again.session_present());
+}

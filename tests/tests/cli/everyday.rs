@@ -1,0 +1,277 @@
+//! Tests commands of everyday use: `call`, `export`, `import`, and options that show or change more
+//! than one value.
+
+use std::{fs, time::Duration};
+
+use serde_json::{Value, json};
+use statehouse_tests::{Property, Publish, Ran, Server, run};
+
+fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
+    let port = server.port().to_string();
+    let (name, rest) = arguments.split_first().unwrap();
+    let mut all = vec![*name, "--port", &port];
+    all.extend(rest);
+    run(&all, stdin)
+}
+
+fn ask(server: &Server, arguments: &[&str]) -> Ran {
+    ask_with(server, arguments, b"")
+}
+
+fn json(ran: &Ran) -> Value {
+    serde_json::from_str(&ran.text()).unwrap()
+}
+
+fn version(server: &Server, key: &str) -> String {
+    let got = json(&ask(server, &["get", key, "--json"]).code(0));
+    got["version"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn call_prints_any_response() {
+    let server = Server::start();
+    assert_eq!(
+        ask(&server, &["call", "SET", "k", "v"]).code(0).text(),
+        "OK\n"
+    );
+    let got = ask(&server, &["call", "get", "k", "--with-version"]).code(0);
+    assert_eq!(got.text(), format!("{}\nv\n", version(&server, "k")));
+    assert_eq!(ask(&server, &["call", "GET", "none"]).code(1).text(), "\n");
+    assert_eq!(ask(&server, &["call", "DEL", "none"]).code(0).text(), "0\n");
+    let scan = json(&ask(&server, &["call", "SCAN", "*", "--json"]).code(0));
+    assert_eq!(scan, json!({ "value": [["k"]], "version": null }));
+    ask(&server, &["call", "FLUSHALL"])
+        .code(4)
+        .says("unknown command");
+    ask(&server, &["call"]).code(2);
+}
+
+#[test]
+fn set_if_version_applies_to_that_version_only() {
+    let server = Server::start();
+    let absent = ["set", "k", "a", "--if-version", "1:0:StateStore"];
+    ask(&server, &absent).code(1).says("does not exist");
+    let absent = json(&ask(&server, &[&absent[..], &["--json"]].concat()).code(1));
+    assert_eq!(
+        (&absent["applied"], &absent["version"]),
+        (&json!(false), &Value::Null)
+    );
+
+    ask(&server, &["set", "k", "a"]).code(0);
+    let first = version(&server, "k");
+    ask(&server, &["set", "k", "b", "--if-version", &first]).code(0);
+    let second = version(&server, "k");
+    ask(&server, &["set", "k", "c", "--if-version", &first])
+        .code(1)
+        .says(&second);
+    assert_eq!(ask(&server, &["get", "k"]).code(0).text(), "b");
+    for wrong in [
+        &["--if-version", "soon"][..],
+        &["--if-version", &first, "--nx"],
+    ] {
+        ask(&server, &[&["set", "k", "c"], wrong].concat()).code(2);
+    }
+}
+
+#[test]
+fn meta_shows_expiry_and_fence() {
+    let server = Server::start();
+    ask(&server, &["get", "k", "--meta"])
+        .code(1)
+        .says("does not exist");
+    ask(&server, &["set", "lock", "holder"]).code(0);
+    let fence = version(&server, "lock");
+    ask(
+        &server,
+        &[
+            "set",
+            "k",
+            "value",
+            "--ttl",
+            "1h",
+            "--fencing-token",
+            &fence,
+        ],
+    )
+    .code(0);
+    let meta = json(&ask(&server, &["get", "k", "--meta", "--json"]).code(0));
+    assert_eq!(
+        (&meta["bytes"], &meta["fencing_token"]),
+        (&json!(5), &json!(fence))
+    );
+    let ttl = meta["ttl_ms"].as_u64().unwrap();
+    assert!((3_500_000..=3_600_000).contains(&ttl), "{meta}");
+    let text = ask(&server, &["get", "k", "--meta"]).code(0).text();
+    for line in [
+        "version  ",
+        "bytes    5\n",
+        "expires  20",
+        &format!("fence    {fence}\n"),
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
+fn scan_prints_values_or_metadata() {
+    let server = Server::start();
+    ask(&server, &["set", "a", "tab\there"]).code(0);
+    ask(&server, &["set", "b", "", "--ttl", "1h"]).code(0);
+    let values = ask(&server, &["scan", "--values"]).code(0).text();
+    assert_eq!(values, "a\ttab\\there\nb\t\n");
+    let long = ask(&server, &["scan", "--long"]).code(0).text();
+    let lines: Vec<Vec<&str>> = long.lines().map(|it| it.split('\t').collect()).collect();
+    assert_eq!(lines[0], [&*version(&server, "a"), "8", "-", "a"]);
+    assert!(
+        lines[1][2].ends_with('s') && lines[1][2].starts_with("3"),
+        "{long}"
+    );
+    let objects = ask(&server, &["scan", "b", "--long", "--json"]).code(0);
+    assert_eq!(json(&objects)["bytes"], json!(0));
+    ask(&server, &["scan", "none", "--values"]).code(1);
+    ask(&server, &["scan", "--values", "--long"]).code(2);
+}
+
+#[test]
+fn del_prefix_deletes_exactly_these_keys() {
+    let server = Server::start();
+    let mut store = server.store("writer");
+    for number in 0..300 {
+        store.set(format!("old*/{number}"), "v");
+    }
+    store.set("old", "stays");
+    store.set("old1/0", "stays");
+    ask(&server, &["del", "--prefix", "old*/"])
+        .code(0)
+        .says("300 keys");
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "old\nold1/0\n");
+    ask(&server, &["del", "--prefix", "old*/"]).code(1);
+    ask(&server, &["del", "--prefix", ""])
+        .code(2)
+        .says("every key");
+    ask(&server, &["del", "--prefix", "a", "b"]).code(2);
+    ask(&server, &["del"]).code(2);
+}
+
+#[test]
+fn import_restores_what_export_wrote() {
+    let (source, target) = (Server::start(), Server::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("all.jsonl");
+    let path = file.to_str().unwrap();
+    let bytes: Vec<u8> = (0..=255).collect();
+    ask_with(&source, &["set", "bytes"], &bytes).code(0);
+    ask(&source, &["set", "expires", "x", "--ttl", "1h"]).code(0);
+    let fence = version(&source, "bytes");
+    ask(&source, &["set", "fenced", "x", "--fencing-token", &fence]).code(0);
+    let mut writer = source.store("writer");
+    for number in 0..200 {
+        writer.set(format!("n{number:03}"), number.to_string());
+    }
+    ask(&source, &["set", "soon", "x", "--px", "3000"]).code(0);
+    let exported = ask(&source, &["export"]).code(0).says("204 keys");
+    fs::write(&file, &exported.stdout).unwrap();
+    while ask(&source, &["get", "soon"]).code == Some(0) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    ask(&target, &["import", path])
+        .code(0)
+        .says("203 keys imported, 1 expired");
+    assert_eq!(ask(&target, &["get", "bytes"]).code(0).stdout, bytes);
+    let meta = |key| json(&ask(&target, &["get", key, "--meta", "--json"]).code(0));
+    assert!(meta("expires")["ttl_ms"].as_u64().unwrap() > 3_000_000);
+    assert_eq!(meta("fenced")["fencing_token"], json!(fence));
+    ask(&target, &["set", "n001", "changed"]).code(0);
+    let again = ask_with(&target, &["import", "--nx", "--json"], &exported.stdout).code(0);
+    assert_eq!(
+        json(&again),
+        json!({ "imported": 0, "expired": 1, "existing": 203 })
+    );
+    assert_eq!(ask(&target, &["get", "n001"]).code(0).text(), "changed");
+
+    let rest = ask(&source, &["export", "n*", "--after", "n197"])
+        .code(0)
+        .text();
+    let keys: Vec<Value> = rest
+        .lines()
+        .map(|it| serde_json::from_str(it).unwrap())
+        .collect();
+    assert_eq!(keys.len(), 2);
+    assert_eq!(
+        (&keys[0]["key"], &keys[1]["value"]),
+        (&json!("n198"), &json!("199"))
+    );
+}
+
+#[test]
+fn failed_import_names_the_line_to_go_on_with() {
+    let server = Server::start();
+    let lines = b"{\"key\":\"a\",\"value\":\"1\"}\n{\"key\":\"b\",\"value\":\"2\"}\nwhat\n{\"key\":\"c\",\"value\":\"3\"}\n";
+    ask_with(&server, &["import"], lines)
+        .code(2)
+        .says("line 3; all lines before it are imported. Continue with --skip 2");
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "a\nb\n");
+    ask_with(&server, &["import", "--skip", "3"], lines)
+        .code(0)
+        .says("1 key imported");
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "a\nb\nc\n");
+    ask(&server, &["import", "/does/not/exist"])
+        .code(2)
+        .says("/does/not/exist");
+}
+
+#[test]
+fn lock_status_names_the_holder() {
+    let server = Server::start();
+    ask(&server, &["lock", "job", "--status"])
+        .code(1)
+        .says("is free");
+    ask(&server, &["set", "job", "anna", "--nex", "--ttl", "1h"]).code(0);
+    let text = ask(&server, &["lock", "job", "--status"]).code(0).text();
+    assert!(text.starts_with("holder   anna\nrenewed  20"), "{text}");
+    let status = json(&ask(&server, &["lock", "job", "--status", "--json"]).code(0));
+    assert_eq!(status["holder"], json!("anna"));
+    assert_eq!(status["fencing_token"], json!(version(&server, "job")));
+    ask(&server, &["lock", "job"]).code(2);
+    ask(&server, &["lock", "job", "--status", "--", "true"]).code(2);
+}
+
+#[test]
+fn client_id_names_the_user() {
+    let server = Server::with_config("log_filter = \"info,statehouse::request=debug\"\n");
+    let port = server.port().to_string();
+    let mut set = statehouse_tests::command(&["set", "k", "v", "--port", &port]);
+    set.env("USER", "an na/#");
+    statehouse_tests::command::finish(set, b"").code(0);
+    server.wait_for_log("client=anna@");
+}
+
+#[test]
+fn wrongly_built_requests_leave_a_line_with_the_remedy() {
+    let server = Server::start();
+    let topic = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
+    let get = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
+    let set = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n";
+    let complete = |payload: &[u8]| {
+        let request = Publish::new(topic, payload).with(Property::ResponseTopic("r".into()));
+        request.with(Property::CorrelationData(b"1".to_vec()))
+    };
+    let mut client = server.connect("press-4");
+    client.publish(Publish::new(topic, get).qos(1));
+    for _ in 0..5 {
+        client.publish(complete(set).qos(1));
+    }
+    client.send(&complete(get).qos(0).bytes());
+    for (mistake, remedy) in [
+        ("a request needs a Response Topic", "and Correlation Data"),
+        ("a SET needs a timestamp", "__ts"),
+        ("a request needs QoS 1", "publish it with QoS 1"),
+    ] {
+        let line = server.wait_for_log(mistake);
+        assert!(line.contains("press-4") && line.contains(remedy), "{line}");
+    }
+    let lines = server.stderr();
+    let repeated = lines.iter().filter(|it| it.contains("needs a timestamp"));
+    assert_eq!(repeated.count(), 1, "{lines:#?}");
+}

@@ -1,0 +1,237 @@
+//! What operators and other clients do to etcd while hosts serve: they replace a server, use up its
+//! quota, and compact it.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use statehouse_tests::{Admin, Client, Cluster, Etcd, Heard, Store, histories::Play};
+
+use crate::{
+    CLIENTS, SHORT_LEASE, eventually,
+    resumed::{begin, connect},
+};
+
+/// Far above an election in etcd, which takes about a second.
+const ELECTION: Duration = Duration::from_secs(8);
+
+/// A leader asks etcd for its size every 10 s.
+const ROOM: Duration = Duration::from_secs(60);
+
+const QUOTA: u64 = 16 << 20;
+const REFUSED: &str = "-ERR the quota has been exceeded\\r\\n";
+
+#[test]
+fn replaced_server_of_etcd_carries_the_store() {
+    let mut cluster = Cluster::with(3, 3, &[SHORT_LEASE]);
+    cluster.store(0, "writer").set("key", "value");
+    let mut play = Play::over(&cluster, "play", &CLIENTS);
+    play.go_on();
+    play.longest_gap();
+    let epoch = cluster.present_leader().epoch;
+    let report = |play: &mut Play, what: &str| {
+        play.go_on();
+        let gap = play.longest_gap();
+        eprintln!("{what}: no answer for {} ms", gap.as_millis());
+        assert!(gap < ELECTION, "{what}: {gap:?}");
+    };
+    let lost = cluster.etcd.leader();
+    cluster.etcd.kill(lost);
+    report(&mut play, "a server is lost");
+    cluster.etcd.replace(lost);
+    cluster.etcd.wait_until_ready();
+    report(&mut play, "it is replaced");
+    // Of the first three, one is left. Without the new one there is no majority.
+    let original = (lost + 1) % 3;
+    cluster.etcd.kill(original);
+    report(&mut play, "another server is lost");
+    cluster.etcd.restart_all();
+    report(&mut play, "it has returned");
+    play.end();
+    assert_eq!(cluster.present_leader().epoch, epoch, "a host took over");
+    let value = cluster.store(0, "reader").get("key");
+    assert_eq!(value, Some(b"value".to_vec()));
+}
+
+/// A cluster on an etcd with a small quota, which the hosts know.
+fn small(hosts: usize) -> Cluster {
+    let quota = format!("--quota-backend-bytes={QUOTA}");
+    let etcd = Etcd::start_with(1, "http", &[quota]);
+    let settings = [SHORT_LEASE, ("cluster_quota", &QUOTA.to_string())];
+    let mut cluster = Cluster::without_hosts_on(etcd, &settings);
+    cluster.add_hosts(hosts);
+    cluster
+}
+
+fn name(number: usize) -> String {
+    format!("key{number:05}")
+}
+
+/// Writes so many keys in turn until a write is refused, which must happen. Returns the number of
+/// accepted writes.
+fn write_until_refused(store: &mut Store, keys: usize) -> usize {
+    for number in 0..2000 {
+        let mut value = vec![b'v'; 50_000];
+        value.extend(number.to_string().bytes());
+        let answer = store.ask(&[b"SET", name(number % keys).as_bytes(), &value]);
+        if answer.text() == REFUSED {
+            eprintln!("{number} values of 50 kB fit a quota of {QUOTA} bytes");
+            return number;
+        }
+        assert_eq!(answer.text(), "+OK\\r\\n", "write {number}");
+    }
+    panic!("100 MB fit a quota of {QUOTA} bytes");
+}
+
+/// The log of a small state has used up the room. The next snapshot replaces it.
+#[test]
+fn full_quota_refuses_writes_and_serves_reads_and_removals() {
+    const STATE: usize = 20;
+    let mut cluster = small(2);
+    let mut store = cluster.store(cluster.follower(), "store");
+    let accepted = write_until_refused(&mut store, STATE);
+    let leader = cluster.present_leader().host;
+    let (status, body) = Admin::of(&cluster[leader]).ask("GET", "/readyz", b"");
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains("writes are refused"), "{body}");
+    let last = accepted.to_string();
+    let value = store.get(name(accepted % STATE)).unwrap();
+    assert!(
+        !value.ends_with(last.as_bytes()),
+        "a refused write has an effect"
+    );
+    let removed = name((accepted + 1) % STATE);
+    assert_eq!(store.ask(&["DEL", &removed]).text(), ":1\\r\\n");
+    assert_eq!(store.get(&removed), None);
+
+    // A host takes over although there is no room.
+    let (_, next) = cluster.fail_over();
+    let mut store = cluster.store(next.host, "next");
+    assert_eq!(store.get(&removed), None);
+    assert_eq!(store.get(name(accepted % STATE)), Some(value));
+    let began = Instant::now();
+    while store.ask(&["SET", "after", "value"]).text() == REFUSED {
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    eprintln!("room after {} ms", began.elapsed().as_millis());
+    assert_eq!(store.get("after"), Some(b"value".to_vec()));
+    assert_eq!(store.get(&removed), None);
+}
+
+/// The state itself has used up the room. A snapshot of it does not fit, and must not use up the
+/// rest: then etcd refuses removals too.
+#[test]
+#[ignore = "fails: the next snapshot uses the quota up, and then no host answers any more"]
+fn state_that_fills_the_quota_can_be_read_and_removed() {
+    let cluster = small(1);
+    let mut store = cluster.store(0, "store");
+    let accepted = write_until_refused(&mut store, 2000);
+    // Longer than the snapshot takes.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        assert!(store.get(name(1)).is_some());
+        thread::sleep(Duration::from_millis(100));
+    }
+    for number in 0..accepted {
+        assert_eq!(store.ask(&["DEL", &name(number)]).text(), ":1\\r\\n");
+    }
+    while store.ask(&["SET", "after", "value"]).text() == REFUSED {
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Another client uses the quota up, so that etcd refuses every write, also those of the log. No
+/// write can be acknowledged then, and reads wait for a lease. The hosts make room when the keys of
+/// that client are deleted.
+#[test]
+fn quota_used_up_by_another_client_loses_nothing() {
+    let mut cluster = small(2);
+    let follower = cluster.follower();
+    let mut store = begin(&cluster[follower], "store");
+    let version = store.set("key", "before");
+    cluster.etcd.fill();
+    let request = store.command(&["SET", "key", "during"]);
+    let packet_id = store.client.start(request.publish());
+    let heard = store.client.poll(Duration::from_secs(3));
+    assert!(
+        matches!(heard, Heard::Silence | Heard::Closed),
+        "answered by a full etcd: {heard:?}"
+    );
+    let said = "etcd's quota is used up and it accepts no writes";
+    let leader = cluster.present_leader().host;
+    cluster[leader].wait_for_log(said);
+    cluster.etcd.delete_filling();
+    let began = Instant::now();
+    // The client resumes its session and sends the request again.
+    let mut store = eventually("a host serves", || {
+        let client = Client::attempt(cluster[follower].address(), &connect("store"))?;
+        assert!(client.session_present());
+        Some(Store::on(client, "store"))
+    });
+    let mut again = request.publish();
+    (again.packet_id, again.dup) = (packet_id, true);
+    store.client.start(again);
+    let mut answer = store.finish(&request, packet_id);
+    // It may be decided before the leader knows that there is room.
+    while answer.text() == REFUSED {
+        assert_eq!(store.get("key"), Some(b"before".to_vec()));
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+        answer = store.ask(&["SET", "key", "during"]);
+    }
+    assert_eq!(answer.text(), "+OK\\r\\n");
+    assert!(answer.version() > Some(version));
+    eprintln!(
+        "accepted {} ms after the removal",
+        began.elapsed().as_millis()
+    );
+    assert_eq!(store.get("key"), Some(b"during".to_vec()));
+    let (_, next) = cluster.fail_over();
+    let value = cluster.store(next.host, "next").get("key");
+    assert_eq!(value, Some(b"during".to_vec()));
+}
+
+/// Also with `--auto-compaction`, or by a tool. A host that was down must join again from the
+/// state, because etcd has deleted the history that its watch would need.
+#[test]
+fn compaction_by_another_client_loses_nothing() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let mut play = Play::over(&cluster, "play", &CLIENTS);
+    for _ in 0..5 {
+        play.go_on();
+        cluster.etcd.compact();
+    }
+    let leader = cluster.present_leader();
+    let down = cluster.follower();
+    cluster[down].kill();
+    play.go_on();
+    let mut store = cluster.store(leader.host, "writer");
+    (0..50).for_each(|n| drop(store.set(name(n), n.to_string())));
+    cluster.etcd.compact();
+    cluster[down].start_again(&[]);
+    cluster[down].wait_until_ready();
+    cluster.etcd.compact();
+    play.go_on();
+    assert_eq!(cluster.present_leader(), leader);
+    // A paused host finds that its watch was compacted.
+    cluster[down].signal("STOP");
+    (50..100).for_each(|n| drop(store.set(name(n), n.to_string())));
+    cluster.etcd.compact();
+    thread::sleep(Duration::from_secs(1));
+    cluster[down].signal("CONT");
+    play.go_on();
+    let (old, next) = cluster.fail_over();
+    play.died();
+    assert_eq!(next.host, down);
+    let mut store = cluster.store(next.host, "reader");
+    for n in 0..100 {
+        assert_eq!(store.get(name(n)), Some(n.to_string().into_bytes()));
+    }
+    cluster[old.host].start_again(&[]);
+    cluster[old.host].wait_until_ready();
+    play.go_on();
+    play.end();
+}

@@ -1,0 +1,195 @@
+//! What operators see and do: the metrics of a cluster, its status, and the format of its log.
+
+use std::{collections::BTreeSet, thread, time::Duration};
+
+use statehouse_tests::{Admin, Cluster, cluster, run, wait::eventually};
+
+use crate::SHORT_LEASE;
+
+/// The page of metrics of a host.
+fn page(cluster: &Cluster, host: usize) -> String {
+    let (status, page) = Admin::of(&cluster[host]).ask("GET", "/metrics", b"");
+    assert_eq!(status, 200, "{page}");
+    page
+}
+
+/// The value of a metric of the cluster, if the host has it.
+fn figure(cluster: &Cluster, host: usize, name: &str) -> Option<f64> {
+    let page = page(cluster, host);
+    let value = page.lines().find_map(|line| {
+        let line = line.strip_prefix("statehouse_cluster_")?;
+        line.strip_prefix(name)?.strip_prefix(' ')
+    });
+    value.map(|value| value.parse().unwrap())
+}
+
+fn wait_for(cluster: &Cluster, host: usize, name: &str, expected: f64) {
+    eventually(name, || {
+        (figure(cluster, host, name) == Some(expected)).then_some(())
+    });
+}
+
+/// Scrapers refuse a page with a sample without a family, or with one sample twice.
+fn check_form(page: &str) {
+    let (mut families, mut samples) = (BTreeSet::new(), BTreeSet::new());
+    let body = page.strip_suffix("# EOF\n").expect("the page has an end");
+    for line in body.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            assert!(families.insert(family.split(' ').next().unwrap()), "{line}");
+        } else if !line.starts_with('#') {
+            let (sample, value) = line.rsplit_once(' ').unwrap();
+            value.parse::<f64>().unwrap();
+            assert!(samples.insert(sample), "{line}");
+            let name = sample.split('{').next().unwrap();
+            let suffixes = ["", "_total", "_bucket", "_count", "_sum"];
+            let mut families_of = suffixes.iter().filter_map(|it| name.strip_suffix(it));
+            assert!(families_of.any(|it| families.contains(it)), "{line}");
+        }
+    }
+}
+
+#[test]
+fn metrics_follow_the_work_and_the_leaders() {
+    let mut cluster = Cluster::with(3, 1, &[SHORT_LEASE]);
+    let leader = cluster.present_leader();
+    let mut store = cluster.store(leader.host, "writer");
+    for number in 0..20 {
+        store.set(format!("key{number}"), "value");
+    }
+    let own = |name: &str| figure(&cluster, leader.host, name).unwrap();
+    assert!(own("append_seconds_count") >= 20.0);
+    assert!(own("append_seconds_sum") > 0.0);
+    assert_eq!(
+        own("append_seconds_bucket{le=\"+Inf\"}"),
+        own("append_seconds_count")
+    );
+    assert!(own("log_records") >= 21.0);
+    assert!(own("log_bytes") > 1_000.0);
+    assert_eq!((own("leads"), own("reaches_log")), (1.0, 1.0));
+    let follower = cluster.follower();
+    wait_for(&cluster, follower, "position", own("position"));
+    wait_for(&cluster, follower, "lag_records", 0.0);
+    wait_for(&cluster, follower, "log_records", own("log_records"));
+    assert_eq!(figure(&cluster, follower, "lease_seconds"), None);
+    // A leader without work has no lease, and renews it by the next write.
+    thread::sleep(Duration::from_millis(600));
+    assert_eq!(own("lease_seconds"), 0.0);
+    eventually("a lease", || {
+        store.set("key", "value");
+        let left = own("lease_seconds");
+        assert!(left <= 0.5, "{left}");
+        (left > 0.0).then_some(())
+    });
+    for host in 0..3 {
+        check_form(&page(&cluster, host));
+        for after in ["silence", "handover", "restart"] {
+            let name = format!("takeovers_total{{after=\"{after}\"}}");
+            assert_eq!(figure(&cluster, host, &name), Some(0.0), "{host} {after}");
+        }
+    }
+
+    let (killed, new) = cluster.fail_over();
+    let after = |host: usize, after: &str| {
+        figure(
+            &cluster,
+            host,
+            &format!("takeovers_total{{after=\"{after}\"}}"),
+        )
+    };
+    assert_eq!(after(new.host, "silence"), Some(1.0));
+    let other = 3 - killed.host - new.host;
+    assert_eq!(after(other, "silence"), Some(0.0));
+    let data = cluster[new.host].directory().join("statehouse-data");
+    run(
+        &["cluster", "handover", "--data", data.to_str().unwrap()],
+        b"",
+    )
+    .code(0);
+    assert_eq!(cluster.wait_for_leader_after(new.epoch).host, other);
+    assert_eq!(after(other, "handover"), Some(1.0));
+
+    wait_for(&cluster, new.host, "leads", 0.0);
+    cluster.etcd.kill_all();
+    for host in [new.host, other] {
+        wait_for(&cluster, host, "reaches_log", 0.0);
+    }
+    cluster.etcd.restart_all();
+    for host in [new.host, other] {
+        wait_for(&cluster, host, "reaches_log", 1.0);
+    }
+}
+
+#[test]
+fn status_lists_every_host() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let (killed, new) = cluster.fail_over();
+    let [killed, leader] = [killed.host, new.host].map(cluster::name);
+    let text = eventually("the leader describes itself", || {
+        let text = cluster.ask(&["status"]).code(0).text();
+        text.contains("1 epoch behind").then_some(text)
+    });
+    for host in [&killed, &leader] {
+        assert!(text.contains(&format!("\n{host}  ")), "{text}");
+    }
+    assert!(text.lines().all(|it| it.len() <= 80), "{text}");
+    let json = cluster.ask(&["status", "--json"]).code(0).text();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["leader"], *leader);
+    assert_eq!(json["log_format"], 1);
+    let hosts = json["hosts"].as_array().unwrap();
+    let behind = |name: &str| {
+        let host = hosts.iter().find(|it| it["name"] == name).unwrap();
+        host["epochs_behind"].as_u64().unwrap()
+    };
+    assert_eq!((behind(&killed), behind(&leader)), (1, 0));
+}
+
+#[test]
+fn upgrade_says_that_the_log_has_the_newest_format() {
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let before = cluster.present_leader();
+    let upgrade = |host: usize| {
+        let data = cluster[host].directory().join("statehouse-data");
+        run(
+            &["cluster", "upgrade", "--data", data.to_str().unwrap()],
+            b"",
+        )
+    };
+    let done = upgrade(before.host).code(0).text();
+    assert!(done.contains("format 1, the newest"), "{done}");
+    upgrade(cluster.follower())
+        .code(4)
+        .says("use the admin API");
+    assert_eq!(cluster.present_leader(), before);
+}
+
+#[test]
+fn host_that_is_too_old_for_the_log_stops_with_78() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    // A later version raised the format.
+    let key = format!("/statehouse/{}/0/head", cluster::NAME);
+    cluster.etcd.change(&key, |head| {
+        assert_eq!(head[2..4], [1, 0]);
+        head[2] = 2;
+    });
+    // The leader looks at the head when it writes.
+    let leader = cluster.present_leader().host;
+    let follower = cluster.follower();
+    for host in [follower, leader] {
+        if host == leader {
+            let data = cluster[host].directory().join("statehouse-data");
+            run(
+                &["cluster", "handover", "--data", data.to_str().unwrap()],
+                b"",
+            )
+            .code(0);
+        }
+        let ended = cluster[host].wait(Duration::from_secs(30));
+        assert_eq!(ended.code(), Some(78), "while it runs");
+        cluster[host].wait_for_log("reads up to format 1: update this host");
+        cluster[host].start_again(&[]);
+        let ended = cluster[host].wait(Duration::from_secs(30));
+        assert_eq!(ended.code(), Some(78), "when it starts");
+        cluster[host].wait_for_log("reads up to format 1: update this host");
+    }
+}
