@@ -4,7 +4,7 @@
 //! and options, key. The table is not accessible from here.
 
 use statehouse_policy::resp::{self, Arguments};
-use statehouse_policy::{Dialect, Span};
+use statehouse_policy::{Dialect, Scope, Span};
 
 use crate::reply::Refusal;
 
@@ -80,6 +80,8 @@ pub enum Command {
         /// Whether to end the watch.
         stop: bool,
     },
+    /// KEYNOTIFY with options of this store.
+    Follow(Follow),
     /// SCAN, an extension of this store.
     Scan {
         /// The pattern of the keys.
@@ -102,6 +104,20 @@ pub struct Set {
     pub expiry_ms: Option<u64>,
 }
 
+/// A KEYNOTIFY with PREFIX, an extension of this store.
+///
+/// A rule that keeps clients from reading keys must decide about these, too: a watch of a prefix
+/// reports the values of all its keys that the client has the right to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Follow {
+    /// What to watch.
+    pub scope: Scope,
+    /// The key or prefix.
+    pub key: Span,
+    /// Whether to end the watch.
+    pub stop: bool,
+}
+
 impl Command {
     pub(crate) fn verb(&self) -> Verb {
         match self {
@@ -109,7 +125,7 @@ impl Command {
             Self::Get { .. } => Verb::Get,
             Self::Del { .. } => Verb::Del,
             Self::Vdel { .. } => Verb::Vdel,
-            Self::KeyNotify { .. } => Verb::KeyNotify,
+            Self::KeyNotify { .. } | Self::Follow(_) => Verb::KeyNotify,
             Self::Scan { .. } => Verb::Scan,
         }
     }
@@ -120,7 +136,7 @@ impl Command {
         self.verb() as u16
     }
 
-    /// The key that the command concerns; none for SCAN.
+    /// The key that the command concerns; none for SCAN and for a watch of a prefix.
     #[must_use]
     pub fn key(&self) -> Option<Span> {
         match *self {
@@ -129,6 +145,7 @@ impl Command {
             | Self::Del { key }
             | Self::Vdel { key, .. }
             | Self::KeyNotify { key, .. } => Some(key),
+            Self::Follow(Follow { scope, key, .. }) => (scope == Scope::Key).then_some(key),
             Self::Scan { .. } => None,
         }
     }
@@ -138,7 +155,7 @@ impl Command {
     pub fn written(&self) -> Option<Span> {
         match *self {
             Self::Set(Set { key, .. }) | Self::Del { key } | Self::Vdel { key, .. } => Some(key),
-            Self::Get { .. } | Self::KeyNotify { .. } | Self::Scan { .. } => None,
+            Self::Get { .. } | Self::KeyNotify { .. } | Self::Follow(_) | Self::Scan { .. } => None,
         }
     }
 }
@@ -178,7 +195,7 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
     })
 }
 
-/// The last check of form: the key or pattern is not empty.
+/// The last check of form: the key or pattern is not empty. A prefix may be.
 fn named(command: Command) -> Result<Command, Refusal> {
     let name = match command {
         Command::Scan { pattern, .. } => Some(pattern),
@@ -286,8 +303,8 @@ fn milliseconds(digits: &[u8]) -> Option<u64> {
     (value > 0 && i64::try_from(value).is_ok()).then_some(value)
 }
 
-/// `KEYNOTIFY key [STOP] [GET]`. GET asks for the value, which is always sent.
-const KEYNOTIFY_COUNT_MAX: usize = 4;
+/// `KEYNOTIFY key [PREFIX] [STOP] [GET]`. GET asks for the value, which is always sent.
+const KEYNOTIFY_COUNT_MAX: usize = 5;
 
 fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     let [_, key] = leading(arguments)?;
@@ -296,12 +313,15 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     }
     let mut stop = false;
     let mut get = false;
+    let mut prefix = false;
     for index in 2..arguments.count() {
         let option = arguments.get(index);
         let seen = if option.eq_ignore_ascii_case(b"STOP") {
             &mut stop
         } else if option.eq_ignore_ascii_case(b"GET") {
             &mut get
+        } else if option.eq_ignore_ascii_case(b"PREFIX") {
+            &mut prefix
         } else {
             return Err(Refusal::Syntax);
         };
@@ -309,7 +329,14 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
             return Err(Refusal::Syntax);
         }
     }
-    Ok(Command::KeyNotify { key, stop })
+    Ok(match prefix {
+        false => Command::KeyNotify { key, stop },
+        true => Command::Follow(Follow {
+            scope: Scope::Prefix,
+            key,
+            stop,
+        }),
+    })
 }
 
 fn scan(arguments: &Arguments<'_>) -> Result<Command, Refusal> {

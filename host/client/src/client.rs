@@ -18,7 +18,7 @@ use crate::resp::{self, Reply};
 use crate::scan::Scan;
 use crate::session::Session;
 use crate::version::Version;
-use crate::watch::Watch;
+use crate::watch::{Watch, Watched};
 
 /// A value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -253,12 +253,28 @@ impl Client {
                 "the key is too long to be watched: it must fit a topic in hexadecimal".into(),
             ));
         }
+        self.begin_watch(Watched::Key(key)).await
+    }
+
+    /// KEYNOTIFY with PREFIX: watches all keys that start with `prefix`; all keys of the store if it
+    /// is empty. Only changes of keys that this client may read are reported. The watch is
+    /// registered when this returns. This is an extension of Statehouse.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn watch_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Watch, Error> {
+        let prefix = Bytes::copy_from_slice(prefix.as_ref());
+        self.begin_watch(Watched::Prefix(prefix)).await
+    }
+
+    async fn begin_watch(&self, watched: Watched) -> Result<Watch, Error> {
         if let Some(why) = &self.session().state().notifications_refused {
             return Err(Error::Rejected(why.clone()));
         }
         // The inbox is added before the request is sent, so that no notification is missed.
-        let watch = Watch::new(self.clone(), key);
-        let answer = self.request(&[b"KEYNOTIFY", watch.key()], None).await?;
+        let begin = watched.begin();
+        let watch = Watch::new(self.clone(), watched);
+        let answer = self.session().request(begin, None).await?;
         answer.done().map(|()| watch)
     }
 

@@ -32,7 +32,7 @@ impl Inbox {
     /// be in the queue already.
     pub(crate) fn change(&self, event: WatchEvent, dup: bool) {
         let mut queue = self.queue();
-        if let WatchEvent::Set { version, .. } | WatchEvent::Deleted { version } = &event {
+        if let WatchEvent::Set { version, .. } | WatchEvent::Deleted { version, .. } = &event {
             if dup && queue.last.as_ref().is_some_and(|last| version <= last) {
                 return;
             }
@@ -98,7 +98,8 @@ impl Queue {
 
 fn event_bytes(event: &Result<WatchEvent, Error>) -> usize {
     match event {
-        Ok(WatchEvent::Set { value, .. }) => value.len(),
+        Ok(WatchEvent::Set { key, value, .. }) => key.len() + value.len(),
+        Ok(WatchEvent::Deleted { key, .. }) => key.len(),
         _ => 0,
     }
 }
@@ -110,6 +111,7 @@ mod tests {
 
     fn set(counter: u32, bytes: usize) -> WatchEvent {
         WatchEvent::Set {
+            key: Bytes::new(),
             value: Bytes::from(vec![b'x'; bytes]),
             version: Version::new(1, counter, "n").unwrap(),
         }

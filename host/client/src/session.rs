@@ -22,10 +22,9 @@ use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::limits;
 use crate::request::{Answer, Request, expiry_s};
-use crate::resp;
 use crate::topics;
 use crate::version::Version;
-use crate::watch::{self, GapCause, WatchEvent};
+use crate::watch::{self, GapCause, WatchEvent, Watched};
 
 /// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
@@ -56,13 +55,69 @@ pub(crate) struct State {
     connection: Connection,
     outlet: Outlet<Request>,
     clock: Clock,
-    watches: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    watches: Watches,
     /// Counts connections, so that tasks for an earlier one can stop.
     epoch: u64,
     /// The reason why there are no notifications, if the broker did not grant the subscription.
     pub(crate) notifications_refused: Option<String>,
     /// Receives the outcome of the first connection.
     ready: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+/// The readers of each watched key and prefix.
+#[derive(Debug, Default)]
+struct Watches {
+    keys: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    prefixes: HashMap<Bytes, Vec<Arc<Inbox>>>,
+}
+
+impl Watches {
+    fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &self.keys,
+            Watched::Prefix(_) => &self.prefixes,
+        }
+    }
+
+    fn like_mut(&mut self, watched: &Watched) -> &mut HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &mut self.keys,
+            Watched::Prefix(_) => &mut self.prefixes,
+        }
+    }
+
+    fn contains(&self, watched: &Watched) -> bool {
+        self.like(watched).contains_key(watched.bytes())
+    }
+
+    /// The readers of one watch.
+    fn readers(&self, watched: &Watched) -> impl Iterator<Item = &Arc<Inbox>> {
+        let readers = self.like(watched).get(watched.bytes());
+        readers.into_iter().flatten()
+    }
+
+    /// The readers of a change of this key.
+    fn of<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Inbox>> {
+        let exact = self.keys.get(key).into_iter();
+        let prefixes = self.prefixes.iter();
+        let covering = prefixes.filter(|(prefix, _)| key.starts_with(prefix));
+        exact.chain(covering.map(|(_, readers)| readers)).flatten()
+    }
+
+    /// All watches.
+    fn all(&self) -> Vec<Watched> {
+        let keys = self.keys.keys().cloned().map(Watched::Key);
+        let prefixes = self.prefixes.keys().cloned().map(Watched::Prefix);
+        keys.chain(prefixes).collect()
+    }
+
+    fn all_readers(&self) -> impl Iterator<Item = &Arc<Inbox>> {
+        self.keys.values().chain(self.prefixes.values()).flatten()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.prefixes.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -95,7 +150,7 @@ impl Session {
                 connection: Connection::Down("not connected yet".into()),
                 outlet: Outlet::default(),
                 clock,
-                watches: HashMap::new(),
+                watches: Watches::default(),
                 epoch: 0,
                 notifications_refused: None,
                 ready: Some(ready),
@@ -233,18 +288,19 @@ impl Session {
 
     fn notification(&self, key: &[u8], publish: &Publish) {
         let mut state = self.state();
-        if !state.watches.contains_key(key) {
+        if state.watches.of(key).next().is_none() {
             return;
         }
         let event = match version(publish.properties.as_ref()) {
             Ok(Some(version)) => {
                 state.clock.observe(&version, now_ms());
-                watch::event(&publish.payload, version).map_err(|bad| Error::Protocol(bad.0.into()))
+                watch::event(key, &publish.payload, version)
+                    .map_err(|bad| Error::Protocol(bad.0.into()))
             }
             Ok(None) => Err(Error::Protocol("a notification without __ts".into())),
             Err(error) => Err(error),
         };
-        for inbox in state.watches.get(key).into_iter().flatten() {
+        for inbox in state.watches.of(key) {
             match &event {
                 Ok(event) => inbox.change(event.clone(), publish.dup),
                 Err(_) => inbox.notice(event.clone()),
@@ -253,45 +309,50 @@ impl Session {
     }
 
     /// Adds a watch to the session.
-    pub(crate) fn add_watch(&self, key: &Bytes, inbox: Arc<Inbox>) {
+    pub(crate) fn add_watch(&self, watched: &Watched, inbox: Arc<Inbox>) {
         let mut state = self.state();
         if let Connection::Closed(error) = &state.connection {
             inbox.end(error.clone());
         }
-        state.watches.entry(key.clone()).or_default().push(inbox);
+        let watches = state.watches.like_mut(watched);
+        watches
+            .entry(watched.bytes().clone())
+            .or_default()
+            .push(inbox);
     }
 
-    /// Removes a watch. If it was the last one of the key, its registration at the store is ended
+    /// Removes a watch. If it was the last one of its key or prefix, its registration at the store is ended
     /// without waiting for the response. Later notifications are ignored.
-    pub(crate) fn remove_watch(&self, key: &Bytes, inbox: &Arc<Inbox>) {
+    pub(crate) fn remove_watch(&self, watched: &Watched, inbox: &Arc<Inbox>) {
         let mut state = self.state();
-        let Some(inboxes) = state.watches.get_mut(key) else {
+        let watches = state.watches.like_mut(watched);
+        let Some(inboxes) = watches.get_mut(watched.bytes()) else {
             return;
         };
         inboxes.retain(|other| !Arc::ptr_eq(other, inbox));
         if !inboxes.is_empty() {
             return;
         }
-        state.watches.remove(key);
-        self.unregister(&mut state, key);
+        watches.remove(watched.bytes());
+        self.unregister(&mut state, watched);
     }
 
     /// Ends a registration at the store without waiting for the response.
-    fn unregister(&self, state: &mut State, key: &Bytes) {
+    fn unregister(&self, state: &mut State, watched: &Watched) {
         let timestamp = state.clock.read(now_ms());
-        let payload = resp::command(&[b"KEYNOTIFY", key, b"STOP"]);
+        let payload = watched.stop();
         state
             .outlet
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
-    /// Whether a key lost its last watch while [`Self::register_watches`] registered it. That watch
+    /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it. That watch
     /// sent its STOP too early, or without a connection, so this function sends another one.
-    fn unregister_unwatched(&self, key: &Bytes) -> bool {
+    fn unregister_unwatched(&self, watched: &Watched) -> bool {
         let mut state = self.state();
-        let is_unwatched = !state.watches.contains_key(key);
+        let is_unwatched = !state.watches.contains(watched);
         if is_unwatched {
-            self.unregister(&mut state, key);
+            self.unregister(&mut state, watched);
         }
         is_unwatched
     }
@@ -299,17 +360,15 @@ impl Session {
     /// Registers all watches again after a reconnect and sends a gap to their readers.
     /// Registrations end with their connection (section 8).
     async fn register_watches(self: Arc<Self>, epoch: u64) {
-        let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
-        'keys: for key in keys {
+        let watches = self.state().watches.all();
+        'watches: for watched in watches {
             let notice = loop {
-                if !self.state().watches.contains_key(&key) {
-                    continue 'keys;
+                if !self.state().watches.contains(&watched) {
+                    continue 'watches;
                 }
-                let answer = self
-                    .request(resp::command(&[b"KEYNOTIFY", &key]), None)
-                    .await;
-                if self.unregister_unwatched(&key) {
-                    continue 'keys;
+                let answer = self.request(watched.begin(), None).await;
+                if self.unregister_unwatched(&watched) {
+                    continue 'watches;
                 }
                 let over = {
                     let state = self.state();
@@ -325,7 +384,7 @@ impl Session {
                 }
             };
             let state = self.state();
-            for inbox in state.watches.get(&key).into_iter().flatten() {
+            for inbox in state.watches.readers(&watched) {
                 match &notice {
                     Ok(()) => inbox.notice(Ok(WatchEvent::Gap(GapCause::Reconnected))),
                     Err(error) => inbox.end(error.clone()),
@@ -366,7 +425,7 @@ impl Session {
         for request in state.outlet.drain() {
             request.finish(Err(why.clone()));
         }
-        for inbox in state.watches.values().flatten() {
+        for inbox in state.watches.all_readers() {
             inbox.end(why.clone());
         }
     }

@@ -263,6 +263,11 @@ impl Model {
         assert_eq!(effects.handled.is_some(), expected.repeatable);
         match expected.version {
             Version::None => assert_eq!(answer.version, None),
+            Version::Last => {
+                assert!(answer.version >= Some(self.last_version));
+                let last = self.core.store().state().hlc.last();
+                assert_eq!(answer.version, Some(last));
+            }
             Version::Is(version) => assert_eq!(answer.version, Some(version)),
             Version::Above(wall, counter) => {
                 let version = answer.version.expect("a new version");

@@ -72,6 +72,12 @@ const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &["GET", "stop"],
     &["FOO"],
     &["STOP", "STOP"],
+    &["PREFIX"],
+    &["prefix"],
+    &["GET", "PREFIX"],
+    &["PREFIX", "STOP"],
+    &["stop", "get", "prefix"],
+    &["PREFIX", "PREFIX"],
 ];
 const PATTERNS: &[&str] = &[
     "*", "a*", "?", "a?", "", "[a-c]", "[!a]", "[c-a]*", "[", "[a", "\\a", "a\\b", "*[]", "*[!]",

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::Dialect;
+use statehouse_core::store::Scope;
 
 /// A clock reading as a client writes it, or a text that is not one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,12 @@ pub(crate) enum Version {
     Is(Stamp),
     /// A new version above this clock reading.
     Above(u64, u32),
+    /// The version of the last change.
+    Last,
 }
+
+/// A watched key or prefix.
+pub(crate) type Watched = (Scope, Vec<u8>);
 
 /// The predicted effects of a request.
 #[derive(Debug)]
@@ -81,14 +87,14 @@ enum Change {
     Nothing,
     Put(Vec<u8>, OracleEntry),
     Remove(Vec<u8>),
-    Watch(Vec<u8>, usize, Dialect),
-    Unwatch(Vec<u8>, usize),
+    Watch(Watched, usize, Dialect),
+    Unwatch(Watched, usize),
 }
 
 #[derive(Default)]
 pub(crate) struct Oracle {
     pub(crate) keys: BTreeMap<Vec<u8>, OracleEntry>,
-    watches: BTreeMap<Vec<u8>, BTreeMap<usize, Dialect>>,
+    watches: BTreeMap<Watched, BTreeMap<usize, Dialect>>,
     keys_max: usize,
     client_keys_max: usize,
 }
@@ -125,16 +131,18 @@ impl Oracle {
         }
     }
 
-    /// Ends the watch of a key after a notification was not deliverable.
+    /// Ends the watches of a key after a notification was not deliverable.
     pub(crate) fn undeliverable(&mut self, client: usize, key: &[u8]) {
-        if let Some(watchers) = self.watches.get_mut(key) {
-            watchers.remove(&client);
+        for (watched, watchers) in &mut self.watches {
+            if covers(watched, key) {
+                watchers.remove(&client);
+            }
         }
     }
 
     /// All watches, sorted by key and client.
-    pub(crate) fn watched(&self) -> Vec<(Vec<u8>, usize, Dialect)> {
-        let of = |(key, watchers): (&Vec<u8>, &BTreeMap<usize, Dialect>)| {
+    pub(crate) fn watched(&self) -> Vec<(Watched, usize, Dialect)> {
+        let of = |(key, watchers): (&Watched, &BTreeMap<usize, Dialect>)| {
             let watchers = watchers.iter();
             let watched = watchers.map(|(client, dialect)| (key.clone(), *client, *dialect));
             watched.collect::<Vec<_>>()
@@ -152,7 +160,17 @@ impl Oracle {
         key: &[u8],
         value: Option<&[u8]>,
     ) -> Vec<WatcherNotification> {
-        let watchers = self.watches.get(key).into_iter().flatten();
+        let covering = self
+            .watches
+            .iter()
+            .filter(|(watched, _)| covers(watched, key));
+        let mut covering: Vec<_> = covering.collect();
+        // The most specific watch of a client decides the dialect.
+        covering.sort_by_key(|((scope, watched), _)| (*scope == Scope::Key, watched.len()));
+        let watchers: BTreeMap<&usize, &Dialect> = covering
+            .into_iter()
+            .flat_map(|(_, watchers)| watchers)
+            .collect();
         let notification = |(client, dialect): (&usize, &Dialect)| WatcherNotification {
             client: *client,
             key: key.to_vec(),
@@ -169,7 +187,7 @@ impl Oracle {
                 (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
             },
         };
-        watchers.map(notification).collect()
+        watchers.into_iter().map(notification).collect()
     }
 
     /// Predicts the effects of a request without applying them, because its version is not known
@@ -215,7 +233,7 @@ impl Oracle {
             b"SET" => (2, usize::MAX),
             b"GET" | b"DEL" => (1, 1),
             b"VDEL" => (2, 2),
-            b"KEYNOTIFY" if !preview => (1, 3),
+            b"KEYNOTIFY" if !preview => (1, 4),
             b"SCAN" => (1, 2),
             _ => return format_error("unknown command"),
         };
@@ -235,12 +253,12 @@ impl Oracle {
             b"SET" => Some(set_options(&words[2..]).ok_or(("syntax error", false))?),
             _ => None,
         };
-        let stop = match &verb[..] {
+        let (stop, scope) = match &verb[..] {
             b"KEYNOTIFY" => keynotify_options(&words[1..]).ok_or(("syntax error", false))?,
-            _ => false,
+            _ => (false, Scope::Key),
         };
         let key = words[0];
-        if key.is_empty() {
+        if key.is_empty() && scope == Scope::Key {
             return format_error("the key length is zero");
         }
         match (&verb[..], options) {
@@ -249,7 +267,7 @@ impl Oracle {
             (b"DEL", _) => self.delete(request, key, None),
             (b"VDEL", _) => self.delete(request, key, Some(words[1])),
             (b"SCAN", _) => Ok(self.scan(key)),
-            _ => Ok(self.keynotify(request, key, stop)),
+            _ => Ok(self.keynotify(request, (scope, key.to_vec()), stop)),
         }
     }
 
@@ -345,14 +363,17 @@ impl Oracle {
         })
     }
 
-    fn keynotify(&self, request: &OracleRequest<'_>, key: &[u8], stop: bool) -> Prediction {
-        let watched = self.watches.get(key);
+    fn keynotify(&self, request: &OracleRequest<'_>, key: Watched, stop: bool) -> Prediction {
+        let watched = self.watches.get(&key);
         let watched = watched.is_some_and(|watchers| watchers.contains_key(&request.client));
-        let key = key.to_vec();
+        let version = match key.0 {
+            Scope::Key => Version::None,
+            Scope::Prefix => Version::Last,
+        };
         match (stop, watched) {
             (false, _) => Prediction {
                 change: Change::Watch(key, request.client, request.dialect),
-                ..Prediction::new(b"+OK\r\n", Version::None)
+                ..Prediction::new(b"+OK\r\n", version)
             },
             (true, true) => Prediction {
                 change: Change::Unwatch(key, request.client),
@@ -484,16 +505,29 @@ fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
     Some(Options { condition, px_ms })
 }
 
-/// Whether the options of KEYNOTIFY hold STOP. None if they are invalid.
-fn keynotify_options(words: &[&[u8]]) -> Option<bool> {
-    let stops = words
-        .iter()
-        .filter(|word| word.eq_ignore_ascii_case(b"STOP"));
-    let gets = words
-        .iter()
-        .filter(|word| word.eq_ignore_ascii_case(b"GET"));
-    let (stops, gets) = (stops.count(), gets.count());
-    (stops <= 1 && gets <= 1 && stops + gets == words.len()).then_some(stops == 1)
+/// Whether the options of KEYNOTIFY hold STOP, and what it covers. None if they are invalid.
+fn keynotify_options(words: &[&[u8]]) -> Option<(bool, Scope)> {
+    let count = |option: &[u8]| {
+        let same = words
+            .iter()
+            .filter(|word| word.eq_ignore_ascii_case(option));
+        same.count()
+    };
+    let counts = [b"STOP" as &[u8], b"PREFIX", b"GET"].map(count);
+    let known = counts.iter().all(|it| *it <= 1) && counts.iter().sum::<usize>() == words.len();
+    let scope = match counts[1] {
+        0 => Scope::Key,
+        _ => Scope::Prefix,
+    };
+    known.then_some((counts[0] == 1, scope))
+}
+
+/// Whether a watch reports the changes of a key.
+fn covers((scope, watched): &Watched, key: &[u8]) -> bool {
+    match scope {
+        Scope::Key => watched == key,
+        Scope::Prefix => key.starts_with(watched),
+    }
 }
 
 /// Matches a glob by its definition: tries every way to split the key.

@@ -35,6 +35,9 @@ impl Stored {
 /// Whether the key is hidden, and the key.
 pub(super) type Name = (bool, Vec<u8>);
 
+/// Whether a watch is of a prefix, and the key or prefix.
+pub(super) type Watched = (bool, Vec<u8>);
+
 /// A change by one request, with the value for its notification.
 #[derive(Debug)]
 pub(super) struct Pending {
@@ -48,8 +51,8 @@ pub struct Table {
     pub(super) entries: BTreeMap<Name, Stored>,
     pub(super) clock: Stamp,
     pub(super) now_ms: u64,
-    /// By key and client: the dialect of the last registration.
-    pub(super) watches: BTreeMap<(Vec<u8>, String), Dialect>,
+    /// By watched key or prefix and client: the dialect of the last registration.
+    pub(super) watches: BTreeMap<(Watched, String), Dialect>,
     pub(super) keys_max: Option<usize>,
     pub(super) watches_max: Option<usize>,
     pub(super) denied: BTreeSet<(Right, Vec<u8>)>,
@@ -207,12 +210,25 @@ impl Table {
         }
     }
 
+    /// The watchers of a key and their dialects, each client once. A watch of the key decides the
+    /// dialect, else that of its longest watched prefix.
+    fn watchers(&self, key: &[u8]) -> BTreeMap<String, Dialect> {
+        let covers = |(is_prefix, watched): &Watched| match is_prefix {
+            true => key.starts_with(watched) && !self.denied.contains(&(Right::Read, key.to_vec())),
+            false => key == watched,
+        };
+        let covering = self.watches.iter().filter(|((it, _), _)| covers(it));
+        let mut covering: Vec<_> = covering.collect();
+        covering.sort_by_key(|(((is_prefix, watched), _), _)| (!is_prefix, watched.len()));
+        let covering = covering.into_iter();
+        covering
+            .map(|((_, client), &dialect)| (client.clone(), dialect))
+            .collect()
+    }
+
     fn notify(&mut self, policy: &impl Policy, pending: Vec<Pending>) {
         for Pending { change, value } in pending {
-            for ((key, client), &dialect) in &self.watches {
-                if *key != change.key {
-                    continue;
-                }
+            for (client, dialect) in self.watchers(&change.key) {
                 let notification = policy.notify(&change, dialect);
                 let payload = splice(&notification.payload, &change.key, |key| {
                     assert_eq!(

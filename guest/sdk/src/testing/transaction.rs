@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::receive;
-use super::table::{Name, Pending, Right, Stored, Table, resolve};
+use super::table::{Name, Pending, Right, Stored, Table, Watched, resolve};
 use crate::limits::SKEW_MS_MAX;
 use crate::{
-    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Stamp,
+    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Scope,
+    Stamp,
 };
 
 /// Maximum bytes of the keys of one page, apart from its first key.
@@ -21,7 +22,7 @@ pub struct Transaction<'a> {
     clock: Stamp,
     /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
-    watches: BTreeMap<Vec<u8>, Option<Dialect>>,
+    watches: BTreeMap<Watched, Option<Dialect>>,
     /// The keys that were accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
@@ -140,12 +141,31 @@ impl<'a> Transaction<'a> {
         kept.count() + staged.count()
     }
 
-    fn watched(&self, key: &[u8]) -> bool {
+    fn is_watched(&self, watched: &Watched) -> bool {
         let client = self.request.client.clone().unwrap_or_default();
-        match self.watches.get(key) {
+        match self.watches.get(watched) {
             Some(staged) => staged.is_some(),
-            None => self.table.watches.contains_key(&(key.to_vec(), client)),
+            None => self.table.watches.contains_key(&(watched.clone(), client)),
         }
+    }
+
+    fn begin_watch(&mut self, watched: Watched) -> Result<(), Fault> {
+        assert!(self.request.client.is_some(), "a watch needs a client");
+        let full = self
+            .table
+            .watches_max
+            .is_some_and(|max| self.table.watches.len() >= max);
+        if full && !self.is_watched(&watched) {
+            return Err(Fault::Quota);
+        }
+        self.watches.insert(watched, Some(self.request.dialect));
+        Ok(())
+    }
+
+    fn end_watch(&mut self, watched: Watched) -> bool {
+        let was_watched = self.is_watched(&watched);
+        self.watches.insert(watched, None);
+        was_watched
     }
 }
 
@@ -272,24 +292,30 @@ impl Host for Transaction<'_> {
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault> {
         let key = self.key(key);
         self.allow(&key, Right::Read)?;
-        assert!(self.request.client.is_some(), "a watch needs a client");
-        let full = self
-            .table
-            .watches_max
-            .is_some_and(|max| self.table.watches.len() >= max);
-        if full && !self.watched(&key) {
-            return Err(Fault::Quota);
-        }
-        self.watches.insert(key, Some(self.request.dialect));
-        Ok(())
+        self.begin_watch((false, key))
     }
 
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
         let key = self.key(key);
         self.allow(&key, Right::Read)?;
-        let watched = self.watched(&key);
-        self.watches.insert(key, None);
-        Ok(watched)
+        Ok(self.end_watch((false, key)))
+    }
+
+    fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
+        let key = self.key(key);
+        match scope {
+            Scope::Key => {
+                self.allow(&key, Right::Read)?;
+                self.begin_watch((false, key))?;
+            }
+            Scope::Prefix => self.begin_watch((true, key))?,
+        }
+        Ok(self.clock)
+    }
+
+    fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault> {
+        let key = self.key(key);
+        Ok(self.end_watch((scope == Scope::Prefix, key)))
     }
 
     fn property(&mut self, name: &str) -> Option<String> {

@@ -25,6 +25,10 @@ pub const WATCHES_MAX_DEFAULT: u64 = 1_000_000;
 /// What a watch costs apart from its key: its entries in two indexes, rounded up.
 pub const WATCH_OVERHEAD_BYTES: usize = 256;
 
+/// Bytes of a watched prefix. A change examines at most one prefix for each of its key's first
+/// bytes, so prefixes of one another cannot make it slow.
+pub const WATCH_PREFIX_BYTES_MAX: usize = 1024;
+
 /// By default, one client may take this fraction of all queues, subscriptions and watches. Two or
 /// three clients cannot exhaust a small memory, and half of the queues still holds the messages of
 /// four absent clients.

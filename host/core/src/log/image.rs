@@ -328,7 +328,7 @@ impl Image {
             return;
         }
         for write in writes.iter().filter(|it| !it.hidden) {
-            if watches.of(write.key()).next().is_some() {
+            if watches.has(write.key()) {
                 let version = write.version();
                 self.expired.push_back(Expired {
                     key: Key::copy_from_slice(write.key()),

@@ -8,7 +8,7 @@ use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Key, Peer, State, WatchChange, WatchChanges, Watches};
+use crate::store::{Duplicates, Key, Peer, Scope, State, WatchChange, WatchChanges, Watches};
 
 /// Entries without owners.
 pub(super) const ENTRIES: u8 = 1;
@@ -48,7 +48,7 @@ pub struct Progress(Next);
 #[derive(Debug)]
 enum Next {
     Entries { hidden: bool, after: Option<Key> },
-    Watches { after: Option<(Peer, Key)> },
+    Watches { after: Option<(Peer, Scope, Key)> },
     Remembered { from: u64 },
     Meta(Vec<u8>),
     Done,
@@ -182,12 +182,15 @@ pub(super) const UNKNOWN: Malformed = Malformed(
 );
 
 /// Encodes watches after a position. Returns the last of them if there may be more.
-fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(Peer, Key)>) {
+fn watches(
+    watches: &Watches,
+    after: Option<&(Peer, Scope, Key)>,
+) -> (Vec<u8>, Option<(Peer, Scope, Key)>) {
     let mut out = vec![WATCHES];
     let mut of_one: Option<WatchChanges> = None;
     let (mut bytes, mut last) = (0, None);
-    for (count, (peer, key, dialect)) in watches.range(after).enumerate() {
-        let began = WatchChange::Began(key.clone(), dialect);
+    for (count, (peer, scope, key, dialect)) in watches.range(after).enumerate() {
+        let began = WatchChange::Began(scope, key.clone(), dialect);
         match &mut of_one {
             Some(it) if it.peer == *peer => it.changes.push(began),
             _ => {
@@ -202,7 +205,7 @@ fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(
         }
         bytes += key.len() + peer.client.len();
         if bytes >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES {
-            last = Some((peer.clone(), key.clone()));
+            last = Some((peer.clone(), scope, key.clone()));
             break;
         }
     }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use super::budget::{Account, Bounds};
 use bytes::Bytes;
 
-use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
+use super::bindings::statehouse::policy::{follow, log, property, seeded, table, types, watch};
 use super::counters::Counters;
-use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
+use super::{Access, Entry, Fault, Given, Hlc, Page, Scope, Span, Stamp};
 use crate::{clock, limits};
 
 /// The effects of a policy within one request: reads and staged writes.
@@ -36,6 +36,10 @@ pub trait Host: Send + 'static {
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial>;
     /// Stages the end of a watch. Returns false if there is none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
+    /// Stages a watch of a key or of a prefix. Returns the version of the last change.
+    fn follow(&mut self, scope: Scope, key: &[u8]) -> Result<clock::Stamp, Denial>;
+    /// Stages the end of such a watch. Returns false if there is none.
+    fn unfollow(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial>;
     /// The first user property with this name.
     fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's pseudo-random stream.
@@ -268,6 +272,19 @@ impl<H: Host> watch::Host for Guest<H> {
     fn remove(&mut self, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
         let key = self.key(key)?;
         self.ask(true, |host| host.unwatch(&key))
+    }
+}
+
+impl<H: Host> follow::Host for Guest<H> {
+    fn add(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<Stamp, Fault>> {
+        let key = self.key(key)?;
+        let version = self.ask(true, |host| host.follow(scope, &key))?;
+        Ok(version.map(Into::into))
+    }
+
+    fn remove(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
+        let key = self.key(key)?;
+        self.ask(true, |host| host.unfollow(scope, &key))
     }
 }
 

@@ -25,6 +25,7 @@ pub use assignment::{
     Assignment, AssignmentError, Canary, CanaryRule, Prefix, Role, RolledBack, Route, Shadow,
 };
 pub use bindings::exports::statehouse::policy::handler::Info;
+pub use bindings::statehouse::policy::follow::Scope;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes as Given, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Notification,
     Outcome, Page, Repeat, Request, Span, Stamp,

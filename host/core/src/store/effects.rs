@@ -138,6 +138,8 @@ impl RestsOn {
         let of_nothing = |(_, imported): &(u32, Imported)| {
             match imported {
                 Imported::Watched | Imported::Unwatched(_) => !watches_durable,
+                // The version may be that of a change which is not durable yet.
+                Imported::Followed(_) => false,
                 // Access rules are not part of the state.
                 Imported::Denied(..) => true,
                 _ => false,

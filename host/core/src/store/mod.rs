@@ -55,5 +55,5 @@ pub use step::Store;
 pub use supervision::Supervision;
 pub use table::Table;
 pub use transaction::Transaction;
-pub use watch::{WatchChange, WatchChanges, Watches};
+pub use watch::{Scope, WatchChange, WatchChanges, Watches};
 pub use write::{Change, Write};

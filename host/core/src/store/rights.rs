@@ -33,6 +33,14 @@ impl Rights {
         }
     }
 
+    /// The rules of the client of a new request; `None` if there are none.
+    pub(super) fn granted(&self) -> Option<&Arc<dyn ClientRights>> {
+        match self {
+            Self::Granted(grants) => Some(grants),
+            Self::All | Self::Recorded(_) => None,
+        }
+    }
+
     /// The number of patterns that a key may be compared with.
     pub(super) fn tries(&self, right: Right) -> usize {
         match (self, right) {

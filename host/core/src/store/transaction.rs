@@ -13,13 +13,14 @@ use super::read_set::{CapturedReads, ReadSet, Recording, within};
 use super::rights::Rights;
 use super::state::State;
 use super::table::Table;
+use super::watch::Scope;
 use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{self, Denial, Fault, Put, Routes};
 use crate::request::{self, Dialect, Request};
 use statehouse_protocol::Peer;
-use statehouse_protocol::rights::Right;
+use statehouse_protocol::rights::{ClientRights, Right};
 
 mod client_usage;
 mod imports;
@@ -43,7 +44,10 @@ pub struct Transaction {
     load: (u64, u64),
     /// What the client owns. Set by its first put.
     client_usage: Option<ClientUsage>,
-    watches: Vec<(Key, bool)>,
+    /// Watches to begin (true) or to end.
+    watches: Vec<(Scope, Key, bool)>,
+    /// The client's rights when it began to watch a prefix.
+    prefix_rights: Option<Arc<dyn ClientRights>>,
     read_set: ReadSet,
     /// Set for a routed policy: it may write only keys that the routes give to it.
     confined: Option<(policy::Digest, Arc<Routes>)>,
@@ -134,6 +138,7 @@ impl Transaction {
             load,
             client_usage: None,
             watches: Vec::new(),
+            prefix_rights: None,
             read_set: ReadSet::default(),
             confined: None,
             rights,
@@ -219,16 +224,21 @@ impl Transaction {
 
     /// Applies everything staged. Returns the writes, and the watches of the client that began
     /// (true) or ended.
-    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
+    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<(Scope, Key, bool)>) {
         self.state.hlc = self.hlc;
         let owner = self.owner();
         self.state.write_all(&self.staged, owner);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
-            self.watches.retain(|(key, on)| match on {
-                true => watches.add(key.clone(), peer, *dialect),
-                false => watches.remove(key, peer),
+            let began = |(scope, _, on): &(Scope, Key, bool)| *scope == Scope::Prefix && *on;
+            let follows = self.watches.iter().any(began);
+            self.watches.retain(|(scope, key, on)| match on {
+                true => watches.add(*scope, key.clone(), peer, *dialect),
+                false => watches.remove(*scope, key, peer),
             });
+            if follows {
+                watches.set_rights(peer, self.prefix_rights.take());
+            }
         }
         (self.state, self.staged, self.watches)
     }

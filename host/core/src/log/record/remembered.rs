@@ -106,6 +106,10 @@ fn captured(out: &mut Vec<u8>, it: &CapturedReads, entries: bool) {
             }
             Imported::Watched => out.push(3),
             Imported::Unwatched(watched) => out.push(4 + u8::from(*watched)),
+            Imported::Followed(version) => {
+                out.push(10);
+                stamp(out, *version);
+            }
             Imported::Denied(key, right) => {
                 out.push(8 + u8::from(*right == Right::Write));
                 key_ref(out, key);
@@ -167,6 +171,8 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
             }
             8 => Imported::Denied(read_key_ref(reader)?, Right::Read),
             9 => Imported::Denied(read_key_ref(reader)?, Right::Write),
+            // Older versions of the program refuse to read this kind.
+            10 => Imported::Followed(read_stamp(reader)?),
             _ => return Err(Malformed("an unknown kind of import result")),
         };
         it.imports.push((call, imported));
