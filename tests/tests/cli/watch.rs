@@ -116,3 +116,38 @@ fn sigint_ends_watch_with_code_0() {
     server::signal(watch.child.id(), "INT");
     assert_eq!(watch.end(), Some(0));
 }
+
+#[test]
+fn star_at_the_end_watches_a_prefix() {
+    let server = Server::start();
+    let mut watch = Watch::start(&server, &["plant/*", "--count", "2"]);
+    let mut writer = server.store("writer");
+    writer.set("plant", "v");
+    let one = writer.set("plant/1", "a");
+    writer.set("plant/*", "b");
+    assert_eq!(watch.line(), format!("set\tplant/1\t{one}\ta"));
+    assert!(watch.line().starts_with("set\tplant/*\t"));
+    assert_eq!(watch.end(), Some(0));
+
+    let mut watch = Watch::start(&server, &["--exact", "plant/*", "--count", "1"]);
+    writer.set("plant/1", "c");
+    writer.set("plant/*", "d");
+    assert!(watch.line().ends_with("\td"));
+    assert_eq!(watch.end(), Some(0));
+
+    let mut watch = Watch::start(&server, &["--prefix", "pl", "--count", "1", "--json"]);
+    writer.set("plant", "e");
+    let object = serde_json::from_str::<serde_json::Value>(&watch.line()).unwrap();
+    assert_eq!(object["key"], "plant");
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn pattern_that_is_no_prefix_is_refused() {
+    for pattern in ["pl*nt", "plant/?", "plant/**"] {
+        let output = command(&["watch", pattern]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains("--exact"), "{error}");
+    }
+}
