@@ -104,7 +104,7 @@ pub struct Set {
     pub expiry_ms: Option<u64>,
 }
 
-/// A KEYNOTIFY with PREFIX, an extension of this store.
+/// A KEYNOTIFY with PREFIX or FROM, an extension of this store.
 ///
 /// A rule that keeps clients from reading keys must decide about these, too: a watch of a prefix
 /// reports the values of all its keys that the client has the right to read.
@@ -114,6 +114,8 @@ pub struct Follow {
     pub scope: Scope,
     /// The key or prefix.
     pub key: Span,
+    /// FROM: the version after which changes are sent first, as the client wrote it.
+    pub since: Option<Span>,
     /// Whether to end the watch.
     pub stop: bool,
 }
@@ -303,8 +305,9 @@ fn milliseconds(digits: &[u8]) -> Option<u64> {
     (value > 0 && i64::try_from(value).is_ok()).then_some(value)
 }
 
-/// `KEYNOTIFY key [PREFIX] [STOP] [GET]`. GET asks for the value, which is always sent.
-const KEYNOTIFY_COUNT_MAX: usize = 5;
+/// `KEYNOTIFY key [PREFIX] [FROM version | STOP] [GET]`. GET asks for the value, which is always
+/// sent.
+const KEYNOTIFY_COUNT_MAX: usize = 6;
 
 fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     let [_, key] = leading(arguments)?;
@@ -314,8 +317,16 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     let mut stop = false;
     let mut get = false;
     let mut prefix = false;
-    for index in 2..arguments.count() {
+    let mut since = None;
+    let mut index = 2;
+    while index < arguments.count() {
         let option = arguments.get(index);
+        index += 1;
+        if option.eq_ignore_ascii_case(b"FROM") && since.is_none() {
+            since = Some(arguments.span(index).ok_or(Refusal::Syntax)?);
+            index += 1;
+            continue;
+        }
         let seen = if option.eq_ignore_ascii_case(b"STOP") {
             &mut stop
         } else if option.eq_ignore_ascii_case(b"GET") {
@@ -329,11 +340,16 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
             return Err(Refusal::Syntax);
         }
     }
-    Ok(match prefix {
-        false => Command::KeyNotify { key, stop },
-        true => Command::Follow(Follow {
-            scope: Scope::Prefix,
+    if stop && since.is_some() {
+        return Err(Refusal::Syntax);
+    }
+    let scope = if prefix { Scope::Prefix } else { Scope::Key };
+    Ok(match (scope, since) {
+        (Scope::Key, None) => Command::KeyNotify { key, stop },
+        _ => Command::Follow(Follow {
+            scope,
             key,
+            since,
             stop,
         }),
     })

@@ -2,7 +2,9 @@
 //! form and skew of the fencing token, fence, condition, quota. The host checks authorization and
 //! quota on table accesses, so the first call of a command must name the purpose of its access.
 
-use statehouse_policy::{Access, Bytes, Frame, Host, Outcome, Repeat, Request, Scope, Span, Stamp};
+use statehouse_policy::{
+    Access, Bytes, Frame, Host, Outcome, Reached, Repeat, Request, Scope, Span, Stamp, hlc, resp,
+};
 
 use crate::command::{self, Command, Condition, Follow, Set, Unreadable};
 use crate::reply::{self, Refusal};
@@ -180,11 +182,17 @@ fn key_notify(
 /// KEYNOTIFY with options of this store. The response has the version of the last change, so that
 /// the client knows from where on it is notified.
 fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Result<Done, Refusal> {
-    let Follow { scope, key, stop } = *follow;
+    let Follow {
+        scope,
+        key,
+        since,
+        stop,
+    } = *follow;
     let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
     if !notify::topic_fits(client, key) {
         return Err(Refusal::Syntax);
     }
+    let since = since.map(|since| version(request, since)).transpose()?;
     let key = Bytes::Span(key);
     if scope == Scope::Key {
         host.head(&key, Access::Read)?;
@@ -200,9 +208,26 @@ fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Resul
             version: None,
         });
     }
-    let version = host.follow(scope, &key)?;
+    let reached = match since {
+        Some(since) => host.follow_since(scope, &key, since)?,
+        None => Reached {
+            version: host.follow(scope, &key)?,
+            complete: true,
+        },
+    };
     Ok(Done {
-        reply: reply::ok(),
-        version: Some(version),
+        reply: match reached.complete {
+            true => reply::ok(),
+            false => reply::more(),
+        },
+        version: Some(reached.version),
     })
+}
+
+/// The version after FROM. All versions are of this store, so the node does not matter.
+fn version(request: &Request, text: Span) -> Result<Stamp, Refusal> {
+    let bytes = request.payload.get(resp::range(text)).unwrap_or_default();
+    let text = std::str::from_utf8(bytes).map_err(|_| Refusal::MalformedTimestamp)?;
+    let reading = hlc::parse(text).map_err(|_| Refusal::MalformedTimestamp)?;
+    Ok(reading.stamp())
 }

@@ -6,7 +6,7 @@ use statehouse_policy::testing::cases::{self, request};
 use statehouse_policy::testing::{Answer, Right, Table};
 use statehouse_policy::{
     Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Policy,
-    Repeat, Request, Scope, Span, Stamp, resp,
+    Reached, Repeat, Request, Scope, Span, Stamp, resp,
 };
 
 fn policy() -> Standard {
@@ -312,6 +312,13 @@ impl Host for Faulty {
         };
         self.answer("follow", version)
     }
+    fn follow_since(&mut self, _: Scope, _: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        let reached = Reached {
+            version: since,
+            complete: true,
+        };
+        self.answer("follow_since", reached)
+    }
     fn unfollow(&mut self, _: Scope, _: &Bytes) -> Result<bool, Fault> {
         self.answer("unfollow", true)
     }
@@ -331,7 +338,7 @@ impl Host for Faulty {
 #[test]
 fn a_fault_of_the_host_is_answered_at_every_call() {
     type Row<'a> = (&'a [&'a [u8]], &'a [&'a str], Repeat);
-    let commands: [Row<'_>; 9] = [
+    let commands: [Row<'_>; 10] = [
         (
             &[b"SET", b"k", b"v", b"NEX"],
             &["head", "matches", "put"],
@@ -351,6 +358,11 @@ fn a_fault_of_the_host_is_answered_at_every_call() {
             Repeat::Same,
         ),
         (&[b"KEYNOTIFY", b"k", b"PREFIX"], &["follow"], Repeat::Free),
+        (
+            &[b"KEYNOTIFY", b"k", b"FROM", b"1:0:n"],
+            &["head", "follow_since"],
+            Repeat::Free,
+        ),
         (
             &[b"KEYNOTIFY", b"k", b"STOP", b"PREFIX"],
             &["unfollow"],

@@ -17,7 +17,8 @@ use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Peer, Quota, State, Transaction};
 use statehouse_mqtt::Properties;
 use statehouse_policy::{
-    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Scope, Stamp, resp,
+    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Reached, Scope,
+    Stamp, resp,
 };
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -155,6 +156,23 @@ impl Host for Native<'_> {
         Ok(Stamp {
             wall: version.wall,
             counter: version.counter,
+        })
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Given, since: Stamp) -> Result<Reached, Fault> {
+        let (scope, key) = (scope_of(scope), self.slice(key));
+        let since = clock::Stamp {
+            wall: since.wall,
+            counter: since.counter,
+        };
+        let reached = self.transaction.follow_since(scope, key, since);
+        let reached = reached.map_err(fault)?;
+        Ok(Reached {
+            version: Stamp {
+                wall: reached.version.wall,
+                counter: reached.version.counter,
+            },
+            complete: reached.complete,
         })
     }
 

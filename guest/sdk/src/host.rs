@@ -1,7 +1,7 @@
 //! The interface between a policy and its host.
 
 use crate::bindings::statehouse::policy::{follow, log, property, seeded, table, watch};
-use crate::{Access, Bytes, Entry, Fault, Hlc, Level, Page, Scope, Stamp};
+use crate::{Access, Bytes, Entry, Fault, Hlc, Level, Page, Reached, Scope, Stamp};
 
 /// The imports of the contract as a trait. The same policy runs in a component with [`Imports`], in
 /// tests with a table in memory, and natively in the host's benchmarks.
@@ -89,6 +89,15 @@ pub trait Host {
     /// As [`watch`](Host::watch). [`Fault::Other`] if the prefix is too long.
     fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault>;
 
+    /// Sends the notifications of the changes after `since` to the client, before the reply, and
+    /// makes it a watcher if these are all. One request may do this once.
+    ///
+    /// # Errors
+    ///
+    /// As [`follow`](Host::follow). [`Fault::Other`] if the host does not know all changes after
+    /// `since`.
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault>;
+
     /// Removes such a watch; returns whether there was one.
     ///
     /// # Errors
@@ -161,6 +170,10 @@ impl Host for Imports {
 
     fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
         follow::add(scope, key)
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        follow::add_since(scope, key, since)
     }
 
     fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault> {

@@ -7,12 +7,15 @@ use super::receive;
 use super::table::{Name, Pending, Right, Stored, Table, Watched, resolve};
 use crate::limits::SKEW_MS_MAX;
 use crate::{
-    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Scope,
-    Stamp,
+    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Reached, Request,
+    Scope, Stamp,
 };
 
 /// Maximum bytes of the keys of one page, apart from its first key.
 const PAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Missed changes that one request is sent.
+const MISSED_CHANGES_MAX: usize = 128;
 
 /// The view that one request has of a [`Table`].
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub struct Transaction<'a> {
     /// The keys that were accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
+    missed: Vec<Pending>,
     seed: u64,
 }
 
@@ -39,6 +43,7 @@ impl<'a> Transaction<'a> {
             watches: BTreeMap::new(),
             hidden: BTreeSet::new(),
             pending: Vec::new(),
+            missed: Vec::new(),
             seed: 0,
         }
     }
@@ -61,6 +66,14 @@ impl<'a> Transaction<'a> {
             };
         }
         self.pending
+    }
+
+    /// The changes that the client missed, each with the dialect of its request.
+    pub(super) fn take_missed(&mut self) -> Vec<(Pending, Dialect)> {
+        let missed = std::mem::take(&mut self.missed).into_iter();
+        missed
+            .map(|change| (change, self.request.dialect))
+            .collect()
     }
 
     /// The value that is spliced into a reply.
@@ -311,6 +324,38 @@ impl Host for Transaction<'_> {
             Scope::Prefix => self.begin_watch((true, key))?,
         }
         Ok(self.clock)
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        let position = |it: Stamp| (it.wall, it.counter);
+        if position(since) > position(self.table.clock) {
+            let text = "the version is later than the last change of the store";
+            return Err(Fault::Other(text.to_owned()));
+        }
+        if position(since) < position(self.table.changes.0) {
+            let text = "the changes since this version are no longer known";
+            return Err(Fault::Other(text.to_owned()));
+        }
+        let watched = (scope == Scope::Prefix, self.key(key));
+        let changes = self.table.changes.1.iter().filter(|it| {
+            position(it.change.version) > position(since)
+                && self.table.covers(&watched, &it.change.key)
+        });
+        let missed: Vec<Pending> = changes.cloned().collect();
+        let at_once = missed.iter().take(MISSED_CHANGES_MAX).cloned().collect();
+        let last = missed.get(MISSED_CHANGES_MAX - 1);
+        let reached = match last.filter(|_| missed.len() > MISSED_CHANGES_MAX) {
+            Some(last) => Reached {
+                version: last.change.version,
+                complete: false,
+            },
+            None => Reached {
+                version: self.follow(scope, key)?,
+                complete: true,
+            },
+        };
+        self.missed = at_once;
+        Ok(reached)
     }
 
     fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault> {

@@ -138,6 +138,7 @@ impl Image {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
                 self.build_tables();
                 self.tick(meta.clock, meta.now_ms);
+                self.state.recent.begin_after(meta.clock);
                 self.run = meta.run;
                 self.remembered_below = next_number;
                 self.duplicates.continue_from(next_number);
@@ -186,6 +187,10 @@ impl Image {
                 writes,
             } => {
                 self.note_expiries(&writes);
+                // Entries with new deadlines are no changes.
+                let expired: Vec<Write> =
+                    writes.iter().filter(|it| it.expired()).cloned().collect();
+                self.note_changes(&expired);
                 self.state.write_by(&writes, None);
                 self.tick(clock, now_ms);
             }
@@ -251,6 +256,7 @@ impl Image {
         if mode == Mode::Embedded {
             self.expired.clear();
         }
+        self.state.recent.note_start(self.state.hlc.last());
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
         watches.set_durable(mode == Mode::Foreign);
@@ -296,6 +302,7 @@ impl Image {
             }
             self.remember(remembered);
         }
+        self.note_changes(&writes);
         self.state.write_by(&writes, Some(client));
         self.tick(clock, now_ms);
         Ok(())
@@ -320,6 +327,12 @@ impl Image {
     fn retain_sessions(&mut self) {
         let sessions = &self.sessions;
         self.duplicates.retain(|number| is_live(sessions, number));
+    }
+
+    fn note_changes(&mut self, writes: &[Write]) {
+        if self.whole {
+            self.state.recent.note(writes, limits::RECENT_BYTES_MAX);
+        }
     }
 
     fn note_expiries(&mut self, writes: &[Write]) {

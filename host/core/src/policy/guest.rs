@@ -38,6 +38,13 @@ pub trait Host: Send + 'static {
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
     /// Stages a watch of a key or of a prefix. Returns the version of the last change.
     fn follow(&mut self, scope: Scope, key: &[u8]) -> Result<clock::Stamp, Denial>;
+    /// Stages notifications of the changes after `since`, and a watch if these are all.
+    fn follow_since(
+        &mut self,
+        scope: Scope,
+        key: &[u8],
+        since: clock::Stamp,
+    ) -> Result<Reached, Denial>;
     /// Stages the end of such a watch. Returns false if there is none.
     fn unfollow(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial>;
     /// The first user property with this name.
@@ -53,6 +60,15 @@ pub trait Host: Send + 'static {
     /// Returns and resets the number of keys and patterns that the host examined for this call. A
     /// re-execution examines no more than the original.
     fn take_examined(&mut self) -> u64;
+}
+
+/// How far the changes that a client missed were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// All changes up to this version were sent.
+    pub version: clock::Stamp,
+    /// Whether these are all, so that the watch begins.
+    pub complete: bool,
 }
 
 /// A write that a policy requests.
@@ -280,6 +296,20 @@ impl<H: Host> follow::Host for Guest<H> {
         let key = self.key(key)?;
         let version = self.ask(true, |host| host.follow(scope, &key))?;
         Ok(version.map(Into::into))
+    }
+
+    fn add_since(
+        &mut self,
+        scope: Scope,
+        key: Given,
+        since: Stamp,
+    ) -> wasmtime::Result<Result<follow::Reached, Fault>> {
+        let key = self.key(key)?;
+        let reached = self.ask(true, |host| host.follow_since(scope, &key, since.into()))?;
+        Ok(reached.map(|it| follow::Reached {
+            version: it.version.into(),
+            complete: it.complete,
+        }))
     }
 
     fn remove(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<bool, Fault>> {

@@ -36,7 +36,7 @@ pub use counters::Counters;
 pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
 pub use guard::{CallOutcome, EndedCall, Guard, GuardSettings};
-pub use guest::{Denial, Host, Put};
+pub use guest::{Denial, Host, Put, Reached};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
 pub use registry::{Absent, Choice, KeyLookup, Part, Registry, Routes};

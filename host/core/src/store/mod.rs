@@ -20,6 +20,7 @@ mod order;
 mod owners;
 mod quota;
 mod read_set;
+mod recent;
 mod redelivery;
 mod reexecution;
 mod remembered;

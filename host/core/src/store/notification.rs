@@ -31,23 +31,27 @@ pub struct Notification {
 
 /// The watchers of one change, by dialect.
 #[derive(Clone, Debug)]
-pub(super) struct Recipients([(Dialect, Vec<Peer>); 3]);
+pub(super) struct Recipients(Vec<(Dialect, Vec<Peer>)>);
 
 impl Recipients {
+    /// One client.
+    pub(super) fn one(peer: &Peer, dialect: Dialect) -> Self {
+        Self(vec![(dialect, vec![peer.clone()])])
+    }
+
     /// The watchers of a key; `None` if it has none.
     pub(super) fn of(watches: &Watches, key: &[u8]) -> Option<Self> {
         let watchers = watches.of(key);
         if watchers.is_empty() {
             return None;
         }
-        let mut all = [Dialect::Sdk, Dialect::Documents, Dialect::Preview]
-            .map(|dialect| (dialect, Vec::new()));
-        for (peer, dialect) in watchers {
-            if let Some((_, peers)) = all.iter_mut().find(|(it, _)| *it == dialect) {
-                peers.push(peer.clone());
-            }
-        }
-        Some(Self(all))
+        let dialects = [Dialect::Sdk, Dialect::Documents, Dialect::Preview];
+        let all = dialects.into_iter().filter_map(|dialect| {
+            let peers = watchers.iter().filter(|(_, it)| *it == dialect);
+            let peers: Vec<Peer> = peers.map(|(peer, _)| (*peer).clone()).collect();
+            (!peers.is_empty()).then_some((dialect, peers))
+        });
+        Some(Self(all.collect()))
     }
 }
 
@@ -78,9 +82,7 @@ pub(super) fn notify(
     notifications: &mut Vec<Notification>,
 ) -> Result<(), Failure> {
     for (dialect, peers) in to.0 {
-        if !peers.is_empty() {
-            notifications.push(render(call, change, dialect, peers)?);
-        }
+        notifications.push(render(call, change, dialect, peers)?);
     }
     Ok(())
 }

@@ -115,6 +115,31 @@ impl<'a> Notifier<'a> {
         (transaction, Ok(notifications))
     }
 
+    /// Renders the notifications of changes that the client of a request missed. Each change is
+    /// rendered by the policy that owns its key, or else by policy `by`.
+    ///
+    /// # Errors
+    /// Returns the failure of the built-in policy if that fails, too.
+    pub(super) fn notify_missed(
+        mut self,
+        by: usize,
+        mut transaction: Box<Transaction>,
+        missed: Vec<(Change, Recipients)>,
+        effects: &mut Effects,
+    ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
+        let mut notifications = Vec::new();
+        for (change, to) in missed {
+            let owner = self.registry.route_owner(change.key()).unwrap_or(by);
+            let result;
+            (transaction, result) = self.notify(owner, transaction, &change, to, effects);
+            match result {
+                Ok(result) => notifications.extend(result),
+                Err(failure) => return (transaction, Err(failure)),
+            }
+        }
+        (transaction, Ok(notifications))
+    }
+
     /// Notifies current watchers of changes that an earlier run made and may not have sent.
     ///
     /// The fuel limit is the maximum that any configuration allows for one request of

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::entry::{Entry, Key};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{Fault, Page};
+use crate::policy::{Fault, Page, Reached};
 use statehouse_protocol::rights::Right;
 
 /// A key. It is stored as a range of the payload if it lies there: most keys do, and a redelivery
@@ -70,6 +70,8 @@ pub enum Imported {
     Watched,
     /// A watch was registered, and the version of the last change was returned.
     Followed(Stamp),
+    /// Missed changes were sent.
+    Reached(Reached),
     /// A watch was ended (true), or did not exist.
     Unwatched(bool),
     /// A page of keys.
@@ -88,6 +90,7 @@ impl PartialEq for Imported {
             },
             (Self::Watched, Self::Watched) => true,
             (Self::Followed(a), Self::Followed(b)) => a == b,
+            (Self::Reached(a), Self::Reached(b)) => a == b,
             (Self::Unwatched(a), Self::Unwatched(b)) => a == b,
             (Self::Page(a), Self::Page(b)) => a.keys == b.keys && a.next == b.next,
             (Self::Denied(a, right), Self::Denied(b, other)) => a == b && right == other,
@@ -197,6 +200,8 @@ pub(super) enum ImportKind {
     Unwatch,
     /// `follow`.
     Follow,
+    /// `follow_since`.
+    FollowSince,
 }
 
 impl Imported {
@@ -205,11 +210,12 @@ impl Imported {
             // `keys` has no quota, and `unwatch` is never refused.
             Self::Refused(Fault::Quota) => matches!(
                 kind,
-                ImportKind::Put | ImportKind::Watch | ImportKind::Follow
+                ImportKind::Put | ImportKind::Watch | ImportKind::Follow | ImportKind::FollowSince
             ),
             Self::Refused(_) => kind != ImportKind::Unwatch,
             Self::Watched => kind == ImportKind::Watch,
             Self::Followed(_) => kind == ImportKind::Follow,
+            Self::Reached(_) => kind == ImportKind::FollowSince,
             Self::Unwatched(_) => kind == ImportKind::Unwatch,
             Self::Page(_) => kind == ImportKind::Keys,
             Self::Denied(..) => false,

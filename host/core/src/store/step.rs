@@ -80,6 +80,8 @@ struct Decision {
     answer: Answer,
     captured: Option<CapturedReads>,
     notifications: Vec<Notification>,
+    /// Of changes that the client missed.
+    missed: Vec<Notification>,
 }
 
 impl Store {
@@ -356,6 +358,7 @@ impl Store {
                 answer,
                 captured,
                 notifications,
+                missed: Vec::new(),
             })
         });
         if let Err(failure) = &decided {
@@ -366,17 +369,31 @@ impl Store {
         effects.denied = transaction.take_denied();
         effects.exceeded = transaction.exceeded();
         let mut decision = match decided {
-            Ok(decision) if foreign => decision,
-            decided => return (transaction, decided.map_err(|failure| (failure, true))),
+            Ok(decision) => decision,
+            Err(failure) => return (transaction, Err((failure, true))),
         };
-        let share = Share::of(self.quota.fuel_max, request.payload.len());
-        let notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
-        let (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
-        let decided = notified.map(|notifications| {
-            decision.notifications = notifications;
-            decision
-        });
-        (transaction, decided)
+        let share = || Some(Share::of(self.quota.fuel_max, request.payload.len()));
+        if foreign {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
+            match notified {
+                Ok(notifications) => decision.notifications = notifications,
+                Err(failure) => return (transaction, Err(failure)),
+            }
+        }
+        let missed = transaction.take_missed();
+        if !missed.is_empty() {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) =
+                notifier.notify_missed(choice.slot, transaction, missed, effects);
+            match notified {
+                Ok(notifications) => decision.missed = notifications,
+                Err(failure) => return (transaction, Err((failure, false))),
+            }
+        }
+        (transaction, Ok(decision))
     }
 
     /// Commits a request, and remembers it if a redelivery must get the same answer.
@@ -395,6 +412,7 @@ impl Store {
             mut answer,
             captured,
             notifications,
+            missed,
         } = decision;
         let (state, writes, watches) = transaction.commit();
         let watches_durable = state.watches.are_durable();
@@ -434,6 +452,7 @@ impl Store {
             effects.rests_on = RestsOn::of(captured, watches_durable);
         }
         effects.answer = Some(answer);
+        effects.expired.extend(missed);
         effects.notifications.extend(notifications);
         state
     }

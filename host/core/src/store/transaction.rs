@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::entry::{Entry, Key};
+use super::notification::Recipients;
 use super::quota::{Exceeded, Quota};
 use super::read_set::{CapturedReads, ReadSet, Recording, within};
 use super::rights::Rights;
@@ -48,6 +49,8 @@ pub struct Transaction {
     watches: Vec<(Scope, Key, bool)>,
     /// The client's rights when it began to watch a prefix.
     prefix_rights: Option<Arc<dyn ClientRights>>,
+    /// Changes of earlier requests that the client missed. It is sent these before the answer.
+    missed: Option<Vec<Change>>,
     read_set: ReadSet,
     /// Set for a routed policy: it may write only keys that the routes give to it.
     confined: Option<(policy::Digest, Arc<Routes>)>,
@@ -139,6 +142,7 @@ impl Transaction {
             client_usage: None,
             watches: Vec::new(),
             prefix_rights: None,
+            missed: None,
             read_set: ReadSet::default(),
             confined: None,
             rights,
@@ -157,6 +161,17 @@ impl Transaction {
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         let visible = self.staged.iter().filter(|it| !it.hidden);
         visible.map(|it| &it.change)
+    }
+
+    /// The changes that the client missed, and the client with the dialect of its request.
+    pub(super) fn take_missed(&mut self) -> Vec<(Change, Recipients)> {
+        let Some(Origin { peer, dialect, .. }) = &self.origin else {
+            return Vec::new();
+        };
+        let missed = self.missed.take().into_iter().flatten();
+        missed
+            .map(|change| (change, Recipients::one(peer, *dialect)))
+            .collect()
     }
 
     /// The state as it was before this request.
@@ -228,6 +243,7 @@ impl Transaction {
         self.state.hlc = self.hlc;
         let owner = self.owner();
         self.state.write_all(&self.staged, owner);
+        (self.state.recent).note(&self.staged, self.quota.recent_bytes_max);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
             let began = |(scope, _, on): &(Scope, Key, bool)| *scope == Scope::Prefix && *on;

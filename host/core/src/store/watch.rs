@@ -39,6 +39,16 @@ pub enum Scope {
     Prefix,
 }
 
+impl Scope {
+    /// Whether a watch of `watched` covers a key.
+    pub(super) fn covers(self, watched: &[u8], key: &[u8]) -> bool {
+        match self {
+            Self::Key => watched == key,
+            Self::Prefix => key.starts_with(watched),
+        }
+    }
+}
+
 /// Changes of one client's watches: a record, or a part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchChanges {
@@ -208,10 +218,8 @@ impl Watches {
         key: &'a [u8],
         peer: &Peer,
     ) -> impl Iterator<Item = (Scope, &'a Key)> {
-        self.by(peer).filter(move |(scope, it)| match scope {
-            Scope::Key => *it == key,
-            Scope::Prefix => key.starts_with(it),
-        })
+        self.by(peer)
+            .filter(move |(scope, it)| scope.covers(it, key))
     }
 
     /// Removes one watch. Returns whether it existed.

@@ -3,7 +3,7 @@ use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 use crate::clock::Fence;
-use crate::policy::{Fault, Page};
+use crate::policy::{Fault, Page, Reached};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
     CapturedReads, Change, Context, Entry, Imported, KeyRef, Outcome, Read, Right, StoredPayload,
@@ -55,6 +55,8 @@ fn arb_imported() -> impl Strategy<Value = Imported> {
         Just(Imported::Watched),
         any::<bool>().prop_map(Imported::Unwatched),
         arb_stamp().prop_map(Imported::Followed),
+        (arb_stamp(), any::<bool>())
+            .prop_map(|(version, complete)| Imported::Reached(Reached { version, complete })),
         (keys, any::<Option<Vec<u8>>>())
             .prop_map(|(keys, next)| Imported::Page(Page { keys, next })),
         (arb_key_ref(), any::<bool>()).prop_map(|(key, write)| {

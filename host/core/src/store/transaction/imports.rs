@@ -12,7 +12,7 @@ use super::super::watch::Scope;
 use super::{Change, DIVERGED, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
+use crate::policy::{self, Access, Denial, Fault, Host, Page, Put, Reached};
 use statehouse_protocol::rights::Right;
 
 /// Reading this many bytes of user properties takes as long as examining a key.
@@ -200,7 +200,8 @@ impl Host for Transaction {
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
-        let followed = self.stage_watch(scope, key).map(|()| self.hlc.last());
+        let version = self.state.hlc.last();
+        let followed = self.stage_watch(scope, key).map(|()| version);
         match &followed {
             Ok(version) => self.read_set.imported(|| Imported::Followed(*version)),
             Err(Denial::Fault(fault)) => {
@@ -209,6 +210,33 @@ impl Host for Transaction {
             Err(Denial::Violation(_)) => {}
         }
         followed
+    }
+
+    fn follow_since(
+        &mut self,
+        scope: policy::Scope,
+        key: &[u8],
+        since: Stamp,
+    ) -> Result<Reached, Denial> {
+        let scope = Scope::from(scope);
+        if scope == Scope::Key {
+            self.check_right(key, Right::Read)?;
+        }
+        match self.read_set.next_import(ImportKind::FollowSince) {
+            NextImport::Recorded(Imported::Reached(reached)) => return Ok(reached),
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
+        }
+        let reached = self.catch_up(scope, key, since);
+        match &reached {
+            Ok(reached) => self.read_set.imported(|| Imported::Reached(*reached)),
+            Err(Denial::Fault(fault)) => {
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        reached
     }
 
     fn unfollow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<bool, Denial> {
@@ -402,6 +430,57 @@ impl Transaction {
         self.watches
             .push((scope, Bytes::copy_from_slice(key), true));
         Ok(())
+    }
+
+    /// Stages the changes that the client missed, as many as one request may be sent. If these are
+    /// all, stages the watch.
+    fn catch_up(&mut self, scope: Scope, key: &[u8], since: Stamp) -> Result<Reached, Denial> {
+        if self.missed.is_some() {
+            return Err(Denial::Violation("more than one watch since a version"));
+        }
+        let last = self.state.hlc.last();
+        if since > last {
+            return Err(other(
+                "the version is later than the last change of the store".into(),
+            ));
+        }
+        let changes =
+            self.state.recent.since(since).ok_or_else(|| {
+                other("the changes since this version are no longer known".into())
+            })?;
+        let cost = 1 + self.rights.tries(Right::Read);
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
+        let (mut missed, mut bytes, mut examined) = (Vec::new(), 0, 0);
+        let mut reached = Reached {
+            version: since,
+            complete: false,
+        };
+        let mut more = false;
+        for change in changes {
+            if missed.len() == limits::MISSED_CHANGES_PER_REQUEST_MAX
+                || bytes >= limits::MISSED_BYTES_PER_REQUEST_MAX
+                || examined == examined_max
+            {
+                more = true;
+                break;
+            }
+            examined += 1;
+            reached.version = change.version();
+            if scope.covers(key, change.key()) && self.rights.granted_now(change.key()) {
+                bytes += (change.key().len() + change.value().len()) as u64;
+                missed.push(change.clone());
+            }
+        }
+        self.examined += (examined * cost) as u64;
+        if !more {
+            self.stage_watch(scope, key)?;
+            reached = Reached {
+                version: last,
+                complete: true,
+            };
+        }
+        self.missed = Some(missed);
+        Ok(reached)
     }
 
     fn stage_unwatch(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
