@@ -21,10 +21,10 @@ use crate::duration::later;
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::limits;
-use crate::request::{Answer, Request, expiry_s};
+use crate::request::{Answer, Registered, Request, expiry_s};
 use crate::topics;
 use crate::version::Version;
-use crate::watch::{self, GapCause, WatchEvent, Watched};
+use crate::watch::{self, Watched};
 
 /// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
@@ -62,6 +62,14 @@ pub(crate) struct State {
     pub(crate) notifications_refused: Option<String>,
     /// Receives the outcome of the first connection.
     ready: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+/// Why a watch is not registered again.
+enum Over {
+    /// Another connection does that.
+    Connection,
+    /// The store refuses it.
+    Watch(Error),
 }
 
 /// The readers of each watched key and prefix.
@@ -125,6 +133,13 @@ enum Connection {
     Down(String),
     Up,
     Closed(Error),
+}
+
+impl State {
+    /// The number of the connection.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 impl Session {
@@ -357,38 +372,100 @@ impl Session {
         is_unwatched
     }
 
-    /// Registers all watches again after a reconnect and sends a gap to their readers.
-    /// Registrations end with their connection (section 8).
+    /// Registers all watches again after a reconnect, since registrations end with their connection
+    /// (section 8).
     async fn register_watches(self: Arc<Self>, epoch: u64) {
         let watches = self.state().watches.all();
-        'watches: for watched in watches {
-            let notice = loop {
-                if !self.state().watches.contains(&watched) {
-                    continue 'watches;
-                }
-                let answer = self.request(watched.begin(), None).await;
-                if self.unregister_unwatched(&watched) {
-                    continue 'watches;
-                }
-                let over = {
+        for watched in watches {
+            match self.register_again(&watched, epoch).await {
+                Ok(()) => {}
+                Err(Over::Connection) => return,
+                Err(Over::Watch(error)) => {
                     let state = self.state();
-                    state.epoch != epoch || matches!(state.connection, Connection::Closed(_))
-                };
-                match answer.and_then(|answer| answer.done()) {
-                    Ok(()) => break Ok(()),
-                    // The next connection registers the watches itself, and a closed client does
-                    // not need them.
-                    Err(_) if over => return,
-                    Err(Error::Timeout(_) | Error::Transport(_)) => {}
-                    Err(error) => break Err(error),
+                    for inbox in state.watches.readers(&watched) {
+                        inbox.end(error.clone());
+                    }
                 }
+            }
+        }
+    }
+
+    /// Registers one watch again. Its readers get the changes since their last one, or a gap if the
+    /// store does not know these.
+    async fn register_again(&self, watched: &Watched, epoch: u64) -> Result<(), Over> {
+        let mut may_resume = true;
+        loop {
+            let since = {
+                let state = self.state();
+                if !state.watches.contains(watched) {
+                    return Ok(());
+                }
+                let versions = state.watches.readers(watched);
+                versions.filter_map(|inbox| inbox.resume()).min()
             };
+            let since = since.filter(|_| may_resume);
+            let begin =
+                (since.as_ref()).map_or_else(|| watched.begin(), |it| watched.begin_from(it));
+            let answer = self.request(begin, None).await;
+            if self.unregister_unwatched(watched) {
+                return Ok(());
+            }
             let state = self.state();
-            for inbox in state.watches.readers(&watched) {
-                match &notice {
-                    Ok(()) => inbox.notice(Ok(WatchEvent::Gap(GapCause::Reconnected))),
-                    Err(error) => inbox.end(error.clone()),
+            // The next connection registers the watches itself, and a closed client does not need
+            // them. An answer to a request of the earlier connection says nothing: the broker drops
+            // the notifications before it that were not sent.
+            if state.epoch != epoch || matches!(state.connection, Connection::Closed(_)) {
+                return Err(Over::Connection);
+            }
+            match answer.and_then(|answer| answer.registered()) {
+                Ok(Registered::Begun(version)) => {
+                    for inbox in state.watches.readers(watched) {
+                        if since.is_none() || !inbox.is_resuming() {
+                            inbox.gap();
+                        }
+                        inbox.begun(version.clone());
+                    }
+                    return Ok(());
                 }
+                Ok(Registered::More(version)) => {
+                    for inbox in state.watches.readers(watched) {
+                        inbox.caught_up_to(version.clone());
+                    }
+                }
+                Err(Error::Timeout(_) | Error::Transport(_)) => {}
+                // Another store does not know FROM, and this one not all changes.
+                Err(Error::Refused(_)) if since.is_some() => may_resume = false,
+                Err(error) => return Err(Over::Watch(error)),
+            }
+        }
+    }
+
+    /// Sends the changes since a version to a new watch, and registers it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the store does not know all changes since this version.
+    pub(crate) async fn register_from(
+        &self,
+        watched: &Watched,
+        inbox: &Inbox,
+    ) -> Result<(), Error> {
+        loop {
+            let Some(since) = inbox.resume() else {
+                return Ok(());
+            };
+            let epoch = self.state().epoch;
+            let answer = self.request(watched.begin_from(&since), None).await?;
+            let registered = answer.registered()?;
+            // As in `register_again`.
+            if self.state().epoch != epoch {
+                continue;
+            }
+            match registered {
+                Registered::Begun(version) => {
+                    inbox.begun(version);
+                    return Ok(());
+                }
+                Registered::More(version) => inbox.caught_up_to(version),
             }
         }
     }
@@ -456,6 +533,10 @@ impl Owner for Session {
         }
         state.epoch += 1;
         state.connection = Connection::Up;
+        // Before the first notification of this connection.
+        for inbox in state.watches.all_readers().filter(|_| state.epoch > 1) {
+            inbox.resume();
+        }
         if state.epoch > 1 && !state.watches.is_empty() {
             tokio::spawn(Arc::clone(self).register_watches(state.epoch));
         }

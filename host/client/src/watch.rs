@@ -30,7 +30,9 @@ pub enum WatchEvent {
         /// A version above that of the deleted value.
         version: Version,
     },
-    /// Changes before this point may be missing. A GET returns the current value.
+    /// Changes before this point may be missing. A GET returns the current value. After a reconnect,
+    /// a Statehouse store sends the changes since the last one that arrived, so that there is no gap
+    /// while it knows them.
     Gap(GapCause),
 }
 
@@ -38,7 +40,8 @@ pub enum WatchEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GapCause {
-    /// The connection was lost. The watch is registered again.
+    /// The connection was lost, and the store does not know what changed since. The watch is
+    /// registered again.
     Reconnected,
     /// The reader was too slow.
     Overflow,
@@ -67,6 +70,18 @@ impl Watched {
         }
     }
 
+    /// The request that sends the changes since a version first.
+    pub(crate) fn begin_from(&self, version: &Version) -> Bytes {
+        let from = version.to_string();
+        let from = [b"FROM", from.as_bytes()];
+        match self {
+            Self::Key(key) => resp::command(&[b"KEYNOTIFY", key, from[0], from[1]]),
+            Self::Prefix(prefix) => {
+                resp::command(&[b"KEYNOTIFY", prefix, b"PREFIX", from[0], from[1]])
+            }
+        }
+    }
+
     /// The request that ends it.
     pub(crate) fn stop(&self) -> Bytes {
         match self {
@@ -87,8 +102,8 @@ pub struct Watch {
 
 impl Watch {
     /// Adds the watch to the session. It is not yet registered with the store.
-    pub(crate) fn new(client: Client, watched: Watched) -> Self {
-        let inbox = Arc::new(Inbox::default());
+    pub(crate) fn new(client: Client, watched: Watched, inbox: Inbox) -> Self {
+        let inbox = Arc::new(inbox);
         client.session().add_watch(&watched, Arc::clone(&inbox));
         Self {
             client,
@@ -101,6 +116,10 @@ impl Watch {
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.watched.bytes()
+    }
+
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
     /// Waits for the next event. Dropping the future loses no event.

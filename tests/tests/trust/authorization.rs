@@ -439,7 +439,7 @@ fn prefix_watch_reports_only_readable_keys() {
         "+OK\\r\\n"
     );
     assert!(value(&mut reader).ends_with("own\r\n"));
-    reader.expect_nothing();
+    reader.client.expect_nothing();
 
     // The watch continues, and reports again what it may.
     rules.change(&server, RULES);
