@@ -433,6 +433,7 @@ impl Core {
             active,
             assignment: assignment.cloned(),
             receive_max: duplicates.receive_max(),
+            begun: None,
         };
         progress.next(state, duplicates, meta)
     }

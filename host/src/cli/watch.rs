@@ -1,11 +1,13 @@
 //! `statehouse watch`: prints changes of keys as they happen.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use statehouse_client::{Client, Error, GapCause, Watch, WatchEvent};
+use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent};
 use tokio::sync::mpsc;
 
 use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
@@ -24,7 +26,8 @@ const EVENTS_MAX: usize = 16;
 /// Print changes of keys as they happen
 ///
 /// One line per change, separated by tabs: the event, the key, the version and, for a set, the
-/// value. Unprintable characters are escaped. A line `gap` means that changes may be missing before
+/// value. With --initial the present values come first, as the event `present`. Unprintable
+/// characters are escaped. A line `gap` means that changes may be missing before
 /// it, because the connection was lost for a while or the output was read too slowly. Of a prefix,
 /// only keys that this client may read are reported. Ends on Ctrl-C, or after --count changes.
 #[derive(Debug, clap::Args)]
@@ -32,7 +35,8 @@ const EVENTS_MAX: usize = 16;
 Examples:
   statehouse watch room/temperature
   statehouse watch room/temperature room/humidity --json
-  statehouse watch 'room/*'
+  statehouse watch 'room/*' --initial
+  statehouse watch 'room/*' --from 001700000000000:00001:StateStore
   statehouse watch start --count 1 && echo \"it begins\"")]
 pub(super) struct Args {
     /// The keys: any bytes. A * at the end stands for all keys that start with the rest
@@ -46,6 +50,14 @@ pub(super) struct Args {
     /// Watch keys as they are written, also if they contain * ? [ or \\
     #[arg(long)]
     exact: bool,
+
+    /// First print the changes after this version, which an earlier watch has printed
+    #[arg(long, value_name = "VERSION", conflicts_with = "initial")]
+    from: Option<Version>,
+
+    /// First print the present values
+    #[arg(long)]
+    initial: bool,
 
     /// Exit after this many changes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -76,11 +88,59 @@ impl Watched {
         }
     }
 
-    async fn begin(&self, client: &Client) -> Result<Watch, Error> {
-        match self {
-            Self::Key(key) => client.watch(key).await,
-            Self::Prefix(prefix) => client.watch_prefix(prefix).await,
+    async fn begin(&self, client: &Client, from: Option<&Version>) -> Result<Watch, Error> {
+        match (self, from) {
+            (Self::Key(key), None) => client.watch(key).await,
+            (Self::Key(key), Some(from)) => client.watch_from(key, from).await,
+            (Self::Prefix(prefix), None) => client.watch_prefix(prefix).await,
+            (Self::Prefix(prefix), Some(from)) => client.watch_prefix_from(prefix, from).await,
         }
+    }
+
+    /// A pattern that matches the keys.
+    fn pattern(&self) -> Vec<u8> {
+        let (Self::Key(bytes) | Self::Prefix(bytes)) = self;
+        let mut pattern = Vec::new();
+        for byte in bytes {
+            if SPECIAL.contains(byte) {
+                pattern.push(b'\\');
+            }
+            pattern.push(*byte);
+        }
+        if let Self::Prefix(_) = self {
+            pattern.push(b'*');
+        }
+        pattern
+    }
+}
+
+/// The versions of the present values that were printed. A change up to the version of its key is
+/// part of the printed value.
+#[derive(Default)]
+struct Present {
+    versions: HashMap<Bytes, Version>,
+    last: Option<Version>,
+}
+
+impl Present {
+    fn note(&mut self, key: Bytes, version: Version) {
+        self.last = self.last.take().max(Some(version.clone()));
+        self.versions.insert(key, version);
+    }
+
+    /// Whether this change was printed as a present value.
+    fn includes(&mut self, event: &WatchEvent) -> bool {
+        let (WatchEvent::Set { key, version, .. } | WatchEvent::Deleted { key, version }) = event
+        else {
+            return false;
+        };
+        // Versions rise, so no later change can be part of any printed value.
+        if Some(version) > self.last.as_ref() {
+            self.versions.clear();
+        }
+        self.versions
+            .get(key)
+            .is_some_and(|printed| version <= printed)
     }
 }
 
@@ -101,22 +161,30 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let all = args.watched()?;
     let client = args.remote.connect_for(INTERRUPTION).await?;
     let (events, mut changes) = mpsc::channel(EVENTS_MAX);
-    let notes = watching(&all);
-    for watched in all {
-        let mut watch = watched.begin(&client).await?;
+    let mut present = Vec::new();
+    for (at, watched) in all.iter().enumerate() {
+        let mut watch = watched.begin(&client, args.from.as_ref()).await?;
         let events = events.clone();
         tokio::spawn(async move {
             // Ends when the printer drops the receiver.
-            while (events.send((watched.clone(), watch.next().await)).await).is_ok() {}
+            while (events.send((at, watch.next().await)).await).is_ok() {}
         });
+        present.push(Present::default());
     }
-    notice(&notes);
+    notice(&watching(&all));
+    if args.initial {
+        for (watched, present) in all.iter().zip(&mut present) {
+            if !print_present(&args, &client, watched, present).await? {
+                return Ok(Exit::Done);
+            }
+        }
+    }
 
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     let mut left = args.count;
     while left != Some(0) {
-        let (watched, event) = tokio::select! {
+        let (at, event) = tokio::select! {
             biased;
             _ = &mut interrupted => break,
             change = changes.recv() => match change {
@@ -132,10 +200,13 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             }
             Err(error) => return Err(error.into()),
         };
+        if present[at].includes(&event) {
+            continue;
+        }
         let printed = emit_either(
             args.remote.json,
-            || in_json(&watched, &event),
-            || line(&watched, &event),
+            || in_json(&all[at], &event),
+            || line(&all[at], &event),
         )?;
         if !printed {
             break;
@@ -147,6 +218,45 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     drop(changes);
     client.close().await;
     Ok(Exit::Done)
+}
+
+/// Prints the present values of a watch. Returns false if nothing reads the output any more.
+async fn print_present(
+    args: &Args,
+    client: &Client,
+    watched: &Watched,
+    present: &mut Present,
+) -> Result<bool, Failure> {
+    let mut scan = client.scan(watched.pattern());
+    while let Some(keys) = scan.next_page().await? {
+        for key in keys {
+            // It may have been deleted since.
+            let Some(value) = client.get(&key).await? else {
+                continue;
+            };
+            let version = &value.version;
+            let printed = emit_either(
+                args.remote.json,
+                || {
+                    json!({
+                        "event": "present",
+                        "key": json_bytes(&key),
+                        "value": json_bytes(&value.bytes),
+                        "version": version.to_string(),
+                    })
+                },
+                || {
+                    let (key, value) = (printable(&key), printable(&value.bytes));
+                    format!("present\t{key}\t{version}\t{value}\n")
+                },
+            )?;
+            if !printed {
+                return Ok(false);
+            }
+            present.note(key, value.version);
+        }
+    }
+    Ok(true)
 }
 
 fn watching(all: &[Watched]) -> String {
@@ -227,8 +337,6 @@ fn cause_name(cause: GapCause) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use statehouse_client::Version;
-
     use super::*;
 
     #[test]
@@ -267,6 +375,30 @@ mod tests {
         for refused in ["pl*nt", "plant/**", "plant?", "[a]", "plant\\*"] {
             assert_eq!(parse(refused), None, "{refused}");
         }
+    }
+
+    #[test]
+    fn change_that_a_printed_value_includes_is_not_printed() {
+        let version = |counter: u32| -> Version { format!("1:{counter}:n").parse().unwrap() };
+        let change = |key: &'static str, counter| WatchEvent::Deleted {
+            key: key.into(),
+            version: version(counter),
+        };
+        let mut present = Present::default();
+        assert!(!present.includes(&change("a", 1)));
+        present.note("a".into(), version(2));
+        present.note("b".into(), version(4));
+        assert!(present.includes(&change("a", 2)) && !present.includes(&change("a", 3)));
+        assert!(present.includes(&change("b", 3)) && !present.includes(&change("c", 3)));
+        assert!(!present.includes(&change("b", 5)));
+        assert!(present.versions.is_empty());
+    }
+
+    #[test]
+    fn pattern_of_a_watch_matches_its_keys_only() {
+        let prefix = Watched::Prefix(b"a*[".to_vec());
+        assert_eq!(prefix.pattern(), b"a\\*\\[*");
+        assert_eq!(Watched::Key(b"a?".to_vec()).pattern(), b"a\\?");
     }
 
     #[test]

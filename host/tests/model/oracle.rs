@@ -91,8 +91,18 @@ enum Change {
     Unwatch(Watched, usize),
 }
 
+/// A change of a key: its new value, or its removal. The version of a removal is not known.
+#[derive(Clone, Debug)]
+pub(crate) struct PastChange {
+    key: Vec<u8>,
+    value: Option<Vec<u8>>,
+    pub(crate) version: Option<Stamp>,
+}
+
 #[derive(Default)]
 pub(crate) struct Oracle {
+    /// All changes, in order.
+    pub(crate) changes: Vec<PastChange>,
     pub(crate) keys: BTreeMap<Vec<u8>, OracleEntry>,
     watches: BTreeMap<Watched, BTreeMap<usize, Dialect>>,
     keys_max: usize,
@@ -120,8 +130,38 @@ impl Oracle {
         for key in expired {
             self.keys.remove(&key);
             notifications.extend(self.notifications_of(&key, None));
+            self.note_change(&key, None, None);
         }
         notifications
+    }
+
+    fn note_change(&mut self, key: &[u8], value: Option<Vec<u8>>, version: Option<Stamp>) {
+        self.changes.push(PastChange {
+            key: key.to_vec(),
+            value,
+            version,
+        });
+    }
+
+    /// The notifications of the changes behind the first `count` ones, to a client that missed
+    /// them.
+    pub(crate) fn missed(
+        &self,
+        count: usize,
+        watched: &Watched,
+        client: usize,
+        dialect: Dialect,
+    ) -> Vec<WatcherNotification> {
+        let changes = self.changes[count..].iter();
+        let missed = changes.filter(|it| covers(watched, &it.key));
+        let missed = missed.map(|it| notification(&it.key, it.value.as_deref(), client, dialect));
+        missed.collect()
+    }
+
+    /// A client watches a key or prefix.
+    pub(crate) fn watch(&mut self, watched: Watched, client: usize, dialect: Dialect) {
+        let watchers = self.watches.entry(watched).or_default();
+        watchers.insert(client, dialect);
     }
 
     /// Ends the watches of a client whose connection ended.
@@ -171,23 +211,10 @@ impl Oracle {
             .into_iter()
             .flat_map(|(_, watchers)| watchers)
             .collect();
-        let notification = |(client, dialect): (&usize, &Dialect)| WatcherNotification {
-            client: *client,
-            key: key.to_vec(),
-            payload: match (value, dialect) {
-                (Some(value), _) => [
-                    b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$",
-                    value.len().to_string().as_bytes(),
-                    b"\r\n",
-                    value,
-                    b"\r\n",
-                ]
-                .concat(),
-                (None, Dialect::Sdk) => b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n".to_vec(),
-                (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
-            },
-        };
-        watchers.into_iter().map(notification).collect()
+        let watchers = watchers.into_iter();
+        watchers
+            .map(|(client, dialect)| notification(key, value, *client, *dialect))
+            .collect()
     }
 
     /// Predicts the effects of a request without applying them, because its version is not known
@@ -211,11 +238,15 @@ impl Oracle {
             Change::Nothing => {}
             Change::Put(key, entry) => {
                 let version = version.expect("a successful SET has a version");
+                self.note_change(&key, Some(entry.value.clone()), Some(version));
                 self.keys.insert(key, OracleEntry { version, ..entry });
             }
-            Change::Remove(key) => drop(self.keys.remove(&key)),
+            Change::Remove(key) => {
+                self.note_change(&key, None, None);
+                self.keys.remove(&key);
+            }
             Change::Watch(key, client, dialect) => {
-                self.watches.entry(key).or_default().insert(client, dialect);
+                self.watch(key, client, dialect);
             }
             Change::Unwatch(key, client) => {
                 self.watches.entry(key).or_default().remove(&client);
@@ -520,6 +551,31 @@ fn keynotify_options(words: &[&[u8]]) -> Option<(bool, Scope)> {
         _ => Scope::Prefix,
     };
     known.then_some((counts[0] == 1, scope))
+}
+
+/// The notification that a key was set to this value, or removed.
+fn notification(
+    key: &[u8],
+    value: Option<&[u8]>,
+    client: usize,
+    dialect: Dialect,
+) -> WatcherNotification {
+    WatcherNotification {
+        client,
+        key: key.to_vec(),
+        payload: match (value, dialect) {
+            (Some(value), _) => [
+                b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$",
+                value.len().to_string().as_bytes(),
+                b"\r\n",
+                value,
+                b"\r\n",
+            ]
+            .concat(),
+            (None, Dialect::Sdk) => b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n".to_vec(),
+            (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
+        },
+    }
 }
 
 /// Whether a watch reports the changes of a key.

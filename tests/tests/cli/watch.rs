@@ -151,3 +151,44 @@ fn pattern_that_is_no_prefix_is_refused() {
         assert!(error.contains("--exact"), "{error}");
     }
 }
+
+#[test]
+fn initial_values_come_first_and_no_change_twice() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let one = writer.set("plant/1", "a");
+    let two = writer.set("plant/2", "b");
+    writer.set("other", "c");
+    let mut watch = Watch::start(&server, &["plant/*", "--initial", "--count", "2"]);
+    assert_eq!(watch.line(), format!("present\tplant/1\t{one}\ta"));
+    assert_eq!(watch.line(), format!("present\tplant/2\t{two}\tb"));
+    let three = writer.set("plant/2", "d");
+    assert_eq!(watch.line(), format!("set\tplant/2\t{three}\td"));
+    assert_eq!(writer.ask(&["DEL", "plant/1"]).payload(), b":1\r\n");
+    assert!(watch.line().starts_with("deleted\tplant/1\t"));
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn watch_from_a_version_prints_what_changed_since() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let one = writer.set("plant/1", "a").to_string();
+    let two = writer.set("plant/1", "b");
+    let mut watch = Watch::start(&server, &["plant/*", "--from", &one, "--count", "2"]);
+    assert_eq!(watch.line(), format!("set\tplant/1\t{two}\tb"));
+    let three = writer.set("plant/2", "c");
+    assert_eq!(watch.line(), format!("set\tplant/2\t{three}\tc"));
+    assert_eq!(watch.end(), Some(0));
+
+    let port = server.port().to_string();
+    let later = "999999999999999:0:StateStore";
+    let output = command(&["watch", "--port", &port, "plant/*", "--from", later]).output();
+    let output = output.unwrap();
+    assert_ne!(output.status.code(), Some(0));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("later than the last change of the store"),
+        "{error}"
+    );
+}

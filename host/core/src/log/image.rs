@@ -138,7 +138,10 @@ impl Image {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
                 self.build_tables();
                 self.tick(meta.clock, meta.now_ms);
-                self.state.recent.begin_after(meta.clock);
+                // Without it, the versions between the beginning and the first record are unknown.
+                self.state
+                    .recent
+                    .begin_after(meta.begun.unwrap_or(meta.clock));
                 self.run = meta.run;
                 self.remembered_below = next_number;
                 self.duplicates.continue_from(next_number);
@@ -247,6 +250,7 @@ impl Image {
             assignment: self.assignment.clone(),
             // Not the retention: reading a log evicts nothing.
             receive_max: self.receive_max,
+            begun: None,
         }
     }
 
