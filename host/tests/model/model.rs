@@ -358,7 +358,6 @@ impl Model {
                 .all(|it| version < it.version && it.version <= last)
         );
         let received = effects.expired.iter();
-        let received = effects.expired.iter();
         let mut received: Vec<_> = received
             .flat_map(|it| self.watcher_notifications(it))
             .collect();

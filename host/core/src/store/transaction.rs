@@ -45,8 +45,7 @@ pub struct Transaction {
     load: (u64, u64),
     /// What the client owns. Set by its first put.
     client_usage: Option<ClientUsage>,
-    /// Watches to begin (true) or to end.
-    watches: Vec<(Scope, Key, bool)>,
+    watches: Vec<StagedWatch>,
     /// The client's rights when it began to watch a prefix.
     prefix_rights: Option<Arc<dyn ClientRights>>,
     /// Changes of earlier requests that the client missed. It is sent these before the answer.
@@ -63,6 +62,9 @@ pub struct Transaction {
     /// Keys and patterns that were examined and not charged to the policy yet.
     examined: u64,
 }
+
+/// A watch to begin (true) or to end.
+type StagedWatch = (Scope, Key, bool);
 
 /// The request of a transaction. A sweep has none.
 struct Origin {
@@ -239,14 +241,14 @@ impl Transaction {
 
     /// Applies everything staged. Returns the writes, and the watches of the client that began
     /// (true) or ended.
-    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<(Scope, Key, bool)>) {
+    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<StagedWatch>) {
         self.state.hlc = self.hlc;
         let owner = self.owner();
         self.state.write_all(&self.staged, owner);
         (self.state.recent).note(&self.staged, self.quota.recent_bytes_max);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
-            let began = |(scope, _, on): &(Scope, Key, bool)| *scope == Scope::Prefix && *on;
+            let began = |(scope, _, on): &StagedWatch| *scope == Scope::Prefix && *on;
             let follows = self.watches.iter().any(began);
             self.watches.retain(|(scope, key, on)| match on {
                 true => watches.add(*scope, key.clone(), peer, *dialect),

@@ -9,7 +9,7 @@ use super::super::quota::Exceeded;
 use super::super::read_set::{ImportKind, Imported, NextImport};
 use super::super::rights::Rights;
 use super::super::watch::Scope;
-use super::{Change, DIVERGED, Transaction, Write};
+use super::{Change, DIVERGED, StagedWatch, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put, Reached};
@@ -487,7 +487,7 @@ impl Transaction {
         let Some(origin) = &self.origin else {
             return Ok(false);
         };
-        let is_it = |(s, k, _): &&(Scope, Bytes, bool)| *s == scope && k == key;
+        let is_it = |(s, k, _): &&StagedWatch| *s == scope && k == key;
         let watched = match self.watches.iter().rev().find(is_it) {
             Some((.., on)) => *on,
             None => self.state.watches.contains(scope, key, &origin.peer),
