@@ -249,7 +249,10 @@ fn prefixes(policy: &Arc<Policy<Transaction>>, keys: u64) {
     let mut bench = Bench::new(policy);
     bench.fill(keys, &value);
     // All bytes of the second kind are compared up to the first that differs.
-    for (what, stem) in [("elsewhere", "watched/"), ("beside the keys", "bench/64/1")] {
+    for (what, stem) in [
+        ("elsewhere", "watched/"),
+        ("next to the keys", "bench/64/1"),
+    ] {
         let watchers: Vec<Peer> = (0..100).map(|it| peer(1_000 + it)).collect();
         let mut sets = [Vec::new(), Vec::new()];
         let mut searches = Vec::new();

@@ -80,9 +80,9 @@ pub trait Host {
     /// As [`head`](Host::head); needs the right to read.
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault>;
 
-    /// Makes the requesting connection a watcher of a key, as [`watch`](Host::watch) does, or of all
-    /// keys with a prefix. Returns the version of the store's last change. A change of a key that
-    /// the client may not read is not reported.
+    /// Makes the requesting connection a watcher of a key, as [`watch`](Host::watch) does, or of
+    /// all keys with a prefix. Returns the version of the store's last change. A change of a key
+    /// that the client may not read is not reported.
     ///
     /// # Errors
     ///

@@ -257,8 +257,8 @@ impl Client {
         self.begin_watch(Watched::Key(key)).await
     }
 
-    /// KEYNOTIFY with PREFIX: watches all keys that start with `prefix`; all keys of the store if it
-    /// is empty. Only changes of keys that this client may read are reported. The watch is
+    /// KEYNOTIFY with PREFIX: watches all keys that start with `prefix`; all keys of the store if
+    /// it is empty. Only changes of keys that this client may read are reported. The watch is
     /// registered when this returns. This is an extension of Statehouse.
     ///
     /// # Errors

@@ -336,8 +336,8 @@ impl Session {
             .push(inbox);
     }
 
-    /// Removes a watch. If it was the last one of its key or prefix, its registration at the store is ended
-    /// without waiting for the response. Later notifications are ignored.
+    /// Removes a watch. If it was the last one of its key or prefix, its registration at the store
+    /// is ended without waiting for the response. Later notifications are ignored.
     pub(crate) fn remove_watch(&self, watched: &Watched, inbox: &Arc<Inbox>) {
         let mut state = self.state();
         let watches = state.watches.like_mut(watched);
@@ -361,8 +361,8 @@ impl Session {
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
-    /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it. That watch
-    /// sent its STOP too early, or without a connection, so this function sends another one.
+    /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it.
+    /// That watch sent its STOP too early, or without a connection, so this function sends another one.
     fn unregister_unwatched(&self, watched: &Watched) -> bool {
         let mut state = self.state();
         let is_unwatched = !state.watches.contains(watched);

@@ -30,9 +30,9 @@ pub enum WatchEvent {
         /// A version above that of the deleted value.
         version: Version,
     },
-    /// Changes before this point may be missing. A GET returns the current value. After a reconnect,
-    /// a Statehouse store sends the changes since the last one that arrived, so that there is no gap
-    /// while it knows them.
+    /// Changes before this point may be missing. A GET returns the current value. After a
+    /// reconnect, a Statehouse store sends the changes since the last one that arrived, so that
+    /// there is no gap while it knows them.
     Gap(GapCause),
 }
 

@@ -26,8 +26,8 @@ const EVENTS_MAX: usize = 16;
 /// Print changes of keys as they happen
 ///
 /// One line per change, separated by tabs: the event, the key, the version and, for a set, the
-/// value. With --initial the present values come first, as the event `present`. Unprintable
-/// characters are escaped. A line `gap` means that changes may be missing before
+/// value. --initial prints the present values before all changes, as the event `present`.
+/// Unprintable characters are escaped. A line `gap` means that changes may be missing before
 /// it, because the connection was lost for a while or the output was read too slowly. Of a prefix,
 /// only keys that this client may read are reported. Ends on Ctrl-C, or after --count changes.
 #[derive(Debug, clap::Args)]

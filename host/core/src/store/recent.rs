@@ -3,8 +3,8 @@
 //! Versions rise strictly over all keys of a store, so a version is a position in this sequence.
 //! Recovery refills the sequence from the records after the snapshot.
 //!
-//! Invariant: if [`Recent::since`] returns changes, no visible change after that version is missing.
-//! Otherwise a client would miss a change without notice.
+//! Invariant: if [`Recent::since`] returns changes, no visible change after that version is
+//! missing. Otherwise a client would miss a change without notice.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,8 @@ pub struct Recent {
     bytes: u64,
     /// All changes after this version are known.
     known_after: Stamp,
-    /// The clock at the starts of runs. A version that an earlier run assigned and lost is above it.
+    /// The clock at the starts of runs. A version that an earlier run assigned and lost is above
+    /// it.
     starts: VecDeque<Stamp>,
 }
 
