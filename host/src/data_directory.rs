@@ -346,7 +346,7 @@ mod tests {
     use crate::config::{Config, Flags};
     use statehouse_core::log::Recorder;
     use statehouse_core::request::Dialect;
-    use statehouse_core::store::{Effects, Key, Peer, WatchChange, WatchChanges};
+    use statehouse_core::store::{Effects, Key, Peer, Scope, WatchChange, WatchChanges};
     use statehouse_offline::{Past, restore};
 
     fn settings_of(data: &Path) -> Storage {
@@ -412,7 +412,11 @@ mod tests {
         recorder.started(1, wall_ms(), Mode::Foreign);
         let watches = WatchChanges {
             peer: peer.clone(),
-            changes: vec![WatchChange::Began(Key::from_static(b"k"), Dialect::Sdk)],
+            changes: vec![WatchChange::Began(
+                Scope::Key,
+                Key::from_static(b"k"),
+                Dialect::Sdk,
+            )],
         };
         let effects = Effects {
             watches: Some(Box::new(watches)),

@@ -3,7 +3,7 @@
 
 #![deny(unsafe_code)]
 
-use statehouse_guest::{Command, Condition, Refusal, Set, Standard};
+use statehouse_guest::{Command, Condition, Follow, Refusal, Set, Standard};
 use statehouse_policy::{
     Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
 };
@@ -65,7 +65,11 @@ fn asked(request: &Request, command: &Command) -> admission::Command {
     let bytes = |span| request.payload[resp::range(span)].to_vec();
     let (key, value) = match *command {
         Command::Set(Set { key, value, .. }) | Command::Vdel { key, value } => (key, Some(value)),
-        Command::Get { key } | Command::Del { key } | Command::KeyNotify { key, .. } => (key, None),
+        Command::Get { key }
+        | Command::Del { key }
+        | Command::KeyNotify { key, .. }
+        | Command::Follow(Follow { key, .. })
+        | Command::Meta { key } => (key, None),
         Command::Scan { pattern, .. } => (pattern, None),
     };
     let (condition, expiry) = match command {
@@ -81,6 +85,7 @@ fn asked(request: &Request, command: &Command) -> admission::Command {
             Condition::Always => admission::Condition::Always,
             Condition::Absent => admission::Condition::Absent,
             Condition::AbsentOrEqual(_) => admission::Condition::AbsentOrEqual,
+            Condition::Version(_) => admission::Condition::Version,
         },
         expiry,
         timestamp: request.timestamp.clone(),

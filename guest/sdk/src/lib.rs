@@ -107,6 +107,7 @@ pub mod resp;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
 
+pub use bindings::statehouse::policy::follow::{Reached, Scope};
 pub use bindings::statehouse::policy::log::Level;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Info, Notification,

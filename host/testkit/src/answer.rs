@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use statehouse_core::policy::{Batch, Repeat};
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Key, Read, Write};
+use statehouse_core::store::{Key, Read, Scope, Write};
 
 /// The outcome of a PUBLISH on a request topic.
 #[derive(Debug)]
@@ -54,10 +54,10 @@ pub struct Answer {
     pub writes: Vec<Write>,
     /// The reads that the answer depends on.
     pub reads: Reads,
-    /// Keys that the client watches since this request.
-    pub watched: Vec<Key>,
-    /// Keys that the client no longer watches since this request.
-    pub unwatched: Vec<Key>,
+    /// Keys and prefixes that the client watches since this request.
+    pub watched: Vec<(Scope, Key)>,
+    /// Keys and prefixes that the client no longer watches since this request.
+    pub unwatched: Vec<(Scope, Key)>,
     /// The notifications of the request. Those about keys that had
     /// expired before it precede the others.
     pub notifications: Vec<Notification>,

@@ -19,8 +19,8 @@ use statehouse_core::clock::Hlc;
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
-    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Store, Transaction,
-    Write,
+    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Scope, Store,
+    Transaction, Write,
 };
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings};
 use statehouse_protocol::rights::ClientRights;
@@ -275,8 +275,9 @@ impl Harness {
             peer: &peer,
             grants: self.rights.get(client).cloned(),
         };
-        let watched = |core: &Core| -> BTreeSet<Key> {
-            core.store().state().watches.by(&peer).cloned().collect()
+        let watched = |core: &Core| -> BTreeSet<(Scope, Key)> {
+            let watches = core.store().state().watches.by(&peer);
+            watches.map(|(scope, key)| (scope, key.clone())).collect()
         };
         let before = watched(&self.used);
         let start = Instant::now();

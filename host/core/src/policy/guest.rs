@@ -13,10 +13,10 @@ use std::sync::Arc;
 use super::budget::{Account, Bounds};
 use bytes::Bytes;
 
-use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
+use super::bindings::statehouse::policy::{follow, log, property, seeded, table, types, watch};
 use super::counters::Counters;
 use super::lines::on_one_line;
-use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
+use super::{Access, Entry, Fault, Given, Hlc, Page, Scope, Span, Stamp};
 use crate::{clock, limits};
 
 /// The effects of a policy within one request: reads and staged writes.
@@ -37,6 +37,17 @@ pub trait Host: Send + 'static {
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial>;
     /// Stages the end of a watch. Returns false if there is none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
+    /// Stages a watch of a key or of a prefix. Returns the version of the last change.
+    fn follow(&mut self, scope: Scope, key: &[u8]) -> Result<clock::Stamp, Denial>;
+    /// Stages notifications of the changes after `since`, and a watch if these are all.
+    fn follow_since(
+        &mut self,
+        scope: Scope,
+        key: &[u8],
+        since: clock::Stamp,
+    ) -> Result<Reached, Denial>;
+    /// Stages the end of such a watch. Returns false if there is none.
+    fn unfollow(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial>;
     /// The first user property with this name.
     fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's pseudo-random stream.
@@ -50,6 +61,15 @@ pub trait Host: Send + 'static {
     /// Returns and resets the number of keys and patterns that the host examined for this call. A
     /// re-execution examines no more than the original.
     fn take_examined(&mut self) -> u64;
+}
+
+/// How far the changes that a client missed were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// All changes up to this version were sent.
+    pub version: clock::Stamp,
+    /// Whether these are all, so that the watch begins.
+    pub complete: bool,
 }
 
 /// A write that a policy requests.
@@ -272,6 +292,33 @@ impl<H: Host> watch::Host for Guest<H> {
     fn remove(&mut self, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
         let key = self.key(key)?;
         self.ask(true, |host| host.unwatch(&key))
+    }
+}
+
+impl<H: Host> follow::Host for Guest<H> {
+    fn add(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<Stamp, Fault>> {
+        let key = self.key(key)?;
+        let version = self.ask(true, |host| host.follow(scope, &key))?;
+        Ok(version.map(Into::into))
+    }
+
+    fn add_since(
+        &mut self,
+        scope: Scope,
+        key: Given,
+        since: Stamp,
+    ) -> wasmtime::Result<Result<follow::Reached, Fault>> {
+        let key = self.key(key)?;
+        let reached = self.ask(true, |host| host.follow_since(scope, &key, since.into()))?;
+        Ok(reached.map(|it| follow::Reached {
+            version: it.version.into(),
+            complete: it.complete,
+        }))
+    }
+
+    fn remove(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
+        let key = self.key(key)?;
+        self.ask(true, |host| host.unfollow(scope, &key))
     }
 }
 

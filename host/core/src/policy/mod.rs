@@ -26,6 +26,7 @@ pub use assignment::{
     Assignment, AssignmentError, Canary, CanaryRule, Prefix, Role, RolledBack, Route, Shadow,
 };
 pub use bindings::exports::statehouse::policy::handler::Info;
+pub use bindings::statehouse::policy::follow::Scope;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes as Given, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Notification,
     Outcome, Page, Repeat, Request, Span, Stamp,
@@ -36,7 +37,7 @@ pub use counters::Counters;
 pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
 pub use guard::{CallOutcome, EndedCall, Guard, GuardSettings};
-pub use guest::{Denial, Host, Put};
+pub use guest::{Denial, Host, Put, Reached};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
 pub use lines::{Batch, Line, Lines};
