@@ -5,7 +5,7 @@
 
 use statehouse_policy::hlc;
 use statehouse_policy::resp::{self, Arguments};
-use statehouse_policy::{Dialect, Span, Stamp};
+use statehouse_policy::{Dialect, Scope, Span, Stamp};
 
 use crate::reply::Refusal;
 
@@ -91,6 +91,8 @@ pub enum Command {
         /// Whether to end the watch.
         stop: bool,
     },
+    /// KEYNOTIFY with options of this store.
+    Follow(Follow),
     /// SCAN, an extension of this store.
     Scan {
         /// The pattern of the keys.
@@ -98,7 +100,7 @@ pub enum Command {
         /// The token of the next page.
         token: Option<Span>,
     },
-    /// META, an extension of this store: what is known of a key apart from its value.
+    /// META, an extension of this store: describes a key without its value.
     Meta {
         /// The key to describe.
         key: Span,
@@ -118,6 +120,22 @@ pub struct Set {
     pub expiry_ms: Option<u64>,
 }
 
+/// A KEYNOTIFY with PREFIX or FROM, an extension of this store.
+///
+/// A rule that keeps clients from reading keys must decide about these, too: a watch of a prefix
+/// reports the values of all its keys that the client has the right to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Follow {
+    /// What to watch.
+    pub scope: Scope,
+    /// The key or prefix.
+    pub key: Span,
+    /// FROM: the version after which changes are sent first, as the client wrote it.
+    pub since: Option<Span>,
+    /// Whether to end the watch.
+    pub stop: bool,
+}
+
 impl Command {
     pub(crate) fn verb(&self) -> Verb {
         match self {
@@ -125,10 +143,16 @@ impl Command {
             Self::Get { .. } => Verb::Get,
             Self::Del { .. } => Verb::Del,
             Self::Vdel { .. } => Verb::Vdel,
-            Self::KeyNotify { .. } => Verb::KeyNotify,
+            Self::KeyNotify { .. } | Self::Follow(_) => Verb::KeyNotify,
             Self::Scan { .. } => Verb::Scan,
             Self::Meta { .. } => Verb::Meta,
         }
+    }
+
+    /// The name of the command, in upper case.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        Verb::NAMES[self.verb() as usize]
     }
 
     /// The index of the command in the list that [`Standard`](crate::Standard) describes.
@@ -137,7 +161,7 @@ impl Command {
         self.verb() as u16
     }
 
-    /// The key that the command concerns; none for SCAN.
+    /// The key that the command concerns; none for SCAN and for a watch of a prefix.
     #[must_use]
     pub fn key(&self) -> Option<Span> {
         match *self {
@@ -147,6 +171,7 @@ impl Command {
             | Self::Vdel { key, .. }
             | Self::KeyNotify { key, .. }
             | Self::Meta { key } => Some(key),
+            Self::Follow(Follow { scope, key, .. }) => (scope == Scope::Key).then_some(key),
             Self::Scan { .. } => None,
         }
     }
@@ -156,9 +181,11 @@ impl Command {
     pub fn written(&self) -> Option<Span> {
         match *self {
             Self::Set(Set { key, .. }) | Self::Del { key } | Self::Vdel { key, .. } => Some(key),
-            Self::Get { .. } | Self::KeyNotify { .. } | Self::Scan { .. } | Self::Meta { .. } => {
-                None
-            }
+            Self::Get { .. }
+            | Self::KeyNotify { .. }
+            | Self::Follow(_)
+            | Self::Scan { .. }
+            | Self::Meta { .. } => None,
         }
     }
 }
@@ -199,7 +226,7 @@ pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreada
     })
 }
 
-/// The last check of form: the key or pattern is not empty.
+/// The last check of form: the key or pattern is not empty. A prefix may be.
 fn named(command: Command) -> Result<Command, Refusal> {
     let name = match command {
         Command::Scan { pattern, .. } => Some(pattern),
@@ -323,8 +350,9 @@ fn milliseconds(digits: &[u8]) -> Option<u64> {
     (value > 0 && i64::try_from(value).is_ok()).then_some(value)
 }
 
-/// `KEYNOTIFY key [STOP] [GET]`. GET asks for the value, which is always sent.
-const KEYNOTIFY_COUNT_MAX: usize = 4;
+/// `KEYNOTIFY key [PREFIX] [FROM version | STOP] [GET]`. GET asks for the value, which is always
+/// sent.
+const KEYNOTIFY_COUNT_MAX: usize = 6;
 
 fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     let [_, key] = leading(arguments)?;
@@ -333,12 +361,23 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
     }
     let mut stop = false;
     let mut get = false;
-    for index in 2..arguments.count() {
+    let mut prefix = false;
+    let mut since = None;
+    let mut index = 2;
+    while index < arguments.count() {
         let option = arguments.get(index);
+        index += 1;
+        if option.eq_ignore_ascii_case(b"FROM") && since.is_none() {
+            since = Some(arguments.span(index).ok_or(Refusal::Syntax)?);
+            index += 1;
+            continue;
+        }
         let seen = if option.eq_ignore_ascii_case(b"STOP") {
             &mut stop
         } else if option.eq_ignore_ascii_case(b"GET") {
             &mut get
+        } else if option.eq_ignore_ascii_case(b"PREFIX") {
+            &mut prefix
         } else {
             return Err(Refusal::Syntax);
         };
@@ -346,7 +385,19 @@ fn key_notify(arguments: &Arguments<'_>) -> Result<Command, Refusal> {
             return Err(Refusal::Syntax);
         }
     }
-    Ok(Command::KeyNotify { key, stop })
+    if stop && since.is_some() {
+        return Err(Refusal::Syntax);
+    }
+    let scope = if prefix { Scope::Prefix } else { Scope::Key };
+    Ok(match (scope, since) {
+        (Scope::Key, None) => Command::KeyNotify { key, stop },
+        _ => Command::Follow(Follow {
+            scope,
+            key,
+            since,
+            stop,
+        }),
+    })
 }
 
 fn scan(arguments: &Arguments<'_>) -> Result<Command, Refusal> {

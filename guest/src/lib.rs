@@ -32,7 +32,7 @@ use statehouse_policy::{
     Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span,
 };
 
-pub use command::{Command, Condition, Set};
+pub use command::{Command, Condition, Follow, Set};
 pub use reply::Refusal;
 pub use rule::{Rule, Ruled};
 

@@ -137,6 +137,11 @@ pub(crate) fn ok() -> Frame {
     whole(b"+OK\r\n".to_vec())
 }
 
+/// KEYNOTIFY from a version: there are more changes to send.
+pub(crate) fn more() -> Frame {
+    whole(b"+MORE\r\n".to_vec())
+}
+
 /// GET of an absent key.
 pub(crate) fn absent() -> Frame {
     whole(b"$-1\r\n".to_vec())

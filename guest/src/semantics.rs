@@ -2,10 +2,11 @@
 //! form and skew of the fencing token, fence, condition, quota. The host checks authorization and
 //! quota on table accesses, so the first call of a command must name the purpose of its access.
 
-use statehouse_policy::hlc;
-use statehouse_policy::{Access, Bytes, Frame, Host, Outcome, Repeat, Request, Span, Stamp};
+use statehouse_policy::{
+    Access, Bytes, Frame, Host, Outcome, Reached, Repeat, Request, Scope, Span, Stamp, hlc, resp,
+};
 
-use crate::command::{self, Command, Condition, Set, Unreadable};
+use crate::command::{self, Command, Condition, Follow, Set, Unreadable};
 use crate::reply::{self, Refusal};
 use crate::{fence, notify, scan};
 
@@ -23,6 +24,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
         Command::Del { key } => delete(host, request, *key, None),
         Command::Vdel { key, value } => delete(host, request, *key, Some(*value)),
         Command::KeyNotify { key, stop } => key_notify(host, request, *key, *stop),
+        Command::Follow(follow) => run_follow(host, request, follow),
         Command::Scan { pattern, token } => {
             scan::scan(host, request, *pattern, *token).map(|reply| Done {
                 reply,
@@ -59,7 +61,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
 fn is_remembered(command: &Command) -> bool {
     match command {
         Command::Set(_) | Command::Del { .. } | Command::Vdel { .. } => true,
-        Command::KeyNotify { stop, .. } => *stop,
+        Command::KeyNotify { stop, .. } | Command::Follow(Follow { stop, .. }) => *stop,
         Command::Get { .. } | Command::Scan { .. } | Command::Meta { .. } => false,
     }
 }
@@ -206,4 +208,57 @@ fn key_notify(
         reply,
         version: None,
     })
+}
+
+/// KEYNOTIFY with options of this store. The response has the version of the last change, so that
+/// the client knows from where on it is notified.
+fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Result<Done, Refusal> {
+    let Follow {
+        scope,
+        key,
+        since,
+        stop,
+    } = *follow;
+    let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
+    if !notify::topic_fits(client, key) {
+        return Err(Refusal::Syntax);
+    }
+    let since = since.map(|since| version(request, since)).transpose()?;
+    let key = Bytes::Span(key);
+    if scope == Scope::Key {
+        host.head(&key, Access::Read)?;
+    }
+    if stop {
+        let watched = host.unfollow(scope, &key)?;
+        return Ok(Done {
+            reply: if watched {
+                reply::ok()
+            } else {
+                reply::removed(false)
+            },
+            version: None,
+        });
+    }
+    let reached = match since {
+        Some(since) => host.follow_since(scope, &key, since)?,
+        None => Reached {
+            version: host.follow(scope, &key)?,
+            complete: true,
+        },
+    };
+    Ok(Done {
+        reply: match reached.complete {
+            true => reply::ok(),
+            false => reply::more(),
+        },
+        version: Some(reached.version),
+    })
+}
+
+/// The version after FROM. All versions are of this store, so the node does not matter.
+fn version(request: &Request, text: Span) -> Result<Stamp, Refusal> {
+    let bytes = request.payload.get(resp::range(text)).unwrap_or_default();
+    let text = std::str::from_utf8(bytes).map_err(|_| Refusal::MalformedTimestamp)?;
+    let reading = hlc::parse(text).map_err(|_| Refusal::MalformedTimestamp)?;
+    Ok(reading.stamp())
 }

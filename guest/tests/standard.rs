@@ -6,7 +6,7 @@ use statehouse_policy::testing::cases::{self, request};
 use statehouse_policy::testing::{Answer, Right, Table};
 use statehouse_policy::{
     Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Policy,
-    Repeat, Request, Span, Stamp, resp,
+    Reached, Repeat, Request, Scope, Span, Stamp, resp,
 };
 
 fn policy() -> Standard {
@@ -305,6 +305,23 @@ impl Host for Faulty {
     fn unwatch(&mut self, _: &Bytes) -> Result<bool, Fault> {
         self.answer("unwatch", true)
     }
+    fn follow(&mut self, _: Scope, _: &Bytes) -> Result<Stamp, Fault> {
+        let version = Stamp {
+            wall: 1,
+            counter: 0,
+        };
+        self.answer("follow", version)
+    }
+    fn follow_since(&mut self, _: Scope, _: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        let reached = Reached {
+            version: since,
+            complete: true,
+        };
+        self.answer("follow_since", reached)
+    }
+    fn unfollow(&mut self, _: Scope, _: &Bytes) -> Result<bool, Fault> {
+        self.answer("unfollow", true)
+    }
     fn property(&mut self, _: &str) -> Option<String> {
         None
     }
@@ -321,7 +338,7 @@ impl Host for Faulty {
 #[test]
 fn a_fault_of_the_host_is_answered_at_every_call() {
     type Row<'a> = (&'a [&'a [u8]], &'a [&'a str], Repeat);
-    let commands: [Row<'_>; 7] = [
+    let commands: [Row<'_>; 10] = [
         (
             &[b"SET", b"k", b"v", b"NEX"],
             &["head", "matches", "put"],
@@ -338,6 +355,17 @@ fn a_fault_of_the_host_is_answered_at_every_call() {
         (
             &[b"KEYNOTIFY", b"k", b"STOP"],
             &["head", "unwatch"],
+            Repeat::Same,
+        ),
+        (&[b"KEYNOTIFY", b"k", b"PREFIX"], &["follow"], Repeat::Free),
+        (
+            &[b"KEYNOTIFY", b"k", b"FROM", b"1:0:n"],
+            &["head", "follow_since"],
+            Repeat::Free,
+        ),
+        (
+            &[b"KEYNOTIFY", b"k", b"STOP", b"PREFIX"],
+            &["unfollow"],
             Repeat::Same,
         ),
         (&[b"SCAN", b"*"], &["keys"], Repeat::Free),

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::policy::{
-    Access, Denial, Dialect, Engine, Entry, Host, Instance, Page, Put, Request, Stamp,
+    Access, Denial, Dialect, Engine, Entry, Host, Instance, Page, Put, Reached, Request, Scope,
+    Stamp,
 };
 use statehouse_policy::resp;
 use wasmtime::{Caller, Linker, Memory, Module, Store, TypedFunc};
@@ -77,6 +78,23 @@ impl Host for OneKey {
     }
 
     fn unwatch(&mut self, _: &[u8]) -> Result<bool, Denial> {
+        refused()
+    }
+
+    fn follow(&mut self, _: Scope, _: &[u8]) -> Result<statehouse_core::clock::Stamp, Denial> {
+        refused()
+    }
+
+    fn follow_since(
+        &mut self,
+        _: Scope,
+        _: &[u8],
+        _: statehouse_core::clock::Stamp,
+    ) -> Result<Reached, Denial> {
+        refused()
+    }
+
+    fn unfollow(&mut self, _: Scope, _: &[u8]) -> Result<bool, Denial> {
         refused()
     }
 

@@ -17,7 +17,8 @@ use statehouse_core::request::{Delivery, Dialect, Request};
 use statehouse_core::store::{Peer, Quota, State, Transaction};
 use statehouse_mqtt::Properties;
 use statehouse_policy::{
-    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Stamp, resp,
+    Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Reached, Scope,
+    Stamp, resp,
 };
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -48,6 +49,13 @@ fn fault(denial: Denial) -> Fault {
         Denial::Fault(policy::Fault::Quota) => Fault::Quota,
         Denial::Fault(policy::Fault::Other(text)) => Fault::Other(text),
         Denial::Violation(what) => panic!("{what}"),
+    }
+}
+
+fn scope_of(scope: Scope) -> policy::Scope {
+    match scope {
+        Scope::Key => policy::Scope::Key,
+        Scope::Prefix => policy::Scope::Prefix,
     }
 }
 
@@ -140,6 +148,37 @@ impl Host for Native<'_> {
     fn unwatch(&mut self, key: &Given) -> Result<bool, Fault> {
         let key = self.slice(key);
         self.transaction.unwatch(key).map_err(fault)
+    }
+
+    fn follow(&mut self, scope: Scope, key: &Given) -> Result<Stamp, Fault> {
+        let (scope, key) = (scope_of(scope), self.slice(key));
+        let version = self.transaction.follow(scope, key).map_err(fault)?;
+        Ok(Stamp {
+            wall: version.wall,
+            counter: version.counter,
+        })
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Given, since: Stamp) -> Result<Reached, Fault> {
+        let (scope, key) = (scope_of(scope), self.slice(key));
+        let since = clock::Stamp {
+            wall: since.wall,
+            counter: since.counter,
+        };
+        let reached = self.transaction.follow_since(scope, key, since);
+        let reached = reached.map_err(fault)?;
+        Ok(Reached {
+            version: Stamp {
+                wall: reached.version.wall,
+                counter: reached.version.counter,
+            },
+            complete: reached.complete,
+        })
+    }
+
+    fn unfollow(&mut self, scope: Scope, key: &Given) -> Result<bool, Fault> {
+        let (scope, key) = (scope_of(scope), self.slice(key));
+        self.transaction.unfollow(scope, key).map_err(fault)
     }
 
     fn property(&mut self, name: &str) -> Option<String> {

@@ -6,6 +6,7 @@
 //! cargo bench -p statehouse --bench scale                      # up to a million keys, half a
 //! minute
 //! cargo bench -p statehouse --bench scale -- --large 10000000  # this many, some 2 GB of memory
+//! cargo bench -p statehouse --bench scale -- --prefixes        # only watches of prefixes
 //! ```
 //!
 //! All times are CPU times of one thread in one process. Quote only ratios.
@@ -32,6 +33,9 @@ const BATCH: usize = 4_000;
 /// CPU time per figure. Long, because the kernel counts a thread's time in ticks of some
 /// milliseconds.
 const MEASURED_NS: f64 = 5e8;
+
+/// Batches of each kind that are compared.
+const TURNS: usize = 60;
 
 /// A store and its clients.
 struct Bench {
@@ -137,6 +141,29 @@ impl Bench {
         worked / steps as f64
     }
 
+    /// Measures a batch of SETs of random keys in nanoseconds.
+    fn sets(&mut self, keys: u64, value: &[u8]) -> f64 {
+        let payloads: Vec<Bytes> = (0..BATCH)
+            .map(|_| command(&[b"SET", &name(self.roll(keys)), value]))
+            .collect();
+        let before = Instant::now();
+        for payload in &payloads {
+            self.ask(None, payload);
+        }
+        before.elapsed().as_nanos() as f64 / BATCH as f64
+    }
+
+    /// Measures the search for the watchers of random keys in nanoseconds.
+    fn searches(&mut self, keys: u64) -> f64 {
+        let names: Vec<_> = (0..BATCH).map(|_| name(self.roll(keys))).collect();
+        let watches = &self.core.store().state().watches;
+        let before = Instant::now();
+        for name in &names {
+            assert!(watches.of(name).is_empty());
+        }
+        before.elapsed().as_nanos() as f64 / BATCH as f64
+    }
+
     /// Measures a GET and a SET in nanoseconds.
     fn reads_and_writes(&mut self, keys: u64, value: &[u8]) -> (f64, f64) {
         let batch = (BATCH * 256 / (value.len() + 256)).max(20);
@@ -211,6 +238,77 @@ fn watches(policy: &Arc<Policy<Transaction>>) {
     }
 }
 
+/// SETs under none of ten thousand watched prefixes, in turns with the same SETs without watches.
+fn prefixes(policy: &Arc<Policy<Transaction>>, keys: u64) {
+    println!(
+        "\n10000 watched prefixes, 100 for each connection, and {keys} keys under none of them"
+    );
+    println!("| prefixes | SET without, ns | SET with, ns | ratio | search, ns |");
+    println!("|---|---|---|---|---|");
+    let value = [b'v'; VALUE_BYTES];
+    let mut bench = Bench::new(policy);
+    bench.fill(keys, &value);
+    // All bytes of the second kind are compared up to the first that differs.
+    for (what, stem) in [
+        ("elsewhere", "watched/"),
+        ("next to the keys", "bench/64/1"),
+    ] {
+        let watchers: Vec<Peer> = (0..100).map(|it| peer(1_000 + it)).collect();
+        let mut sets = [Vec::new(), Vec::new()];
+        let mut searches = Vec::new();
+        for _ in 0..TURNS {
+            for watch in 0..10_000 {
+                let prefix = format!("{stem}{watch:09}/");
+                let request = command(&[b"KEYNOTIFY", prefix.as_bytes(), b"PREFIX"]);
+                bench.ask(Some(&watchers[watch % 100]), &request);
+            }
+            // The first batch finds the caches cold.
+            bench.sets(keys, &value);
+            sets[1].push(bench.sets(keys, &value));
+            searches.push(bench.searches(keys));
+            for watcher in &watchers {
+                bench.core.handle(Input::Disconnected(watcher), bench.now);
+            }
+            assert!(bench.core.store().state().watches.is_empty());
+            bench.sets(keys, &value);
+            sets[0].push(bench.sets(keys, &value));
+        }
+        let [without, with] = sets.map(undisturbed);
+        let (ratio, search) = (with / without, undisturbed(searches));
+        println!("| {what} | {without:.0} | {with:.0} | {ratio:.3} | {search:.0} |");
+    }
+}
+
+/// The figure without interruptions: the fastest tenth.
+fn undisturbed(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 10]
+}
+
+/// SETs of one key of which every prefix is watched, and of its neighbours.
+fn nested_prefixes(policy: &Arc<Policy<Transaction>>) {
+    println!("\nwatched prefixes of the key that changes, by one connection");
+    println!("| prefixes | SET, ns |\n|---|---|");
+    let key = vec![b'k'; 1024];
+    for prefixes in [0, 1, 32, 1024] {
+        let mut bench = Bench::new(policy);
+        let watcher = peer(1_000);
+        for prefix in 0..prefixes {
+            for last in [b"k", b"a"] {
+                let prefix = [&key[..prefix], last].concat();
+                let request = command(&[b"KEYNOTIFY", &prefix, b"PREFIX"]);
+                bench.ask(Some(&watcher), &request);
+            }
+        }
+        let set = command(&[b"SET", &key, b"v"]);
+        assert_eq!(bench.ask(None, &set), usize::from(prefixes > 0));
+        println!(
+            "| {prefixes} | {:.0} |",
+            bench.steps(1, 400, |_| set.clone())
+        );
+    }
+}
+
 fn watchers(policy: &Arc<Policy<Transaction>>) {
     println!("\nwatchers of the key that changes");
     println!("| watchers | SET, ns | for each watcher, ns |\n|---|---|---|");
@@ -248,6 +346,7 @@ fn values(policy: &Arc<Policy<Transaction>>) {
 
 fn main() {
     let mut counts = vec![1_000, 100_000, 1_000_000];
+    let mut only_prefixes = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -255,13 +354,20 @@ fn main() {
                 let large = arguments.next().and_then(|it| it.parse().ok());
                 counts.push(large.expect("--large takes a number of keys"));
             }
+            "--prefixes" => only_prefixes = true,
             // Cargo adds this argument.
             "--bench" => {}
-            other => panic!("unknown argument {other}; there is --large KEYS"),
+            other => panic!("unknown argument {other}; there are --large KEYS and --prefixes"),
         }
     }
     let engine = Engine::new().expect("an engine");
     let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
+    let most = counts.iter().max().copied().unwrap_or_default();
+    prefixes(&policy, most);
+    nested_prefixes(&policy);
+    if only_prefixes {
+        return;
+    }
     keys(&policy, &counts);
     watches(&policy);
     watchers(&policy);

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::{env, fs};
 
+#[path = "src/build/imports.rs"]
+mod imports;
 #[path = "src/settings.rs"]
 mod settings;
 
@@ -36,6 +38,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         Vec::new()
     });
     write("standard.code", &code)?;
+    let ready_made = env::var_os(READY_MADE).is_some();
+    let ruled = if ready_made {
+        Vec::new()
+    } else {
+        guest(&out, "statehouse-ruled")?
+    };
+    write("ruled.wasm", &ruled)?;
+    write(
+        "imports.wasm",
+        &imports::prefix(&workspace()?.join("wit/policy.wit"))?,
+    )?;
     Ok(())
 }
 
@@ -64,15 +77,24 @@ fn component(out: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     }
 
     require_target()?;
-    let workspace = Path::new(&env::var("CARGO_MANIFEST_DIR")?)
-        .join("../..")
-        .canonicalize()?;
-    let target_dir = out.join("guest");
-    build_guest(&workspace, &target_dir)?;
-    let built = target_dir.join(TARGET).join("guest");
-    rerun_if_sources_change(&workspace, &built.join("statehouse_guest.d"))?;
+    guest(out, "statehouse-guest")
+}
 
-    let module = fs::read(built.join("statehouse_guest.wasm"))?;
+fn workspace() -> Result<PathBuf, Box<dyn Error>> {
+    let manifest = env::var("CARGO_MANIFEST_DIR")?;
+    Ok(Path::new(&manifest).join("../..").canonicalize()?)
+}
+
+/// Builds a package of the workspace as a component.
+fn guest(out: &Path, package: &str) -> Result<Vec<u8>, Box<dyn Error>> {
+    let workspace = workspace()?;
+    let target_dir = out.join("guest");
+    build_guest(&workspace, &target_dir, package)?;
+    let built = target_dir.join(TARGET).join("guest");
+    let name = package.replace('-', "_");
+    rerun_if_sources_change(&workspace, &built.join(format!("{name}.d")))?;
+
+    let module = fs::read(built.join(format!("{name}.wasm")))?;
     let component = wit_component::ComponentEncoder::default()
         .module(&module)?
         .validate(true)
@@ -106,18 +128,11 @@ fn require_target() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs cargo within cargo, in a separate target directory because the outer build locks its own.
-fn build_guest(workspace: &Path, target_dir: &Path) -> Result<(), Box<dyn Error>> {
+fn build_guest(workspace: &Path, target_dir: &Path, package: &str) -> Result<(), Box<dyn Error>> {
     let mut cargo = Command::new(env::var("CARGO")?);
     cargo
         .current_dir(workspace)
-        .args([
-            "build",
-            "--package",
-            "statehouse-guest",
-            "--lib",
-            "--profile",
-            "guest",
-        ])
+        .args(["build", "--package", package, "--lib", "--profile", "guest"])
         .args(["--target", TARGET, "--locked", "--target-dir"])
         .arg(target_dir);
     // Settings for the host (coverage, sanitizers, clippy's wrapper) must not affect the guest.
@@ -156,6 +171,7 @@ fn rerun_if_sources_change(workspace: &Path, dep_info: &Path) -> Result<(), Box<
         "Cargo.toml",
         "guest/Cargo.toml",
         "guest/sdk/Cargo.toml",
+        "guest/ruled/Cargo.toml",
         "wit",
     ] {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());

@@ -23,6 +23,7 @@ use crate::server::Server;
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
+use statehouse_offline::ClusterMark;
 
 pub use disk::Disk;
 
@@ -37,6 +38,14 @@ pub enum StorageError {
     /// The log cannot be opened.
     #[error("the data directory {0} cannot be used: {1}")]
     Log(PathBuf, statehouse_wal::Error),
+    /// The mark of a host of a cluster cannot be read.
+    #[error("the data directory {0} cannot be used: {1}")]
+    Mark(PathBuf, Box<statehouse_offline::PastError>),
+    /// The directory belongs to a host of a cluster.
+    #[error(
+        "the data directory {0} belongs to a host of the cluster {1} and may hold a copy of its log: start the host with --cluster, name another directory with --data, or create a new cluster from the copy with `statehouse cluster init --from {0}`"
+    )]
+    Cluster(PathBuf, String),
     /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]
     ClientId(PathBuf, ClientIdError),
@@ -126,6 +135,11 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
     let failed = |error| StorageError::Log(storage.directory.clone(), error);
+    let mark = ClusterMark::of(&storage.directory)
+        .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
+    if let Some(mark) = mark {
+        return Err(StorageError::Cluster(storage.directory.clone(), mark.name));
+    }
     let options = Options {
         durability: match storage.durability {
             Durability::Interval => statehouse_wal::Durability::Interval(Duration::from_millis(
@@ -332,7 +346,7 @@ mod tests {
     use crate::config::{Config, Flags};
     use statehouse_core::log::Recorder;
     use statehouse_core::request::Dialect;
-    use statehouse_core::store::{Effects, Key, Peer, WatchChange, WatchChanges};
+    use statehouse_core::store::{Effects, Key, Peer, Scope, WatchChange, WatchChanges};
     use statehouse_offline::{Past, restore};
 
     fn settings_of(data: &Path) -> Storage {
@@ -398,7 +412,11 @@ mod tests {
         recorder.started(1, wall_ms(), Mode::Foreign);
         let watches = WatchChanges {
             peer: peer.clone(),
-            changes: vec![WatchChange::Began(Key::from_static(b"k"), Dialect::Sdk)],
+            changes: vec![WatchChange::Began(
+                Scope::Key,
+                Key::from_static(b"k"),
+                Dialect::Sdk,
+            )],
         };
         let effects = Effects {
             watches: Some(Box::new(watches)),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use statehouse_mqtt::{Lease, ReasonCode};
+use statehouse_protocol::rights::ClientRights;
 use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::sync::Notify;
 
@@ -211,20 +212,15 @@ impl Server {
         self.inspect(|store| store.state().watches.peers().cloned().collect())
     }
 
-    /// Ends the watches of keys that their clients may not read any more. `grants` returns the
-    /// present rights of a client.
+    /// Applies changed rights to the watches. `grants` returns the present rights of a client.
     pub fn recheck(&self, grants: impl Fn(&Peer) -> Arc<Grants>) {
         {
             let mut locked = self.lock();
             let now = locked.now();
             let watches = &locked.core.store().state().watches;
-            let forbidden = watches.peers().flat_map(|peer| {
-                let grants = grants(peer);
-                let keys = watches.by(peer).filter(move |key| !grants.may_read(key));
-                keys.map(move |key| (peer.clone(), key.clone()))
-            });
-            for (peer, key) in forbidden.collect::<Vec<_>>() {
-                self.handle(&mut locked, Input::Undeliverable(&peer, &key), None, now);
+            for peer in watches.peers().cloned().collect::<Vec<_>>() {
+                let rights: Arc<dyn ClientRights> = grants(&peer);
+                self.handle(&mut locked, Input::Rights(&peer, &rights), None, now);
             }
         }
         self.release();

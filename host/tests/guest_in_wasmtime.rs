@@ -17,6 +17,10 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
 use statehouse_protocol::{ConnectionId, SessionId};
+use statehouse_testkit::compose::compose;
+
+#[path = "../../tests/policies/building.rs"]
+mod building;
 
 /// A store with the standard policy, as the subject of the cases.
 struct Host {
@@ -162,9 +166,9 @@ impl Subject for Host {
     }
 }
 
-fn run_all(fresh: bool) {
+fn run_all(fresh: bool, file: &[u8]) {
     let engine = Engine::new().expect("an engine");
-    let policy = Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy"));
+    let policy = Arc::new(engine.load(file).expect("the standard policy"));
     let mut host = Host::new(policy, fresh);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/cases");
     let mut requests = 0;
@@ -184,10 +188,19 @@ fn run_all(fresh: bool) {
 
 #[test]
 fn cases_pass_on_a_long_lived_instance() {
-    run_all(false);
+    run_all(false, STANDARD_POLICY);
 }
 
 #[test]
 fn cases_pass_on_a_new_instance_per_request() {
-    run_all(true);
+    run_all(true, STANDARD_POLICY);
+}
+
+#[test]
+fn cases_pass_through_a_rule_that_admits_everything() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
+    let rule = fs::read(building::build("rule", &target, |_| {})).expect("cargo built it");
+    let composed = compose(&rule).expect("the rule composes");
+    run_all(false, &composed);
+    run_all(true, &composed);
 }

@@ -3,7 +3,7 @@
 use statehouse_access::rules::{Principal, Rules};
 use statehouse_core::policy::LoadError;
 use statehouse_core::request::Dialect;
-use statehouse_core::store::Quota;
+use statehouse_core::store::{Key, Quota, Scope};
 use statehouse_testkit::{Came, Harness, NOW_MS, Publish, Reads, array, transcript};
 
 #[test]
@@ -19,7 +19,7 @@ fn harness_has_a_clock_a_table_and_clients() {
     assert!(!answer.same_for_duplicate && answer.fuel > 0);
 
     let answer = it.client("watcher").send(&["KEYNOTIFY", "k"]);
-    assert_eq!(answer.watched, ["k"]);
+    assert_eq!(answer.watched, [(Scope::Key, Key::from_static(b"k"))]);
     let answer = it.client("a").send(&["SET", "k", "v", "PX", "500"]);
     assert_eq!(answer.payload, b"+OK\r\n");
     // The store's clock continues from the version of the seeded key.

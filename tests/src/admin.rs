@@ -36,6 +36,14 @@ impl Admin {
         }
     }
 
+    /// The same address, for an operator without a token.
+    pub fn without_token(&self) -> Admin {
+        Admin {
+            url: self.url.clone(),
+            token: None,
+        }
+    }
+
     /// The URL of the admin API, or `unix:` with the path of its socket.
     pub fn url(&self) -> String {
         self.url.clone()

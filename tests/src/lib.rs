@@ -33,6 +33,7 @@ pub mod property;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod small;
 pub mod store;
 pub mod switch;
 pub mod transcript;

@@ -301,6 +301,12 @@ impl Store {
         assert_eq!(answer.text(), "+OK\\r\\n");
     }
 
+    /// KEYNOTIFY with PREFIX.
+    pub fn watch_prefix(&mut self, prefix: impl AsRef<[u8]>) {
+        let answer = self.ask(&[b"KEYNOTIFY", prefix.as_ref(), b"PREFIX"]);
+        assert_eq!(answer.text(), "+OK\\r\\n");
+    }
+
     /// The next notification.
     pub fn notification(&mut self) -> Publish {
         self.client.take_publish(NOTIFICATION_PREFIX)

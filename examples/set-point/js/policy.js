@@ -4,6 +4,7 @@
 // A policy must not keep state between two requests: the store re-executes redelivered requests,
 // and the answer must have the same bytes.
 
+import log from "statehouse:policy/log@1.0.0";
 import table from "statehouse:policy/table@1.0.0";
 import watch from "statehouse:policy/watch@1.0.0";
 
@@ -150,8 +151,15 @@ function refusalText(error) {
     case "other":
       return fault.val;
     default:
+      reportBug(error);
       throw error;
   }
+}
+
+/** Logs what a bug is and where. The host names this line as the cause of the failure. */
+function reportBug(error) {
+  const place = /[\w.-]+\.js:\d+/.exec(error?.stack)?.[0] ?? "policy.js";
+  log.write("error", `${place}: ${error?.message ?? error}`);
 }
 
 /** The spans of the bulk strings in `*N\r\n` and N times `$LENGTH\r\nBYTES\r\n`. */

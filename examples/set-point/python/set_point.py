@@ -9,7 +9,7 @@ import re
 
 from componentize_py_types import Err
 from wit_world import exports
-from wit_world.imports import table, watch
+from wit_world.imports import log, table, watch
 from wit_world.imports.types import (
     Access,
     Body_None_,
@@ -83,9 +83,12 @@ class Handler(exports.Handler):
         except Refusal as refusal:
             outcome = answer(b"-ERR %s\r\n" % refusal.text.encode(), repeat=refusal.repeat)
         except Err as error:
-            # A refusal by the host. Any other exception is a bug: the host rolls back all changes
-            # and answers.
+            # A refusal by the host.
             outcome = answer(b"-ERR %s\r\n" % refusal_text(error.value).encode())
+        except Exception as bug:
+            # The host rolls back all changes and answers.
+            report_bug(bug)
+            raise
         outcome.command = command
         return outcome
 
@@ -102,6 +105,16 @@ class Handler(exports.Handler):
             "/command/notify/" + change.key.hex().upper(),
             payload,
         )
+
+
+def report_bug(bug):
+    """Logs what a bug is and where. The host names this line as the cause of the failure."""
+    at = bug.__traceback__
+    while at.tb_next:
+        at = at.tb_next
+    # The module `traceback` would read files, and a policy has none.
+    file = at.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]
+    log.write(log.Level.ERROR, f"{file}:{at.tb_lineno}: {type(bug).__name__}: {bug}")
 
 
 def run(verb, payload, spans):

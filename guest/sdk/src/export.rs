@@ -42,6 +42,8 @@ macro_rules! export {
 
             impl Guest for Component {
                 fn describe() -> Info {
+                    // The host calls this first.
+                    $crate::panics::report();
                     <$policy as $crate::Policy>::describe()
                 }
 

@@ -1,7 +1,7 @@
 //! The interface between a policy and its host.
 
-use crate::bindings::statehouse::policy::{log, property, seeded, table, watch};
-use crate::{Access, Bytes, Entry, Fault, Hlc, Level, Page, Stamp};
+use crate::bindings::statehouse::policy::{follow, log, property, seeded, table, watch};
+use crate::{Access, Bytes, Entry, Fault, Hlc, Level, Page, Reached, Scope, Stamp};
 
 /// The imports of the contract as a trait. The same policy runs in a component with [`Imports`], in
 /// tests with a table in memory, and natively in the host's benchmarks.
@@ -80,6 +80,31 @@ pub trait Host {
     /// As [`head`](Host::head); needs the right to read.
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault>;
 
+    /// Makes the requesting connection a watcher of a key, as [`watch`](Host::watch) does, or of
+    /// all keys with a prefix. Returns the version of the store's last change. A change of a key
+    /// that the client may not read is not reported.
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Host::watch). [`Fault::Other`] if the prefix is too long.
+    fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault>;
+
+    /// Sends the notifications of the changes after `since` to the client, before the reply, and
+    /// makes it a watcher if these are all. One request may do this once.
+    ///
+    /// # Errors
+    ///
+    /// As [`follow`](Host::follow). [`Fault::Other`] if the host does not know all changes after
+    /// `since`.
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault>;
+
+    /// Removes such a watch; returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// None at present.
+    fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault>;
+
     /// A user property of the request that is not a field of [`Request`](crate::Request): the first
     /// of that name.
     fn property(&mut self, name: &str) -> Option<String>;
@@ -141,6 +166,18 @@ impl Host for Imports {
 
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
         watch::remove(key)
+    }
+
+    fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
+        follow::add(scope, key)
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        follow::add_since(scope, key, since)
+    }
+
+    fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault> {
+        follow::remove(scope, key)
     }
 
     fn property(&mut self, name: &str) -> Option<String> {

@@ -8,6 +8,9 @@
 //! * [`testing`] (native only) has a table, a clock and watches, so that plain `cargo test` tests a
 //!   policy, from code or from transcripts.
 //!
+//! A panic ends the call, and the host rolls back its writes. The exported component reports
+//! message, file and line of the panic to the host's log.
+//!
 //! A policy must do no I/O and must not use time or randomness of its own. There is no WASI, and
 //! all input arrives in the request or through [`Host`].
 //!
@@ -32,11 +35,15 @@ mod export;
 pub mod hlc;
 mod host;
 pub mod limits;
+#[cfg(any(target_arch = "wasm32", test))]
+#[doc(hidden)]
+pub mod panics;
 mod policy;
 pub mod resp;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
 
+pub use bindings::statehouse::policy::follow::{Reached, Scope};
 pub use bindings::statehouse::policy::log::Level;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Info, Notification,

@@ -11,14 +11,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::error::Error;
+use crate::inbox::Inbox;
 use crate::limits;
 use crate::options::Options;
-use crate::request::Answer;
+use crate::request::{Answer, Registered};
 use crate::resp::{self, Reply};
 use crate::scan::Scan;
 use crate::session::Session;
 use crate::version::Version;
-use crate::watch::Watch;
+use crate::watch::{Watch, Watched};
 
 /// A value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,13 +266,79 @@ impl Client {
                 "the key is too long to be watched: it must fit a topic in hexadecimal".into(),
             ));
         }
+        self.begin_watch(Watched::Key(key)).await
+    }
+
+    /// KEYNOTIFY with PREFIX: watches all keys that start with `prefix`; all keys of the store if
+    /// it is empty. Only changes of keys that this client may read are reported. The watch is
+    /// registered when this returns. This is an extension of Statehouse.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn watch_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Watch, Error> {
+        let prefix = Bytes::copy_from_slice(prefix.as_ref());
+        self.begin_watch(Watched::Prefix(prefix)).await
+    }
+
+    /// KEYNOTIFY with FROM: watches a key, and reports the changes after `version` first. No change
+    /// is missing between these and the later ones. This is an extension of Statehouse.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the store does not know all changes after this version; see also
+    /// [`Error`].
+    pub async fn watch_from(
+        &self,
+        key: impl AsRef<[u8]>,
+        version: &Version,
+    ) -> Result<Watch, Error> {
+        let key = Bytes::copy_from_slice(key.as_ref());
+        self.begin_watch_from(Watched::Key(key), version).await
+    }
+
+    /// As [`watch_from`](Self::watch_from), of all keys that start with `prefix`.
+    ///
+    /// # Errors
+    /// As [`watch_from`](Self::watch_from).
+    pub async fn watch_prefix_from(
+        &self,
+        prefix: impl AsRef<[u8]>,
+        version: &Version,
+    ) -> Result<Watch, Error> {
+        let prefix = Bytes::copy_from_slice(prefix.as_ref());
+        self.begin_watch_from(Watched::Prefix(prefix), version)
+            .await
+    }
+
+    async fn begin_watch_from(&self, watched: Watched, version: &Version) -> Result<Watch, Error> {
+        if let Some(why) = &self.session().state().notifications_refused {
+            return Err(Error::Rejected(why.clone()));
+        }
+        let inbox = Inbox::default();
+        inbox.resume_from(version.clone());
+        let watch = Watch::new(self.clone(), watched.clone(), inbox);
+        self.session()
+            .register_from(&watched, watch.inbox())
+            .await?;
+        Ok(watch)
+    }
+
+    async fn begin_watch(&self, watched: Watched) -> Result<Watch, Error> {
         if let Some(why) = &self.session().state().notifications_refused {
             return Err(Error::Rejected(why.clone()));
         }
         // The inbox is added before the request is sent, so that no notification is missed.
-        let watch = Watch::new(self.clone(), key);
-        let answer = self.request(&[b"KEYNOTIFY", watch.key()], None).await?;
-        answer.done().map(|()| watch)
+        let begin = watched.begin();
+        let watch = Watch::new(self.clone(), watched, Inbox::default());
+        let epoch = self.session().state().epoch();
+        let answer = self.session().request(begin, None).await?;
+        let Registered::Begun(version) = answer.registered()? else {
+            return Err(unexpected("KEYNOTIFY"));
+        };
+        // After a reconnect, the session registers the watch.
+        if self.session().state().epoch() == epoch {
+            watch.inbox().begun(version);
+        }
+        Ok(watch)
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
@@ -299,10 +366,11 @@ impl Answer {
         }
     }
 
-    /// Checks that the reply is `+OK`.
-    pub(crate) fn done(&self) -> Result<(), Error> {
+    /// Whether a watch is registered.
+    pub(crate) fn registered(&self) -> Result<Registered, Error> {
         match self.reply()? {
-            Reply::Ok => Ok(()),
+            Reply::Ok => Ok(Registered::Begun(self.version.clone())),
+            Reply::More => self.version().map(Registered::More),
             _ => Err(unexpected("KEYNOTIFY")),
         }
     }

@@ -2,8 +2,12 @@
 //!
 //! The queue must never make the connection wait. If the reader is too slow, it receives a gap
 //! instead of events.
+//!
+//! While a watch is resumed from a version, notifications of missed and of new changes arrive in
+//! any order, some of them twice. They are held until the store says up to which version it has
+//! sent everything, so that the reader gets each change once and in order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -23,7 +27,13 @@ pub(crate) struct Inbox {
 struct Queue {
     events: VecDeque<Result<WatchEvent, Error>>,
     bytes: usize,
+    /// The reader has all changes up to this version.
     last: Option<Version>,
+    /// Whether `last` is from a store that counts all changes, so that no later change has a lower
+    /// version.
+    is_resumable: bool,
+    /// The changes that arrived while the watch is resumed.
+    held: Option<BTreeMap<Version, WatchEvent>>,
     end: Option<Error>,
 }
 
@@ -32,13 +42,53 @@ impl Inbox {
     /// be in the queue already.
     pub(crate) fn change(&self, event: WatchEvent, dup: bool) {
         let mut queue = self.queue();
-        if let WatchEvent::Set { version, .. } | WatchEvent::Deleted { version } = &event {
-            if dup && queue.last.as_ref().is_some_and(|last| version <= last) {
-                return;
-            }
-            queue.last = Some(version.clone());
-        }
-        queue.push(Ok(event));
+        queue.change(event, dup);
+        drop(queue);
+        self.ready.notify_one();
+    }
+
+    /// The watch is registered, and reports all changes after this version.
+    pub(crate) fn begun(&self, version: Option<Version>) {
+        let mut queue = self.queue();
+        queue.release(None);
+        queue.reached(version);
+        drop(queue);
+        self.ready.notify_one();
+    }
+
+    /// The store has sent all changes up to this version, and there are more.
+    pub(crate) fn caught_up_to(&self, version: Version) {
+        let mut queue = self.queue();
+        queue.release(Some(&version));
+        queue.reached(Some(version));
+        drop(queue);
+        self.ready.notify_one();
+    }
+
+    /// Begins to resume the watch, if the reader has all changes up to some version. Returns that
+    /// version.
+    pub(crate) fn resume(&self) -> Option<Version> {
+        let mut queue = self.queue();
+        let last = queue.last.clone()?;
+        queue.held.get_or_insert_default();
+        Some(last)
+    }
+
+    /// Whether the watch is being resumed.
+    pub(crate) fn is_resuming(&self) -> bool {
+        self.queue().held.is_some()
+    }
+
+    /// Begins to resume a new watch from this version.
+    pub(crate) fn resume_from(&self, version: Version) {
+        self.queue().reached(Some(version));
+        self.resume();
+    }
+
+    /// The store does not know all changes since the reader's last one.
+    pub(crate) fn gap(&self) {
+        let mut queue = self.queue();
+        queue.push(Ok(WatchEvent::Gap(GapCause::Reconnected)));
         drop(queue);
         self.ready.notify_one();
     }
@@ -72,6 +122,66 @@ impl Inbox {
 }
 
 impl Queue {
+    fn change(&mut self, event: WatchEvent, dup: bool) {
+        if let WatchEvent::Set { version, .. } | WatchEvent::Deleted { version, .. } = &event {
+            let is_old = self.last.as_ref().is_some_and(|last| version <= last);
+            if let Some(held) = &mut self.held {
+                if is_old || held.contains_key(version) {
+                    return;
+                }
+                let bytes = change_bytes(&event);
+                let has_room = held.len() < limits::WATCH_EVENTS_MAX
+                    && self.bytes + bytes <= limits::WATCH_BYTES_MAX;
+                if has_room {
+                    self.bytes += bytes;
+                    held.insert(version.clone(), event);
+                } else {
+                    self.bytes -= held.values().map(change_bytes).sum::<usize>();
+                    held.clear();
+                    self.push(Ok(WatchEvent::Gap(GapCause::Overflow)));
+                }
+                return;
+            }
+            if is_old && (dup || self.is_resumable) {
+                return;
+            }
+            self.last = Some(version.clone());
+        }
+        self.push(Ok(event));
+    }
+
+    /// Passes held changes to the reader: those up to a version, or all of them at the end of the
+    /// resumption.
+    fn release(&mut self, up_to: Option<&Version>) {
+        let Some(mut held) = self.held.take() else {
+            return;
+        };
+        while let Some(first) = held.first_entry() {
+            if up_to.is_some_and(|up_to| first.key() > up_to) {
+                break;
+            }
+            let (version, event) = first.remove_entry();
+            self.bytes -= change_bytes(&event);
+            if self.last.as_ref().is_none_or(|last| version > *last) {
+                self.last = Some(version);
+                self.push(Ok(event));
+            }
+        }
+        if up_to.is_some() {
+            self.held = Some(held);
+        }
+    }
+
+    /// Notes that the reader has all changes up to this version.
+    fn reached(&mut self, version: Option<Version>) {
+        if let Some(version) = version {
+            self.is_resumable = true;
+            if self.last.as_ref().is_none_or(|last| version > *last) {
+                self.last = Some(version);
+            }
+        }
+    }
+
     fn push(&mut self, event: Result<WatchEvent, Error>) {
         let bytes = event_bytes(&event);
         if self.events.len() < limits::WATCH_EVENTS_MAX
@@ -97,9 +207,14 @@ impl Queue {
 }
 
 fn event_bytes(event: &Result<WatchEvent, Error>) -> usize {
+    event.as_ref().map_or(0, change_bytes)
+}
+
+fn change_bytes(event: &WatchEvent) -> usize {
     match event {
-        Ok(WatchEvent::Set { value, .. }) => value.len(),
-        _ => 0,
+        WatchEvent::Set { key, value, .. } => key.len() + value.len(),
+        WatchEvent::Deleted { key, .. } => key.len(),
+        WatchEvent::Gap(_) => 0,
     }
 }
 
@@ -110,6 +225,7 @@ mod tests {
 
     fn set(counter: u32, bytes: usize) -> WatchEvent {
         WatchEvent::Set {
+            key: Bytes::new(),
             value: Bytes::from(vec![b'x'; bytes]),
             version: Version::new(1, counter, "n").unwrap(),
         }
@@ -154,5 +270,37 @@ mod tests {
         assert_eq!(inbox.next().await, Ok(set(2, 1)));
         assert_eq!(inbox.next().await, Err(Error::Transport("over".into())));
         assert_eq!(inbox.next().await, Err(Error::Transport("over".into())));
+    }
+
+    #[tokio::test]
+    async fn resumed_watch_passes_each_change_on_once_and_in_order() {
+        let inbox = Inbox::default();
+        inbox.change(set(1, 0), false);
+        assert_eq!(inbox.resume(), Some(Version::new(1, 1, "n").unwrap()));
+        // A redelivery, a new change, and then missed ones.
+        inbox.change(set(1, 0), true);
+        inbox.change(set(2, 0), true);
+        inbox.change(set(5, 0), false);
+        inbox.change(set(2, 0), false);
+        inbox.change(set(3, 0), false);
+        inbox.caught_up_to(Version::new(1, 3, "n").unwrap());
+        inbox.change(set(4, 0), false);
+        inbox.begun(Some(Version::new(1, 4, "n").unwrap()));
+        // Another request of the same watch sends it again.
+        inbox.change(set(4, 0), false);
+        inbox.change(set(6, 0), false);
+        inbox.end(Error::Transport("over".into()));
+        for counter in 1..=6 {
+            assert_eq!(inbox.next().await, Ok(set(counter, 0)));
+        }
+        assert!(inbox.next().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn watch_without_a_change_cannot_be_resumed() {
+        let inbox = Inbox::default();
+        assert_eq!(inbox.resume(), None);
+        inbox.begun(Some(Version::new(1, 2, "n").unwrap()));
+        assert_eq!(inbox.resume(), Some(Version::new(1, 2, "n").unwrap()));
     }
 }

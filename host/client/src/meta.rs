@@ -1,4 +1,4 @@
-//! META: what the store knows of a key apart from its value. An extension of this store.
+//! META: describes a key without its value. An extension of this store.
 
 use std::time::Duration;
 

@@ -18,6 +18,15 @@ pub(crate) struct Answer {
     pub(crate) version: Option<Version>,
 }
 
+/// The response to a request that registers a watch.
+#[derive(Debug)]
+pub(crate) enum Registered {
+    /// The watch reports all changes after this version, if the store says so.
+    Begun(Option<Version>),
+    /// All changes up to this version were sent, and the watch is not registered.
+    More(Version),
+}
+
 /// A request without a response.
 #[derive(Debug)]
 pub(crate) struct Request {

@@ -16,6 +16,8 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 pub(crate) enum Reply<'a> {
     /// `+OK`
     Ok,
+    /// `+MORE`
+    More,
     /// `-ERR text`
     Error(String),
     /// `:n`
@@ -57,6 +59,7 @@ pub(crate) fn parse(payload: &[u8]) -> Result<Reply<'_>, Malformed> {
     let reply = match reader.kind()? {
         b'+' => match reader.line()? {
             b"OK" => Reply::Ok,
+            b"MORE" => Reply::More,
             _ => return Err(Malformed("a simple string other than OK")),
         },
         b'-' => Reply::Error(error_text(reader.line()?)?),
@@ -206,6 +209,7 @@ mod tests {
     fn every_answer_of_the_protocol() {
         for (payload, reply) in [
             (&b"+OK\r\n"[..], Reply::Ok),
+            (b"+MORE\r\n", Reply::More),
             (b":-1\r\n", Reply::Integer(-1)),
             (b":0\r\n", Reply::Integer(0)),
             (b":1\r\n", Reply::Integer(1)),

@@ -21,11 +21,10 @@ use crate::duration::later;
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::limits;
-use crate::request::{Answer, Request, expiry_s};
-use crate::resp;
+use crate::request::{Answer, Registered, Request, expiry_s};
 use crate::topics;
 use crate::version::Version;
-use crate::watch::{self, GapCause, WatchEvent};
+use crate::watch::{self, Watched};
 
 /// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ pub(crate) struct State {
     connection: Connection,
     outlet: Outlet<Request>,
     clock: Clock,
-    watches: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    watches: Watches,
     /// Counts connections, so that tasks for an earlier one can stop.
     epoch: u64,
     /// The reason why there are no notifications, if the broker did not grant the subscription.
@@ -65,11 +64,82 @@ pub(crate) struct State {
     ready: Option<oneshot::Sender<Result<(), Error>>>,
 }
 
+/// Why a watch is not registered again.
+enum Over {
+    /// Another connection does that.
+    Connection,
+    /// The store refuses it.
+    Watch(Error),
+}
+
+/// The readers of each watched key and prefix.
+#[derive(Debug, Default)]
+struct Watches {
+    keys: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    prefixes: HashMap<Bytes, Vec<Arc<Inbox>>>,
+}
+
+impl Watches {
+    fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &self.keys,
+            Watched::Prefix(_) => &self.prefixes,
+        }
+    }
+
+    fn like_mut(&mut self, watched: &Watched) -> &mut HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &mut self.keys,
+            Watched::Prefix(_) => &mut self.prefixes,
+        }
+    }
+
+    fn contains(&self, watched: &Watched) -> bool {
+        self.like(watched).contains_key(watched.bytes())
+    }
+
+    /// The readers of one watch.
+    fn readers(&self, watched: &Watched) -> impl Iterator<Item = &Arc<Inbox>> {
+        let readers = self.like(watched).get(watched.bytes());
+        readers.into_iter().flatten()
+    }
+
+    /// The readers of a change of this key.
+    fn of<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Inbox>> {
+        let exact = self.keys.get(key).into_iter();
+        let prefixes = self.prefixes.iter();
+        let covering = prefixes.filter(|(prefix, _)| key.starts_with(prefix));
+        exact.chain(covering.map(|(_, readers)| readers)).flatten()
+    }
+
+    /// All watches.
+    fn all(&self) -> Vec<Watched> {
+        let keys = self.keys.keys().cloned().map(Watched::Key);
+        let prefixes = self.prefixes.keys().cloned().map(Watched::Prefix);
+        keys.chain(prefixes).collect()
+    }
+
+    fn all_readers(&self) -> impl Iterator<Item = &Arc<Inbox>> {
+        self.keys.values().chain(self.prefixes.values()).flatten()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.prefixes.is_empty()
+    }
+}
+
 #[derive(Debug)]
 enum Connection {
     Down(String),
     Up,
     Closed(Error),
+}
+
+impl State {
+    /// The number of the connection.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 impl Session {
@@ -95,7 +165,7 @@ impl Session {
                 connection: Connection::Down("not connected yet".into()),
                 outlet: Outlet::default(),
                 clock,
-                watches: HashMap::new(),
+                watches: Watches::default(),
                 epoch: 0,
                 notifications_refused: None,
                 ready: Some(ready),
@@ -233,18 +303,19 @@ impl Session {
 
     fn notification(&self, key: &[u8], publish: &Publish) {
         let mut state = self.state();
-        if !state.watches.contains_key(key) {
+        if state.watches.of(key).next().is_none() {
             return;
         }
         let event = match version(publish.properties.as_ref()) {
             Ok(Some(version)) => {
                 state.clock.observe(&version, now_ms());
-                watch::event(&publish.payload, version).map_err(|bad| Error::Protocol(bad.0.into()))
+                watch::event(key, &publish.payload, version)
+                    .map_err(|bad| Error::Protocol(bad.0.into()))
             }
             Ok(None) => Err(Error::Protocol("a notification without __ts".into())),
             Err(error) => Err(error),
         };
-        for inbox in state.watches.get(key).into_iter().flatten() {
+        for inbox in state.watches.of(key) {
             match &event {
                 Ok(event) => inbox.change(event.clone(), publish.dup),
                 Err(_) => inbox.notice(event.clone()),
@@ -253,83 +324,148 @@ impl Session {
     }
 
     /// Adds a watch to the session.
-    pub(crate) fn add_watch(&self, key: &Bytes, inbox: Arc<Inbox>) {
+    pub(crate) fn add_watch(&self, watched: &Watched, inbox: Arc<Inbox>) {
         let mut state = self.state();
         if let Connection::Closed(error) = &state.connection {
             inbox.end(error.clone());
         }
-        state.watches.entry(key.clone()).or_default().push(inbox);
+        let watches = state.watches.like_mut(watched);
+        watches
+            .entry(watched.bytes().clone())
+            .or_default()
+            .push(inbox);
     }
 
-    /// Removes a watch. If it was the last one of the key, its registration at the store is ended
-    /// without waiting for the response. Later notifications are ignored.
-    pub(crate) fn remove_watch(&self, key: &Bytes, inbox: &Arc<Inbox>) {
+    /// Removes a watch. If it was the last one of its key or prefix, its registration at the store
+    /// is ended without waiting for the response. Later notifications are ignored.
+    pub(crate) fn remove_watch(&self, watched: &Watched, inbox: &Arc<Inbox>) {
         let mut state = self.state();
-        let Some(inboxes) = state.watches.get_mut(key) else {
+        let watches = state.watches.like_mut(watched);
+        let Some(inboxes) = watches.get_mut(watched.bytes()) else {
             return;
         };
         inboxes.retain(|other| !Arc::ptr_eq(other, inbox));
         if !inboxes.is_empty() {
             return;
         }
-        state.watches.remove(key);
-        self.unregister(&mut state, key);
+        watches.remove(watched.bytes());
+        self.unregister(&mut state, watched);
     }
 
     /// Ends a registration at the store without waiting for the response.
-    fn unregister(&self, state: &mut State, key: &Bytes) {
+    fn unregister(&self, state: &mut State, watched: &Watched) {
         let timestamp = state.clock.read(now_ms());
-        let payload = resp::command(&[b"KEYNOTIFY", key, b"STOP"]);
+        let payload = watched.stop();
         state
             .outlet
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
-    /// Whether a key lost its last watch while [`Self::register_watches`] registered it. That watch
-    /// sent its STOP too early, or without a connection, so this function sends another one.
-    fn unregister_unwatched(&self, key: &Bytes) -> bool {
+    /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it.
+    /// That watch sent its STOP too early, or without a connection, so this function sends another one.
+    fn unregister_unwatched(&self, watched: &Watched) -> bool {
         let mut state = self.state();
-        let is_unwatched = !state.watches.contains_key(key);
+        let is_unwatched = !state.watches.contains(watched);
         if is_unwatched {
-            self.unregister(&mut state, key);
+            self.unregister(&mut state, watched);
         }
         is_unwatched
     }
 
-    /// Registers all watches again after a reconnect and sends a gap to their readers.
-    /// Registrations end with their connection (section 8).
+    /// Registers all watches again after a reconnect, since registrations end with their connection
+    /// (section 8).
     async fn register_watches(self: Arc<Self>, epoch: u64) {
-        let keys: Vec<Bytes> = self.state().watches.keys().cloned().collect();
-        'keys: for key in keys {
-            let notice = loop {
-                if !self.state().watches.contains_key(&key) {
-                    continue 'keys;
-                }
-                let answer = self
-                    .request(resp::command(&[b"KEYNOTIFY", &key]), None)
-                    .await;
-                if self.unregister_unwatched(&key) {
-                    continue 'keys;
-                }
-                let over = {
+        let watches = self.state().watches.all();
+        for watched in watches {
+            match self.register_again(&watched, epoch).await {
+                Ok(()) => {}
+                Err(Over::Connection) => return,
+                Err(Over::Watch(error)) => {
                     let state = self.state();
-                    state.epoch != epoch || matches!(state.connection, Connection::Closed(_))
-                };
-                match answer.and_then(|answer| answer.done()) {
-                    Ok(()) => break Ok(()),
-                    // The next connection registers the watches itself, and a closed client does
-                    // not need them.
-                    Err(_) if over => return,
-                    Err(Error::Timeout(_) | Error::Transport(_)) => {}
-                    Err(error) => break Err(error),
+                    for inbox in state.watches.readers(&watched) {
+                        inbox.end(error.clone());
+                    }
                 }
+            }
+        }
+    }
+
+    /// Registers one watch again. Its readers get the changes since their last one, or a gap if the
+    /// store does not know these.
+    async fn register_again(&self, watched: &Watched, epoch: u64) -> Result<(), Over> {
+        let mut may_resume = true;
+        loop {
+            let since = {
+                let state = self.state();
+                if !state.watches.contains(watched) {
+                    return Ok(());
+                }
+                let versions = state.watches.readers(watched);
+                versions.filter_map(|inbox| inbox.resume()).min()
             };
+            let since = since.filter(|_| may_resume);
+            let begin =
+                (since.as_ref()).map_or_else(|| watched.begin(), |it| watched.begin_from(it));
+            let answer = self.request(begin, None).await;
+            if self.unregister_unwatched(watched) {
+                return Ok(());
+            }
             let state = self.state();
-            for inbox in state.watches.get(&key).into_iter().flatten() {
-                match &notice {
-                    Ok(()) => inbox.notice(Ok(WatchEvent::Gap(GapCause::Reconnected))),
-                    Err(error) => inbox.end(error.clone()),
+            // The next connection registers the watches itself, and a closed client does not need
+            // them. An answer to a request of the earlier connection says nothing: the broker drops
+            // the notifications before it that were not sent.
+            if state.epoch != epoch || matches!(state.connection, Connection::Closed(_)) {
+                return Err(Over::Connection);
+            }
+            match answer.and_then(|answer| answer.registered()) {
+                Ok(Registered::Begun(version)) => {
+                    for inbox in state.watches.readers(watched) {
+                        if since.is_none() || !inbox.is_resuming() {
+                            inbox.gap();
+                        }
+                        inbox.begun(version.clone());
+                    }
+                    return Ok(());
                 }
+                Ok(Registered::More(version)) => {
+                    for inbox in state.watches.readers(watched) {
+                        inbox.caught_up_to(version.clone());
+                    }
+                }
+                Err(Error::Timeout(_) | Error::Transport(_)) => {}
+                // Another store does not know FROM, and this one not all changes.
+                Err(Error::Refused(_)) if since.is_some() => may_resume = false,
+                Err(error) => return Err(Over::Watch(error)),
+            }
+        }
+    }
+
+    /// Sends the changes since a version to a new watch, and registers it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the store does not know all changes since this version.
+    pub(crate) async fn register_from(
+        &self,
+        watched: &Watched,
+        inbox: &Inbox,
+    ) -> Result<(), Error> {
+        loop {
+            let Some(since) = inbox.resume() else {
+                return Ok(());
+            };
+            let epoch = self.state().epoch;
+            let answer = self.request(watched.begin_from(&since), None).await?;
+            let registered = answer.registered()?;
+            // As in `register_again`.
+            if self.state().epoch != epoch {
+                continue;
+            }
+            match registered {
+                Registered::Begun(version) => {
+                    inbox.begun(version);
+                    return Ok(());
+                }
+                Registered::More(version) => inbox.caught_up_to(version),
             }
         }
     }
@@ -366,7 +502,7 @@ impl Session {
         for request in state.outlet.drain() {
             request.finish(Err(why.clone()));
         }
-        for inbox in state.watches.values().flatten() {
+        for inbox in state.watches.all_readers() {
             inbox.end(why.clone());
         }
     }
@@ -397,6 +533,10 @@ impl Owner for Session {
         }
         state.epoch += 1;
         state.connection = Connection::Up;
+        // Before the first notification of this connection.
+        for inbox in state.watches.all_readers().filter(|_| state.epoch > 1) {
+            inbox.resume();
+        }
         if state.epoch > 1 && !state.watches.is_empty() {
             tokio::spawn(Arc::clone(self).register_watches(state.epoch));
         }

@@ -1,4 +1,4 @@
-//! Watches: typed events about the changes of one key.
+//! Watches: typed events about the changes of one key, or of all keys with a prefix.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use crate::version::Version;
 pub enum WatchEvent {
     /// The key was set.
     Set {
+        /// The key.
+        key: Bytes,
         /// Its new value.
         value: Bytes,
         /// The version of that value.
@@ -23,10 +25,14 @@ pub enum WatchEvent {
     },
     /// The key was deleted or expired.
     Deleted {
+        /// The key.
+        key: Bytes,
         /// A version above that of the deleted value.
         version: Version,
     },
-    /// Changes before this point may be missing. A GET returns the current value.
+    /// Changes before this point may be missing. A GET returns the current value. After a
+    /// reconnect, a Statehouse store sends the changes since the last one that arrived, so that
+    /// there is no gap while it knows them.
     Gap(GapCause),
 }
 
@@ -34,32 +40,86 @@ pub enum WatchEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GapCause {
-    /// The connection was lost. The watch is registered again.
+    /// The connection was lost, and the store does not know what changed since. The watch is
+    /// registered again.
     Reconnected,
     /// The reader was too slow.
     Overflow,
 }
 
-/// The changes of one key, from [`Client::watch`]. The watch ends when this is dropped.
+/// What a watch covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Watched {
+    Key(Bytes),
+    Prefix(Bytes),
+}
+
+impl Watched {
+    /// The key or prefix.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        match self {
+            Self::Key(bytes) | Self::Prefix(bytes) => bytes,
+        }
+    }
+
+    /// The request that registers the watch at the store.
+    pub(crate) fn begin(&self) -> Bytes {
+        match self {
+            Self::Key(key) => resp::command(&[b"KEYNOTIFY", key]),
+            Self::Prefix(prefix) => resp::command(&[b"KEYNOTIFY", prefix, b"PREFIX"]),
+        }
+    }
+
+    /// The request that sends the changes since a version first.
+    pub(crate) fn begin_from(&self, version: &Version) -> Bytes {
+        let from = version.to_string();
+        let from = [b"FROM", from.as_bytes()];
+        match self {
+            Self::Key(key) => resp::command(&[b"KEYNOTIFY", key, from[0], from[1]]),
+            Self::Prefix(prefix) => {
+                resp::command(&[b"KEYNOTIFY", prefix, b"PREFIX", from[0], from[1]])
+            }
+        }
+    }
+
+    /// The request that ends it.
+    pub(crate) fn stop(&self) -> Bytes {
+        match self {
+            Self::Key(key) => resp::command(&[b"KEYNOTIFY", key, b"STOP"]),
+            Self::Prefix(prefix) => resp::command(&[b"KEYNOTIFY", prefix, b"PREFIX", b"STOP"]),
+        }
+    }
+}
+
+/// The changes of one key, from [`Client::watch`], or of all keys with a prefix, from
+/// [`Client::watch_prefix`]. The watch ends when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
-    key: Bytes,
+    watched: Watched,
     inbox: Arc<Inbox>,
 }
 
 impl Watch {
     /// Adds the watch to the session. It is not yet registered with the store.
-    pub(crate) fn new(client: Client, key: Bytes) -> Self {
-        let inbox = Arc::new(Inbox::default());
-        client.session().add_watch(&key, Arc::clone(&inbox));
-        Self { client, key, inbox }
+    pub(crate) fn new(client: Client, watched: Watched, inbox: Inbox) -> Self {
+        let inbox = Arc::new(inbox);
+        client.session().add_watch(&watched, Arc::clone(&inbox));
+        Self {
+            client,
+            watched,
+            inbox,
+        }
     }
 
-    /// The watched key.
+    /// The watched key or prefix.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        &self.key
+        self.watched.bytes()
+    }
+
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
     /// Waits for the next event. Dropping the future loses no event.
@@ -75,15 +135,18 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.client.session().remove_watch(&self.key, &self.inbox);
+        self.client
+            .session()
+            .remove_watch(&self.watched, &self.inbox);
     }
 }
 
 /// Parses the payload of a notification (the protocol, section 8).
-pub(crate) fn event(payload: &[u8], version: Version) -> Result<WatchEvent, Malformed> {
+pub(crate) fn event(key: &[u8], payload: &[u8], version: Version) -> Result<WatchEvent, Malformed> {
     let Reply::Array(items) = resp::parse(payload)? else {
         return Err(Malformed("a notification that is not an array"));
     };
+    let key = Bytes::copy_from_slice(key);
     match items[..] {
         [
             Item::Bulk(b"NOTIFY"),
@@ -91,11 +154,12 @@ pub(crate) fn event(payload: &[u8], version: Version) -> Result<WatchEvent, Malf
             Item::Bulk(b"VALUE"),
             Item::Bulk(value),
         ] => Ok(WatchEvent::Set {
+            key,
             // Copied, because a slice would keep the whole read buffer alive.
             value: Bytes::copy_from_slice(value),
             version,
         }),
-        [Item::Bulk(b"NOTIFY"), Item::Bulk(b"DELETE")] => Ok(WatchEvent::Deleted { version }),
+        [Item::Bulk(b"NOTIFY"), Item::Bulk(b"DELETE")] => Ok(WatchEvent::Deleted { key, version }),
         _ => Err(Malformed("an unknown notification")),
     }
 }
@@ -112,17 +176,22 @@ mod tests {
     fn notifications() {
         assert_eq!(
             event(
+                b"k",
                 b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nabc\r\n",
                 version()
             ),
             Ok(WatchEvent::Set {
+                key: Bytes::from_static(b"k"),
                 value: Bytes::from_static(b"abc"),
                 version: version()
             })
         );
         assert_eq!(
-            event(b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", version()),
-            Ok(WatchEvent::Deleted { version: version() })
+            event(b"k", b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", version()),
+            Ok(WatchEvent::Deleted {
+                key: Bytes::from_static(b"k"),
+                version: version()
+            })
         );
     }
 
@@ -135,7 +204,7 @@ mod tests {
             b"*2\r\n$6\r\nnotify\r\n$6\r\nDELETE\r\n",
             b"*1\r\n*0\r\n",
         ] {
-            assert!(event(payload, version()).is_err());
+            assert!(event(b"k", payload, version()).is_err());
         }
     }
 }

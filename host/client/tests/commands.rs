@@ -260,6 +260,7 @@ async fn watch_is_registered_notified_and_ended() {
         assert_eq!(
             watch.next().await,
             Ok(WatchEvent::Set {
+                key: "k".into(),
                 value: "v".into(),
                 version: "8:0:n".parse().unwrap()
             })
@@ -268,6 +269,7 @@ async fn watch_is_registered_notified_and_ended() {
         assert_eq!(
             watch.next().await,
             Ok(WatchEvent::Deleted {
+                key: "k".into(),
                 version: "9:0:n".parse().unwrap()
             })
         );

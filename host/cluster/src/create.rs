@@ -141,16 +141,16 @@ where
     }
 }
 
-/// Reads the secret of a cluster.
+/// Reads the id and the secret of a cluster.
 ///
 /// # Errors
 /// [`ClusterError::NotCreated`] or [`ClusterError::NoSecret`] if it does not exist;
 /// [`ClusterError::Engine`] if no server answers.
-pub async fn secret(
+pub async fn identity(
     engine: &dyn Engine,
     clock: &dyn Clock,
     cluster: &str,
-) -> Result<Secret, ClusterError> {
+) -> Result<(Id, Secret), ClusterError> {
     let keys = Keys::new(cluster);
     let access = Access {
         engine,
@@ -158,14 +158,14 @@ pub async fn secret(
         keys: &keys,
     };
     // A cluster without a head has no secret either, and the first error says what to do.
-    access.head().await?;
+    let id = access.head().await?.cluster;
     let secret = access.get("reading the secret", &keys.secret()).await?;
     let bytes = secret.ok_or_else(|| ClusterError::NoSecret(cluster.to_owned()))?;
     let bytes = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| ClusterError::Malformed {
         what: "the secret of the cluster",
         error: crate::codec::Malformed::Damaged("it does not have 32 bytes"),
     })?;
-    Ok(Secret(bytes))
+    Ok((id, Secret(bytes)))
 }
 
 /// The transaction that creates a cluster.

@@ -241,6 +241,13 @@ pub(crate) fn check_format(format: u16, readable: u16) -> Result<(), Malformed> 
 }
 
 impl SnapshotInfo {
+    /// The last record of which every effect is in the snapshot. Its blocks can contain effects of
+    /// later records.
+    #[must_use]
+    pub fn begins_after(&self) -> LogPosition {
+        LogPosition(self.first_position.0 - 1)
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.to_le_bytes());
         out.extend_from_slice(&self.first_seq.to_le_bytes());

@@ -12,6 +12,7 @@ use crate::engine::{
     Value, attempt,
 };
 use crate::error::Stop;
+use crate::feed::Feed;
 use crate::figures::Figures;
 use crate::head::Head;
 use crate::keys::Keys;
@@ -31,6 +32,7 @@ pub(crate) struct Host {
     pub(crate) options: Options,
     pub(crate) keys: Keys,
     pub(crate) fullness: Arc<Fullness>,
+    pub(crate) feed: Arc<Feed>,
     pub(crate) figures: Arc<Figures>,
     random: Mutex<fastrand::Rng>,
 }
@@ -55,6 +57,7 @@ impl Host {
             clock,
             keys: Keys::new(&options.cluster),
             fullness: Arc::default(),
+            feed: Arc::default(),
             figures: Arc::default(),
             random: Mutex::new(fastrand::Rng::with_seed(u64::from_le_bytes(seed))),
             options,

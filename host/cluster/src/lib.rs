@@ -6,12 +6,13 @@
 //!
 //! # Entry points
 //!
-//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`secret`].
+//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`identity`].
 //!   [`etcd::Etcd::check`] examines the engine at a start.
 //! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does
 //!   not heal. It calls the store through [`Embedder`].
 //! * [`LeaderLog`] is the log of one leadership: [`LeaderLog::append`], [`LeaderLog::released`],
 //!   [`LeaderLog::may_decide`], [`LeaderLog::hand_over`].
+//! * [`LogCopy`] keeps a copy of the log on this host, for tools. It never delays the member.
 //! * [`Member::suspect`] reports that the leader does not answer.
 //! * [`Modules`] stores policy modules by their digest.
 //! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
@@ -103,11 +104,14 @@ mod access;
 mod check;
 mod clock;
 mod codec;
+mod copy;
 mod create;
+mod cursor;
 mod embedder;
 mod engine;
 mod error;
 pub mod etcd;
+mod feed;
 mod figures;
 mod follower;
 mod frame;
@@ -121,6 +125,7 @@ mod modules;
 mod operations;
 mod options;
 mod overview;
+mod pieces;
 mod presence;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulated;
@@ -133,7 +138,10 @@ pub use access::ClusterError;
 pub use check::{Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
-pub use create::{FirstState, Secret, create, create_from, secret};
+pub use copy::LogCopy;
+pub use copy::store::{CopyError, CopyStore, Resumed};
+pub use create::{FirstState, Secret, create, create_from, identity};
+pub use cursor::LogPoint;
 pub use embedder::{Embedder, Ended, Takeover};
 pub use engine::{
     Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,

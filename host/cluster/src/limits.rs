@@ -82,6 +82,20 @@ pub const MISSED_HEADS_MAX: u32 = 3;
 /// endpoint, so more attempts than voters find a healthy one.
 pub const MISMATCHES_MAX: u32 = 8;
 
+/// Bytes of frames that wait for the copy of the log on this host: a fifth of a second of the most
+/// active leaders. The copy reads frames that were dropped from the engine.
+pub const FEED_BYTES_MAX: usize = 16 << 20;
+
+/// How long the copy of the log on this host waits after a change for further ones.
+pub const COPY_PACE: Duration = Duration::from_millis(200);
+
+/// The pause of the copy between two pages, so that a host that was away long does not occupy the
+/// engine: 160 MB/s.
+pub const COPY_PAGE_PACE: Duration = Duration::from_millis(50);
+
+/// The pause of the copy after a call that the engine did not answer.
+pub const COPY_RETRY: Duration = Duration::from_secs(1);
+
 /// Attempts of a call by an operator before it is reported as failed. Each asks the next server, so
 /// an election in etcd is survived, and an operator waits some seconds at most.
 pub const CALL_ATTEMPTS_MAX: u32 = 12;

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::embedder::{Embedder, Ended};
 use crate::engine::Engine;
 use crate::error::Stop;
+use crate::feed::Feed;
 use crate::figures::Figures;
 use crate::follower::{Followed, join};
 use crate::host::Host;
@@ -81,6 +82,11 @@ impl Member {
             host: Host::new(engine, clock, options),
             signals: Signals::default(),
         })
+    }
+
+    /// What this member reads and writes of the log.
+    pub(crate) fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.host.feed)
     }
 
     /// Reports that the leader does not answer this host. The member challenges the leader and

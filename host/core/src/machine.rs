@@ -23,6 +23,7 @@ use crate::store::{
     Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
 };
 use statehouse_protocol::SessionId;
+use statehouse_protocol::rights::ClientRights;
 
 /// An input of the state machine.
 #[derive(Clone, Copy)]
@@ -31,9 +32,11 @@ pub enum Input<'a> {
     Publish(&'a Incoming<'a>),
     /// A connection ended, and its watches with it.
     Disconnected(&'a Peer),
-    /// A notification for this key could not be delivered, or the client may not read the key any
-    /// more. That watch ends.
+    /// A notification for this key could not be delivered. The client's watches that cover the key
+    /// end.
     Undeliverable(&'a Peer, &'a [u8]),
+    /// A client has these rights now. Its watches of keys that it may not read any more end.
+    Rights(&'a Peer, &'a Arc<dyn ClientRights>),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
@@ -203,6 +206,7 @@ impl Core {
             Input::Publish(incoming) => return self.publish(incoming, now),
             Input::Disconnected(peer) => Event::Disconnected(peer),
             Input::Undeliverable(peer, key) => Event::Undeliverable(peer, key),
+            Input::Rights(peer, rights) => Event::Rights(peer, rights),
             Input::Expired(removed) => Event::Expired(removed),
             Input::SessionsEnded(sessions) => Event::SessionsEnded(sessions),
             Input::Sweep => Event::Sweep,
@@ -429,6 +433,7 @@ impl Core {
             active,
             assignment: assignment.cloned(),
             receive_max: duplicates.receive_max(),
+            begun: None,
         };
         progress.next(state, duplicates, meta)
     }

@@ -162,7 +162,7 @@ impl Checkup {
                 continue;
             }
             let mut decoder = Decoder::of(Image::new(EVERYTHING));
-            let read = read_snapshot_file(past.path().join(&file.name), &mut decoder);
+            let read = read_snapshot_file(past.log.join(&file.name), &mut decoder);
             self.blocks += decoder.blocks;
             match read {
                 Ok(_) => {}

@@ -7,6 +7,7 @@
 //! * `replay`: runs recorded requests with the policy that handled them, or with another one.
 //! * `backup`: writes a whole store to one file. `restore` creates a data directory from it.
 //! * `checkup`: checks every file, block, record and module.
+//! * `cluster_mark`: which data directories belong to a cluster, and where its log is copied to.
 //! * `salvage`: writes a backup of the readable part of a damaged directory.
 //!
 //! Reading is streaming: memory holds one segment of the log and the rebuilt state. A read from the
@@ -17,6 +18,7 @@
 mod backup;
 mod changes;
 mod checkup;
+mod cluster_mark;
 mod image_sink;
 pub mod limits;
 mod replay;
@@ -35,6 +37,7 @@ use statehouse_precompiled::Modules;
 pub use backup::{Contents, FirstState, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What};
 pub use checkup::{Checkup, Opening, Reach};
+pub use cluster_mark::{ClusterMark, CopyMark};
 pub use image_sink::ImageSink;
 pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
 pub use restore::{read_backup, restore};
@@ -50,6 +53,11 @@ pub enum PastError {
     /// The directory has no log.
     #[error("{0} holds no journal: is it the data directory of a store?")]
     NoLog(PathBuf),
+    /// The directory belongs to a host of a cluster and has no copy of its log.
+    #[error(
+        "{0} belongs to a host of the cluster {1} and holds no history: the host writes one while it runs, unless --history-bytes or --history-retention is 0"
+    )]
+    NoCopy(PathBuf, String),
     /// The operation is not possible here, with the reason.
     #[error("{0}")]
     Refused(String),
@@ -70,6 +78,9 @@ pub enum PastError {
 /// A data directory, open for reading.
 pub struct Past {
     path: PathBuf,
+    /// The directory with the log: `path`, or a directory below it at a host of a cluster.
+    log: PathBuf,
+    mark: Option<ClusterMark>,
     disk: Directory,
 }
 
@@ -79,12 +90,27 @@ impl Past {
         if !path.is_dir() {
             return Err(PastError::Missing(path.to_owned()));
         }
+        let mark = ClusterMark::of(path)?;
+        let log = match &mark {
+            None => path.to_owned(),
+            Some(ClusterMark { name, copy, .. }) => match copy {
+                Some(copy) => ClusterMark::copy_path(path, copy.number),
+                None => return Err(PastError::NoCopy(path.to_owned(), name.clone())),
+            },
+        };
         let disk =
-            Directory::read_only(path).map_err(|error| PastError::Log(path.to_owned(), error))?;
+            Directory::read_only(&log).map_err(|error| PastError::Log(path.to_owned(), error))?;
         Ok(Self {
             path: path.to_owned(),
+            log,
+            mark,
             disk,
         })
+    }
+
+    /// The cluster of which the directory holds a copy, if it is not the store of a single host.
+    pub fn mark(&self) -> Option<&ClusterMark> {
+        self.mark.as_ref()
     }
 
     /// The path of the directory.

@@ -14,7 +14,7 @@ use statehouse_wal::{
 };
 
 use super::backup::{Contents, ModuleState, RecoveredState};
-use super::{EVERYTHING, PastError};
+use super::{ClusterMark, EVERYTHING, PastError};
 use crate::limits;
 use statehouse_core::log::{Block, Image, read_block};
 use statehouse_precompiled::Modules;
@@ -43,6 +43,12 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     if statehouse_wal::has_log(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
         return Err(PastError::Refused(format!(
             "{} holds a store already and was not changed: restore into an empty or a new directory",
+            directory.display()
+        )));
+    }
+    if let Some(ClusterMark { name, .. }) = ClusterMark::of(directory)? {
+        return Err(PastError::Refused(format!(
+            "{} belongs to a host of the cluster {name} and was not changed: restore into an empty or a new directory",
             directory.display()
         )));
     }

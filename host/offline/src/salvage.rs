@@ -69,7 +69,7 @@ impl Past {
                 continue;
             };
             let mut image = Image::new(EVERYTHING);
-            let path = self.path().join(&snapshot.name);
+            let path = self.log.join(&snapshot.name);
             if read_snapshot_file(path, &mut ImageSink(&mut image)).is_ok() {
                 let range = Range {
                     base: LogPosition(position),

@@ -43,6 +43,13 @@ pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sta
 /// the build could not compile for the target.
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
 
+/// The standard policy that asks a rule: a component to compose with the rule. Empty if this
+/// program was built with a standard policy that was built elsewhere.
+pub const RULED_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ruled.wasm"));
+
+/// The first sections of a composed policy: the imports of the contract.
+pub const POLICY_IMPORTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/imports.wasm"));
+
 /// Largest size of a policy file. Python policies with their interpreter have 18 MB.
 pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 

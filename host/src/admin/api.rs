@@ -6,6 +6,9 @@
 //! DELETE /v1/policies/WHICH          unload a policy
 //! POST   /v1/policies/WHICH/promote  make it the active policy
 //! POST   /v1/rollback                reactivate the previous policy
+//! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of
+//!                                    the response before; waits some seconds for a line. Without
+//!                                    `from`: the recent lines, at once
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
@@ -38,11 +41,11 @@ use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
-use super::{Sources, clients, cluster, metrics, usage};
+use super::{Sources, clients, cluster, log, metrics, usage};
 use crate::policies::delivery::Gate;
 use crate::policies::manager::Control;
 use crate::{limits, percent};
@@ -55,6 +58,8 @@ pub struct Api {
     /// Modules are read and compiled one at a time, since each may take as much memory as the
     /// largest policy.
     loading: Mutex<()>,
+    /// Readers that wait for the next log line of a policy.
+    followers: Semaphore,
 }
 
 #[derive(Deserialize)]
@@ -84,6 +89,7 @@ impl Api {
             gate,
             sources,
             loading: Mutex::default(),
+            followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
     }
 
@@ -111,6 +117,7 @@ impl Api {
             ["v1", "shadow" | "canary" | "routes", ..] => {
                 self.assignment(&method, &segments[1..], request).await
             }
+            ["v1", "log"] if method == Method::GET => self.log(&uri).await,
             ["v1", "cluster", what] => {
                 let leadership = self.sources.leadership.as_deref();
                 let answer = cluster::answer(leadership, what, &method, &uri).await;
@@ -246,6 +253,21 @@ impl Api {
             }
             _ => Err(not_allowed(method, request.uri())),
         }
+    }
+
+    /// Log lines of policies.
+    async fn log(&self, uri: &Uri) -> Result<Answer, Refusal> {
+        let from = log::position(uri)?;
+        let of = match percent::value(uri.query(), "policy") {
+            None => None,
+            Some(which) => {
+                let which = String::from_utf8(which).map_err(|_| bad("`policy` is not UTF-8"))?;
+                Some(self.control().resolve(&selector(&which)?)?)
+            }
+        };
+        let lines = self.control().lines().clone();
+        let logged = log::lines(lines, from, of, &self.followers).await?;
+        Ok(json(StatusCode::OK, &logged))
     }
 
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {

@@ -18,6 +18,8 @@ pub struct ClusterFigures {
     pub epoch: u64,
     /// The last record that it applied, or that is durable while it leads.
     pub position: u64,
+    /// The last record of its copy of the log, or 0 if it keeps none.
+    pub history: u64,
     /// Records of the log that it knows of and has not applied.
     pub lag: u64,
     /// Whether the log answered its last call.
@@ -134,6 +136,11 @@ pub(super) fn metrics(page: &mut Page, it: &ClusterFigures) {
             "cluster_position",
             "The last record that is durable, at the leader, or that this follower applied",
             it.position,
+        ),
+        (
+            "cluster_history_position",
+            "The last record in the history of this host, or 0 if it keeps none",
+            it.history,
         ),
         (
             "cluster_lag_records",

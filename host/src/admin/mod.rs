@@ -12,6 +12,7 @@ mod client;
 mod clients;
 mod cluster;
 mod listener;
+mod log;
 mod metrics;
 mod requests;
 mod seat;
@@ -34,6 +35,7 @@ pub(crate) use clients::Clients;
 pub use cluster::{
     ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
 };
+pub(crate) use log::{Logged, LoggedLine};
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]

@@ -11,16 +11,19 @@ use anyhow::Context;
 use data_encoding::HEXLOWER;
 use statehouse_cluster::etcd::{Etcd, Tls};
 use statehouse_cluster::{
-    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options, secret,
+    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options,
+    Secret, identity,
 };
 use statehouse_wal::{Directory, has_log};
 
 use super::Failure;
 use super::member::EXIT_CLUSTER_SETTINGS;
 use super::serve::print;
+use crate::cluster::history;
 use crate::config::{ClusterConfig, Config, EtcdConfig};
 use crate::{STANDARD_POLICY, limits};
 use statehouse_files::atomic;
+use statehouse_offline::ClusterMark;
 
 /// The file with the id of the last process that used a data directory.
 const PROCESS_FILE: &str = "cluster-process";
@@ -30,6 +33,8 @@ pub(super) struct Joined {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) options: Options,
+    /// The id of the cluster.
+    pub(super) cluster: Id,
     pub(super) secret: [u8; 32],
     pub(super) modules: Modules,
     /// The lock of the data directory: it proves that the process before has ended.
@@ -52,7 +57,8 @@ pub(super) async fn join(
     options.predecessor = predecessor;
     let etcd = Arc::new(connect(&cluster.etcd).map_err(Failure::usage)?);
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
-    let secret = read_secret(&etcd, &*clock, cluster).await?;
+    let (id, secret) = read_identity(&etcd, &*clock, cluster).await?;
+    mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
     etcd.check().await.map_err(Failure::Usage)?;
     let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
         .with_quota_bytes(cluster.quota_bytes);
@@ -65,7 +71,8 @@ pub(super) async fn join(
         engine: etcd,
         clock,
         options,
-        secret,
+        cluster: id,
+        secret: secret.0,
         modules,
         _lock: lock,
     })
@@ -119,17 +126,41 @@ pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
     Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)
 }
 
-/// Reads the secret of the cluster. Waits while no server of etcd answers, because all machines may
-/// start at the same time.
-async fn read_secret(
+/// Marks the data directory as that of a host of this cluster.
+fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<()> {
+    let cluster = HEXLOWER.encode(&id.0);
+    let shown = directory.display();
+    match ClusterMark::of(directory)? {
+        Some(mark) => anyhow::ensure!(
+            mark.cluster == cluster,
+            "the data directory {shown} belongs to another cluster, with the name {} and the id {}, but {name} at this etcd has the id {cluster}: name another directory with --data",
+            mark.name,
+            mark.cluster
+        ),
+        None => {
+            let mark = ClusterMark {
+                cluster,
+                name: name.to_owned(),
+                copy: None,
+            };
+            history::write_mark(directory, &mark)
+                .with_context(|| format!("the data directory {shown} cannot be used"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the id and the secret of the cluster. Waits while no server of etcd answers, because all
+/// machines may start at the same time.
+async fn read_identity(
     etcd: &Arc<Etcd>,
     clock: &dyn Clock,
     cluster: &ClusterConfig,
-) -> Result<[u8; 32], Failure> {
+) -> Result<(Id, Secret), Failure> {
     let mut waits = false;
     loop {
-        let error = match secret(&**etcd, clock, &cluster.etcd.name).await {
-            Ok(secret) => return Ok(secret.0),
+        let error = match identity(&**etcd, clock, &cluster.etcd.name).await {
+            Ok(identity) => return Ok(identity),
             Err(ClusterError::Engine {
                 error: error @ (EngineError::NotApplied(_) | EngineError::Unknown(_)),
                 ..

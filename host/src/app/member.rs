@@ -19,20 +19,21 @@ use super::Failure;
 use super::administration::{Administration, Running};
 use super::clients::PreparedTransport;
 use super::host::Host;
-use super::join::{Joined, join};
+use super::join::{Joined, connect, join};
 use super::present::Shared;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use super::start::{apply, engine, recheck_clients};
+use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::Replica;
-use crate::config::{ClusterConfig, Config, Followed};
+use crate::config::{ClusterConfig, Config, Followed, Storage};
 use crate::front::{Front, FrontOptions, Role};
 use crate::listener::Listeners;
 use crate::policies::delivery::Trust;
 use crate::server::EXIT_STATE_LOST;
-use crate::{STANDARD_POLICY, logging};
+use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_files::watch::Reloads;
@@ -108,6 +109,8 @@ pub(super) async fn serve(
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
     let audit = host.audit.clone();
+    let history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
+        .map_err(Failure::usage)?;
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
@@ -152,10 +155,48 @@ pub(super) async fn serve(
     running.stop();
     shared.hand_over(None).await;
     running_member.abort();
+    history.stop().await;
     for task in tasks {
         task.abort();
     }
     served
+}
+
+/// The task that keeps the history of this host.
+struct Keeper {
+    stops: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Keeper {
+    fn start(
+        storage: &Storage,
+        cluster: &ClusterConfig,
+        joined: &Joined,
+        member: &Arc<Member>,
+        shared: &Shared,
+    ) -> anyhow::Result<Self> {
+        let history = History {
+            directory: storage.directory.clone(),
+            options: history::options(storage),
+            engine: Arc::new(connect(&cluster.etcd)?),
+            clock: joined.clock.clone(),
+            member_options: joined.options.clone(),
+            cluster: joined.cluster,
+            position: shared.history.clone(),
+        };
+        let stops = watch::Sender::new(false);
+        let task = tokio::spawn(history.keep(member.clone(), stops.subscribe()));
+        Ok(Self { stops, task })
+    }
+
+    async fn stop(self) {
+        self.stops.send_replace(true);
+        let ended = tokio::time::timeout(limits::CLUSTER_HISTORY_CLOSE, self.task).await;
+        if ended.is_err() {
+            tracing::warn!("the disk of the history is slow: its last records may be missing");
+        }
+    }
 }
 
 /// Reports once that clients can connect.

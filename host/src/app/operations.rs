@@ -38,7 +38,11 @@ impl Leadership for Operations {
                 unreleased: self.log.unreleased(),
                 lease: self.log.lease_left(),
             }),
-            ..figures(&self.shared.figures, self.log.position())
+            ..figures(
+                &self.shared.figures,
+                self.log.position(),
+                self.shared.history.load(Relaxed),
+            )
         }
     }
 
@@ -93,17 +97,22 @@ fn refusal(error: OperationError) -> ClusterRefusal {
 }
 
 /// Reads the figures of a host that does not lead.
-pub(super) fn of_follower(known: &Arc<Figures>, position: &Arc<AtomicU64>) -> ReadFigures {
-    let (known, position) = (known.clone(), position.clone());
-    Arc::new(move || figures(&known, position.load(Relaxed)))
+pub(super) fn of_follower(
+    known: &Arc<Figures>,
+    position: &Arc<AtomicU64>,
+    history: &Arc<AtomicU64>,
+) -> ReadFigures {
+    let (known, position, history) = (known.clone(), position.clone(), history.clone());
+    Arc::new(move || figures(&known, position.load(Relaxed), history.load(Relaxed)))
 }
 
-fn figures(known: &Figures, position: u64) -> ClusterFigures {
+fn figures(known: &Figures, position: u64, history: u64) -> ClusterFigures {
     let appends = known.appends();
     let age_ms = known.snapshot_ms().map(|it| wall_ms().saturating_sub(it));
     ClusterFigures {
         epoch: known.epoch(),
         position,
+        history,
         lag: known.lag(),
         reaches_log: known.reaches_log(),
         takeovers: [

@@ -23,6 +23,8 @@ use crate::server::Server;
 pub(super) struct Shared {
     /// The last record that this host applied, or that is durable while it leads.
     pub(super) position: Arc<AtomicU64>,
+    /// The last record of this host's copy of the log, or 0 if it keeps none.
+    pub(super) history: Arc<AtomicU64>,
     /// What the member counts.
     pub(super) figures: Arc<Figures>,
     /// The followers of this host, while it leads.
@@ -52,15 +54,16 @@ pub(super) struct Tasks {
 impl Shared {
     /// The state of a host that joins.
     pub(super) fn new(figures: Arc<Figures>) -> Self {
-        let position = Arc::<AtomicU64>::default();
+        let (position, history) = (Arc::<AtomicU64>::default(), Arc::default());
         let why = "this host is joining the cluster";
         let subject = Subject::Follower {
             impediment: Some(why),
             leader: why.into(),
-            figures: operations::of_follower(&figures, &position),
+            figures: operations::of_follower(&figures, &position, &history),
         };
         Self {
             position,
+            history,
             figures,
             links: Arc::default(),
             arrived: Arc::default(),
@@ -75,7 +78,7 @@ impl Shared {
         self.subject.send_replace(Subject::Follower {
             impediment,
             leader: leader.into(),
-            figures: operations::of_follower(&self.figures, &self.position),
+            figures: operations::of_follower(&self.figures, &self.position, &self.history),
         });
     }
 

@@ -305,9 +305,10 @@ impl Serving {
         access: &Arc<AccessControl>,
         reloads: &mut Reloads,
     ) -> Clients {
-        let clients = Clients::foreign(&self.server, foreign, name, access.rules().cloned());
-        // Watches survive a restart, and the rules may have changed since.
+        // Watches survive a restart, and the rules may have changed since. Must precede the first
+        // notification, because the rights of recovered watches are not recorded.
         recheck_watches(access, &self.server);
+        let clients = Clients::foreign(&self.server, foreign, name, access.rules().cloned());
         access.watch(reloads, {
             let (access, server) = (access.clone(), self.server.clone());
             move || recheck_watches(&access, &server)

@@ -16,6 +16,7 @@ use statehouse_wal::Directory;
 
 use super::output::{self, Exit, Failure, emit, emit_either, notice};
 use super::store::Store;
+use super::time::utc;
 use crate::app::connect;
 use crate::config::{ClusterFlags, EtcdConfig};
 use crate::percent;
@@ -85,8 +86,8 @@ struct Log {
 /// cluster exists already.
 #[derive(Debug, clap::Args)]
 struct InitArgs {
-    /// Begin with the store in this data directory, which no process may use. The directory stays
-    /// as it is
+    /// Begin with the store in this data directory, or with the copy that a host of a lost cluster
+    /// has in it. No process may use the directory, which stays as it is
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
@@ -237,7 +238,8 @@ async fn create_from_directory(
     let lock = Directory::open(directory).map_err(|error| {
         Failure::usage(format!("{} cannot be used: {error}", directory.display()))
     })?;
-    let mut state = Past::open(directory)?.first_state()?;
+    let past = Past::open(directory)?;
+    let mut state = past.first_state()?;
     let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
     let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
@@ -256,6 +258,14 @@ async fn create_from_directory(
         sessions,
         ..
     } = state.contents;
+    if let Some(mark) = past.mark() {
+        notice(&format!(
+            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
+            directory.display(),
+            mark.name,
+            utc(now_ms)
+        ));
+    }
     let first = FirstState {
         id,
         now_ms: now_ms.max(wall_ms()),

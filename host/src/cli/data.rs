@@ -43,6 +43,7 @@ impl From<PastError> for Failure {
         match error {
             PastError::Missing(_)
             | PastError::NoLog(_)
+            | PastError::NoCopy(..)
             | PastError::Refused(_)
             | PastError::Policy(_) => Self::usage(text),
             PastError::Log(..) | PastError::Backup(..) | PastError::Io(..) => Self::transport(text),

@@ -16,7 +16,7 @@ use super::remote::Remote;
 /// Delete a key, or all keys that start with a prefix
 ///
 /// Exit code 1 if the key does not exist, or no key has the prefix. With --prefix, keys are deleted
-/// one after the other: keys that are set meanwhile may remain.
+/// one after the other: a key that is set during the command may remain.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -12,7 +12,7 @@ use super::replay::{write_json, write_text};
 use super::time::{parse, utc};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Key, Read};
+use statehouse_core::store::{Key, Read, Scope};
 use statehouse_testkit::{Answer, Harness, Reads, array};
 
 /// Show how a request is handled: decision, effects, read set, notifications, fuel and time
@@ -187,6 +187,9 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     rows.group_or("effects", effects(it, node, &client), "none");
     reads(&mut rows, it, words, node);
     rows.group_or("notifications", notifications(it), "none");
+    let logged = it.log.iter();
+    let logged = logged.map(|it| format!("{}: {}", it.level, printable(it.text.as_bytes())));
+    rows.group("log", logged);
     rows.row("fuel", &it.fuel.to_string());
     rows.row(
         "time",
@@ -249,10 +252,18 @@ fn decision(rows: &mut Rows, it: &Answer) {
 fn effects(it: &Answer, node: &str, client: &str) -> Vec<String> {
     let writes = it.writes.iter().map(|write| write_text(write, node));
     let watched = it.watched.iter();
-    let watched = watched.map(|key| format!("{client} watches {}", excerpt(key)));
+    let watched = watched.map(|it| format!("{client} watches {}", watch(it)));
     let unwatched = it.unwatched.iter();
-    let unwatched = unwatched.map(|key| format!("{client} stops watching {}", excerpt(key)));
+    let unwatched = unwatched.map(|it| format!("{client} stops watching {}", watch(it)));
     writes.chain(watched).chain(unwatched).collect()
+}
+
+/// A watched key or prefix.
+fn watch((scope, key): &(Scope, Key)) -> String {
+    match scope {
+        Scope::Key => excerpt(key),
+        Scope::Prefix => format!("all keys with the prefix {}", excerpt(key)),
+    }
 }
 
 fn reads(rows: &mut Rows, it: &Answer, words: &[&[u8]], node: &str) {
@@ -308,7 +319,10 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
     let node = harness.node();
     // The payload that spans refer to.
     let payload = array(words);
-    let keys = |keys: &[Key]| -> Vec<Json> { keys.iter().map(|key| json_bytes(key)).collect() };
+    let watches = |watches: &[(Scope, Key)], of: Scope| -> Vec<Json> {
+        let keys = watches.iter().filter(|(scope, _)| *scope == of);
+        keys.map(|(_, key)| json_bytes(key)).collect()
+    };
     let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
         writes.iter().map(|write| write_json(write, node)).collect()
     };
@@ -346,13 +360,16 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         },
         "answer": json_bytes(&it.payload),
         "failure": it.failure,
+        "log": it.log.iter().map(|it| json!({ "level": it.level, "text": it.text })).collect::<Vec<_>>(),
         "version": it.version,
         "duplicate_is_owed": it.same_for_duplicate,
         "command": it.command,
         "expired_before": writes(&it.swept),
         "writes": writes(&it.writes),
-        "watched": keys(&it.watched),
-        "unwatched": keys(&it.unwatched),
+        "watched": watches(&it.watched, Scope::Key),
+        "unwatched": watches(&it.unwatched, Scope::Key),
+        "watched_prefixes": watches(&it.watched, Scope::Prefix),
+        "unwatched_prefixes": watches(&it.unwatched, Scope::Prefix),
         "rests_on": reads,
         "notifications": notifications,
         "fuel": it.fuel,

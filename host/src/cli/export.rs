@@ -17,9 +17,10 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 
 /// Write keys and values as JSON, one object per line
 ///
-/// Each line has `key`, `value` and `version`, and `expires_ms` (milliseconds since 1970) and `fence` if the key has them. Bytes
-/// that are not UTF-8 are written as {"base64": ...}. Keys are in byte order. It is not a snapshot:
-/// each value is what the key had when it was read. Use `statehouse snapshot` for a consistent copy.
+/// Each line has `key`, `value` and `version`, and `expires_ms` (milliseconds since 1970) and
+/// `fence` if the key has them. Bytes that are not UTF-8 are written as {"base64": ...}. Keys are in
+/// byte order. The keys are read one after the other: use `statehouse snapshot` for a consistent
+/// copy.
 ///
 /// If the connection fails, the error names the --after with which the export continues.
 #[derive(Debug, clap::Args)]

@@ -24,8 +24,8 @@ const LINE_BYTES_MAX: u64 = 6 * PACKET_BYTES_MAX as u64;
 
 /// Set the keys that `statehouse export` wrote
 ///
-/// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired since
-/// is left out. Importing the same lines again does no harm.
+/// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired
+/// since is left out. Importing the same lines again does no harm.
 ///
 /// After an error, all lines before the one that it names are imported: continue with --skip.
 #[derive(Debug, clap::Args)]
@@ -197,7 +197,7 @@ fn open(file: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure>
     Ok((Box::new(BufReader::new(file)), Some(bytes)))
 }
 
-/// The next line, cut where it is longer than any line may be.
+/// The next line, or its first [`LINE_BYTES_MAX`] bytes.
 fn next_line(input: &mut dyn BufRead) -> Result<Option<Vec<u8>>, Failure> {
     let mut text = Vec::new();
     input.take(LINE_BYTES_MAX).read_until(b'\n', &mut text)?;

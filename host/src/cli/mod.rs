@@ -11,6 +11,7 @@ mod clients;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod completions;
+mod context;
 mod data;
 mod del;
 mod doctor;
@@ -101,6 +102,7 @@ that is durable.")]
     #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
+    Context(context::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -138,6 +140,7 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
+        Command::Context(args) => output::finish(async { context::run(&args) }),
         Command::Completions(args) => {
             output::finish(async { completions::run(&args, Cli::command()) })
         }

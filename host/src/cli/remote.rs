@@ -5,28 +5,27 @@ use std::time::Duration;
 
 use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
+use super::context;
 use super::output::Failure;
 use crate::config::{BrokerUrl, read_password};
+
+/// The port of MQTT (IANA).
+const MQTT_PORT: u16 = 1883;
 
 /// Environment variable with the password, as an alternative to a file.
 const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 
 /// The address of the store.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 struct Address {
-    /// Name or address of the store's host
-    #[arg(
-        long,
-        env = "STATEHOUSE_HOST",
-        default_value = "127.0.0.1",
-        help_heading = "Connection"
-    )]
-    host: String,
+    /// Name or address of the store's host [default: 127.0.0.1]
+    #[arg(long, env = "STATEHOUSE_HOST", help_heading = "Connection")]
+    host: Option<String>,
 
-    /// TCP port of the store, or of the broker in front of it
-    #[arg(long, env = "STATEHOUSE_PORT", default_value_t = 1883, help_heading = "Connection",
+    /// TCP port of the store, or of the broker in front of it [default: 1883]
+    #[arg(long, env = "STATEHOUSE_PORT", help_heading = "Connection",
           value_parser = clap::value_parser!(u16).range(1..))]
-    port: u16,
+    port: Option<u16>,
 }
 
 /// Advice if the store is unreachable.
@@ -34,7 +33,7 @@ pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
 
 /// The credentials of the user.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Account {
     /// User name
@@ -47,7 +46,7 @@ pub(super) struct Account {
 }
 
 /// The credentials of the user and the certificates of the connection.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Credentials {
     /// CA certificates (PEM) that the server's certificate is verified against, for mqtts:// or
@@ -133,7 +132,7 @@ impl Account {
 }
 
 /// The address of the store, and the credentials.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct Target {
     /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
     /// precedence over --host and --port
@@ -148,16 +147,62 @@ pub(super) struct Target {
     #[command(flatten)]
     address: Address,
 
+    /// The context that names the store (see `statehouse context`) [default: the selected one]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "STATEHOUSE_CONTEXT",
+        help_heading = "Connection",
+        conflicts_with_all = ["url", "host", "port"]
+    )]
+    context: Option<String>,
+
     #[command(flatten)]
     pub(super) credentials: Credentials,
 }
 
 impl Target {
+    /// The same with what the context adds. A context must add nothing if flags name another store,
+    /// which would otherwise receive its password.
+    pub(super) fn with_context(&self) -> Result<Self, Failure> {
+        let mut target = self.clone();
+        let Address { host, port } = &self.address;
+        if self.url.is_some() || host.is_some() || port.is_some() {
+            return Ok(target);
+        }
+        let Some(context) = context::find(self.context.as_deref())? else {
+            return Ok(target);
+        };
+        let Some(url) = context.url else {
+            return Ok(target);
+        };
+        target.url = Some(url.parse().map_err(Failure::usage)?);
+        let credentials = &mut target.credentials;
+        let fill = |own: &mut Option<PathBuf>, of_context| *own = own.take().or(of_context);
+        fill(&mut credentials.ca, context.ca);
+        if credentials.cert.is_none() {
+            fill(&mut credentials.cert, context.cert);
+            fill(&mut credentials.key, context.cert_key);
+        }
+        if credentials.account.user.is_none() {
+            credentials.account.user = context.user;
+            fill(
+                &mut credentials.account.password_file,
+                context.password_file,
+            );
+        }
+        Ok(target)
+    }
+
     /// The URL of the store, from either form.
     pub(super) fn url(&self) -> BrokerUrl {
+        let Address { host, port } = &self.address;
         match &self.url {
             Some(url) => url.clone(),
-            None => BrokerUrl::plain(&self.address.host, self.address.port),
+            None => BrokerUrl::plain(
+                host.as_deref().unwrap_or("127.0.0.1"),
+                port.unwrap_or(MQTT_PORT),
+            ),
         }
     }
 }
@@ -191,10 +236,11 @@ impl Remote {
     /// Connects for a longer time: the broker keeps the session during an interruption of this
     /// length.
     pub(super) async fn connect_for(&self, interruption: Duration) -> Result<Client, Failure> {
-        let url = self.target.url();
+        let target = self.target.with_context()?;
+        let url = target.url();
         let options = Options {
-            tls: self.target.credentials.tls(&url)?,
-            login: self.target.credentials.login(&url)?,
+            tls: target.credentials.tls(&url)?,
+            login: target.credentials.login(&url)?,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,
@@ -210,8 +256,8 @@ impl Remote {
     }
 }
 
-/// Names the user and the machine, so that logs and `statehouse history` show who it was. The digits
-/// keep several commands of one user apart.
+/// Names the user and the machine, so that logs and `statehouse history` show who it was. The
+/// digits keep several commands of one user apart.
 fn default_client_id() -> String {
     let plain = |text: String| -> String {
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -19,8 +19,8 @@ const SCAN_INTERRUPTION: Duration = Duration::from_secs(30);
 /// One key per line. On a terminal, unprintable characters are escaped; otherwise the bytes are
 /// unchanged, so keys that contain a newline need -0 or --json. Exit code 1 if no key matches.
 ///
-/// --values and --long read each key when it is listed. A key that was deleted meanwhile is left
-/// out.
+/// --values and --long read each key after it was listed, and leave out a key that was deleted
+/// since.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

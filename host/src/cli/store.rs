@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use hyper::{Method, StatusCode};
 use serde_json::Value as Json;
 
+use super::context;
 use super::output::{Failure, printable};
 use crate::admin::{Endpoint, ask};
 use crate::config::{ADMIN_TOKEN, socket_path};
@@ -18,15 +19,24 @@ const EXIT_REFUSED: u8 = 4;
 #[derive(Debug, clap::Args)]
 pub(super) struct Store {
     /// The data directory of the running store; its file `admin` holds the address and the token of
-    /// the admin API
+    /// the admin API [default: that of the context, or statehouse-data]
     #[arg(
         long,
         value_name = "DIR",
         env = "STATEHOUSE_DATA",
-        default_value = "statehouse-data",
         help_heading = "Store"
     )]
-    data: PathBuf,
+    data: Option<PathBuf>,
+
+    /// The context that names the store (see `statehouse context`) [default: the selected one]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "STATEHOUSE_CONTEXT",
+        help_heading = "Store",
+        conflicts_with_all = ["data", "admin"]
+    )]
+    context: Option<String>,
 
     /// The address of the admin API instead: http://ADDR:PORT, with the token in
     /// STATEHOUSE_ADMIN_TOKEN, or unix:PATH
@@ -93,6 +103,15 @@ impl Store {
         })
     }
 
+    /// The data directory: the given one, that of the context, or the default one.
+    fn data(&self) -> Result<PathBuf, Failure> {
+        if let Some(data) = &self.data {
+            return Ok(data.clone());
+        }
+        let of_context = context::find(self.context.as_deref())?.and_then(|it| it.data);
+        Ok(of_context.unwrap_or_else(|| PathBuf::from("statehouse-data")))
+    }
+
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         if let Some(url) = &self.admin {
             if let Some(path) = url.strip_prefix("unix:") {
@@ -115,18 +134,19 @@ impl Store {
                 token: Some(token),
             });
         }
-        Endpoint::read(&self.data).map_err(|error| match error.kind() {
+        let data = self.data()?;
+        Endpoint::read(&data).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Failure::transport(format!(
                 "no store runs in {}, or its admin API is off: start one with `statehouse serve`, give its directory with --data, or the address of its admin API with --admin",
-                self.data.display()
+                data.display()
             )),
             io::ErrorKind::PermissionDenied => Failure::transport(format!(
                 "{} is not readable by this account: {error}. Run this command as the account of the store",
-                Endpoint::path(&self.data).display()
+                Endpoint::path(&data).display()
             )),
             _ => Failure::transport(format!(
                 "cannot read {}: {error}",
-                Endpoint::path(&self.data).display()
+                Endpoint::path(&data).display()
             )),
         })
     }
@@ -134,10 +154,7 @@ impl Store {
     fn unreachable(&self, endpoint: &Endpoint, error: &io::Error) -> Failure {
         let advice = match self.admin {
             Some(_) => "Is a store running there?".to_owned(),
-            None => format!(
-                "The store in {} has probably been killed, which leaves that file behind. Start one with `statehouse serve`",
-                self.data.display()
-            ),
+            None => "It has probably been killed, which leaves the file with this address behind. Start one with `statehouse serve`".to_owned(),
         };
         Failure::transport(format!("cannot reach {}: {error}. {advice}", endpoint.url))
     }

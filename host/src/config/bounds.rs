@@ -224,6 +224,7 @@ impl LimitFlags {
                 limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             ),
             watch_bytes_max: memory.part(2, limits::WATCH_BYTES_MAX),
+            recent_bytes_max: memory.part(1, 2 * limits::RECENT_BYTES_MAX) / 2,
             unreleased_bytes_max: memory.part(1, limits::UNRELEASED_BYTES_MAX),
             fuel_max: self.max_fuel.unwrap_or_default().get(),
             ..Quota::default()

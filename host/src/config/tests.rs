@@ -187,6 +187,7 @@ fn defaults_fit_the_memory_of_a_small_gateway() {
     let Bounds { quota, broker, .. } = bounds(LimitFlags::default());
     assert_eq!(quota.bytes_max, 96 << 20);
     assert_eq!(quota.watch_bytes_max, 16 << 20);
+    assert_eq!(quota.recent_bytes_max, 4 << 20);
     assert_eq!(broker.queue_bytes_total_max, 32 << 20);
     assert_eq!(broker.packet_bytes_total_max, 16 << 20);
     assert_eq!(broker.subscription_bytes_total_max, 16 << 20);

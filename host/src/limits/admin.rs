@@ -49,6 +49,20 @@ pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
+/// Readers that wait for the next log line of a policy. They hold operator seats while they wait,
+/// so most seats must stay free for short requests.
+pub const ADMIN_LOG_FOLLOWERS_MAX: usize = 4;
+
+/// How long a response waits for the next log line of a policy. It must end well before
+/// [`ADMIN_CONNECTION_TIMEOUT`].
+pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
+
+/// How often such a response looks for a line.
+pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
+
+/// Files of a project that `policy dev` watches.
+pub const PROJECT_FILES_MAX: usize = 10_000;
+
 /// The file that contains the address of the admin API.
 pub const ADMIN_FILE_BYTES_MAX: u64 = 4 << 10;
 

@@ -25,3 +25,15 @@ pub const CLUSTER_QUIET: Duration = Duration::from_secs(600);
 /// How long the clients of a leader that hands over or was replaced get to receive what was
 /// released. The next leader cannot answer them before the end.
 pub const CLUSTER_LEAVING_GRACE: Duration = Duration::from_millis(200);
+
+/// How long a record of the history of a host may be unsynced. The log of the cluster has it too.
+pub const CLUSTER_HISTORY_SYNC: Duration = Duration::from_secs(1);
+
+/// How often the history removes what is too old, and marks its end, while little happens.
+pub const CLUSTER_HISTORY_IDLE: Duration = Duration::from_secs(60);
+
+/// Bytes of records behind the mark of the history. After a kill they are read again.
+pub const CLUSTER_HISTORY_UNMARKED_BYTES_MAX: u64 = 8 << 20;
+
+/// How long a host that stops waits for the disk of its history.
+pub const CLUSTER_HISTORY_CLOSE: Duration = Duration::from_secs(5);

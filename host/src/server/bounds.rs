@@ -1,7 +1,7 @@
 //! Limits that change while the store runs, and checks against them.
 
 use super::Server;
-use statehouse_core::store::{Exceeded, Peer, Quota, Supervision};
+use statehouse_core::store::{Exceeded, Peer, Quota, Scope, Supervision};
 
 impl Server {
     /// Applies other limits from the next request on. Existing keys stay.
@@ -47,6 +47,6 @@ impl Server {
         let quota = *locked.core.store_mut().quota();
         quota.check_key(key)?;
         let watches = &locked.core.store().state().watches;
-        watches.check(peer, key, &quota)
+        watches.check(peer, Scope::Key, key, &quota)
     }
 }

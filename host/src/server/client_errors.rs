@@ -1,5 +1,5 @@
-//! Log lines about requests that a client builds wrongly: what is missing, and how to add it. The
-//! audit log has those that get no answer.
+//! Log lines about requests that a client builds wrongly, each with its remedy. The audit log has
+//! the requests that get no answer.
 //!
 //! Clients cause these lines, so there is one for each client and mistake in a minute, and a limit
 //! for all clients together.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use statehouse_core::policy::Repeat;
+use statehouse_core::policy::{Batch, Repeat};
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Key, Read, Write};
+use statehouse_core::store::{Key, Read, Scope, Write};
 
 /// The outcome of a PUBLISH on a request topic.
 #[derive(Debug)]
@@ -29,6 +29,13 @@ pub enum Came {
     Dropped,
 }
 
+impl Came {
+    /// Whether the policy failed at the request.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Answer(answer) if answer.failure.is_some())
+    }
+}
+
 /// An answer, and all effects of the request.
 #[derive(Debug, Default)]
 pub struct Answer {
@@ -47,10 +54,10 @@ pub struct Answer {
     pub writes: Vec<Write>,
     /// The reads that the answer depends on.
     pub reads: Reads,
-    /// Keys that the client watches since this request.
-    pub watched: Vec<Key>,
-    /// Keys that the client no longer watches since this request.
-    pub unwatched: Vec<Key>,
+    /// Keys and prefixes that the client watches since this request.
+    pub watched: Vec<(Scope, Key)>,
+    /// Keys and prefixes that the client no longer watches since this request.
+    pub unwatched: Vec<(Scope, Key)>,
     /// The notifications of the request. Those about keys that had
     /// expired before it precede the others.
     pub notifications: Vec<Notification>,
@@ -63,9 +70,35 @@ pub struct Answer {
     /// Why the policy failed, if it did. Nothing has changed then, and the payload is
     /// `-ERR internal error`.
     pub failure: Option<String>,
+    /// The lines that the policy logged, in order.
+    pub log: Vec<Logged>,
     /// The result of a fresh instance for the same request on the same state, if it differs. The
     /// policy then has hidden state between requests.
     pub hidden_state: Option<String>,
+}
+
+/// A line that the policy logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: &'static str,
+    /// The text, not escaped.
+    pub text: String,
+}
+
+impl Logged {
+    /// The lines of a call. If the first ones were lost, the first line says so.
+    pub(super) fn of(batch: Batch) -> Vec<Self> {
+        let lost = (batch.lost > 0).then(|| Self {
+            level: "warn",
+            text: format!("{} lines before these are not shown", batch.lost),
+        });
+        let lines = batch.lines.into_iter().map(|line| Self {
+            level: line.level_name(),
+            text: line.text,
+        });
+        lost.into_iter().chain(lines).collect()
+    }
 }
 
 /// The reads that an answer depends on.

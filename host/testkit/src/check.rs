@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use statehouse_transcript::quote;
 
+use super::compose::interfaces;
 use super::harness::Harness;
-use statehouse_core::policy::{self, Instance, LoadError, sections};
+use statehouse_core::policy::{self, Instance, LoadError};
 
 /// The kind of a file. The host turns a core module into a component when it loads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +91,10 @@ pub fn check(file: &[u8]) -> Checked {
         [0, b'a', b's', b'm', ..] => Kind::Component,
         _ => Kind::Other,
     };
-    let (imports, exports) = interfaces(file, kind).unwrap_or_default();
+    let (imports, exports) = match kind {
+        Kind::Other => Default::default(),
+        _ => interfaces(file).unwrap_or_default(),
+    };
     let policy = fit(file).map_err(|error| Wrong {
         what: error.to_string(),
         advice: advice(&error, &imports),
@@ -103,36 +107,6 @@ pub fn check(file: &[u8]) -> Checked {
         exports,
         policy,
     }
-}
-
-/// The imports and exports of a component, or of the component that a core module becomes.
-fn interfaces(file: &[u8], kind: Kind) -> Option<(Vec<String>, Vec<String>)> {
-    if !sections::are_whole(file) {
-        return None;
-    }
-    let encoded;
-    let component = match kind {
-        Kind::Module => {
-            encoded = statehouse_precompiled::encode(file).ok()?;
-            &encoded[..]
-        }
-        Kind::Component => file,
-        Kind::Other => return None,
-    };
-    let decoded = wit_component::decode(component).ok()?;
-    let wit_component::DecodedWasm::Component(resolve, world) = decoded else {
-        return None;
-    };
-    let world = resolve.worlds.get(world)?;
-    let names = |keys: Vec<_>| {
-        keys.into_iter()
-            .map(|key| resolve.name_world_key(key))
-            .collect()
-    };
-    Some((
-        names(world.imports.keys().collect()),
-        names(world.exports.keys().collect()),
-    ))
 }
 
 fn fit(file: &[u8]) -> Result<Fit, LoadError> {

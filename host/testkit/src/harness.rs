@@ -12,15 +12,15 @@ use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
 use statehouse_protocol::{ConnectionId, SessionId};
 
-use super::answer::{Answer, Came, Notification, Reads, is_same};
+use super::answer::{Answer, Came, Logged, Notification, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
 use statehouse_core::clock::Hlc;
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
-    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Store, Transaction,
-    Write,
+    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Scope, Store,
+    Transaction, Write,
 };
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings};
 use statehouse_protocol::rights::ClientRights;
@@ -150,7 +150,7 @@ impl Harness {
         let mut notifications = Vec::new();
         while let Some(due_ms) = self.next_expiry_ms().filter(|due_ms| *due_ms <= end_ms) {
             self.now_ms = self.now_ms.max(due_ms);
-            let (decision, _) = self.handle(Input::Sweep);
+            let (decision, ..) = self.handle(Input::Sweep);
             notifications.extend(self.notifications(&decision.effects));
         }
         self.now_ms = end_ms;
@@ -275,12 +275,13 @@ impl Harness {
             peer: &peer,
             grants: self.rights.get(client).cloned(),
         };
-        let watched = |core: &Core| -> BTreeSet<Key> {
-            core.store().state().watches.by(&peer).cloned().collect()
+        let watched = |core: &Core| -> BTreeSet<(Scope, Key)> {
+            let watches = core.store().state().watches.by(&peer);
+            watches.map(|(scope, key)| (scope, key.clone())).collect()
         };
         let before = watched(&self.used);
         let start = Instant::now();
-        let (decision, hidden_state) = self.handle(Input::Publish(&incoming));
+        let (decision, hidden_state, log) = self.handle(Input::Publish(&incoming));
         let time = start.elapsed();
         let after = watched(&self.used);
         match decision.outcome {
@@ -290,6 +291,7 @@ impl Harness {
                     unwatched: before.difference(&after).cloned().collect(),
                     time,
                     hidden_state,
+                    log,
                     ..self.answer(decision)
                 };
                 Came::Answer(Box::new(answer))
@@ -398,13 +400,16 @@ impl Harness {
         }
     }
 
-    /// Handles an input with both cores. Returns how the fresh one differed, as text. After a
-    /// difference it continues from the state of the used one.
-    fn handle<'a>(&mut self, input: Input<'a>) -> (Decision<'a>, Option<String>) {
+    /// Handles an input with both cores. Returns how the fresh one differed, as text, and what the
+    /// used one logged. After a difference the fresh one continues from the state of the used one.
+    fn handle<'a>(&mut self, input: Input<'a>) -> (Decision<'a>, Option<String>, Vec<Logged>) {
         let now = self.now();
+        let lines = self.policy.counters.lines().clone();
+        let end = lines.end();
         let decision = self.used.handle(input, now);
+        let log = Logged::of(lines.since(end));
         let Some(fresh) = &mut self.fresh else {
-            return (decision, None);
+            return (decision, None, log);
         };
         *fresh.store_mut().registry() = Registry::new(self.policy.clone(), None);
         let other = fresh.handle(input, now);
@@ -416,7 +421,7 @@ impl Harness {
         if differs.is_some() {
             *fresh.store_mut().state_mut() = self.used.store().state().clone();
         }
-        (decision, differs)
+        (decision, differs, log)
     }
 
     /// All notifications, one for each watcher.

@@ -38,6 +38,7 @@ mod answer;
 pub mod bench;
 pub mod check;
 mod client;
+pub mod compose;
 pub mod conformance;
 mod harness;
 pub mod limits;
@@ -45,7 +46,7 @@ pub mod project;
 mod setup;
 pub mod transcript;
 
-pub use answer::{Answer, Came, Notification, Reads};
+pub use answer::{Answer, Came, Logged, Notification, Reads};
 pub use client::array;
 pub use client::{Client, Publish};
 pub use harness::{Harness, NOW_MS};

@@ -113,7 +113,7 @@ const JAVASCRIPT: &[(&str, &str)] = &[
     ),
     (
         "policy.js",
-        include_str!("../../../examples/set-point/js/policy.js"),
+        include_str!("../../templates/javascript/policy.js"),
     ),
     (".gitignore", "/node_modules\n/*.wasm\n"),
 ];
@@ -127,26 +127,8 @@ const PYTHON: &[(&str, &str)] = &[
         "README.md",
         include_str!("../../templates/python/README.md"),
     ),
-    (
-        "src/app.py",
-        include_str!("../../../examples/set-point/python/set_point.py"),
-    ),
+    ("src/app.py", include_str!("../../templates/python/app.py")),
     (".gitignore", "/.venv\n__pycache__/\n/*.wasm\n"),
-];
-
-/// Texts of the examples, with their replacements in a project: the name, and the references to
-/// other examples.
-const EXAMPLE_REPLACEMENTS: &[(&str, &str)] = &[
-    ("set-point-js\"", "{{name}}\""),
-    ("set-point-python\"", "{{name}}\""),
-    (
-        " The same rule stands in\n// ../rust and ../python, and all three answer with the same bytes.",
-        "",
-    ),
-    (
-        " The same rule stands in\n../rust and ../js, and all three answer with the same bytes.",
-        "",
-    ),
 ];
 
 /// Whether a name is valid for a package, a file and a policy.
@@ -179,10 +161,6 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
         Language::Python => (PYTHON, &[][..]),
     };
     for (path, text) in COMMON.iter().chain(own) {
-        let mut text = (*text).to_owned();
-        for (original, replacement) in EXAMPLE_REPLACEMENTS {
-            text = text.replace(original, replacement);
-        }
         let text = text.replace("{{name}}", name);
         let text = text.replace("{{version}}", env!("CARGO_PKG_VERSION"));
         write(directory, path, &text).map_err(failed(&directory.join(path)))?;

@@ -12,7 +12,7 @@ mod run;
 
 use statehouse_transcript::{self as language, Script};
 
-pub use self::report::{Cost, Difference, Hidden, Report};
+pub use self::report::{Cost, Difference, Failed, Hidden, LoggedAt, Report};
 use self::run::Run;
 use super::harness::Harness;
 use statehouse_core::request::Dialect;

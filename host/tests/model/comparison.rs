@@ -8,7 +8,7 @@ use statehouse_core::request::Dialect;
 use statehouse_core::store::{Effects, Mode, Notification, Watches};
 
 use crate::model::Model;
-use crate::oracle::WatcherNotification;
+use crate::oracle::{Watched, WatcherNotification};
 
 impl Model {
     /// Compares the notifications of a step with the expected ones.
@@ -108,14 +108,12 @@ impl Model {
     }
 
     /// All watches with their clients and dialects, sorted.
-    fn watched(&self, watches: &Watches) -> Vec<(Vec<u8>, usize, Dialect)> {
+    fn watched(&self, watches: &Watches) -> Vec<(Watched, usize, Dialect)> {
         let mut watched = Vec::new();
-        for (client, peer) in self.peers.iter().enumerate() {
-            for key in watches.by(peer) {
-                let dialect = watches.of(key).find(|(it, _)| *it == peer);
-                let (_, dialect) = dialect.expect("both indexes agree");
-                watched.push((key.to_vec(), client, dialect));
-            }
+        for (peer, scope, key, dialect) in watches.range(None) {
+            let client = self.peers.iter().position(|it| it == peer);
+            let client = client.expect("a current connection");
+            watched.push(((scope, key.to_vec()), client, dialect));
         }
         watched.sort();
         assert_eq!(watched.len(), watches.len());

@@ -61,6 +61,7 @@ const QUOTA: Quota = Quota {
     watches_max: 1_000_000,
     watches_per_connection_max: 10_000,
     watch_bytes_max: 512 << 20,
+    recent_bytes_max: 16 << 20,
     unreleased_bytes_max: 256 << 20,
     fuel_max: statehouse::limits::FUEL_PER_CALL_DEFAULT,
     journal_full: false,

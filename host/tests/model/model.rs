@@ -8,14 +8,14 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, Progress, Recorder, Records, record, sessions_block};
 use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
-use statehouse_core::store::{Effects, Mode, Peer, Renotified, Rerun};
+use statehouse_core::store::{Effects, Mode, Peer, Renotified, Rerun, Scope};
 use statehouse_core::{Core, Input, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use crate::ops::{Op, Redelivery, VERSION_OF_KEY};
-use crate::oracle::{Oracle, OracleRequest, Reading, Version, WatcherNotification};
+use crate::oracle::{Oracle, OracleRequest, Reading, Version, Watched, WatcherNotification};
 use crate::{
     CLIENTS, DIALECTS, QUOTA, START_MS, WINDOW_MS, now, policies, promote, retention,
     store_from_image,
@@ -53,6 +53,10 @@ pub(crate) struct Model {
     /// A snapshot in progress: its blocks, and the number of records at its beginning.
     snapshot_in_progress: Option<(Progress, Vec<Vec<u8>>, usize)>,
     last_snapshot: Option<(Vec<Vec<u8>>, usize)>,
+    /// The number of changes at the beginning of the snapshot in progress, of the last one, and of
+    /// the one that the present run began with. Later changes must be known.
+    changes_at: [usize; 2],
+    known_from: usize,
     active: usize,
     pub(super) oracle: Oracle,
     history: Vec<PastRequest>,
@@ -86,6 +90,8 @@ impl Model {
             records,
             snapshot_in_progress: None,
             last_snapshot: None,
+            changes_at: [0, 0],
+            known_from: 0,
             active: 0,
             oracle: Oracle::new(QUOTA.keys_max as usize, QUOTA.client_keys_max as usize),
             history: Vec::new(),
@@ -190,6 +196,15 @@ impl Model {
                 self.step(Input::SessionsEnded(&[ended]));
                 self.peers[*client] = self.peer(*client, None);
             }
+            Op::CatchUp(client, dialect, is_prefix, key, since) => {
+                let scope = if *is_prefix {
+                    Scope::Prefix
+                } else {
+                    Scope::Key
+                };
+                let watched = (scope, key.as_bytes().to_vec());
+                self.catch_up(*client, DIALECTS[*dialect], watched, since);
+            }
             Op::Wait(ms) => {
                 self.now_ms += ms;
                 self.step(Input::Sweep);
@@ -213,6 +228,18 @@ impl Model {
         timestamp: Option<Reading>,
         token: Option<Reading>,
     ) {
+        let past = self.new_request(client, dialect, words, timestamp, token);
+        self.handle_as_new(past, false);
+    }
+
+    fn new_request(
+        &mut self,
+        client: usize,
+        dialect: Dialect,
+        words: Vec<Vec<u8>>,
+        timestamp: Option<Reading>,
+        token: Option<Reading>,
+    ) -> PastRequest {
         let packet_id = self.next_packet_id;
         self.next_packet_id += 1;
         let mut properties = PropertiesBuilder::new()
@@ -227,7 +254,7 @@ impl Model {
             }
         }
         let properties = properties.finish().expect("short properties");
-        let past = PastRequest {
+        PastRequest {
             client,
             session: self.peers[client].session,
             packet_id,
@@ -241,8 +268,7 @@ impl Model {
             changed: None,
             executed_in: 0,
             renotified_in: 0,
-        };
-        self.handle_as_new(past, false);
+        }
     }
 
     /// Lets the store and the oracle handle a request as a new one, and compares the results.
@@ -267,6 +293,11 @@ impl Model {
         assert_eq!(effects.handled.is_some(), expected.repeatable);
         match expected.version {
             Version::None => assert_eq!(answer.version, None),
+            Version::Last => {
+                assert!(answer.version >= Some(self.last_version));
+                let last = self.core.store().state().hlc.last();
+                assert_eq!(answer.version, Some(last));
+            }
             Version::Is(version) => assert_eq!(answer.version, Some(version)),
             Version::Above(wall, counter) => {
                 let version = answer.version.expect("a new version");
@@ -286,6 +317,61 @@ impl Model {
         self.oracle.apply(expected, answer.version);
         self.last_version = self.last_version.max(answer.version.unwrap_or_default());
         self.history.push(past);
+    }
+
+    /// Lets a client watch from the version of an earlier change. It must get every later change
+    /// once and in order, or learn that the store does not know them any more.
+    fn catch_up(&mut self, client: usize, dialect: Dialect, watched: Watched, since: &Index) {
+        // Notifications of expired keys would precede those of the missed changes.
+        self.step(Input::Sweep);
+        let changes = self.oracle.changes.iter().enumerate();
+        let versions = changes.filter_map(|(at, it)| Some((at + 1, it.version?)));
+        let versions: Vec<_> = std::iter::once((0, Stamp::default()))
+            .chain(versions)
+            .collect();
+        let (count, version) = *since.get(&versions);
+        let from = format!("{}:{}:n", version.wall, version.counter);
+        let mut words = vec![b"KEYNOTIFY".to_vec(), watched.1.clone()];
+        if watched.0 == Scope::Prefix {
+            words.push(b"PREFIX".to_vec());
+        }
+        words.extend([b"FROM".to_vec(), from.into_bytes()]);
+        let past = self.new_request(client, dialect, words, None, None);
+        let effects = self.deliver(&past, false);
+        assert!(effects.handled.is_none() && effects.notifications.is_empty());
+        let answer = effects.answer.expect("every request has an answer");
+        if answer
+            .payload
+            .starts_with(b"-ERR the changes since this version are no longer known")
+        {
+            assert!(
+                count < self.known_from || self.run > 15,
+                "{count} of {versions:?}"
+            );
+            assert!(effects.expired.is_empty());
+            return;
+        }
+        assert_eq!(&answer.payload[..], b"+OK\r\n");
+        let last = self.core.store().state().hlc.last();
+        assert_eq!(answer.version, Some(last));
+        assert!(effects.expired.is_sorted_by(|a, b| a.version < b.version));
+        assert!(
+            effects
+                .expired
+                .iter()
+                .all(|it| version < it.version && it.version <= last)
+        );
+        let received = effects.expired.iter();
+        let mut received: Vec<_> = received
+            .flat_map(|it| self.watcher_notifications(it))
+            .collect();
+        let mut missed = self.oracle.missed(count, &watched, client, dialect);
+        // Keys that expired in the same step have no order, which a stable sort by key ignores.
+        received.sort_by(|a, b| a.key.cmp(&b.key));
+        missed.sort_by(|a, b| a.key.cmp(&b.key));
+        assert_eq!(received, missed);
+        self.oracle.watch(watched, client, dialect);
+        self.last_version = self.last_version.max(last);
     }
 
     /// Redelivers a request. It must get its remembered answer, or is handled as a new request if
@@ -427,6 +513,9 @@ impl Model {
     /// Adds a block to the snapshot in progress, or begins one.
     fn snapshot_block(&mut self) {
         let begun = self.records.all().len();
+        if self.snapshot_in_progress.is_none() {
+            self.changes_at[0] = self.oracle.changes.len();
+        }
         let fresh = || {
             let peers = self.peers.iter().filter(|_| self.mode == Mode::Embedded);
             let began = peers.map(|it| sessions_block(&session_began(it.session, &it.client)));
@@ -439,13 +528,17 @@ impl Model {
                 blocks.push(block);
                 self.snapshot_in_progress = Some((progress, blocks, begun));
             }
-            None => self.last_snapshot = Some((blocks, begun)),
+            None => {
+                self.last_snapshot = Some((blocks, begun));
+                self.changes_at[1] = self.changes_at[0];
+            }
         }
     }
 
     /// Restarts the store from the last snapshot and the records after its beginning.
     fn restart(&mut self) {
         self.snapshot_in_progress = None;
+        self.known_from = self.changes_at[1];
         let mut image = Image::new(retention(self.mode));
         let (blocks, begun) = self.last_snapshot.clone().unwrap_or_default();
         for block in &blocks {

@@ -141,7 +141,7 @@ impl RecordedStore {
     }
 
     fn watchers(&self, key: &str) -> usize {
-        self.core.store().state().watches.of(key.as_bytes()).count()
+        self.core.store().state().watches.of(key.as_bytes()).len()
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) enum Op {
     EndSession(usize),
     /// A foreign broker could not deliver a notification of this key to this client.
     Undeliverable(usize, &'static str),
+    /// A client watches a key or prefix from the version of an earlier change, in a dialect.
+    CatchUp(usize, usize, bool, &'static str, Index),
     Wait(u64),
     SwapPolicy,
     SnapshotBlock,
@@ -83,6 +85,12 @@ const KEYNOTIFY_OPTIONS: &[&[&str]] = &[
     &["GET", "stop"],
     &["FOO"],
     &["STOP", "STOP"],
+    &["PREFIX"],
+    &["prefix"],
+    &["GET", "PREFIX"],
+    &["PREFIX", "STOP"],
+    &["stop", "get", "prefix"],
+    &["PREFIX", "PREFIX"],
 ];
 const PATTERNS: &[&str] = &[
     "*", "a*", "?", "a?", "", "[a-c]", "[!a]", "[c-a]*", "[", "[a", "\\a", "a\\b", "*[]", "*[!]",
@@ -176,6 +184,9 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         1 => (0..CLIENTS).prop_map(Op::EndSession),
         1 => (0..CLIENTS, prop::sample::select(&["a", "b"][..])).prop_map(|(client, key)| Op::Undeliverable(client, key)),
         3 => prop::sample::select(&[0u64, 1, 99, 1_000, 30_000, 61_000, 700_000][..]).prop_map(Op::Wait),
+        3 => (0..CLIENTS, 0..2usize, any::<bool>(), prop::sample::select(&["a", "ab", "b"][..]), any::<Index>()).prop_map(
+            |(client, dialect, is_prefix, key, since)| Op::CatchUp(client, dialect, is_prefix, key, since)
+        ),
         1 => Just(Op::SwapPolicy),
         3 => Just(Op::SnapshotBlock),
         2 => Just(Op::Restart),

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::Dialect;
+use statehouse_core::store::Scope;
 
 /// A clock reading as a client writes it, or a text that is not one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,12 @@ pub(crate) enum Version {
     Is(Stamp),
     /// A new version above this clock reading.
     Above(u64, u32),
+    /// The version of the last change.
+    Last,
 }
+
+/// A watched key or prefix.
+pub(crate) type Watched = (Scope, Vec<u8>);
 
 /// The predicted effects of a request.
 #[derive(Debug)]
@@ -81,14 +87,24 @@ enum Change {
     Nothing,
     Put(Vec<u8>, OracleEntry),
     Remove(Vec<u8>),
-    Watch(Vec<u8>, usize, Dialect),
-    Unwatch(Vec<u8>, usize),
+    Watch(Watched, usize, Dialect),
+    Unwatch(Watched, usize),
+}
+
+/// A change of a key: its new value, or its removal. The version of a removal is not known.
+#[derive(Clone, Debug)]
+pub(crate) struct PastChange {
+    key: Vec<u8>,
+    value: Option<Vec<u8>>,
+    pub(crate) version: Option<Stamp>,
 }
 
 #[derive(Default)]
 pub(crate) struct Oracle {
+    /// All changes, in order.
+    pub(crate) changes: Vec<PastChange>,
     pub(crate) keys: BTreeMap<Vec<u8>, OracleEntry>,
-    watches: BTreeMap<Vec<u8>, BTreeMap<usize, Dialect>>,
+    watches: BTreeMap<Watched, BTreeMap<usize, Dialect>>,
     keys_max: usize,
     client_keys_max: usize,
 }
@@ -114,8 +130,38 @@ impl Oracle {
         for key in expired {
             self.keys.remove(&key);
             notifications.extend(self.notifications_of(&key, None));
+            self.note_change(&key, None, None);
         }
         notifications
+    }
+
+    fn note_change(&mut self, key: &[u8], value: Option<Vec<u8>>, version: Option<Stamp>) {
+        self.changes.push(PastChange {
+            key: key.to_vec(),
+            value,
+            version,
+        });
+    }
+
+    /// The notifications of the changes behind the first `count` ones, to a client that missed
+    /// them.
+    pub(crate) fn missed(
+        &self,
+        count: usize,
+        watched: &Watched,
+        client: usize,
+        dialect: Dialect,
+    ) -> Vec<WatcherNotification> {
+        let changes = self.changes[count..].iter();
+        let missed = changes.filter(|it| covers(watched, &it.key));
+        let missed = missed.map(|it| notification(&it.key, it.value.as_deref(), client, dialect));
+        missed.collect()
+    }
+
+    /// A client watches a key or prefix.
+    pub(crate) fn watch(&mut self, watched: Watched, client: usize, dialect: Dialect) {
+        let watchers = self.watches.entry(watched).or_default();
+        watchers.insert(client, dialect);
     }
 
     /// Ends the watches of a client whose connection ended.
@@ -125,16 +171,18 @@ impl Oracle {
         }
     }
 
-    /// Ends the watch of a key after a notification was not deliverable.
+    /// Ends the watches of a key after a notification was not deliverable.
     pub(crate) fn undeliverable(&mut self, client: usize, key: &[u8]) {
-        if let Some(watchers) = self.watches.get_mut(key) {
-            watchers.remove(&client);
+        for (watched, watchers) in &mut self.watches {
+            if covers(watched, key) {
+                watchers.remove(&client);
+            }
         }
     }
 
     /// All watches, sorted by key and client.
-    pub(crate) fn watched(&self) -> Vec<(Vec<u8>, usize, Dialect)> {
-        let of = |(key, watchers): (&Vec<u8>, &BTreeMap<usize, Dialect>)| {
+    pub(crate) fn watched(&self) -> Vec<(Watched, usize, Dialect)> {
+        let of = |(key, watchers): (&Watched, &BTreeMap<usize, Dialect>)| {
             let watchers = watchers.iter();
             let watched = watchers.map(|(client, dialect)| (key.clone(), *client, *dialect));
             watched.collect::<Vec<_>>()
@@ -152,24 +200,21 @@ impl Oracle {
         key: &[u8],
         value: Option<&[u8]>,
     ) -> Vec<WatcherNotification> {
-        let watchers = self.watches.get(key).into_iter().flatten();
-        let notification = |(client, dialect): (&usize, &Dialect)| WatcherNotification {
-            client: *client,
-            key: key.to_vec(),
-            payload: match (value, dialect) {
-                (Some(value), _) => [
-                    b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$",
-                    value.len().to_string().as_bytes(),
-                    b"\r\n",
-                    value,
-                    b"\r\n",
-                ]
-                .concat(),
-                (None, Dialect::Sdk) => b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n".to_vec(),
-                (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
-            },
-        };
-        watchers.map(notification).collect()
+        let covering = self
+            .watches
+            .iter()
+            .filter(|(watched, _)| covers(watched, key));
+        let mut covering: Vec<_> = covering.collect();
+        // The most specific watch of a client decides the dialect.
+        covering.sort_by_key(|((scope, watched), _)| (*scope == Scope::Key, watched.len()));
+        let watchers: BTreeMap<&usize, &Dialect> = covering
+            .into_iter()
+            .flat_map(|(_, watchers)| watchers)
+            .collect();
+        let watchers = watchers.into_iter();
+        watchers
+            .map(|(client, dialect)| notification(key, value, *client, *dialect))
+            .collect()
     }
 
     /// Predicts the effects of a request without applying them, because its version is not known
@@ -193,11 +238,15 @@ impl Oracle {
             Change::Nothing => {}
             Change::Put(key, entry) => {
                 let version = version.expect("a successful SET has a version");
+                self.note_change(&key, Some(entry.value.clone()), Some(version));
                 self.keys.insert(key, OracleEntry { version, ..entry });
             }
-            Change::Remove(key) => drop(self.keys.remove(&key)),
+            Change::Remove(key) => {
+                self.note_change(&key, None, None);
+                self.keys.remove(&key);
+            }
             Change::Watch(key, client, dialect) => {
-                self.watches.entry(key).or_default().insert(client, dialect);
+                self.watch(key, client, dialect);
             }
             Change::Unwatch(key, client) => {
                 self.watches.entry(key).or_default().remove(&client);
@@ -222,7 +271,7 @@ impl Oracle {
             b"SET" => (2, usize::MAX),
             b"GET" | b"DEL" => (1, 1),
             b"VDEL" => (2, 2),
-            b"KEYNOTIFY" if !preview => (1, 3),
+            b"KEYNOTIFY" if !preview => (1, 4),
             b"SCAN" => (1, 2),
             b"META" if !preview => (1, 1),
             _ => return format_error("unknown command"),
@@ -243,12 +292,12 @@ impl Oracle {
             b"SET" => Some(set_options(&words[2..]).ok_or(("syntax error", false))?),
             _ => None,
         };
-        let stop = match &verb[..] {
+        let (stop, scope) = match &verb[..] {
             b"KEYNOTIFY" => keynotify_options(&words[1..]).ok_or(("syntax error", false))?,
-            _ => false,
+            _ => (false, Scope::Key),
         };
         let key = words[0];
-        if key.is_empty() {
+        if key.is_empty() && scope == Scope::Key {
             return format_error("the key length is zero");
         }
         match (&verb[..], options) {
@@ -258,7 +307,7 @@ impl Oracle {
             (b"VDEL", _) => self.delete(request, key, Some(words[1])),
             (b"SCAN", _) => Ok(self.scan(key)),
             (b"META", _) => Ok(self.meta(key, request.now_ms)),
-            _ => Ok(self.keynotify(request, key, stop)),
+            _ => Ok(self.keynotify(request, (scope, key.to_vec()), stop)),
         }
     }
 
@@ -378,14 +427,17 @@ impl Oracle {
         })
     }
 
-    fn keynotify(&self, request: &OracleRequest<'_>, key: &[u8], stop: bool) -> Prediction {
-        let watched = self.watches.get(key);
+    fn keynotify(&self, request: &OracleRequest<'_>, key: Watched, stop: bool) -> Prediction {
+        let watched = self.watches.get(&key);
         let watched = watched.is_some_and(|watchers| watchers.contains_key(&request.client));
-        let key = key.to_vec();
+        let version = match key.0 {
+            Scope::Key => Version::None,
+            Scope::Prefix => Version::Last,
+        };
         match (stop, watched) {
             (false, _) => Prediction {
                 change: Change::Watch(key, request.client, request.dialect),
-                ..Prediction::new(b"+OK\r\n", Version::None)
+                ..Prediction::new(b"+OK\r\n", version)
             },
             (true, true) => Prediction {
                 change: Change::Unwatch(key, request.client),
@@ -531,16 +583,54 @@ fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
     Some(Options { condition, px_ms })
 }
 
-/// Whether the options of KEYNOTIFY hold STOP. None if they are invalid.
-fn keynotify_options(words: &[&[u8]]) -> Option<bool> {
-    let stops = words
-        .iter()
-        .filter(|word| word.eq_ignore_ascii_case(b"STOP"));
-    let gets = words
-        .iter()
-        .filter(|word| word.eq_ignore_ascii_case(b"GET"));
-    let (stops, gets) = (stops.count(), gets.count());
-    (stops <= 1 && gets <= 1 && stops + gets == words.len()).then_some(stops == 1)
+/// Whether the options of KEYNOTIFY hold STOP, and what it covers. None if they are invalid.
+fn keynotify_options(words: &[&[u8]]) -> Option<(bool, Scope)> {
+    let count = |option: &[u8]| {
+        let same = words
+            .iter()
+            .filter(|word| word.eq_ignore_ascii_case(option));
+        same.count()
+    };
+    let counts = [b"STOP" as &[u8], b"PREFIX", b"GET"].map(count);
+    let known = counts.iter().all(|it| *it <= 1) && counts.iter().sum::<usize>() == words.len();
+    let scope = match counts[1] {
+        0 => Scope::Key,
+        _ => Scope::Prefix,
+    };
+    known.then_some((counts[0] == 1, scope))
+}
+
+/// The notification that a key was set to this value, or removed.
+fn notification(
+    key: &[u8],
+    value: Option<&[u8]>,
+    client: usize,
+    dialect: Dialect,
+) -> WatcherNotification {
+    WatcherNotification {
+        client,
+        key: key.to_vec(),
+        payload: match (value, dialect) {
+            (Some(value), _) => [
+                b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$",
+                value.len().to_string().as_bytes(),
+                b"\r\n",
+                value,
+                b"\r\n",
+            ]
+            .concat(),
+            (None, Dialect::Sdk) => b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n".to_vec(),
+            (None, _) => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
+        },
+    }
+}
+
+/// Whether a watch reports the changes of a key.
+fn covers((scope, watched): &Watched, key: &[u8]) -> bool {
+    match scope {
+        Scope::Key => watched == key,
+        Scope::Prefix => key.starts_with(watched),
+    }
 }
 
 /// Matches a glob by its definition: tries every way to split the key.

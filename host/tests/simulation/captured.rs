@@ -9,7 +9,7 @@ use statehouse::limits::ENTRY_OVERHEAD_BYTES;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Duplicates, Entry, Key, Peer, Remembered, State};
+use statehouse_core::store::{Duplicates, Entry, Key, Peer, Remembered, Scope, State};
 use statehouse_protocol::SessionId;
 
 type OwnedEntries = Vec<(Entry, Option<Box<str>>)>;
@@ -23,7 +23,7 @@ pub(crate) struct Captured {
     assignment: Option<Assignment>,
     table: OwnedEntries,
     pub(crate) hidden: OwnedEntries,
-    watched: Vec<(Peer, Key, Dialect)>,
+    watched: Vec<(Peer, Scope, Key, Dialect)>,
 }
 
 impl Captured {
@@ -35,12 +35,8 @@ impl Captured {
     ) -> Self {
         let watches = &state.watches;
         let mut watched = Vec::new();
-        for peer in watches.peers().filter(|_| watches.are_durable()) {
-            for key in watches.by(peer) {
-                let dialect = watches.of(key).find(|(it, _)| *it == peer);
-                let (_, dialect) = dialect.expect("both indexes agree");
-                watched.push((peer.clone(), key.clone(), dialect));
-            }
+        for (peer, scope, key, dialect) in watches.range(None).filter(|_| watches.are_durable()) {
+            watched.push((peer.clone(), scope, key.clone(), dialect));
         }
         Self {
             position,

@@ -12,7 +12,7 @@
 //!
 //! * `pending` holds records that are appended and not yet written. It does no I/O.
 //! * [`Log`] writes them as one `frame`, syncs and publishes the position. It has no threads, so
-//!   that tests can drive it.
+//!   that tests and the copy of another log can drive it.
 //! * [`WriteAheadLog`] is a log with its threads, which commit once per wake-up. Appenders never
 //!   wait for the disk; a caller that appends much must first ask whether the log is behind.
 //! * `notifier` reports positions that became durable.

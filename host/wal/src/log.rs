@@ -1,7 +1,7 @@
 //! The log without its threads: append, write, sync, publish.
 //!
-//! The threads of [`crate::WriteAheadLog`], or a test, drive it. Input is groups of records; output
-//! is log positions and bytes on the disk.
+//! The threads of [`crate::WriteAheadLog`], a copy of another log, or a test drive it. Input is
+//! groups of records; output is log positions and bytes on the disk.
 //!
 //! Invariants:
 //!

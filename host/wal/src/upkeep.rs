@@ -276,13 +276,27 @@ impl Log {
     /// # Errors
     /// [`Error::Busy`] or [`Error::Io`].
     pub fn begin_snapshot(&self, now_ms: u64) -> Result<Option<Snapshot>, Error> {
+        self.begin_snapshot_at(self.appended(), None, now_ms)
+    }
+
+    /// Begins a snapshot that was captured elsewhere and began at a position of the past. `bytes`
+    /// is its size, if that is known. Returns `None` if the log has a snapshot of this position or
+    /// a later one.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] or [`Error::Io`].
+    pub fn begin_snapshot_at(
+        &self,
+        LogPosition(position): LogPosition,
+        bytes: Option<u64>,
+        now_ms: u64,
+    ) -> Result<Option<Snapshot>, Error> {
         self.check()?;
         let at_bytes = self.written_bytes.load(Ordering::Acquire);
-        let position = self.appended().0;
         if locked(&self.catalogue)
             .snapshots
             .back()
-            .is_some_and(|last| last.position == position)
+            .is_some_and(|last| last.position >= position)
         {
             return Ok(None);
         }
@@ -297,7 +311,10 @@ impl Log {
         };
         let name = files::SNAPSHOT_TEMPORARY;
         let file = self.disk.create(name).map_err(Error::io("create", name))?;
-        let (least, most) = self.next_snapshot_bytes();
+        let (least, most) = match bytes {
+            Some(bytes) => (bytes, bytes),
+            None => self.next_snapshot_bytes(),
+        };
         let first = locked(&self.state_bytes).at_snapshot.is_none();
         let allocate = |bytes| file.allocate(bytes).map(|can| if can { bytes } else { 0 });
         let retried = |error: io::Error| match crate::error::is_full(&error) {
@@ -334,8 +351,12 @@ impl Log {
         self.finish_snapshot_at(snapshot, complete)
     }
 
-    /// `complete` must not be before the position at which the last block was captured.
-    pub(crate) fn finish_snapshot_at(
+    /// Like [`Self::finish_snapshot`]. The log must have all records up to `complete`, and no block
+    /// may hold an effect of a later one.
+    ///
+    /// # Errors
+    /// As [`Self::finish_snapshot`].
+    pub fn finish_snapshot_at(
         &self,
         snapshot: Snapshot,
         LogPosition(complete): LogPosition,
@@ -468,20 +489,35 @@ pub fn create_from_snapshot(
     now_ms: u64,
     source: &mut dyn Source,
 ) -> Result<(), Error> {
-    let found = find_log_file(&*disk).map_err(Error::io("list", "the data directory"))?;
-    if let Some(file) = found {
-        return Err(Error::NotEmpty { file });
-    }
-    let store = StoreId(disk.entropy(), disk.entropy());
-    // The log is created before its snapshot. Recovery refuses a log without its snapshot, so an
-    // interrupted restore never opens as an empty store.
-    let options = options.bounded().fitted(disk_bytes(&*disk)?);
-    let log = Log::begin(disk, options, store, position.0, now_ms)?;
+    let log = Log::create(disk, options, position, now_ms)?;
     if let Some(mut snapshot) = log.begin_snapshot(now_ms)? {
         snapshot.write_blocks(source, &mut |_, _| Ok(()))?;
         log.finish_snapshot(snapshot)?;
     }
     log.close()
+}
+
+impl Log {
+    /// Creates a log whose first record is the one after `position`. Unless that is the first one,
+    /// recovery refuses the log before it has a snapshot of `position`. So what an interrupted
+    /// restore leaves never opens as an empty store.
+    ///
+    /// # Errors
+    /// [`Error::NotEmpty`] if the directory already holds a log ([`has_log`]).
+    pub fn create(
+        disk: Arc<dyn Disk>,
+        options: crate::Options,
+        position: LogPosition,
+        now_ms: u64,
+    ) -> Result<Self, Error> {
+        let found = find_log_file(&*disk).map_err(Error::io("list", "the data directory"))?;
+        if let Some(file) = found {
+            return Err(Error::NotEmpty { file });
+        }
+        let store = StoreId(disk.entropy(), disk.entropy());
+        let options = options.bounded().fitted(disk_bytes(&*disk)?);
+        Self::begin(disk, options, store, position.0, now_ms)
+    }
 }
 
 /// Whether a directory holds any file of a log.

@@ -5,10 +5,12 @@
 mod authz;
 mod clients;
 mod commands;
+mod dev;
 mod drop;
 mod hostile;
 mod http;
 mod limits;
+mod logs;
 mod orders;
 mod socket;
 mod trust;

@@ -142,3 +142,20 @@ fn kill_with_many_requests_in_flight_executes_each_once() {
     let versions: Vec<_> = versions.into_iter().collect();
     assert_eq!(watcher.notified_versions("key"), versions);
 }
+
+#[test]
+fn kill_preserves_watches_of_prefixes() {
+    let mut scene = Scene::start();
+    let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
+    for prefix in ["k", "gone"] {
+        let answer = watcher.ask(&["KEYNOTIFY", prefix, "PREFIX"]);
+        assert_eq!(answer.text, "+OK\\r\\n");
+    }
+    let stop = watcher.ask(&["KEYNOTIFY", "gone", "PREFIX", "STOP"]);
+    assert_eq!(stop.text, "+OK\\r\\n");
+    scene.kill_host();
+    writer.set("gone", "v");
+    let version = writer.set("key", "v");
+    watcher.wait_for_notification("key", &version);
+    assert!(watcher.notified_versions("gone").is_empty());
+}

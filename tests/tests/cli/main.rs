@@ -5,6 +5,7 @@
 mod backup;
 mod bench;
 mod commands;
+mod context;
 mod data_directory;
 mod doctor;
 mod everyday;

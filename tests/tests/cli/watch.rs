@@ -116,3 +116,79 @@ fn sigint_ends_watch_with_code_0() {
     server::signal(watch.child.id(), "INT");
     assert_eq!(watch.end(), Some(0));
 }
+
+#[test]
+fn star_at_the_end_watches_a_prefix() {
+    let server = Server::start();
+    let mut watch = Watch::start(&server, &["plant/*", "--count", "2"]);
+    let mut writer = server.store("writer");
+    writer.set("plant", "v");
+    let one = writer.set("plant/1", "a");
+    writer.set("plant/*", "b");
+    assert_eq!(watch.line(), format!("set\tplant/1\t{one}\ta"));
+    assert!(watch.line().starts_with("set\tplant/*\t"));
+    assert_eq!(watch.end(), Some(0));
+
+    let mut watch = Watch::start(&server, &["--exact", "plant/*", "--count", "1"]);
+    writer.set("plant/1", "c");
+    writer.set("plant/*", "d");
+    assert!(watch.line().ends_with("\td"));
+    assert_eq!(watch.end(), Some(0));
+
+    let mut watch = Watch::start(&server, &["--prefix", "pl", "--count", "1", "--json"]);
+    writer.set("plant", "e");
+    let object = serde_json::from_str::<serde_json::Value>(&watch.line()).unwrap();
+    assert_eq!(object["key"], "plant");
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn pattern_that_is_no_prefix_is_refused() {
+    for pattern in ["pl*nt", "plant/?", "plant/**"] {
+        let output = command(&["watch", pattern]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains("--exact"), "{error}");
+    }
+}
+
+#[test]
+fn initial_values_come_first_and_no_change_twice() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let one = writer.set("plant/1", "a");
+    let two = writer.set("plant/2", "b");
+    writer.set("other", "c");
+    let mut watch = Watch::start(&server, &["plant/*", "--initial", "--count", "2"]);
+    assert_eq!(watch.line(), format!("present\tplant/1\t{one}\ta"));
+    assert_eq!(watch.line(), format!("present\tplant/2\t{two}\tb"));
+    let three = writer.set("plant/2", "d");
+    assert_eq!(watch.line(), format!("set\tplant/2\t{three}\td"));
+    assert_eq!(writer.ask(&["DEL", "plant/1"]).payload(), b":1\r\n");
+    assert!(watch.line().starts_with("deleted\tplant/1\t"));
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn watch_from_a_version_prints_what_changed_since() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let one = writer.set("plant/1", "a").to_string();
+    let two = writer.set("plant/1", "b");
+    let mut watch = Watch::start(&server, &["plant/*", "--from", &one, "--count", "2"]);
+    assert_eq!(watch.line(), format!("set\tplant/1\t{two}\tb"));
+    let three = writer.set("plant/2", "c");
+    assert_eq!(watch.line(), format!("set\tplant/2\t{three}\tc"));
+    assert_eq!(watch.end(), Some(0));
+
+    let port = server.port().to_string();
+    let later = "999999999999999:0:StateStore";
+    let output = command(&["watch", "--port", &port, "plant/*", "--from", later]).output();
+    let output = output.unwrap();
+    assert_ne!(output.status.code(), Some(0));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("later than the last change of the store"),
+        "{error}"
+    );
+}

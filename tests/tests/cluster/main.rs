@@ -12,6 +12,7 @@ mod directions;
 mod duplicates;
 mod etcd;
 mod handover;
+mod history;
 mod idle;
 mod joining;
 mod kills;

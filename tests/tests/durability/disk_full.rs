@@ -4,130 +4,24 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Hlc, Server, Store, client::PATIENCE};
-use tempfile::TempDir;
-
-use FileSystem::{Ext4, Tmpfs};
+use statehouse_tests::{
+    Hlc, Server, Store,
+    client::PATIENCE,
+    small::{
+        FileSystem::{self, Ext4, Tmpfs},
+        Small,
+    },
+};
 
 pub(crate) const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const VALUE_BYTES: usize = 100_000;
-
-/// The kind of a small file system.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FileSystem {
-    Tmpfs,
-    /// On a loop device. Unlike tmpfs it has a journal, and needs blocks for its own tables.
-    Ext4,
-}
-
-/// A small file system, which is unmounted when this is dropped.
-pub(crate) struct Small {
-    path: PathBuf,
-    kind: FileSystem,
-    directory: TempDir,
-}
-
-impl Small {
-    /// Returns none and prints the reason if this user may not mount a file system.
-    pub(crate) fn mount(kind: FileSystem, megabytes: u32) -> Option<Small> {
-        let directory = tempfile::tempdir().unwrap();
-        let small = Small {
-            path: directory.path().join("small"),
-            kind,
-            directory,
-        };
-        fs::create_dir(&small.path).unwrap();
-        let path = small.path.to_str().unwrap();
-        let (image, size) = (small.image(), format!("size={megabytes}m"));
-        let mounted = match kind {
-            FileSystem::Tmpfs => tool("mount", &["-t", "tmpfs", "-o", &size, "none", path]),
-            FileSystem::Ext4 => {
-                small.resize_image(megabytes);
-                // Root, as which this test runs, could use the blocks that are reserved for it.
-                tool("mkfs.ext4", &["-q", "-m", "0", &image])
-                    .and_then(|_| tool("mount", &["-o", "loop", &image, path]))
-            }
-        };
-        if let Err(reason) = &mounted {
-            eprintln!("skipped: {kind:?} cannot be mounted here: {reason}");
-        }
-        mounted.is_ok().then_some(small)
-    }
-
-    /// Makes the file system larger. Ext4 is unmounted meanwhile, since the kernel may forbid to
-    /// resize it while it is mounted.
-    fn resize(&self, megabytes: u32, server: &mut Server) {
-        let path = self.path.to_str().unwrap();
-        match self.kind {
-            FileSystem::Tmpfs => {
-                let options = format!("remount,size={megabytes}m");
-                tool("mount", &["-o", &options, path]).unwrap();
-            }
-            FileSystem::Ext4 => {
-                let image = self.image();
-                server.kill();
-                tool("umount", &[path]).unwrap();
-                self.resize_image(megabytes);
-                tool("e2fsck", &["-f", "-p", &image]).unwrap();
-                tool("resize2fs", &[&image]).unwrap();
-                tool("mount", &["-o", "loop", &image, path]).unwrap();
-                server.restart();
-            }
-        }
-    }
-
-    /// The room for files. On ext4, tables and the journal take a part of the disk.
-    pub(crate) fn free_bytes(&self) -> usize {
-        let path = self.path.to_str().unwrap();
-        let printed = tool("df", &["--block-size=1", "--output=avail", path]).unwrap();
-        printed.lines().last().unwrap().trim().parse().unwrap()
-    }
-
-    /// The file of the loop device.
-    fn image(&self) -> String {
-        let image = self.directory.path().join("image");
-        image.into_os_string().into_string().unwrap()
-    }
-
-    fn resize_image(&self, megabytes: u32) {
-        let options = File::options().create(true).append(true).open(self.image());
-        options
-            .unwrap()
-            .set_len(u64::from(megabytes) << 20)
-            .unwrap();
-    }
-
-    pub(crate) fn data(&self) -> String {
-        self.path
-            .join("data")
-            .into_os_string()
-            .into_string()
-            .unwrap()
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // Lazily, since the server of a failed test may still run.
-        let _ = Command::new("umount").arg("-l").arg(&self.path).output();
-    }
-}
-
-/// Runs a system tool. Returns its output, or the reason for its failure.
-fn tool(name: &str, arguments: &[&str]) -> Result<String, String> {
-    match Command::new(name).args(arguments).output() {
-        Ok(output) if output.status.success() => Ok(String::from_utf8(output.stdout).unwrap()),
-        other => Err(format!("{name}: {other:?}")),
-    }
-}
 
 /// A random value, which cannot be compressed on its way to the disk.
 fn value(n: usize) -> Vec<u8> {

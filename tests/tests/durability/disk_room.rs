@@ -9,13 +9,16 @@ use std::{
 };
 
 use statehouse_tests::{
-    Admin, Client, Connect, Dice, Property, Publish, Server, client::PATIENCE, run_in,
+    Admin, Client, Connect, Dice, Property, Publish, Server,
+    client::PATIENCE,
+    run_in,
+    small::{
+        FileSystem::{self, Ext4, Tmpfs},
+        Small,
+    },
 };
 
-use crate::disk_full::{
-    FileSystem::{self, Ext4, Tmpfs},
-    QUOTA, Small, start,
-};
+use crate::disk_full::{QUOTA, start};
 
 const QUOTA_EXCEEDED: u8 = 0x97;
 const SESSION_EXPIRY_S: u32 = 3600;

@@ -3,8 +3,8 @@
 use std::{
     env,
     fs::{self, Permissions},
-    os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -76,6 +76,89 @@ fn new_rust_policy_builds_and_passes_its_tests() {
         .says("it does not build")
         .says("nonsense");
     assert!(!project.join("kitchen-rule.wasm").exists());
+}
+
+/// Builds a new project in this language with the tools that `tests/run` installs, and checks its
+/// rule: the transcript of the template, the protocol for all other keys, and a deliberate crash in
+/// `source`, whose message, file and line must be reported.
+fn check_rule(lang: &str, source: &str, (line, bug): (&str, &str), cause: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let new = ["policy", "new", "rule", "--lang", lang];
+    run_in(directory.path(), &new, b"").code(0);
+    let project = directory.path().join("rule");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    if lang == "js" {
+        let modules = workspace.join("examples/set-point/js/node_modules");
+        symlink(
+            modules.canonicalize().unwrap(),
+            project.join("node_modules"),
+        )
+        .unwrap();
+    }
+    let tools = workspace.join("target/venv/bin").canonicalize().unwrap();
+    let path = format!("{}:{}", tools.display(), env::var("PATH").unwrap());
+    let build = || {
+        let mut build = command(&["policy", "build"]);
+        build.current_dir(&project).env("PATH", &path);
+        finish_within(build, b"", COMPILER_PATIENCE).code(0)
+    };
+    let text = build().text();
+    assert!(text.contains("policy     rule 1.0.0\n"), "{text}");
+    // The rule has all commands of the standard policy, and all their options.
+    fs::write(
+        project.join("tests/options.txt"),
+        "> SET k 20 NX PX 10000\n< +OK\\r\\n __ts=$v1\n> VDEL k 21\n< :-1\\r\\n\n> SCAN *\n",
+    )
+    .unwrap();
+    let update = [
+        "policy",
+        "test",
+        "rule.wasm",
+        "tests/options.txt",
+        "--update",
+    ];
+    run_in(&project, &update, b"").code(0);
+    let tested = ["policy", "test", "rule.wasm", "tests/"];
+    let text = run_in(&project, &tested, b"").code(0).text();
+    assert!(text.contains("every line holds, no hidden state"), "{text}");
+
+    let source = project.join(source);
+    let sound = fs::read_to_string(&source).unwrap();
+    let broken = sound.replacen(line, bug, 1);
+    assert_ne!(broken, sound);
+    fs::write(&source, broken).unwrap();
+    build();
+    let text = run_in(&project, &tested, b"").code(1).text();
+    assert!(text.contains(cause), "{text}");
+    let explain = ["explain", "--policy", "rule.wasm", "--", "SET", "k", "1"];
+    let text = run_in(&project, &explain, b"").code(1).text();
+    assert!(
+        text.contains(&format!("the policy failed: {cause}")),
+        "{text}"
+    );
+}
+
+#[test]
+fn new_javascript_rule_builds_and_names_its_crash() {
+    check_rule(
+        "js",
+        "policy.js",
+        ("if (name !==", "undefined.there; if (name !=="),
+        "policy.js:12: cannot read property 'there' of undefined",
+    );
+}
+
+#[test]
+fn new_python_rule_builds_and_names_its_crash() {
+    check_rule(
+        "python",
+        "src/app.py",
+        (
+            "if command.name !=",
+            "command.there\n    if command.name !=",
+        ),
+        "app.py:20: AttributeError: 'Command' object has no attribute 'there'",
+    );
 }
 
 /// The build tool writes its output into the project. In a shared directory, another user could

@@ -187,11 +187,40 @@ fn failure_of_a_policy_is_shown_with_its_cause() {
     let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
     let text = ran.text();
     assert!(
-        text.contains("-ERR internal error\\r\\n\"   (the policy failed: wasm trap: "),
+        text.contains(&format!(
+            "{path}:1\n  the policy fails at  > SET k panic\n  the cause is         tests/policies/faulty/src/lib.rs:"
+        )),
         "{text}"
     );
     // The failed request's staged writes were discarded, so the second answer matches.
-    assert!(text.contains("1 line differs"), "{text}");
+    assert!(
+        text.contains("1 line differs, the policy failed at 1 request"),
+        "{text}"
+    );
+}
+
+/// Regression: `--update` wrote `-ERR internal error` as the expected answer of a failed request,
+/// and the transcript held from then on.
+#[test]
+fn failed_request_is_never_an_expected_answer() {
+    for text in [
+        "> SET k panic\n> GET k\n",
+        "> SET k panic\n< +OK\\r\\n\n> GET k\n",
+        "> SET k panic\n< \"-ERR internal error\\r\\n\"\n> GET k\n",
+    ] {
+        let (_directory, path) = write(text);
+        let faulty = policies::faulty();
+        let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
+        assert!(
+            ran.text().contains("the policy failed at 1 request"),
+            "{}",
+            ran.text()
+        );
+        // The other lines are corrected.
+        let expected = format!("{text}< $-1\\r\\n\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        run(&["policy", "test", faulty, &path], b"").code(1);
+    }
 }
 
 #[test]

@@ -186,3 +186,55 @@ fn watch_on_a_key_too_long_for_a_topic_is_refused() {
     let answer = client.ask(&[b"KEYNOTIFY", &beyond[..]]);
     assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
 }
+
+/// A prefix also covers keys that are too long for a topic. A SET of one must succeed, and the
+/// watch must continue.
+#[test]
+fn prefix_watch_skips_keys_too_long_for_a_topic() {
+    let server = Server::start();
+    let (mut watcher, mut writer) = (server.store("watcher"), server.store("writer"));
+    watcher.watch_prefix("k");
+    writer.set(vec![b'k'; 32 * 1024], "v");
+    let set = writer.set("key", "v");
+    let notification = watcher.notification();
+    assert_eq!(notification.topic, notification_topic("watcher", b"key"));
+    assert_eq!(version(&notification), Some(set));
+    watcher.expect_nothing();
+}
+
+#[test]
+fn prefix_watch_ends_with_its_connection() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let mut watcher = resumed(&server, "watcher");
+    watcher.watch_prefix("k");
+    watcher.client.ping();
+    watcher.client.abort();
+    let mut watcher = resumed(&server, "watcher");
+    writer.set("key", "v");
+    watcher.expect_nothing();
+    let stop = watcher.ask(&["KEYNOTIFY", "k", "PREFIX", "STOP"]);
+    assert_eq!(stop.payload(), b":0\r\n");
+}
+
+#[test]
+fn prefix_watches_share_the_limits_of_watches() {
+    let server = Server::with_config("max_watches = 3\nmax_client_watches = 2\n");
+    let (mut one, mut other) = (server.store("one"), server.store("other"));
+    let quota = b"-ERR the quota has been exceeded\r\n";
+    one.watch("a");
+    one.watch_prefix("a");
+    one.watch_prefix("a");
+    assert_eq!(one.ask(&["KEYNOTIFY", "b", "PREFIX"]).payload(), quota);
+    assert_eq!(one.ask(&["KEYNOTIFY", "b"]).payload(), quota);
+    other.watch_prefix("a");
+    assert_eq!(other.ask(&["KEYNOTIFY", "b", "PREFIX"]).payload(), quota);
+    let stop = one.ask(&["KEYNOTIFY", "a", "PREFIX", "STOP"]);
+    assert_eq!(stop.payload(), b"+OK\r\n");
+    other.watch_prefix("b");
+    let long = vec![b'p'; 1025];
+    assert_eq!(
+        other.ask(&[b"KEYNOTIFY", &long[..], b"PREFIX"]).text(),
+        "-ERR the prefix is longer than 1024 bytes\\r\\n"
+    );
+}

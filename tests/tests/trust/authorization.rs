@@ -415,3 +415,34 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
+
+/// A watch of a prefix reports the keys that its client may read at the time of the change.
+#[test]
+fn prefix_watch_reports_only_readable_keys() {
+    let rules = RulesFile::new(RULES);
+    let server = server_with(&rules);
+    let (mut reader, mut writer) = (server.store("reader"), server.store("writer"));
+    reader.watch_prefix("");
+    let value = |store: &mut Store| {
+        let notification = store.notification();
+        String::from_utf8_lossy(&notification.payload).into_owned()
+    };
+    writer.set("own/writer/a", "hidden from the reader");
+    writer.set("shared/a", "one");
+    assert!(value(&mut reader).ends_with("one\r\n"));
+
+    let writer_only = RULES.replacen("[\"reader\"]", "[\"nobody\"]", 1);
+    rules.change(&server, &writer_only);
+    writer.set("shared/a", "two");
+    assert_eq!(
+        reader.ask(&["SET", "own/reader/a", "own"]).text(),
+        "+OK\\r\\n"
+    );
+    assert!(value(&mut reader).ends_with("own\r\n"));
+    reader.client.expect_nothing();
+
+    // The watch continues, and reports again what it may.
+    rules.change(&server, RULES);
+    writer.set("shared/a", "three");
+    assert!(value(&mut reader).ends_with("three\r\n"));
+}

@@ -35,8 +35,11 @@ impl Stored {
 /// Whether the key is hidden, and the key.
 pub(super) type Name = (bool, Vec<u8>);
 
+/// Whether a watch is of a prefix, and the key or prefix.
+pub(super) type Watched = (bool, Vec<u8>);
+
 /// A change by one request, with the value for its notification.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Pending {
     pub(super) change: Change,
     pub(super) value: Vec<u8>,
@@ -48,8 +51,10 @@ pub struct Table {
     pub(super) entries: BTreeMap<Name, Stored>,
     pub(super) clock: Stamp,
     pub(super) now_ms: u64,
-    /// By key and client: the dialect of the last registration.
-    pub(super) watches: BTreeMap<(Vec<u8>, String), Dialect>,
+    /// By watched key or prefix and client: the dialect of the last registration.
+    pub(super) watches: BTreeMap<(Watched, String), Dialect>,
+    /// The changes since the last call of [`Table::forget_changes`], and the version before them.
+    pub(super) changes: (Stamp, Vec<Pending>),
     pub(super) keys_max: Option<usize>,
     pub(super) watches_max: Option<usize>,
     pub(super) denied: BTreeSet<(Right, Vec<u8>)>,
@@ -97,6 +102,13 @@ impl Table {
             },
             now_ms,
             watches: BTreeMap::new(),
+            changes: (
+                Stamp {
+                    wall: 0,
+                    counter: 0,
+                },
+                Vec::new(),
+            ),
             keys_max: None,
             watches_max: None,
             denied: BTreeSet::new(),
@@ -144,6 +156,11 @@ impl Table {
         std::mem::take(&mut self.deliveries)
     }
 
+    /// Forgets the changes so far, so that no client can ask for those that it missed.
+    pub fn forget_changes(&mut self) {
+        self.changes = (self.clock, Vec::new());
+    }
+
     /// Ends a client's connection and its watches.
     pub fn disconnect(&mut self, client: &str) {
         self.watches.retain(|(_, watcher), _| watcher != client);
@@ -166,7 +183,12 @@ impl Table {
             command,
         } = policy.handle(&mut transaction, request);
         let bytes = splice(&reply, &request.payload, |key| transaction.stored(key));
+        let missed = transaction.take_missed();
         let pending = transaction.commit();
+        for (change, dialect) in missed {
+            let client = request.client.clone().unwrap_or_default();
+            self.deliver(policy, &change, client, dialect);
+        }
         self.notify(policy, pending);
         Answer {
             bytes,
@@ -207,32 +229,64 @@ impl Table {
         }
     }
 
-    fn notify(&mut self, policy: &impl Policy, pending: Vec<Pending>) {
-        for Pending { change, value } in pending {
-            for ((key, client), &dialect) in &self.watches {
-                if *key != change.key {
-                    continue;
-                }
-                let notification = policy.notify(&change, dialect);
-                let payload = splice(&notification.payload, &change.key, |key| {
-                    assert_eq!(
-                        key, change.key,
-                        "a notification may only contain the value of its own key"
-                    );
-                    value.clone()
-                });
-                let name: String = client.bytes().map(|byte| format!("{byte:02X}")).collect();
-                self.deliveries.push(Delivery {
-                    client: client.clone(),
-                    topic: format!(
-                        "{}{name}{}",
-                        notification.topic_prefix, notification.topic_suffix
-                    ),
-                    version: change.version,
-                    payload,
-                });
-            }
+    /// The watchers of a key and their dialects, each client once. A watch of the key decides the
+    /// dialect, else that of its longest watched prefix.
+    fn watchers(&self, key: &[u8]) -> BTreeMap<String, Dialect> {
+        let covering = self
+            .watches
+            .iter()
+            .filter(|((it, _), _)| self.covers(it, key));
+        let mut covering: Vec<_> = covering.collect();
+        covering.sort_by_key(|(((is_prefix, watched), _), _)| (!is_prefix, watched.len()));
+        let covering = covering.into_iter();
+        covering
+            .map(|((_, client), &dialect)| (client.clone(), dialect))
+            .collect()
+    }
+
+    /// Whether a watch reports the changes of a key.
+    pub(super) fn covers(&self, (is_prefix, watched): &Watched, key: &[u8]) -> bool {
+        match is_prefix {
+            true => key.starts_with(watched) && !self.denied.contains(&(Right::Read, key.to_vec())),
+            false => key == watched,
         }
+    }
+
+    fn notify(&mut self, policy: &impl Policy, pending: Vec<Pending>) {
+        for change in pending {
+            for (client, dialect) in self.watchers(&change.change.key) {
+                self.deliver(policy, &change, client, dialect);
+            }
+            self.changes.1.push(change);
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        policy: &impl Policy,
+        Pending { change, value }: &Pending,
+        client: String,
+        dialect: Dialect,
+    ) {
+        let notification = policy.notify(change, dialect);
+        let payload = splice(&notification.payload, &change.key, |key| {
+            assert_eq!(
+                key, change.key,
+                "a notification may only contain the value of its own key"
+            );
+            value.clone()
+        });
+        let name: String = client.bytes().map(|byte| format!("{byte:02X}")).collect();
+        let topic = format!(
+            "{}{name}{}",
+            notification.topic_prefix, notification.topic_suffix
+        );
+        self.deliveries.push(Delivery {
+            client,
+            topic,
+            version: change.version,
+            payload,
+        });
     }
 }
 

@@ -4,14 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::receive;
-use super::table::{Name, Pending, Right, Stored, Table, resolve};
+use super::table::{Name, Pending, Right, Stored, Table, Watched, resolve};
 use crate::limits::SKEW_MS_MAX;
 use crate::{
-    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Request, Stamp,
+    Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Reached, Request,
+    Scope, Stamp,
 };
 
 /// Maximum bytes of the keys of one page, apart from its first key.
 const PAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Missed changes that one request is sent.
+const MISSED_CHANGES_MAX: usize = 128;
 
 /// The view that one request has of a [`Table`].
 #[derive(Debug)]
@@ -21,10 +25,11 @@ pub struct Transaction<'a> {
     clock: Stamp,
     /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
-    watches: BTreeMap<Vec<u8>, Option<Dialect>>,
+    watches: BTreeMap<Watched, Option<Dialect>>,
     /// The keys that were accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
+    missed: Vec<Pending>,
     seed: u64,
 }
 
@@ -38,6 +43,7 @@ impl<'a> Transaction<'a> {
             watches: BTreeMap::new(),
             hidden: BTreeSet::new(),
             pending: Vec::new(),
+            missed: Vec::new(),
             seed: 0,
         }
     }
@@ -60,6 +66,14 @@ impl<'a> Transaction<'a> {
             };
         }
         self.pending
+    }
+
+    /// The changes that the client missed, each with the dialect of its request.
+    pub(super) fn take_missed(&mut self) -> Vec<(Pending, Dialect)> {
+        let missed = std::mem::take(&mut self.missed).into_iter();
+        missed
+            .map(|change| (change, self.request.dialect))
+            .collect()
     }
 
     /// The value that is spliced into a reply.
@@ -140,12 +154,31 @@ impl<'a> Transaction<'a> {
         kept.count() + staged.count()
     }
 
-    fn watched(&self, key: &[u8]) -> bool {
+    fn is_watched(&self, watched: &Watched) -> bool {
         let client = self.request.client.clone().unwrap_or_default();
-        match self.watches.get(key) {
+        match self.watches.get(watched) {
             Some(staged) => staged.is_some(),
-            None => self.table.watches.contains_key(&(key.to_vec(), client)),
+            None => self.table.watches.contains_key(&(watched.clone(), client)),
         }
+    }
+
+    fn begin_watch(&mut self, watched: Watched) -> Result<(), Fault> {
+        assert!(self.request.client.is_some(), "a watch needs a client");
+        let full = self
+            .table
+            .watches_max
+            .is_some_and(|max| self.table.watches.len() >= max);
+        if full && !self.is_watched(&watched) {
+            return Err(Fault::Quota);
+        }
+        self.watches.insert(watched, Some(self.request.dialect));
+        Ok(())
+    }
+
+    fn end_watch(&mut self, watched: Watched) -> bool {
+        let was_watched = self.is_watched(&watched);
+        self.watches.insert(watched, None);
+        was_watched
     }
 }
 
@@ -272,24 +305,62 @@ impl Host for Transaction<'_> {
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault> {
         let key = self.key(key);
         self.allow(&key, Right::Read)?;
-        assert!(self.request.client.is_some(), "a watch needs a client");
-        let full = self
-            .table
-            .watches_max
-            .is_some_and(|max| self.table.watches.len() >= max);
-        if full && !self.watched(&key) {
-            return Err(Fault::Quota);
-        }
-        self.watches.insert(key, Some(self.request.dialect));
-        Ok(())
+        self.begin_watch((false, key))
     }
 
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
         let key = self.key(key);
         self.allow(&key, Right::Read)?;
-        let watched = self.watched(&key);
-        self.watches.insert(key, None);
-        Ok(watched)
+        Ok(self.end_watch((false, key)))
+    }
+
+    fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
+        let key = self.key(key);
+        match scope {
+            Scope::Key => {
+                self.allow(&key, Right::Read)?;
+                self.begin_watch((false, key))?;
+            }
+            Scope::Prefix => self.begin_watch((true, key))?,
+        }
+        Ok(self.clock)
+    }
+
+    fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        let position = |it: Stamp| (it.wall, it.counter);
+        if position(since) > position(self.table.clock) {
+            let text = "the version is later than the last change of the store";
+            return Err(Fault::Other(text.to_owned()));
+        }
+        if position(since) < position(self.table.changes.0) {
+            let text = "the changes since this version are no longer known";
+            return Err(Fault::Other(text.to_owned()));
+        }
+        let watched = (scope == Scope::Prefix, self.key(key));
+        let changes = self.table.changes.1.iter().filter(|it| {
+            position(it.change.version) > position(since)
+                && self.table.covers(&watched, &it.change.key)
+        });
+        let missed: Vec<Pending> = changes.cloned().collect();
+        let at_once = missed.iter().take(MISSED_CHANGES_MAX).cloned().collect();
+        let last = missed.get(MISSED_CHANGES_MAX - 1);
+        let reached = match last.filter(|_| missed.len() > MISSED_CHANGES_MAX) {
+            Some(last) => Reached {
+                version: last.change.version,
+                complete: false,
+            },
+            None => Reached {
+                version: self.follow(scope, key)?,
+                complete: true,
+            },
+        };
+        self.missed = at_once;
+        Ok(reached)
+    }
+
+    fn unfollow(&mut self, scope: Scope, key: &Bytes) -> Result<bool, Fault> {
+        let key = self.key(key);
+        Ok(self.end_watch((scope == Scope::Prefix, key)))
     }
 
     fn property(&mut self, name: &str) -> Option<String> {

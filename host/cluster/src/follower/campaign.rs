@@ -9,7 +9,8 @@ use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use super::suspicion::Suspicion;
-use super::{Accepted, Follower, Seen};
+use super::{Follower, Seen};
+use crate::cursor::Accepted;
 use crate::embedder::Embedder;
 use crate::error::Stop;
 use crate::frame::{self, Frame, Kind, put_record};
@@ -27,7 +28,8 @@ impl Follower<'_> {
     ) -> Result<Option<Won>, Stop> {
         let host = self.host;
         let timing = &host.options.timing;
-        if self.chain != self.seen.head.chain && !broken!(host.options, FollowerTrustsReads) {
+        if self.cursor.chain != self.seen.head.chain && !broken!(host.options, FollowerTrustsReads)
+        {
             return Err(Stop::Damaged("the head and the last frame differ".into()));
         }
         if let Err(reason) = embedder.may_lead(&self.seen.head) {

@@ -3,16 +3,17 @@
 
 use bytes::Bytes;
 
-use super::{Accepted, Follower, Seen};
+use super::{Follower, Seen};
+use crate::cursor::{Accepted, Cursor};
 use crate::embedder::Embedder;
 use crate::engine::{EngineError, Paging, Revision, Watch};
 use crate::error::Stop;
-use crate::frame::Assembler;
 use crate::head::{Head, SnapshotInfo};
 use crate::host::{Host, RETRY};
 use crate::limits;
 use crate::member::Signals;
-use statehouse_protocol::LogPosition;
+use crate::options::broken;
+use crate::pieces::{self, Differs, Pieces};
 
 /// Why an attempt to join failed.
 enum Failed {
@@ -26,6 +27,12 @@ enum Failed {
 impl From<EngineError> for Failed {
     fn from(error: EngineError) -> Self {
         Self::Retry(error.to_string())
+    }
+}
+
+impl From<Differs> for Failed {
+    fn from(Differs(what): Differs) -> Self {
+        Self::Mismatch(what)
     }
 }
 
@@ -93,22 +100,14 @@ async fn attempt<'a>(
 
 /// The follower before the first frame.
 fn begin<'a>(host: &'a Host, signals: &'a Signals, head: Head, bytes: Bytes) -> Follower<'a> {
-    let (seq, chain, position) = match &head.snapshot {
-        Some(it) => (
-            it.first_seq - 1,
-            it.previous,
-            LogPosition(it.first_position.0 - 1),
-        ),
-        None => (0, Head::first(head.cluster, 0).chain, LogPosition::NONE),
-    };
-    host.figures.joins(&head, position);
+    let mut cursor = Cursor::after(head.snapshot.as_ref(), head.cluster);
+    cursor.trusts_reads = broken!(host.options, FollowerTrustsReads);
+    host.feed.saw(&head);
+    host.figures.joins(&head, cursor.position);
     Follower {
         host,
         signals,
-        seq,
-        chain,
-        position,
-        assembler: Assembler::default(),
+        cursor,
         seen: Seen {
             head,
             bytes,
@@ -128,61 +127,19 @@ async fn read_snapshot(
     revision: Revision,
     embedder: &mut dyn Embedder,
 ) -> Result<(), Failed> {
-    let mut hasher = blake3::Hasher::new();
-    let mut blocks = Blocks::default();
-    let mut next = 0;
+    let mut pieces = Pieces::new(*snapshot);
     let mut paging = Paging::new();
-    while next < snapshot.pieces {
-        let range = host.keys.pieces_from(snapshot.id, next);
-        let Some(page) = host.read_page(&range, Some(revision), &mut paging).await? else {
-            continue;
-        };
-        if page.values.is_empty() {
-            return Err(Failed::Mismatch("a piece of the snapshot is missing"));
+    while !pieces.is_complete() {
+        let at = Some(revision);
+        let page = pieces::read(host, snapshot, pieces.next(), at, &mut paging).await?;
+        if let Some(values) = page {
+            pieces.accept(host, &values, |block| {
+                embedder.block(block).map_err(Stop::Embedder)?;
+                Ok::<_, Failed>(())
+            })?;
         }
-        for (key, piece) in page.values {
-            if next == snapshot.pieces {
-                break;
-            }
-            if key != host.keys.piece(snapshot.id, next) {
-                return Err(Failed::Mismatch("a piece of the snapshot is missing"));
-            }
-            hasher.update(&piece);
-            blocks.piece(&piece, embedder)?;
-            next += 1;
-        }
-    }
-    if !blocks.buffer.is_empty() || *hasher.finalize().as_bytes() != snapshot.hash {
-        return Err(Failed::Mismatch("the snapshot differs from its hash"));
     }
     Ok(())
-}
-
-/// Joins pieces and splits them into blocks.
-#[derive(Default)]
-struct Blocks {
-    buffer: Vec<u8>,
-}
-
-impl Blocks {
-    fn piece(&mut self, piece: &[u8], embedder: &mut dyn Embedder) -> Result<(), Failed> {
-        self.buffer.extend_from_slice(piece);
-        let mut rest = &self.buffer[..];
-        while let Some((len, after)) = rest.split_first_chunk::<4>() {
-            let len = u32::from_le_bytes(*len) as usize;
-            if len > limits::BLOCK_BYTES_MAX {
-                return Err(Failed::Mismatch("a block of the snapshot is too long"));
-            }
-            let Some((block, after)) = after.split_at_checked(len) else {
-                break;
-            };
-            embedder.block(block).map_err(Stop::Embedder)?;
-            rest = after;
-        }
-        let consumed = self.buffer.len() - rest.len();
-        self.buffer.drain(..consumed);
-        Ok(())
-    }
 }
 
 /// Applies the frames up to the head, as of a revision.
@@ -193,8 +150,8 @@ async fn read_log(
 ) -> Result<(), Failed> {
     let host = follower.host;
     let mut paging = Paging::new();
-    while follower.seq < follower.seen.head.seq {
-        let range = host.keys.frames_from(follower.seq + 1);
+    while follower.cursor.seq < follower.seen.head.seq {
+        let range = host.keys.frames_from(follower.cursor.seq + 1);
         let Some(page) = host.read_page(&range, Some(revision), &mut paging).await? else {
             continue;
         };

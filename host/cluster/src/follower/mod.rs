@@ -12,17 +12,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
-use crate::codec::Malformed;
+use crate::cursor::{Accepted, Cursor};
 use crate::embedder::Embedder;
 use crate::engine::{Change, EngineError, Paging, Revision, Value, Watch};
 use crate::error::Stop;
-use crate::frame::{self, Assembler, Frame};
-use crate::head::{Chain, Head};
+use crate::head::Head;
 use crate::host::{Host, RETRY};
 use crate::leader::Won;
 use crate::limits;
 use crate::member::Signals;
-use crate::options::broken;
 use crate::presence::Role;
 pub(crate) use join::join;
 use suspicion::Suspicion;
@@ -32,12 +30,8 @@ use suspicion::Suspicion;
 pub(crate) struct Follower<'a> {
     host: &'a Host,
     signals: &'a Signals,
-    /// The last applied frame, and the chain after it.
-    seq: u64,
-    chain: Chain,
-    /// The last applied record.
-    position: LogPosition,
-    assembler: Assembler,
+    /// What was applied.
+    cursor: Cursor,
     /// The newest known head.
     seen: Seen,
     /// Bytes of frames since the newest snapshot, approximately.
@@ -67,17 +61,6 @@ pub(crate) enum Followed {
     Rejoin,
 }
 
-/// What became of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Accepted {
-    /// It was applied.
-    Applied,
-    /// It was applied before.
-    Known,
-    /// Frames before it are missing, or it does not continue the log.
-    Mismatch,
-}
-
 impl Follower<'_> {
     /// Follows the log by a watch that begins after the last read frame.
     pub(crate) async fn follow(
@@ -88,7 +71,7 @@ impl Follower<'_> {
         let mut suspicion = Suspicion::new(self.host.now());
         let mut announced = None;
         loop {
-            while self.seq < self.seen.head.seq {
+            while self.cursor.seq < self.seen.head.seq {
                 if !self.catch_up(embedder).await? {
                     return Ok(Followed::Rejoin);
                 }
@@ -188,6 +171,7 @@ impl Follower<'_> {
             self.log_bytes = 0;
         }
         self.host.figures.saw(&head, self.log_bytes);
+        self.host.feed.saw(&head);
         self.seen = Seen {
             head,
             bytes,
@@ -202,40 +186,34 @@ impl Follower<'_> {
     }
 
     /// Applies a frame if it continues the log.
-    fn frame(&mut self, bytes: &[u8], embedder: &mut dyn Embedder) -> Result<Accepted, Stop> {
-        let frame = match Frame::decode(bytes) {
-            Ok(frame) => frame,
-            Err(Malformed::Damaged(_)) => return Ok(Accepted::Mismatch),
-            Err(format) => return Err(Stop::Head(format)),
-        };
-        if !broken!(self.host.options, FollowerTrustsReads) {
-            if frame.seq <= self.seq {
-                return Ok(Accepted::Known);
+    fn frame(&mut self, bytes: &Bytes, embedder: &mut dyn Embedder) -> Result<Accepted, Stop> {
+        let accepted = self.cursor.accept(bytes, |first, records| {
+            for (record, number) in records.iter().zip(first.0..) {
+                let applied = embedder.record(LogPosition(number), record);
+                applied.map_err(Stop::Embedder)?;
             }
-            if frame.seq != self.seq + 1 || frame.previous != self.chain {
-                return Ok(Accepted::Mismatch);
+            Ok::<_, Stop>(())
+        })?;
+        if accepted == Accepted::Applied {
+            self.mismatches = 0;
+            self.log_bytes += bytes.len() as u64;
+            self.frame_at = self.host.now();
+            self.host.feed.frame(bytes);
+            let figures = &self.host.figures;
+            figures.applied(self.cursor.position, self.log_bytes);
+            let snapshot = self.seen.head.snapshot;
+            if snapshot.is_some_and(|it| it.first_seq == self.cursor.seq) {
+                figures.snapshot_began(self.cursor.now_ms);
             }
         }
-        self.seq = frame.seq;
-        self.chain = frame::chain(bytes);
-        self.mismatches = 0;
-        self.log_bytes += bytes.len() as u64;
-        self.frame_at = self.host.now();
-        self.records(&frame, embedder)?;
-        let figures = &self.host.figures;
-        figures.applied(self.position, self.log_bytes);
-        let snapshot = self.seen.head.snapshot;
-        if snapshot.is_some_and(|it| it.first_seq == frame.seq) {
-            figures.snapshot_began(frame.now_ms);
-        }
-        Ok(Accepted::Applied)
+        Ok(accepted)
     }
 
     /// Reads the frames up to the head. Returns false if the host must join again.
     async fn catch_up(&mut self, embedder: &mut dyn Embedder) -> Result<bool, Stop> {
         match self.read_frames(embedder).await? {
             Ok(Accepted::Mismatch) => {}
-            Ok(_) if self.seq >= self.seen.head.seq => return Ok(true),
+            Ok(_) if self.cursor.seq >= self.seen.head.seq => return Ok(true),
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!("reading the log again: {error}");
@@ -248,7 +226,7 @@ impl Follower<'_> {
             self.read_head(value)?;
         }
         self.mismatches += 1;
-        if self.mismatches > limits::MISMATCHES_MAX || self.seen.head.oldest > self.seq + 1 {
+        if self.mismatches > limits::MISMATCHES_MAX || self.seen.head.oldest > self.cursor.seq + 1 {
             return Ok(false);
         }
         self.host.engine.next_endpoint();
@@ -263,7 +241,7 @@ impl Follower<'_> {
     ) -> Result<Result<Accepted, EngineError>, Stop> {
         let mut paging = Paging::new();
         loop {
-            let range = self.host.keys.frames_from(self.seq + 1);
+            let range = self.host.keys.frames_from(self.cursor.seq + 1);
             let page = match self.host.read_page(&range, None, &mut paging).await {
                 Ok(Some(page)) => page,
                 Ok(None) => continue,
@@ -278,29 +256,5 @@ impl Follower<'_> {
                 return Ok(Ok(Accepted::Applied));
             }
         }
-    }
-
-    /// Applies the records of a frame that follow the last applied one.
-    fn records(&mut self, frame: &Frame<'_>, embedder: &mut dyn Embedder) -> Result<(), Stop> {
-        let damaged = |it: Malformed| Stop::Damaged(format!("frame {}: {it}", frame.seq));
-        let Some(body) = self.assembler.accept(frame).map_err(damaged)? else {
-            return Ok(());
-        };
-        let records = frame::records(body, frame.count).map_err(damaged)?;
-        for (record, number) in records.into_iter().zip(frame.first.0..) {
-            // A snapshot can contain the first records of the frame that follows it.
-            if number <= self.position.0 {
-                continue;
-            }
-            let follows = number == self.position.0 + 1;
-            if !follows && !broken!(self.host.options, FollowerTrustsReads) {
-                return Err(damaged(Malformed::Damaged("records before it are missing")));
-            }
-            self.position = LogPosition(number);
-            embedder
-                .record(self.position, record)
-                .map_err(Stop::Embedder)?;
-        }
-        Ok(())
     }
 }

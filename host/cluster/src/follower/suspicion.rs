@@ -93,7 +93,9 @@ impl Suspicion {
         let head = &follower.seen.head;
         let abstains = follower.signals.abstains(head.epoch, now) || follower.yields();
         let may_try = now >= self.not_before && !abstains;
-        (follower.leader_has_ended() || self.is_silent) && may_try && follower.seq == head.seq
+        (follower.leader_has_ended() || self.is_silent)
+            && may_try
+            && follower.cursor.seq == head.seq
     }
 
     /// Looks at the head, and challenges a leader that is suspected.

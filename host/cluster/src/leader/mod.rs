@@ -125,7 +125,7 @@ struct Step {
     head: Head,
     puts: Vec<(Vec<u8>, Bytes)>,
     deletes: Vec<KeyRange>,
-    frame_bytes: u64,
+    frame: Option<Bytes>,
 }
 
 impl Leader<'_> {
@@ -205,7 +205,7 @@ impl Leader<'_> {
         let mut step = Step {
             puts: Vec::new(),
             deletes,
-            frame_bytes: 0,
+            frame: None,
             head,
         };
         if named.is_some() {
@@ -240,9 +240,9 @@ impl Leader<'_> {
         if taken.kind != Kind::Part {
             head.position = LogPosition(taken.first.0 + u64::from(taken.count) - 1);
         }
-        step.frame_bytes = encoded.len() as u64;
-        step.puts
-            .push((self.host.keys.frame(head.seq), encoded.into()));
+        let encoded = Bytes::from(encoded);
+        step.frame = Some(encoded.clone());
+        step.puts.push((self.host.keys.frame(head.seq), encoded));
     }
 
     /// Commits a step. Returns false if another host has taken over.
@@ -275,7 +275,11 @@ impl Leader<'_> {
         let released = step.head.released;
         self.head = step.head;
         self.bytes = bytes;
-        self.snapshots.frame(step.frame_bytes);
+        if let Some(frame) = &step.frame {
+            self.snapshots.frame(frame.len() as u64);
+            self.host.feed.frame(frame);
+        }
+        self.host.feed.saw(&self.head);
         let figures = &self.host.figures;
         figures.saw(&self.head, self.snapshots.log_bytes());
         figures.applied(self.head.position, self.snapshots.log_bytes());

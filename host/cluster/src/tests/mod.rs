@@ -1,6 +1,7 @@
 //! Tests of the encodings, and the simulation of a whole cluster.
 
 mod cluster;
+mod copy;
 mod encodings;
 mod ledger;
 mod operations;

@@ -13,7 +13,7 @@ use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
     ClusterError, Condition, FirstState, Head, Id, LogPosition, Modules, Role, Severity,
-    Transaction, check, create, create_from, limits, members, overview, remove_member, secret,
+    Transaction, check, create, create_from, identity, limits, members, overview, remove_member,
 };
 
 fn world() -> World {
@@ -154,20 +154,22 @@ fn cluster_has_a_secret_from_its_creation() {
     simulate(async {
         let world = world();
         let (engine, clock) = (world.engine(0), clock());
-        let error = secret(&*engine, &*clock, "c").await.unwrap_err();
+        let error = identity(&*engine, &*clock, "c").await.unwrap_err();
         assert!(matches!(error, ClusterError::NotCreated(_)), "{error}");
         create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-        let first = secret(&*engine, &*clock, "c").await.unwrap();
+        let first = identity(&*engine, &*clock, "c").await.unwrap();
         create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-        assert_eq!(secret(&*engine, &*clock, "c").await.unwrap(), first);
+        assert_eq!(identity(&*engine, &*clock, "c").await.unwrap(), first);
         create(&*engine, "d", Id([2; 16]), 0).await.unwrap();
-        assert_ne!(secret(&*engine, &*clock, "d").await.unwrap(), first);
-        assert_eq!(format!("{first:?}"), "Secret(..)");
+        let other = identity(&*engine, &*clock, "d").await.unwrap();
+        assert_ne!(other.1, first.1);
+        assert_eq!((first.0, other.0), (Id([1; 16]), Id([2; 16])));
+        assert_eq!(format!("{:?}", first.1), "Secret(..)");
         // A cluster of an earlier version has only a head.
         let head = Head::first(Id([3; 16]), 0).encode();
         let old = put(Keys::new("old").head(), &head);
         engine.transact(&old).await.unwrap();
-        let error = secret(&*engine, &*clock, "old").await.unwrap_err();
+        let error = identity(&*engine, &*clock, "old").await.unwrap_err();
         assert!(matches!(error, ClusterError::NoSecret(_)), "{error}");
     });
 }
@@ -207,7 +209,7 @@ fn host_reads_the_state_from_which_its_cluster_began() {
         let other = create_from(&*engine, &*clock, "c", state(9)).await.unwrap();
         assert!(!other, "another cluster exists");
         assert!(!create(&*engine, "c", Id([9; 16]), 0).await.unwrap());
-        secret(&*engine, &*clock, "c").await.unwrap();
+        identity(&*engine, &*clock, "c").await.unwrap();
         // 710 033 bytes, and none of the other creation.
         let pieces = Keys::new("c").all_snapshots();
         let pieces = engine.range(&pieces, None, 16).await.unwrap().values;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use statehouse_cluster::{
     Clock, Engine, FirstState, Id, LogPosition, MachineClock, Modules, Role, Severity, check,
-    create, create_from, members, overview, secret,
+    create, create_from, identity, members, overview,
 };
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ async fn hosts_continue_the_state_from_which_their_cluster_began() {
     assert!(creation.await.unwrap());
     let other = create_from(&etcd, &MachineClock, "test", state(2)).await;
     assert!(!other.unwrap(), "another cluster exists");
-    secret(&etcd, &MachineClock, "test").await.unwrap();
+    identity(&etcd, &MachineClock, "test").await.unwrap();
 
     let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;

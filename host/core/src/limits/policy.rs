@@ -62,13 +62,13 @@ pub const GUEST_TABLE_ELEMENTS_MAX: usize = 20_000;
 /// standard library consists of shared objects.
 pub const GUEST_INSTANCES_MAX: usize = 64;
 
-/// Memories of one component: QuickJS has three, of which two are empty. The byte limit applies to
-/// their sum.
-pub const GUEST_MEMORIES_MAX: usize = 3;
+/// Memories of one component: QuickJS has three, of which two are empty, and the standard policy
+/// that a rule is composed with has one. The byte limit applies to their sum.
+pub const GUEST_MEMORIES_MAX: usize = 4;
 
 /// Tables of one component: one for its function pointers and one of wit-component; QuickJS has one
-/// more.
-pub const GUEST_TABLES_MAX: usize = 4;
+/// more. Those of a composed rule are added to two of the standard policy.
+pub const GUEST_TABLES_MAX: usize = 6;
 
 /// Native stack of a policy call. Unbounded recursion stops here and not in the host's guard page.
 pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
@@ -232,6 +232,10 @@ pub const RANDOM_BYTES_MAX: u32 = 1024;
 
 /// Bytes of a policy's log line. The rest is cut.
 pub const GUEST_LOG_BYTES_MAX: usize = 1024;
+
+/// Log lines of policies that the store keeps for readers: half a megabyte at most. A reader that
+/// asks every second misses none as long as the policies write fewer per second.
+pub const GUEST_LOG_LINES_KEPT_MAX: usize = 512;
 
 /// Log lines by and about a policy in one second. Further lines are only counted.
 pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;

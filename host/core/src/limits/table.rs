@@ -25,6 +25,28 @@ pub const WATCHES_MAX_DEFAULT: u64 = 1_000_000;
 /// What a watch costs apart from its key: its entries in two indexes, rounded up.
 pub const WATCH_OVERHEAD_BYTES: usize = 256;
 
+/// Bytes of a watched prefix. A change examines at most one prefix for each of its key's first
+/// bytes, so prefixes of one another cannot make it slow.
+pub const WATCH_PREFIX_BYTES_MAX: usize = 1024;
+
+/// Changes that the store remembers for clients that ask for what they missed. A busy gateway makes
+/// some hundred a second, so these last for minutes.
+pub const RECENT_CHANGES_MAX: usize = 65_536;
+
+/// Their bytes, with those of values that the table holds as well: at most a sixty-fourth of the
+/// memory.
+pub const RECENT_BYTES_MAX: u64 = 16 << 20;
+
+/// Starts of runs that the store remembers to recognize versions that a crash revoked.
+pub const RECENT_STARTS_MAX: usize = 16;
+
+/// Missed changes that one request is sent. They share the fuel of one call until the built-in
+/// policy renders the rest.
+pub const MISSED_CHANGES_PER_REQUEST_MAX: usize = 128;
+
+/// Bytes of keys and values after which a request is sent no further missed change.
+pub const MISSED_BYTES_PER_REQUEST_MAX: u64 = 256 << 10;
+
 /// By default, one client may take this fraction of all queues, subscriptions and watches. Two or
 /// three clients cannot exhaust a small memory, and half of the queues still holds the messages of
 /// four absent clients.

@@ -138,6 +138,10 @@ impl Image {
                 let (meta, next_number) = snapshot::read_meta(&mut reader)?;
                 self.build_tables();
                 self.tick(meta.clock, meta.now_ms);
+                // Without it, the versions between the beginning and the first record are unknown.
+                self.state
+                    .recent
+                    .begin_after(meta.begun.unwrap_or(meta.clock));
                 self.run = meta.run;
                 self.remembered_below = next_number;
                 self.duplicates.continue_from(next_number);
@@ -186,6 +190,10 @@ impl Image {
                 writes,
             } => {
                 self.note_expiries(&writes);
+                // Entries with new deadlines are no changes.
+                let expired: Vec<Write> =
+                    writes.iter().filter(|it| it.expired()).cloned().collect();
+                self.note_changes(&expired);
                 self.state.write_by(&writes, None);
                 self.tick(clock, now_ms);
             }
@@ -242,6 +250,7 @@ impl Image {
             assignment: self.assignment.clone(),
             // Not the retention: reading a log evicts nothing.
             receive_max: self.receive_max,
+            begun: None,
         }
     }
 
@@ -251,6 +260,7 @@ impl Image {
         if mode == Mode::Embedded {
             self.expired.clear();
         }
+        self.state.recent.note_start(self.state.hlc.last());
         let watches = &mut self.state.watches;
         let (watched, remembered) = (watches.len(), self.duplicates.len());
         watches.set_durable(mode == Mode::Foreign);
@@ -296,6 +306,7 @@ impl Image {
             }
             self.remember(remembered);
         }
+        self.note_changes(&writes);
         self.state.write_by(&writes, Some(client));
         self.tick(clock, now_ms);
         Ok(())
@@ -322,13 +333,19 @@ impl Image {
         self.duplicates.retain(|number| is_live(sessions, number));
     }
 
+    fn note_changes(&mut self, writes: &[Write]) {
+        if self.whole {
+            self.state.recent.note(writes, limits::RECENT_BYTES_MAX);
+        }
+    }
+
     fn note_expiries(&mut self, writes: &[Write]) {
         let watches = &self.state.watches;
         if !watches.are_durable() {
             return;
         }
         for write in writes.iter().filter(|it| !it.hidden) {
-            if watches.of(write.key()).next().is_some() {
+            if watches.has(write.key()) {
                 let version = write.version();
                 self.expired.push_back(Expired {
                     key: Key::copy_from_slice(write.key()),

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::Stamp;
 use crate::policy::{Assignment, Host, Policy};
-use crate::store::{Mode, Peer, Remembered, WatchChange, WatchChanges, Write};
+use crate::store::{Mode, Peer, Remembered, Scope, WatchChange, WatchChanges, Write};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 mod remembered;
@@ -276,6 +276,9 @@ mod watch {
     pub(super) const BEGAN: u8 = 0;
     pub(super) const ENDED: u8 = 1;
     pub(super) const ALL_ENDED: u8 = 2;
+    // Older versions of the program refuse to read the following kinds.
+    pub(super) const PREFIX_BEGAN: u8 = 3;
+    pub(super) const PREFIX_ENDED: u8 = 4;
 }
 
 pub(super) fn watch_fields(out: &mut Vec<u8>, it: &WatchChanges) {
@@ -285,13 +288,19 @@ pub(super) fn watch_fields(out: &mut Vec<u8>, it: &WatchChanges) {
     number(out, it.changes.len() as u64);
     for change in &it.changes {
         match change {
-            WatchChange::Began(key, spoken) => {
-                out.push(watch::BEGAN);
+            WatchChange::Began(scope, key, spoken) => {
+                out.push(match scope {
+                    Scope::Key => watch::BEGAN,
+                    Scope::Prefix => watch::PREFIX_BEGAN,
+                });
                 dialect(out, *spoken);
                 bytes(out, key);
             }
-            WatchChange::Ended(key) => {
-                out.push(watch::ENDED);
+            WatchChange::Ended(scope, key) => {
+                out.push(match scope {
+                    Scope::Key => watch::ENDED,
+                    Scope::Prefix => watch::PREFIX_ENDED,
+                });
                 bytes(out, key);
             }
             WatchChange::AllEnded => out.push(watch::ALL_ENDED),
@@ -307,14 +316,25 @@ pub(super) fn read_watches(reader: &mut Reader<'_>) -> Result<WatchChanges, Malf
     };
     let mut changes = Vec::new();
     for _ in 0..reader.count()? {
-        changes.push(match reader.u8()? {
-            watch::BEGAN => {
+        let kind = reader.u8()?;
+        let scope = match kind {
+            watch::PREFIX_BEGAN | watch::PREFIX_ENDED => Scope::Prefix,
+            _ => Scope::Key,
+        };
+        changes.push(match kind {
+            watch::BEGAN | watch::PREFIX_BEGAN => {
                 let spoken = read_dialect(reader)?;
-                WatchChange::Began(Bytes::copy_from_slice(reader.bytes()?), spoken)
+                WatchChange::Began(scope, Bytes::copy_from_slice(reader.bytes()?), spoken)
             }
-            watch::ENDED => WatchChange::Ended(Bytes::copy_from_slice(reader.bytes()?)),
+            watch::ENDED | watch::PREFIX_ENDED => {
+                WatchChange::Ended(scope, Bytes::copy_from_slice(reader.bytes()?))
+            }
             watch::ALL_ENDED => WatchChange::AllEnded,
-            _ => return Err(Malformed("an unknown change of a watch")),
+            _ => {
+                return Err(Malformed(
+                    "an unknown change of a watch: use the version of the program that wrote it, or a newer one",
+                ));
+            }
         });
     }
     Ok(WatchChanges { peer, changes })

@@ -8,7 +8,7 @@ use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
-use crate::store::{Duplicates, Key, Peer, State, WatchChange, WatchChanges, Watches};
+use crate::store::{Duplicates, Key, Peer, Scope, State, WatchChange, WatchChanges, Watches};
 
 /// Entries without owners.
 pub(super) const ENTRIES: u8 = 1;
@@ -39,16 +39,23 @@ pub struct Meta {
     pub assignment: Option<Assignment>,
     /// The largest Receive Maximum that a client may have been sent; zero if it is not recorded.
     pub receive_max: u16,
+    /// The clock at the beginning of the snapshot; older versions do not record it. All later
+    /// changes are in the records after the beginning.
+    pub begun: Option<Stamp>,
 }
 
 /// The position of a snapshot in progress.
 #[derive(Debug, Default)]
-pub struct Progress(Next);
+pub struct Progress {
+    next: Next,
+    /// The clock at the beginning.
+    begun: Option<Stamp>,
+}
 
 #[derive(Debug)]
 enum Next {
     Entries { hidden: bool, after: Option<Key> },
-    Watches { after: Option<(Peer, Key)> },
+    Watches { after: Option<(Peer, Scope, Key)> },
     Remembered { from: u64 },
     Meta(Vec<u8>),
     Done,
@@ -71,11 +78,12 @@ impl Progress {
         duplicates: &Duplicates,
         meta: impl FnOnce() -> Meta,
     ) -> Option<Vec<u8>> {
+        let begun = *self.begun.get_or_insert_with(|| state.hlc.last());
         loop {
-            match std::mem::replace(&mut self.0, Next::Done) {
+            match std::mem::replace(&mut self.next, Next::Done) {
                 Next::Entries { hidden, after } => {
                     let (block, last) = entries::block(state, hidden, after.as_deref());
-                    self.0 = match (last, hidden) {
+                    self.next = match (last, hidden) {
                         (Some(last), hidden) => Next::Entries {
                             hidden,
                             after: Some(last),
@@ -95,7 +103,7 @@ impl Progress {
                         true => watches(&state.watches, after.as_ref()),
                         false => (Vec::new(), None),
                     };
-                    self.0 = match last {
+                    self.next = match last {
                         Some(_) => Next::Watches { after: last },
                         None => Next::Remembered { from: 0 },
                     };
@@ -104,9 +112,12 @@ impl Progress {
                     }
                 }
                 Next::Remembered { from } => {
-                    let meta = meta();
+                    let meta = Meta {
+                        begun: Some(begun),
+                        ..meta()
+                    };
                     let (block, last) = remembered(duplicates, &meta.policies, from);
-                    self.0 = match last {
+                    self.next = match last {
                         Some(last) => Next::Remembered { from: last + 1 },
                         // Captured at the same time as the last requests, so that no request falls
                         // between the two.
@@ -182,12 +193,15 @@ pub(super) const UNKNOWN: Malformed = Malformed(
 );
 
 /// Encodes watches after a position. Returns the last of them if there may be more.
-fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(Peer, Key)>) {
+fn watches(
+    watches: &Watches,
+    after: Option<&(Peer, Scope, Key)>,
+) -> (Vec<u8>, Option<(Peer, Scope, Key)>) {
     let mut out = vec![WATCHES];
     let mut of_one: Option<WatchChanges> = None;
     let (mut bytes, mut last) = (0, None);
-    for (count, (peer, key, dialect)) in watches.range(after).enumerate() {
-        let began = WatchChange::Began(key.clone(), dialect);
+    for (count, (peer, scope, key, dialect)) in watches.range(after).enumerate() {
+        let began = WatchChange::Began(scope, key.clone(), dialect);
         match &mut of_one {
             Some(it) if it.peer == *peer => it.changes.push(began),
             _ => {
@@ -202,7 +216,7 @@ fn watches(watches: &Watches, after: Option<&(Peer, Key)>) -> (Vec<u8>, Option<(
         }
         bytes += key.len() + peer.client.len();
         if bytes >= limits::SNAPSHOT_PIECE_BYTES || count + 1 == limits::SNAPSHOT_PIECE_ENTRIES {
-            last = Some((peer.clone(), key.clone()));
+            last = Some((peer.clone(), scope, key.clone()));
             break;
         }
     }
@@ -252,12 +266,15 @@ fn meta_block(it: &Meta, next_number: u64) -> Vec<u8> {
         &mut out,
         it.active.map_or(0, |active| u64::from(active) + 1),
     );
-    let more = it.receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN;
+    let more = it.receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN || it.begun.is_some();
     if it.assignment.is_some() || more {
         record::assignment_fields(&mut out, it.assignment.as_ref());
     }
     if more {
         number(&mut out, it.receive_max.into());
+    }
+    if let Some(begun) = it.begun {
+        record::stamp(&mut out, begun);
     }
     out
 }
@@ -281,6 +298,9 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     }
     if !reader.is_empty() {
         meta.receive_max = reader.small()?;
+    }
+    if !reader.is_empty() {
+        meta.begun = Some(record::read_stamp(reader)?);
     }
     Ok((meta, next_number))
 }

@@ -177,6 +177,18 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Names the line that the failed call logged last at the level `error` as the cause of a trap.
+    /// A panic or an uncaught exception ends in a trap that says nothing itself.
+    pub(super) fn caused_by(self, line: Option<String>) -> Self {
+        match (self, line) {
+            (Self::Trap(trap), Some(line)) if trap == Trap::UnreachableCodeReached.to_string() => {
+                Self::Trap(line)
+            }
+            (Self::Trap(trap), Some(line)) => Self::Trap(format!("{line} ({trap})")),
+            (failure, _) => failure,
+        }
+    }
+
     pub(super) fn of(error: &wasmtime::Error) -> Self {
         match error.downcast_ref::<Trap>() {
             Some(Trap::OutOfFuel) => Self::Fuel,

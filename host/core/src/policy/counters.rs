@@ -1,16 +1,21 @@
-//! The counters of a policy, and the rate limit of log lines about it.
+//! The counters and log lines of a policy, and the rate limit of log lines about it.
 //!
 //! Names and numbers come from the guest, so everything must be bounded.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::bindings::statehouse::policy::log::Level;
+use super::digest::Digest;
+use super::lines::Lines;
 use crate::limits;
 
 /// The counters of a policy.
 pub struct Counters {
     /// The policy's name, version and short digest, for log lines.
-    pub policy: String,
+    pub policy: Arc<str>,
+    digest: Digest,
+    lines: Arc<Lines>,
     values: Mutex<BTreeMap<String, u64>>,
     /// The second of the last log line about this policy, and the number of lines in it.
     logged: Mutex<(u64, u32)>,
@@ -19,13 +24,25 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(super) fn new(policy: String) -> Self {
+    pub(super) fn new(policy: String, digest: Digest, lines: Arc<Lines>) -> Self {
         Self {
-            policy,
+            policy: policy.into(),
+            digest,
+            lines,
             values: Mutex::default(),
             logged: Mutex::default(),
             warned: Mutex::default(),
         }
+    }
+
+    /// The recent lines of all policies of the engine.
+    pub fn lines(&self) -> &Arc<Lines> {
+        &self.lines
+    }
+
+    /// Keeps a line of this policy for readers.
+    pub(super) fn keep(&self, level: Level, text: &str) {
+        self.lines.push(self.digest, &self.policy, level, text);
     }
 
     /// Adds to a counter. New names beyond the limit are dropped.
@@ -89,10 +106,14 @@ impl Counters {
 mod tests {
     use super::*;
 
+    fn counters() -> Counters {
+        Counters::new("test".into(), Digest::of(b"test"), Arc::default())
+    }
+
     /// Regression: calls outside of a request had no time, and each of them started a new second.
     #[test]
     fn log_rate_limit_applies_without_a_time() {
-        let counters = Counters::new("test".into());
+        let counters = counters();
         for _ in 0..limits::GUEST_LOG_LINES_PER_SECOND_MAX / 2 {
             assert!(counters.may_log(5_000) && counters.may_log(0));
         }
@@ -105,7 +126,7 @@ mod tests {
 
     #[test]
     fn one_warning_per_minute_is_allowed() {
-        let counters = Counters::new("test".into());
+        let counters = counters();
         let said = [120_000, 179_999, 60_000, 180_000].map(|now_ms| counters.may_warn(now_ms));
         assert_eq!(said, [true, false, false, true]);
     }

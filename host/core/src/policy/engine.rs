@@ -11,6 +11,7 @@ use super::counters::Counters;
 use super::digest::Digest;
 use super::guest::{Guest, Host};
 use super::instance::Instance;
+use super::lines::Lines;
 use super::sections;
 use super::work::Work;
 use crate::limits;
@@ -24,6 +25,7 @@ pub struct Engine<H: Host> {
     engine: wasmtime::Engine,
     linker: Linker<Guest<H>>,
     precompiled: Precompiled,
+    lines: Arc<Lines>,
 }
 
 /// A compiled policy.
@@ -161,6 +163,7 @@ impl<H: Host> Engine<H> {
             engine,
             linker,
             precompiled: Precompiled::default(),
+            lines: Arc::default(),
         })
     }
 
@@ -172,6 +175,11 @@ impl<H: Host> Engine<H> {
     /// The number of policies that were compiled.
     pub fn compiled(&self) -> u64 {
         self.precompiled.compiled()
+    }
+
+    /// The recent log lines of all policies that this engine loaded.
+    pub fn lines(&self) -> &Arc<Lines> {
+        &self.lines
     }
 
     /// Loads a policy from a component, or from a core module that contains its component type. A
@@ -201,7 +209,7 @@ impl<H: Host> Engine<H> {
             bytes: file.len() as u64,
             start_fuel: 0,
             work: Arc::default(),
-            counters: Arc::new(Counters::new(format!("?@{}", &digest.to_hex()[..8]))),
+            counters: self.counters(format!("?@{}", &digest.to_hex()[..8]), digest),
             pre: PolicyPre::new(pre).map_err(compile)?,
         };
         let (live, info) = Instance::start(&policy, 0, false)?;
@@ -235,9 +243,13 @@ impl<H: Host> Engine<H> {
         }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
         policy.tag = format!("{}@{}", policy.name, Digest::from(digest).short());
-        policy.counters = Arc::new(Counters::new(policy.to_string()));
+        policy.counters = self.counters(policy.to_string(), digest);
         policy.work = Arc::new(Work::of(policy.commands.len()));
         Ok(policy)
+    }
+
+    fn counters(&self, policy: String, digest: blake3::Hash) -> Arc<Counters> {
+        Arc::new(Counters::new(policy, digest.into(), self.lines.clone()))
     }
 
     /// The linker would refuse these, too, but with errors that do not help.

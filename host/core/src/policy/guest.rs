@@ -13,9 +13,10 @@ use std::sync::Arc;
 use super::budget::{Account, Bounds};
 use bytes::Bytes;
 
-use super::bindings::statehouse::policy::{log, property, seeded, table, types, watch};
+use super::bindings::statehouse::policy::{follow, log, property, seeded, table, types, watch};
 use super::counters::Counters;
-use super::{Access, Entry, Fault, Given, Hlc, Page, Span, Stamp};
+use super::lines::on_one_line;
+use super::{Access, Entry, Fault, Given, Hlc, Page, Scope, Span, Stamp};
 use crate::{clock, limits};
 
 /// The effects of a policy within one request: reads and staged writes.
@@ -36,6 +37,17 @@ pub trait Host: Send + 'static {
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial>;
     /// Stages the end of a watch. Returns false if there is none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
+    /// Stages a watch of a key or of a prefix. Returns the version of the last change.
+    fn follow(&mut self, scope: Scope, key: &[u8]) -> Result<clock::Stamp, Denial>;
+    /// Stages notifications of the changes after `since`, and a watch if these are all.
+    fn follow_since(
+        &mut self,
+        scope: Scope,
+        key: &[u8],
+        since: clock::Stamp,
+    ) -> Result<Reached, Denial>;
+    /// Stages the end of such a watch. Returns false if there is none.
+    fn unfollow(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial>;
     /// The first user property with this name.
     fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's pseudo-random stream.
@@ -49,6 +61,15 @@ pub trait Host: Send + 'static {
     /// Returns and resets the number of keys and patterns that the host examined for this call. A
     /// re-execution examines no more than the original.
     fn take_examined(&mut self) -> u64;
+}
+
+/// How far the changes that a client missed were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// All changes up to this version were sent.
+    pub version: clock::Stamp,
+    /// Whether these are all, so that the watch begins.
+    pub complete: bool,
 }
 
 /// A write that a policy requests.
@@ -99,6 +120,8 @@ pub(super) struct Guest<H> {
     pub(super) now_ms: u64,
     /// Set in a re-execution, so that nothing is logged or counted twice.
     pub(super) silent: bool,
+    /// The last line at the level `error` of the current call, escaped. It explains a trap.
+    pub(super) cause: Option<String>,
 }
 
 impl<H: Host> Guest<H> {
@@ -112,6 +135,7 @@ impl<H: Host> Guest<H> {
             counters,
             now_ms,
             silent,
+            cause: None,
         }
     }
 
@@ -271,6 +295,33 @@ impl<H: Host> watch::Host for Guest<H> {
     }
 }
 
+impl<H: Host> follow::Host for Guest<H> {
+    fn add(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<Stamp, Fault>> {
+        let key = self.key(key)?;
+        let version = self.ask(true, |host| host.follow(scope, &key))?;
+        Ok(version.map(Into::into))
+    }
+
+    fn add_since(
+        &mut self,
+        scope: Scope,
+        key: Given,
+        since: Stamp,
+    ) -> wasmtime::Result<Result<follow::Reached, Fault>> {
+        let key = self.key(key)?;
+        let reached = self.ask(true, |host| host.follow_since(scope, &key, since.into()))?;
+        Ok(reached.map(|it| follow::Reached {
+            version: it.version.into(),
+            complete: it.complete,
+        }))
+    }
+
+    fn remove(&mut self, scope: Scope, key: Given) -> wasmtime::Result<Result<bool, Fault>> {
+        let key = self.key(key)?;
+        self.ask(true, |host| host.unfollow(scope, &key))
+    }
+}
+
 impl<H: Host> property::Host for Guest<H> {
     fn get(&mut self, name: String) -> wasmtime::Result<Option<String>> {
         self.account.import(name.len())?;
@@ -296,7 +347,14 @@ impl<H: Host> log::Host for Guest<H> {
     fn write(&mut self, level: log::Level, message: String) -> wasmtime::Result<()> {
         self.account.import(0)?;
         self.account.moved(message.len())?;
-        if self.silent || !self.counters.may_log(self.now_ms) {
+        if level == log::Level::Error {
+            self.cause = Some(on_one_line(&message));
+        }
+        if self.silent {
+            return Ok(());
+        }
+        self.counters.keep(level, &message);
+        if !self.counters.may_log(self.now_ms) {
             return Ok(());
         }
         let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);

@@ -32,6 +32,10 @@ impl<H: Host> Live<H> {
         let instructions = fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));
         instructions.saturating_add(self.store.data().account.charged())
     }
+
+    fn failure(&mut self, error: &wasmtime::Error) -> Failure {
+        failure(&mut self.store, error)
+    }
 }
 
 impl<H: Host> Instance<H> {
@@ -82,7 +86,7 @@ impl<H: Host> Instance<H> {
             Err(error) => return (Err(error.into()), 0),
         };
         let data = live.store.data_mut();
-        (data.phase, data.now_ms) = (Phase::Setup, now_ms);
+        (data.phase, data.now_ms, data.cause) = (Phase::Setup, now_ms, None);
         let fuel = budget::fuel(fuel_max, payload.len());
         data.account = Account::of(fuel);
         let filled = live.store.set_fuel(fuel);
@@ -93,7 +97,7 @@ impl<H: Host> Instance<H> {
         let key = match routed {
             Ok(_) if fuel_used > fuel => Err(Failure::Fuel),
             Ok(span) => span.map(|span| slice(payload, span)).transpose(),
-            Err(error) => Err(Failure::of(&error)),
+            Err(error) => Err(live.failure(&error)),
         };
         if key.is_ok() {
             self.live = Some(live);
@@ -118,24 +122,23 @@ impl<H: Host> Instance<H> {
         store.limiter(|guest| &mut guest.bounds);
         // Lists of the guest may overlap, so one call could copy its memory several times.
         store.set_hostcall_fuel(limits::GUEST_MEMORY_BYTES_MAX);
-        let trial = |stage| move |e: wasmtime::Error| LoadError::Trial(stage, Failure::of(&e));
         store
             .set_fuel(limits::FUEL_SETUP)
-            .map_err(trial("set-up"))?;
+            .map_err(|error| LoadError::Trial("set-up", Failure::of(&error)))?;
         // Interpreters start slowly. A request waits for this only if no instance was warmed
         // before.
         store.set_epoch_deadline(limits::EPOCH_TICKS_PER_CALL * 20);
         let bindings = policy
             .pre
             .instantiate(&mut store)
-            .map_err(trial("its start"))?;
+            .map_err(|error| LoadError::Trial("its start", failure(&mut store, &error)))?;
         let handler = bindings.statehouse_policy_handler();
         let info = handler
             .call_describe(&mut store)
-            .map_err(trial("describe"))?;
+            .map_err(|error| LoadError::Trial("describe", failure(&mut store, &error)))?;
         let configured = handler
             .call_configure(&mut store, &[])
-            .map_err(trial("configure"))?;
+            .map_err(|error| LoadError::Trial("configure", failure(&mut store, &error)))?;
         configured.map_err(|mut text| {
             // The text is used in logs, answers and a retained message.
             text.truncate(text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX));
@@ -276,7 +279,8 @@ impl<H: Host> Call<'_, H> {
         let Some(live) = &mut self.instance.live else {
             return Err(Failure::Trap("there is no instance".into()));
         };
-        let done = call(live).map_err(|error| Failure::of(&error));
+        live.store.data_mut().cause = None;
+        let done = call(live).map_err(|error| live.failure(&error));
         match done {
             // Neither account alone exceeds the limit, but their sum does.
             Ok(_) if live.fuel_used(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),
@@ -293,6 +297,11 @@ impl<H: Host> Call<'_, H> {
         self.failed = Some(failure.clone());
         failure
     }
+}
+
+/// The failure of a call, with the cause that the policy logged.
+fn failure<H: Host>(store: &mut Store<Guest<H>>, error: &wasmtime::Error) -> Failure {
+    Failure::of(error).caused_by(store.data_mut().cause.take())
 }
 
 /// The part of `bytes` that a span refers to.

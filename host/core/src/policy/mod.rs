@@ -15,6 +15,7 @@ mod engine;
 mod guard;
 mod guest;
 mod instance;
+mod lines;
 mod registry;
 pub mod sections;
 mod selector;
@@ -25,6 +26,7 @@ pub use assignment::{
     Assignment, AssignmentError, Canary, CanaryRule, Prefix, Role, RolledBack, Route, Shadow,
 };
 pub use bindings::exports::statehouse::policy::handler::Info;
+pub use bindings::statehouse::policy::follow::Scope;
 pub use bindings::statehouse::policy::types::{
     Access, Body, Bytes as Given, Change, Dialect, Entry, Event, Fault, Frame, Hlc, Notification,
     Outcome, Page, Repeat, Request, Span, Stamp,
@@ -35,10 +37,11 @@ pub use counters::Counters;
 pub use digest::Digest;
 pub use engine::{Engine, LoadError, Policy};
 pub use guard::{CallOutcome, EndedCall, Guard, GuardSettings};
-pub use guest::{Denial, Host, Put};
+pub use guest::{Denial, Host, Put, Reached};
 pub(crate) use instance::slice;
 pub use instance::{Call, Instance};
+pub use lines::{Batch, Line, Lines};
 pub use registry::{Absent, Choice, KeyLookup, Part, Registry, Routes};
 pub use selector::{Candidate, Selector, SelectorError};
 pub use swaps::{Swap, Swaps};
-pub use work::{Done, Failures, Work};
+pub use work::{Done, Failures, LastFailure, Work};

@@ -1,6 +1,7 @@
 //! Statistics of a policy since it was loaded: requests, fuel, failures.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -13,6 +14,7 @@ pub struct Work {
     fuel: AtomicU64,
     fuel_max: AtomicU64,
     failures: [AtomicU64; 4],
+    last_failure: Mutex<Option<LastFailure>>,
     /// Requests by command number, for the commands in the policy's description.
     commands: Vec<AtomicU64>,
     duplicates_different: AtomicU64,
@@ -39,6 +41,15 @@ impl Failures {
     }
 }
 
+/// The most recent failed call of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LastFailure {
+    /// The store's time, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The cause, on one line.
+    pub why: String,
+}
+
 /// A snapshot of the statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Done {
@@ -46,6 +57,8 @@ pub struct Done {
     pub requests: u64,
     /// Failed calls, including notifications.
     pub failures: Failures,
+    /// The most recent one, if any.
+    pub last_failure: Option<LastFailure>,
     /// Mean fuel of a request.
     pub fuel_mean: u64,
     /// Highest fuel of a request.
@@ -72,6 +85,7 @@ impl Work {
         for sum in sums {
             sum.store(0, Relaxed);
         }
+        *self.last() = None;
     }
 
     /// Counts a request.
@@ -87,7 +101,7 @@ impl Work {
     }
 
     /// Counts a failed call.
-    pub fn failure(&self, failure: &Failure) {
+    pub fn failure(&self, failure: &Failure, now_ms: u64) {
         let kind = match failure {
             Failure::Fuel => 0,
             Failure::Watchdog => 1,
@@ -95,6 +109,17 @@ impl Work {
             Failure::Malformed(_) => 3,
         };
         self.failures[kind].fetch_add(1, Relaxed);
+        *self.last() = Some(LastFailure {
+            at_ms: now_ms,
+            why: failure.to_string(),
+        });
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<LastFailure>> {
+        // A poisoned lock only means that a thread panicked between two complete updates.
+        self.last_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a redelivered request with a different answer.
@@ -119,6 +144,7 @@ impl Work {
                 trap: trap.load(Relaxed),
                 malformed: malformed.load(Relaxed),
             },
+            last_failure: self.last().clone(),
             fuel_mean: self.fuel.load(Relaxed).checked_div(requests).unwrap_or(0),
             fuel_max: self.fuel_max.load(Relaxed),
             duplicates_different: self.duplicates_different.load(Relaxed),

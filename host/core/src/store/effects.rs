@@ -27,7 +27,8 @@ pub const INTERNAL_ERROR: &[u8] = b"-ERR internal error\r\n";
 pub struct Effects {
     /// The answer to the client's request.
     pub answer: Option<Answer>,
-    /// Notifications of keys that expired before this step. They must be sent before the answer.
+    /// Notifications of keys that expired before this step, and of changes that the client of the
+    /// request missed. They must be sent before the answer.
     pub expired: Vec<Notification>,
     /// Notifications of the changes of this step, in order.
     pub notifications: Vec<Notification>,
@@ -138,6 +139,8 @@ impl RestsOn {
         let of_nothing = |(_, imported): &(u32, Imported)| {
             match imported {
                 Imported::Watched | Imported::Unwatched(_) => !watches_durable,
+                // The version may be that of a change which is not durable yet.
+                Imported::Followed(_) | Imported::Reached(_) => false,
                 // Access rules are not part of the state.
                 Imported::Denied(..) => true,
                 _ => false,

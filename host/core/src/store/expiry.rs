@@ -4,6 +4,7 @@
 //! could make keys immortal.
 
 use super::effects::{Effects, Swept};
+use super::notification::Recipients;
 use super::notifier::Notifier;
 use super::owners::NO_OWNER;
 use super::state::State;
@@ -93,12 +94,11 @@ pub(super) fn sweep(
     let mut notifier = Notifier::new(registry, now_ms, None);
     let changes: Vec<Change> = transaction.changes().cloned().collect();
     for change in changes {
-        if !transaction.state().watches.has(change.key()) {
-            continue;
-        }
+        let to = Recipients::of(&transaction.state().watches, change.key());
+        let Some(to) = to else { continue };
         let owner = notifier.registry.owner(change.key());
         let result;
-        (transaction, result) = notifier.notify(owner, transaction, &change, effects);
+        (transaction, result) = notifier.notify(owner, transaction, &change, to, effects);
         // The key is removed even if no notification could be rendered.
         effects.expired.extend(result.into_iter().flatten());
     }

@@ -5,6 +5,7 @@
 use bytes::Bytes;
 
 use super::transaction::Transaction;
+use super::watch::Watches;
 use super::write::Change;
 use crate::clock::Stamp;
 use crate::limits;
@@ -28,15 +29,44 @@ pub struct Notification {
     pub to: Vec<(Peer, Bytes)>,
 }
 
+/// The watchers of one change, by dialect.
+#[derive(Clone, Debug)]
+pub(super) struct Recipients(Vec<(Dialect, Vec<Peer>)>);
+
+impl Recipients {
+    /// One client.
+    pub(super) fn one(peer: &Peer, dialect: Dialect) -> Self {
+        Self(vec![(dialect, vec![peer.clone()])])
+    }
+
+    /// The watchers of a key; `None` if it has none.
+    pub(super) fn of(watches: &Watches, key: &[u8]) -> Option<Self> {
+        let watchers = watches.of(key);
+        if watchers.is_empty() {
+            return None;
+        }
+        let dialects = [Dialect::Sdk, Dialect::Documents, Dialect::Preview];
+        let all = dialects.into_iter().filter_map(|dialect| {
+            let peers = watchers.iter().filter(|(_, it)| *it == dialect);
+            let peers: Vec<Peer> = peers.map(|(peer, _)| (*peer).clone()).collect();
+            (!peers.is_empty()).then_some((dialect, peers))
+        });
+        Some(Self(all.collect()))
+    }
+}
+
 /// Renders the notifications of one change with `policy`, under a fuel budget of its own. Returns
 /// the fuel used as well.
 pub(super) fn notify_as(
     policy: &mut Instance<Transaction>,
     transaction: Box<Transaction>,
     change: &Change,
+    to: Recipients,
 ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>, u64) {
     let mut call = policy.begin(transaction, Bytes::copy_from_slice(change.key()));
-    let notifications = notifications_of(&mut call, std::slice::from_ref(change));
+    let mut notifications = Vec::new();
+    let rendered = notify(&mut call, change, to, &mut notifications);
+    let notifications = rendered.map(|()| notifications);
     if let Err(failure) = &notifications {
         call.discard(failure);
     }
@@ -44,27 +74,17 @@ pub(super) fn notify_as(
     (call.end(), notifications, fuel_used)
 }
 
-/// Renders the notifications of `changes`, one for each dialect that watchers of a key use.
-pub(super) fn notifications_of(
+/// Renders the notifications of a change, one for each dialect of its watchers.
+pub(super) fn notify(
     call: &mut Call<'_, Transaction>,
-    changes: &[Change],
-) -> Result<Vec<Notification>, Failure> {
-    let mut notifications = Vec::new();
-    for change in changes {
-        let mut dialects = [Dialect::Sdk, Dialect::Documents, Dialect::Preview]
-            .map(|dialect| (dialect, Vec::new()));
-        for (peer, dialect) in call.host().state().watches.of(change.key()) {
-            if let Some((_, peers)) = dialects.iter_mut().find(|(it, _)| *it == dialect) {
-                peers.push(peer.clone());
-            }
-        }
-        for (dialect, peers) in dialects {
-            if !peers.is_empty() {
-                notifications.push(render(call, change, dialect, peers)?);
-            }
-        }
+    change: &Change,
+    to: Recipients,
+    notifications: &mut Vec<Notification>,
+) -> Result<(), Failure> {
+    for (dialect, peers) in to.0 {
+        notifications.push(render(call, change, dialect, peers)?);
     }
-    Ok(notifications)
+    Ok(())
 }
 
 fn render(
@@ -110,27 +130,30 @@ fn render(
         .iter()
         .any(|it| it.contains(['+', '#', '\0']))
     {
-        return Err(invalid_topic());
+        return Err(Failure::Malformed(
+            "a topic that is not valid in MQTT".into(),
+        ));
     }
-    let to = peers.into_iter().map(|peer| {
+    // A watched prefix also covers keys that are too long for a topic. No client can watch these.
+    let to = peers.into_iter().filter_map(|peer| {
         let topic = topic(prefix, &peer.client, suffix)?;
-        Ok((peer, topic))
+        Some((peer, topic))
     });
-    let to = to.collect::<Result<_, Failure>>()?;
     Ok(Notification {
         dialect,
         payload,
         version: change.version(),
-        to,
+        to: to.collect(),
     })
 }
 
-/// `prefix`, the client id in upper-case hex (RFC 4648, section 8), `suffix`.
-fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
+/// `prefix`, the client id in upper-case hex (RFC 4648, section 8), `suffix`; `None` if that is too
+/// long.
+fn topic(prefix: &str, client: &str, suffix: &str) -> Option<Bytes> {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let length = prefix.len() + 2 * client.len() + suffix.len();
     if length > TOPIC_BYTES_MAX {
-        return Err(invalid_topic());
+        return None;
     }
     let mut topic = Vec::with_capacity(length);
     topic.extend_from_slice(prefix.as_bytes());
@@ -139,11 +162,7 @@ fn topic(prefix: &str, client: &str, suffix: &str) -> Result<Bytes, Failure> {
         topic.extend_from_slice(&digits);
     }
     topic.extend_from_slice(suffix.as_bytes());
-    Ok(topic.into())
-}
-
-fn invalid_topic() -> Failure {
-    Failure::Malformed("a topic that is not valid in MQTT".into())
+    Some(topic.into())
 }
 
 /// Builds the payload of a response. Stored values are copied from the table without passing

@@ -5,7 +5,7 @@
 
 use super::Quota;
 use super::effects::Effects;
-use super::notification::{Notification, notify_as};
+use super::notification::{Notification, Recipients, notify_as};
 use super::state::State;
 use super::transaction::Transaction;
 use super::write::Change;
@@ -51,6 +51,7 @@ impl<'a> Notifier<'a> {
         owner: usize,
         mut transaction: Box<Transaction>,
         change: &Change,
+        to: Recipients,
         effects: &mut Effects,
     ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
         let built_in = self.registry.built_in();
@@ -60,7 +61,7 @@ impl<'a> Notifier<'a> {
         if may_call {
             let (result, fuel_used);
             (transaction, result, fuel_used) =
-                notify_as(self.registry.slot(owner), transaction, change);
+                notify_as(self.registry.slot(owner), transaction, change, to.clone());
             if let Some(share) = &mut self.share {
                 share.spend(fuel_used);
             }
@@ -72,7 +73,8 @@ impl<'a> Notifier<'a> {
                 }
             }
         }
-        let (transaction, result, _) = notify_as(self.registry.slot(built_in), transaction, change);
+        let slot = self.registry.slot(built_in);
+        let (transaction, result, _) = notify_as(slot, transaction, change, to);
         if let Err(failure) = &result {
             self.count_failure(built_in, failure, effects);
         }
@@ -90,18 +92,17 @@ impl<'a> Notifier<'a> {
         let mut notifications = Vec::new();
         let changes: Vec<Change> = transaction.changes().cloned().collect();
         for change in changes {
-            if !transaction.state().watches.has(change.key()) {
-                continue;
-            }
+            let to = Recipients::of(&transaction.state().watches, change.key());
+            let Some(to) = to else { continue };
             let owner = self.registry.route_owner(change.key());
             let result;
             match owner.filter(|owner| *owner != by) {
                 Some(owner) => {
-                    (transaction, result) = self.notify(owner, transaction, &change, effects);
+                    (transaction, result) = self.notify(owner, transaction, &change, to, effects);
                 }
                 None => {
                     let slot = self.registry.slot(by);
-                    (transaction, result, _) = notify_as(slot, transaction, &change);
+                    (transaction, result, _) = notify_as(slot, transaction, &change, to);
                 }
             }
             match result {
@@ -109,6 +110,31 @@ impl<'a> Notifier<'a> {
                 Err(failure) => {
                     return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
                 }
+            }
+        }
+        (transaction, Ok(notifications))
+    }
+
+    /// Renders the notifications of changes that the client of a request missed. Each change is
+    /// rendered by the policy that owns its key, or else by policy `by`.
+    ///
+    /// # Errors
+    /// Returns the failure of the built-in policy if that fails, too.
+    pub(super) fn notify_missed(
+        mut self,
+        by: usize,
+        mut transaction: Box<Transaction>,
+        missed: Vec<(Change, Recipients)>,
+        effects: &mut Effects,
+    ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
+        let mut notifications = Vec::new();
+        for (change, to) in missed {
+            let owner = self.registry.route_owner(change.key()).unwrap_or(by);
+            let result;
+            (transaction, result) = self.notify(owner, transaction, &change, to, effects);
+            match result {
+                Ok(result) => notifications.extend(result),
+                Err(failure) => return (transaction, Err(failure)),
             }
         }
         (transaction, Ok(notifications))
@@ -135,12 +161,11 @@ impl<'a> Notifier<'a> {
         let mut transaction = Transaction::sweep(state, quota, self.now_ms);
         let (mut notifications, mut failed) = (Vec::new(), false);
         for change in changes {
-            if !transaction.state().watches.has(change.key()) {
-                continue;
-            }
+            let to = Recipients::of(&transaction.state().watches, change.key());
+            let Some(to) = to else { continue };
             let owner = self.registry.owner(change.key());
             let result;
-            (transaction, result) = self.notify(owner, transaction, change, effects);
+            (transaction, result) = self.notify(owner, transaction, change, to, effects);
             failed |= result.is_err();
             notifications.extend(result.into_iter().flatten());
         }
@@ -150,7 +175,7 @@ impl<'a> Notifier<'a> {
     fn count_failure(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
         let policy = self.registry.slot(slot).policy().clone();
         effects.failures += 1;
-        policy.work.failure(failure);
+        policy.work.failure(failure, self.now_ms);
         if policy.counters.may_log(self.now_ms) {
             tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to render a notification");
         }

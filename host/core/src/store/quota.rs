@@ -27,6 +27,8 @@ pub struct Quota {
     pub watches_per_connection_max: u64,
     /// Watches of all connections, in bytes.
     pub watch_bytes_max: u64,
+    /// Bytes of recent changes.
+    pub recent_bytes_max: u64,
     /// Bytes that may wait for the write-ahead log before requests are refused.
     pub unreleased_bytes_max: u64,
     /// Fuel of a first execution, in addition to the fuel for each payload byte.
@@ -48,6 +50,7 @@ impl Default for Quota {
             watches_max: limits::WATCHES_MAX_DEFAULT,
             watches_per_connection_max: limits::WATCHES_PER_CONNECTION_MAX_DEFAULT,
             watch_bytes_max: limits::WATCH_BYTES_MAX,
+            recent_bytes_max: limits::RECENT_BYTES_MAX,
             unreleased_bytes_max: limits::UNRELEASED_BYTES_MAX,
             fuel_max: limits::FUEL_PER_CALL_DEFAULT,
             journal_full: false,

@@ -7,8 +7,9 @@
 use std::ops::Range;
 
 use super::entry::{Entry, Key};
+use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{Fault, Page};
+use crate::policy::{Fault, Page, Reached};
 use statehouse_protocol::rights::Right;
 
 /// A key. It is stored as a range of the payload if it lies there: most keys do, and a redelivery
@@ -67,6 +68,10 @@ pub enum Imported {
     Refused(Fault),
     /// A watch was registered.
     Watched,
+    /// A watch was registered, and the version of the last change was returned.
+    Followed(Stamp),
+    /// Missed changes were sent.
+    Reached(Reached),
     /// A watch was ended (true), or did not exist.
     Unwatched(bool),
     /// A page of keys.
@@ -84,6 +89,8 @@ impl PartialEq for Imported {
                 _ => false,
             },
             (Self::Watched, Self::Watched) => true,
+            (Self::Followed(a), Self::Followed(b)) => a == b,
+            (Self::Reached(a), Self::Reached(b)) => a == b,
             (Self::Unwatched(a), Self::Unwatched(b)) => a == b,
             (Self::Page(a), Self::Page(b)) => a.keys == b.keys && a.next == b.next,
             (Self::Denied(a, right), Self::Denied(b, other)) => a == b && right == other,
@@ -100,8 +107,8 @@ pub type Property = (Box<str>, Option<Box<str>>);
 pub struct CapturedReads {
     /// The keys that were read, each once.
     pub reads: Vec<Read>,
-    /// Import results by the number of the call. Calls of `put`, `watch` and `keys` are counted
-    /// together from one. Denied rights have number zero, because they hold for every call.
+    /// Import results by the number of the call. Calls of `put`, `keys` and those of watches are
+    /// counted together from one. Denied rights have number zero, because they hold for every call.
     pub imports: Vec<(u32, Imported)>,
     /// User properties that were read.
     pub properties: Vec<Property>,
@@ -162,7 +169,7 @@ fn page_bytes(page: &Page) -> usize {
 #[derive(Default)]
 pub(super) struct ReadSet {
     captured: CapturedReads,
-    /// Calls of `put`, `watch` and `keys` so far.
+    /// Calls of `put`, `keys` and those of watches so far.
     calls: u32,
     /// Whether the limits were exceeded, so that nothing is captured.
     overflowed: bool,
@@ -189,17 +196,26 @@ pub(super) enum ImportKind {
     Keys,
     /// `watch`.
     Watch,
-    /// `unwatch`.
+    /// `unwatch` and `unfollow`.
     Unwatch,
+    /// `follow`.
+    Follow,
+    /// `follow_since`.
+    FollowSince,
 }
 
 impl Imported {
     fn answers(&self, kind: ImportKind) -> bool {
         match self {
             // `keys` has no quota, and `unwatch` is never refused.
-            Self::Refused(Fault::Quota) => matches!(kind, ImportKind::Put | ImportKind::Watch),
+            Self::Refused(Fault::Quota) => matches!(
+                kind,
+                ImportKind::Put | ImportKind::Watch | ImportKind::Follow | ImportKind::FollowSince
+            ),
             Self::Refused(_) => kind != ImportKind::Unwatch,
             Self::Watched => kind == ImportKind::Watch,
+            Self::Followed(_) => kind == ImportKind::Follow,
+            Self::Reached(_) => kind == ImportKind::FollowSince,
             Self::Unwatched(_) => kind == ImportKind::Unwatch,
             Self::Page(_) => kind == ImportKind::Keys,
             Self::Denied(..) => false,

@@ -61,6 +61,7 @@ pub(super) const NO_QUOTA: Quota = Quota {
     watches_max: u64::MAX,
     watches_per_connection_max: u64::MAX,
     watch_bytes_max: u64::MAX,
+    recent_bytes_max: 0,
     unreleased_bytes_max: u64::MAX,
     fuel_max: limits::FUEL_PER_CALL_MAX,
     journal_full: false,

@@ -33,6 +33,19 @@ impl Rights {
         }
     }
 
+    /// The rules of the client of a new request; `None` if there are none.
+    pub(super) fn granted(&self) -> Option<&Arc<dyn ClientRights>> {
+        match self {
+            Self::Granted(grants) => Some(grants),
+            Self::All | Self::Recorded(_) => None,
+        }
+    }
+
+    /// Whether the client of a new request may read a key that the request did not name.
+    pub(super) fn granted_now(&self, key: &[u8]) -> bool {
+        self.granted().is_none_or(|it| it.allow(key, Right::Read))
+    }
+
     /// The number of patterns that a key may be compared with.
     pub(super) fn tries(&self, right: Right) -> usize {
         match (self, right) {

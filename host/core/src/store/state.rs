@@ -6,6 +6,7 @@
 use super::entry::Entry;
 use super::owners::{NO_OWNER, Owner, Owners};
 use super::quota::{Exceeded, Quota};
+use super::recent::Recent;
 use super::table::Table;
 use super::watch::Watches;
 use super::write::Write;
@@ -23,6 +24,8 @@ pub struct State {
     pub owners: Owners,
     /// All watches.
     pub watches: Watches,
+    /// The recent changes of visible keys.
+    pub recent: Recent,
     /// The clock.
     pub hlc: Hlc,
 }

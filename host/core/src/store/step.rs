@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::duplicates::Duplicates;
 use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
 use super::expiry;
-use super::notification::{Notification, notifications_of, splice};
+use super::notification::{Notification, Recipients, notify, splice};
 use super::notifier::{Attributed, Notifier};
 use super::read_set::{CapturedReads, Read};
 use super::reexecution::{self, Removals, SampledRequest, Sampler};
@@ -20,7 +20,7 @@ use super::state::State;
 use super::supervision::Supervision;
 use super::table::Table;
 use super::transaction::Transaction;
-use super::watch::WatchChange;
+use super::watch::{Scope, WatchChange, Watches};
 use super::write::{Change, Write};
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
@@ -30,6 +30,7 @@ use crate::policy::{
     Policy, Registry, Repeat, Share,
 };
 use crate::request::{self, Dialect, Request};
+use statehouse_protocol::rights::{ClientRights, Right};
 use statehouse_protocol::{Peer, SessionId};
 
 /// The input of a step.
@@ -39,9 +40,11 @@ pub(crate) enum Event<'a> {
     Request(&'a Request<'a>),
     /// A connection ended. Its watches end with it.
     Disconnected(&'a Peer),
-    /// A notification for this key could not be delivered, or the client may not read the key any
-    /// more. That watch ends.
+    /// A notification for this key could not be delivered. The client's watches that cover the key
+    /// end.
     Undeliverable(&'a Peer, &'a [u8]),
+    /// A client has these rights now. Its watches of keys that it may not read any more end.
+    Rights(&'a Peer, &'a Arc<dyn ClientRights>),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
     /// Sessions ended. Their requests can never be redelivered.
@@ -77,6 +80,8 @@ struct Decision {
     answer: Answer,
     captured: Option<CapturedReads>,
     notifications: Vec<Notification>,
+    /// Of changes that the client missed.
+    missed: Vec<Notification>,
 }
 
 impl Store {
@@ -247,10 +252,20 @@ impl Store {
                 state
             }
             Event::Undeliverable(peer, key) => {
-                if state.watches.remove(key, peer) && state.watches.are_durable() {
-                    let key = Key::copy_from_slice(key);
-                    effects.note_watches(peer, vec![WatchChange::Ended(key)]);
-                }
+                let watches = state.watches.covering(key, peer);
+                let ended = watches.map(|(scope, key)| (scope, key.clone())).collect();
+                end_watches(&mut state.watches, peer, ended, &mut effects);
+                state
+            }
+            Event::Rights(peer, rights) => {
+                let watches = state.watches.by(peer);
+                let forbidden = |(scope, key): &(Scope, &Key)| {
+                    *scope == Scope::Key && !rights.allow(key, Right::Read)
+                };
+                let ended = watches.filter(forbidden);
+                let ended = ended.map(|(scope, key)| (scope, key.clone())).collect();
+                end_watches(&mut state.watches, peer, ended, &mut effects);
+                state.watches.set_rights(peer, Some(rights.clone()));
                 state
             }
             Event::Expired(removed) => {
@@ -343,6 +358,7 @@ impl Store {
                 answer,
                 captured,
                 notifications,
+                missed: Vec::new(),
             })
         });
         if let Err(failure) = &decided {
@@ -353,17 +369,31 @@ impl Store {
         effects.denied = transaction.take_denied();
         effects.exceeded = transaction.exceeded();
         let mut decision = match decided {
-            Ok(decision) if foreign => decision,
-            decided => return (transaction, decided.map_err(|failure| (failure, true))),
+            Ok(decision) => decision,
+            Err(failure) => return (transaction, Err((failure, true))),
         };
-        let share = Share::of(self.quota.fuel_max, request.payload.len());
-        let notifier = Notifier::new(&mut self.registry, now_ms, Some(share));
-        let (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
-        let decided = notified.map(|notifications| {
-            decision.notifications = notifications;
-            decision
-        });
-        (transaction, decided)
+        let share = || Some(Share::of(self.quota.fuel_max, request.payload.len()));
+        if foreign {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
+            match notified {
+                Ok(notifications) => decision.notifications = notifications,
+                Err(failure) => return (transaction, Err(failure)),
+            }
+        }
+        let missed = transaction.take_missed();
+        if !missed.is_empty() {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) =
+                notifier.notify_missed(choice.slot, transaction, missed, effects);
+            match notified {
+                Ok(notifications) => decision.missed = notifications,
+                Err(failure) => return (transaction, Err((failure, false))),
+            }
+        }
+        (transaction, Ok(decision))
     }
 
     /// Commits a request, and remembers it if a redelivery must get the same answer.
@@ -382,13 +412,14 @@ impl Store {
             mut answer,
             captured,
             notifications,
+            missed,
         } = decision;
         let (state, writes, watches) = transaction.commit();
         let watches_durable = state.watches.are_durable();
         if watches_durable && !watches.is_empty() {
-            let changes = watches.into_iter().map(|(key, began)| match began {
-                true => WatchChange::Began(key, request.dialect),
-                false => WatchChange::Ended(key),
+            let changes = watches.into_iter().map(|(scope, key, began)| match began {
+                true => WatchChange::Began(scope, key, request.dialect),
+                false => WatchChange::Ended(scope, key),
             });
             effects.note_watches(request.peer, changes.collect());
         }
@@ -421,6 +452,7 @@ impl Store {
             effects.rests_on = RestsOn::of(captured, watches_durable);
         }
         effects.answer = Some(answer);
+        effects.expired.extend(missed);
         effects.notifications.extend(notifications);
         state
     }
@@ -465,7 +497,7 @@ impl Store {
         effects: &mut Effects,
     ) {
         let policy = self.registry.slot(choice.slot).policy().clone();
-        policy.work.failure(failure);
+        policy.work.failure(failure, now_ms);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
             let client = request.peer.client.escape_debug();
@@ -628,9 +660,29 @@ fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notifica
         return Ok(Vec::new());
     }
     let watches = &transaction.state().watches;
-    let watched = |it: &&Change| watches.of(it.key()).next().is_some();
-    let changes: Vec<Change> = transaction.changes().filter(watched).cloned().collect();
-    notifications_of(call, &changes)
+    let watched = |it: &Change| Some((it.clone(), Recipients::of(watches, it.key())?));
+    let changes: Vec<_> = transaction.changes().filter_map(watched).collect();
+    let mut notifications = Vec::new();
+    for (change, to) in changes {
+        notify(call, &change, to, &mut notifications)?;
+    }
+    Ok(notifications)
+}
+
+/// Ends watches of a client, and records it if watches are durable.
+fn end_watches(
+    watches: &mut Watches,
+    peer: &Peer,
+    mut ended: Vec<(Scope, Key)>,
+    effects: &mut Effects,
+) {
+    ended.retain(|(scope, key)| watches.remove(*scope, key, peer));
+    if watches.are_durable() && !ended.is_empty() {
+        let ended = ended
+            .into_iter()
+            .map(|(scope, key)| WatchChange::Ended(scope, key));
+        effects.note_watches(peer, ended.collect());
+    }
 }
 
 impl From<Dialect> for policy::Dialect {

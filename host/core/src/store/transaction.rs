@@ -8,18 +8,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::entry::{Entry, Key};
+use super::notification::Recipients;
 use super::quota::{Exceeded, Quota};
 use super::read_set::{CapturedReads, ReadSet, Recording, within};
 use super::rights::Rights;
 use super::state::State;
 use super::table::Table;
+use super::watch::Scope;
 use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
 use crate::limits;
 use crate::policy::{self, Denial, Fault, Put, Routes};
 use crate::request::{self, Dialect, Request};
 use statehouse_protocol::Peer;
-use statehouse_protocol::rights::Right;
+use statehouse_protocol::rights::{ClientRights, Right};
 
 mod client_usage;
 mod imports;
@@ -43,7 +45,11 @@ pub struct Transaction {
     load: (u64, u64),
     /// What the client owns. Set by its first put.
     client_usage: Option<ClientUsage>,
-    watches: Vec<(Key, bool)>,
+    watches: Vec<StagedWatch>,
+    /// The client's rights when it began to watch a prefix.
+    prefix_rights: Option<Arc<dyn ClientRights>>,
+    /// Changes of earlier requests that the client missed. It is sent these before the answer.
+    missed: Option<Vec<Change>>,
     read_set: ReadSet,
     /// Set for a routed policy: it may write only keys that the routes give to it.
     confined: Option<(policy::Digest, Arc<Routes>)>,
@@ -56,6 +62,9 @@ pub struct Transaction {
     /// Keys and patterns that were examined and not charged to the policy yet.
     examined: u64,
 }
+
+/// A watch to begin (true) or to end.
+type StagedWatch = (Scope, Key, bool);
 
 /// The request of a transaction. A sweep has none.
 struct Origin {
@@ -134,6 +143,8 @@ impl Transaction {
             load,
             client_usage: None,
             watches: Vec::new(),
+            prefix_rights: None,
+            missed: None,
             read_set: ReadSet::default(),
             confined: None,
             rights,
@@ -152,6 +163,17 @@ impl Transaction {
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         let visible = self.staged.iter().filter(|it| !it.hidden);
         visible.map(|it| &it.change)
+    }
+
+    /// The changes that the client missed, and the client with the dialect of its request.
+    pub(super) fn take_missed(&mut self) -> Vec<(Change, Recipients)> {
+        let Some(Origin { peer, dialect, .. }) = &self.origin else {
+            return Vec::new();
+        };
+        let missed = self.missed.take().into_iter().flatten();
+        missed
+            .map(|change| (change, Recipients::one(peer, *dialect)))
+            .collect()
     }
 
     /// The state as it was before this request.
@@ -219,16 +241,22 @@ impl Transaction {
 
     /// Applies everything staged. Returns the writes, and the watches of the client that began
     /// (true) or ended.
-    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<(Key, bool)>) {
+    pub fn commit(mut self: Box<Self>) -> (Box<State>, Vec<Write>, Vec<StagedWatch>) {
         self.state.hlc = self.hlc;
         let owner = self.owner();
         self.state.write_all(&self.staged, owner);
+        (self.state.recent).note(&self.staged, self.quota.recent_bytes_max);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
-            self.watches.retain(|(key, on)| match on {
-                true => watches.add(key.clone(), peer, *dialect),
-                false => watches.remove(key, peer),
+            let began = |(scope, _, on): &StagedWatch| *scope == Scope::Prefix && *on;
+            let follows = self.watches.iter().any(began);
+            self.watches.retain(|(scope, key, on)| match on {
+                true => watches.add(*scope, key.clone(), peer, *dialect),
+                false => watches.remove(*scope, key, peer),
             });
+            if follows {
+                watches.set_rights(peer, self.prefix_rights.take());
+            }
         }
         (self.state, self.staged, self.watches)
     }

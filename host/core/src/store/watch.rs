@@ -1,12 +1,15 @@
-//! Watches: which client is notified of which key, in which dialect.
+//! Watches: which client is notified of which keys, in which dialect.
 //!
-//! A watch belongs to a client id and a key. With the embedded broker it ends with the connection
-//! that made it. Clients of a foreign broker stay connected while this process is down, so their
-//! watches are durable: they are recorded, and recovered after a restart. These events end them:
+//! A watch belongs to a client id and a key, or to a client id and a prefix of keys. With the
+//! embedded broker it ends with the connection that made it. Clients of a foreign broker stay
+//! connected while this process is down, so their watches are durable: they are recorded, and
+//! recovered after a restart. These events end them:
 //!
 //! * the client's `KEYNOTIFY key STOP` ends one watch;
-//! * [`Event::Undeliverable`](super::Event::Undeliverable) ends one watch, because its notification
-//!   could not be delivered (PUBACK 0x10);
+//! * [`Event::Undeliverable`](super::Event::Undeliverable) ends the client's watches of a key and
+//!   of its prefixes, because a notification of that key could not be delivered (PUBACK 0x10);
+//! * [`Event::Rights`](super::Event::Rights) ends the watches of keys that the client may not read
+//!   any more. A watch of a prefix stays: it never reports a key that its client may not read;
 //! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it disconnected, or did
 //!   not renew its watches in time.
 //!
@@ -14,14 +17,37 @@
 //! Then the client's watches remain until one of their keys changes. [`Watches::peers`] lists all
 //! clients with watches, so that a start can give each of them a deadline.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use super::entry::Key;
 use super::quota::{Exceeded, Quota};
-use crate::limits::WATCH_OVERHEAD_BYTES;
+use crate::limits::{WATCH_OVERHEAD_BYTES, WATCH_PREFIX_BYTES_MAX};
 use crate::request::Dialect;
 use statehouse_protocol::Peer;
+use statehouse_protocol::rights::{ClientRights, Right};
+
+/// What a watch covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// One key.
+    Key,
+    /// All keys that start with these bytes.
+    Prefix,
+}
+
+impl Scope {
+    /// Whether a watch of `watched` covers a key.
+    pub(super) fn covers(self, watched: &[u8], key: &[u8]) -> bool {
+        match self {
+            Self::Key => watched == key,
+            Self::Prefix => key.starts_with(watched),
+        }
+    }
+}
 
 /// Changes of one client's watches: a record, or a part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,10 +61,10 @@ pub struct WatchChanges {
 /// A change of watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchChange {
-    /// The client watches this key in this dialect.
-    Began(Key, Dialect),
-    /// The client does not watch this key any more.
-    Ended(Key),
+    /// The client watches this key or prefix in this dialect.
+    Began(Scope, Key, Dialect),
+    /// The client does not watch this key or prefix any more.
+    Ended(Scope, Key),
     /// The client has no watches any more.
     AllEnded,
 }
@@ -46,8 +72,8 @@ pub enum WatchChange {
 /// All watches.
 #[derive(Clone, Default)]
 pub struct Watches {
-    // Notifications use the dialect of the request that registered the watch.
-    by_key: HashMap<Key, BTreeMap<Peer, Dialect>>,
+    by_key: HashMap<Key, Watchers>,
+    by_prefix: BTreeMap<Key, Watchers>,
     /// Ordered, so that a snapshot can continue after its last piece.
     by_peer: BTreeMap<Peer, Held>,
     count: usize,
@@ -55,11 +81,52 @@ pub struct Watches {
     durable: bool,
 }
 
+/// Notifications use the dialect of the request that registered the watch.
+type Watchers = BTreeMap<Peer, Dialect>;
+
 /// The watches of one connection.
 #[derive(Clone, Default)]
 struct Held {
     keys: BTreeSet<Key>,
+    prefixes: BTreeSet<Key>,
     bytes: usize,
+    /// The rights to the keys of its prefixes; `None` if there are no rules.
+    rights: Option<Arc<dyn ClientRights>>,
+}
+
+impl Held {
+    fn of(&self, scope: Scope) -> &BTreeSet<Key> {
+        match scope {
+            Scope::Key => &self.keys,
+            Scope::Prefix => &self.prefixes,
+        }
+    }
+
+    fn of_mut(&mut self, scope: Scope) -> &mut BTreeSet<Key> {
+        match scope {
+            Scope::Key => &mut self.keys,
+            Scope::Prefix => &mut self.prefixes,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.keys.len() + self.prefixes.len()
+    }
+
+    /// The watches after `after`, or all.
+    fn range<'a>(
+        &'a self,
+        after: Option<(Scope, &'a Key)>,
+    ) -> impl Iterator<Item = (Scope, &'a Key)> {
+        let scopes = [Scope::Key, Scope::Prefix].into_iter();
+        let scopes = scopes.filter(move |it| after.is_none_or(|(scope, _)| *it >= scope));
+        scopes.flat_map(move |it| {
+            let last = after.filter(|(scope, _)| *scope == it);
+            let from = last.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(key));
+            let keys = self.of(it).range::<Key, _>((from, Bound::Unbounded));
+            keys.map(move |key| (it, key))
+        })
+    }
 }
 
 fn weight(key: &[u8]) -> usize {
@@ -82,14 +149,20 @@ impl Watches {
     }
 
     /// Whether `peer` may add a watch of `key`.
-    pub fn check(&self, peer: &Peer, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
+    pub fn check(
+        &self,
+        peer: &Peer,
+        scope: Scope,
+        key: &[u8],
+        quota: &Quota,
+    ) -> Result<(), Exceeded> {
         let none = Held::default();
         let held = self.by_peer.get(peer).unwrap_or(&none);
         let (all, own) = (quota.watches_max, quota.watches_per_connection_max);
         let own_bytes = quota.watch_bytes_per_connection_max();
-        if held.keys.contains(key) {
+        if held.of(scope).contains(key) {
             Ok(())
-        } else if held.keys.len() as u64 >= own {
+        } else if held.len() as u64 >= own {
             Err(Exceeded::ClientWatches(own))
         } else if (held.bytes + weight(key)) as u64 > own_bytes {
             Err(Exceeded::WatchBytes(own_bytes))
@@ -103,49 +176,69 @@ impl Watches {
     }
 
     /// Adds a watch, or changes its dialect. Returns whether anything changed.
-    pub fn add(&mut self, key: Key, peer: &Peer, dialect: Dialect) -> bool {
-        let watchers = self.by_key.entry(key.clone()).or_default();
+    pub fn add(&mut self, scope: Scope, key: Key, peer: &Peer, dialect: Dialect) -> bool {
+        let watchers = match scope {
+            Scope::Key => self.by_key.entry(key.clone()).or_default(),
+            Scope::Prefix => self.by_prefix.entry(key.clone()).or_default(),
+        };
         let before = watchers.insert(peer.clone(), dialect);
         if before.is_none() {
             let held = self.by_peer.entry(peer.clone()).or_default();
             held.bytes += weight(&key);
             self.bytes += weight(&key);
             self.count += 1;
-            held.keys.insert(key);
+            held.of_mut(scope).insert(key);
         }
         before != Some(dialect)
     }
 
-    /// Whether `peer` watches `key`.
-    pub fn contains(&self, key: &[u8], peer: &Peer) -> bool {
+    /// Sets the rights of a client to the keys of its prefixes; `None` if there are no rules.
+    pub fn set_rights(&mut self, peer: &Peer, rights: Option<Arc<dyn ClientRights>>) {
+        if let Some(held) = self.by_peer.get_mut(peer) {
+            held.rights = rights;
+        }
+    }
+
+    /// The number of watches of `peer`.
+    pub fn count_by(&self, peer: &Peer) -> usize {
+        self.by_peer.get(peer).map_or(0, |held| held.len())
+    }
+
+    /// Whether `peer` has a watch of `key`.
+    pub fn contains(&self, scope: Scope, key: &[u8], peer: &Peer) -> bool {
         self.by_peer
             .get(peer)
-            .is_some_and(|held| held.keys.contains(key))
+            .is_some_and(|held| held.of(scope).contains(key))
     }
 
-    /// How many keys `peer` watches.
-    pub fn count_by(&self, peer: &Peer) -> usize {
-        self.by_peer.get(peer).map_or(0, |held| held.keys.len())
-    }
-
-    /// The keys that `peer` watches, in order.
-    pub fn by(&self, peer: &Peer) -> impl Iterator<Item = &Key> {
+    /// The watches of `peer`, in order.
+    pub fn by(&self, peer: &Peer) -> impl Iterator<Item = (Scope, &Key)> {
         let held = self.by_peer.get(peer);
-        held.into_iter().flat_map(|held| &held.keys)
+        held.into_iter().flat_map(|held| held.range(None))
+    }
+
+    /// The watches of `peer` that cover a key.
+    pub fn covering<'a>(
+        &'a self,
+        key: &'a [u8],
+        peer: &Peer,
+    ) -> impl Iterator<Item = (Scope, &'a Key)> {
+        self.by(peer)
+            .filter(move |(scope, it)| scope.covers(it, key))
     }
 
     /// Removes one watch. Returns whether it existed.
-    pub fn remove(&mut self, key: &[u8], peer: &Peer) -> bool {
+    pub fn remove(&mut self, scope: Scope, key: &[u8], peer: &Peer) -> bool {
         let Some(held) = self.by_peer.get_mut(peer) else {
             return false;
         };
-        let removed = held.keys.remove(key);
+        let removed = held.of_mut(scope).remove(key);
         if removed {
             held.bytes -= weight(key);
-            if held.keys.is_empty() {
+            if held.len() == 0 {
                 self.by_peer.remove(peer);
             }
-            self.forget(key, peer);
+            self.forget(scope, key, peer);
         }
         removed
     }
@@ -153,8 +246,8 @@ impl Watches {
     /// Removes all watches of a connection. Returns whether there were any.
     pub fn remove_all(&mut self, peer: &Peer) -> bool {
         let held = self.by_peer.remove(peer);
-        for key in held.iter().flat_map(|held| &held.keys) {
-            self.forget(key, peer);
+        for (scope, key) in held.iter().flat_map(|held| held.range(None)) {
+            self.forget(scope, key, peer);
         }
         held.is_some()
     }
@@ -164,8 +257,10 @@ impl Watches {
         let WatchChanges { peer, changes } = recorded;
         for change in changes {
             match change {
-                WatchChange::Began(key, dialect) => _ = self.add(key, &peer, dialect),
-                WatchChange::Ended(key) => _ = self.remove(&key, &peer),
+                WatchChange::Began(scope, key, dialect) => {
+                    _ = self.add(scope, key, &peer, dialect);
+                }
+                WatchChange::Ended(scope, key) => _ = self.remove(scope, &key, &peer),
                 WatchChange::AllEnded => _ = self.remove_all(&peer),
             }
         }
@@ -176,53 +271,104 @@ impl Watches {
         self.by_peer.keys()
     }
 
-    /// All watches after `after`, ordered by connection and key.
-    pub(crate) fn range(
-        &self,
-        after: Option<&(Peer, Key)>,
-    ) -> impl Iterator<Item = (&Peer, &Key, Dialect)> {
-        let first = after.and_then(|(peer, key)| {
+    /// All watches after `after`, ordered by connection, scope and key.
+    pub fn range<'a>(
+        &'a self,
+        after: Option<&'a (Peer, Scope, Key)>,
+    ) -> impl Iterator<Item = (&'a Peer, Scope, &'a Key, Dialect)> {
+        let first = after.and_then(|(peer, scope, key)| {
             let (peer, held) = self.by_peer.get_key_value(peer)?;
-            let behind = (Bound::Excluded(key), Bound::Unbounded);
-            Some(
-                held.keys
-                    .range::<Key, _>(behind)
-                    .map(move |key| (peer, key)),
-            )
+            let rest = held.range(Some((*scope, key)));
+            Some(rest.map(move |(scope, key)| (peer, scope, key)))
         });
-        let from = after.map_or(Bound::Unbounded, |(peer, _)| Bound::Excluded(peer));
+        let from = after.map_or(Bound::Unbounded, |(peer, ..)| Bound::Excluded(peer));
         let others = self.by_peer.range::<Peer, _>((from, Bound::Unbounded));
-        let others = others.flat_map(|(peer, held)| held.keys.iter().map(move |key| (peer, key)));
-        first
-            .into_iter()
-            .flatten()
-            .chain(others)
-            .filter_map(|(peer, key)| Some((peer, key, *self.by_key.get(key)?.get(peer)?)))
+        let others = others.flat_map(|(peer, held)| {
+            (held.range(None)).map(move |(scope, key)| (peer, scope, key))
+        });
+        (first.into_iter().flatten().chain(others)).filter_map(|(peer, scope, key)| {
+            let watchers = match scope {
+                Scope::Key => self.by_key.get(key)?,
+                Scope::Prefix => self.by_prefix.get(key)?,
+            };
+            Some((peer, scope, key, *watchers.get(peer)?))
+        })
     }
 
-    fn forget(&mut self, key: &[u8], peer: &Peer) {
-        if let Some(watchers) = self.by_key.get_mut(key) {
+    fn forget(&mut self, scope: Scope, key: &[u8], peer: &Peer) {
+        let watchers = match scope {
+            Scope::Key => self.by_key.get_mut(key),
+            Scope::Prefix => self.by_prefix.get_mut(key),
+        };
+        if let Some(watchers) = watchers {
             watchers.remove(peer);
             if watchers.is_empty() {
-                self.by_key.remove(key);
+                match scope {
+                    Scope::Key => _ = self.by_key.remove(key),
+                    Scope::Prefix => _ = self.by_prefix.remove(key),
+                }
             }
             self.count -= 1;
             self.bytes -= weight(key);
         }
     }
 
-    /// The watchers of a key and their dialects.
-    pub fn of(&self, key: &[u8]) -> impl Iterator<Item = (&Peer, Dialect)> {
-        self.by_key
-            .get(key)
-            .into_iter()
-            .flatten()
-            .map(|(peer, dialect)| (peer, *dialect))
+    /// The watchers of a key and their dialects, each client once. A watch of the key decides the
+    /// dialect, else that of its longest watched prefix. A client that watches only a prefix must
+    /// have the right to read the key.
+    pub fn of(&self, key: &[u8]) -> Vec<(&Peer, Dialect)> {
+        let exact = self.by_key.get(key).into_iter().flatten();
+        let exact = exact.map(|(peer, dialect)| (peer, *dialect));
+        let mut prefixes = self.prefixes_of(key).peekable();
+        if prefixes.peek().is_none() {
+            return exact.collect();
+        }
+        let mut all: BTreeMap<&Peer, Option<Dialect>> =
+            exact.map(|(peer, dialect)| (peer, Some(dialect))).collect();
+        for (peer, dialect) in prefixes.flatten() {
+            if let Entry::Vacant(first) = all.entry(peer) {
+                first.insert(self.may_read(peer, key).then_some(*dialect));
+            }
+        }
+        let all = all.into_iter();
+        all.filter_map(|(peer, dialect)| Some((peer, dialect?)))
+            .collect()
+    }
+
+    fn may_read(&self, peer: &Peer, key: &[u8]) -> bool {
+        let rights = self.by_peer.get(peer).and_then(|held| held.rights.as_ref());
+        rights.is_none_or(|rights| rights.allow(key, Right::Read))
+    }
+
+    /// The watchers of each watched prefix of a key, the longest prefix first.
+    ///
+    /// The greatest prefix that is not above the key either is a prefix of it, or shares with it
+    /// all bytes that any prefix of the key can have. So each step shortens the bound, and no step
+    /// visits a prefix twice.
+    fn prefixes_of<'a, 'k>(
+        &'a self,
+        key: &'k [u8],
+    ) -> impl Iterator<Item = &'a Watchers> + use<'a, 'k> {
+        let longest = &key[..key.len().min(WATCH_PREFIX_BYTES_MAX)];
+        let mut bound = (!self.by_prefix.is_empty()).then_some(longest);
+        iter::from_fn(move || {
+            while let Some(end) = bound {
+                let below = (Bound::Unbounded, Bound::Included(end));
+                let (prefix, watchers) = self.by_prefix.range::<[u8], _>(below).next_back()?;
+                let common = iter::zip(prefix, end).take_while(|(a, b)| a == b).count();
+                if common == prefix.len() {
+                    bound = common.checked_sub(1).map(|len| &end[..len]);
+                    return Some(watchers);
+                }
+                bound = Some(&end[..common]);
+            }
+            None
+        })
     }
 
     /// Whether a key has watchers.
     pub fn has(&self, key: &[u8]) -> bool {
-        self.of(key).next().is_some()
+        !self.of(key).is_empty()
     }
 
     /// The number of watches.
@@ -238,8 +384,10 @@ impl Watches {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
     use statehouse_protocol::SessionId;
+
+    use super::*;
 
     fn peer(client: &str, connection: u64) -> Peer {
         Peer {
@@ -253,32 +401,38 @@ mod tests {
     fn last_dialect_of_a_watch_wins() {
         let mut watches = Watches::default();
         let key = Key::from_static(b"k");
-        watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
-        watches.add(key.clone(), &peer("a", 1), Dialect::Documents);
-        let of: Vec<_> = watches.of(b"k").collect();
-        assert_eq!(of, [(&peer("a", 1), Dialect::Documents)]);
-        assert!(watches.contains(b"k", &peer("a", 1)) && !watches.contains(b"k", &peer("a", 2)));
-        watches.remove(b"k", &peer("a", 1));
-        watches.remove(b"k", &peer("a", 1));
-        assert!(watches.is_empty() && watches.of(b"k").next().is_none());
+        watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Sdk);
+        watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Documents);
+        assert_eq!(watches.of(b"k"), [(&peer("a", 1), Dialect::Documents)]);
+        assert!(
+            watches.contains(Scope::Key, b"k", &peer("a", 1))
+                && !watches.contains(Scope::Key, b"k", &peer("a", 2))
+        );
+        watches.remove(Scope::Key, b"k", &peer("a", 1));
+        watches.remove(Scope::Key, b"k", &peer("a", 1));
+        assert!(watches.is_empty() && !watches.has(b"k"));
     }
 
     #[test]
     fn end_of_an_old_connection_keeps_newer_watches() {
         let mut watches = Watches::default();
         let key = Key::from_static(b"k");
-        watches.add(key.clone(), &peer("a", 1), Dialect::Sdk);
-        watches.add(key.clone(), &peer("a", 2), Dialect::Sdk);
-        watches.add(Key::from_static(b"other"), &peer("a", 1), Dialect::Sdk);
+        watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Sdk);
+        watches.add(Scope::Key, key.clone(), &peer("a", 2), Dialect::Sdk);
+        watches.add(
+            Scope::Key,
+            Key::from_static(b"other"),
+            &peer("a", 1),
+            Dialect::Sdk,
+        );
         watches.remove_all(&peer("a", 1));
         assert_eq!(
-            watches
-                .of(b"k")
+            (watches.of(b"k").iter())
                 .map(|(peer, _)| peer.connection.0)
                 .collect::<Vec<_>>(),
             [2]
         );
-        assert!(watches.of(b"other").next().is_none());
+        assert!(!watches.has(b"other"));
         assert_eq!(watches.len(), 1);
     }
 
@@ -292,8 +446,8 @@ mod tests {
             ..Quota::default()
         };
         let mut add = |peer: &Peer, key: &'static str, quota: &Quota| {
-            watches.check(peer, key.as_bytes(), quota)?;
-            watches.add(Key::from(key), peer, Dialect::Sdk);
+            watches.check(peer, Scope::Key, key.as_bytes(), quota)?;
+            watches.add(Scope::Key, Key::from(key), peer, Dialect::Sdk);
             Ok(())
         };
         for key in ["0", "1", "2"] {
@@ -320,16 +474,155 @@ mod tests {
             watch_bytes_max: 8 << 20,
             ..Quota::default()
         };
-        while watches.check(&greedy, &long(held), &quota).is_ok() {
-            watches.add(long(held), &greedy, Dialect::Sdk);
+        while watches
+            .check(&greedy, Scope::Key, &long(held), &quota)
+            .is_ok()
+        {
+            watches.add(Scope::Key, long(held), &greedy, Dialect::Sdk);
             held += 1;
         }
         assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
-        let other = watches.check(&peer("b", 2), &long(held), &quota);
+        let other = watches.check(&peer("b", 2), Scope::Key, &long(held), &quota);
         assert_eq!(other, Ok(()), "the limit of another client is separate");
-        watches.remove(&long(0), &greedy);
-        assert_eq!(watches.check(&greedy, &long(held), &quota), Ok(()));
+        watches.remove(Scope::Key, &long(0), &greedy);
+        assert_eq!(
+            watches.check(&greedy, Scope::Key, &long(held), &quota),
+            Ok(())
+        );
         watches.remove_all(&greedy);
         assert_eq!((watches.bytes, watches.len()), (0, 0));
+    }
+
+    /// The watchers of a key by definition.
+    fn expected<'a>(
+        all: &'a [(Scope, Key, Peer, Dialect)],
+        key: &[u8],
+    ) -> Vec<(&'a Peer, Dialect)> {
+        let mut found: BTreeMap<&Peer, (usize, Dialect)> = BTreeMap::new();
+        for (scope, watched, peer, dialect) in all {
+            let rank = match scope {
+                Scope::Key if watched == key => usize::MAX,
+                Scope::Prefix if key.starts_with(watched) => watched.len(),
+                _ => continue,
+            };
+            let best = found.entry(peer).or_insert((rank, *dialect));
+            if rank > best.0 {
+                *best = (rank, *dialect);
+            }
+        }
+        let found = found.into_iter();
+        found.map(|(peer, (_, dialect))| (peer, dialect)).collect()
+    }
+
+    fn arb_key() -> impl Strategy<Value = Key> {
+        let byte = prop::sample::select(&[0u8, b'a', b'b', 0xff][..]);
+        prop::collection::vec(byte, 0..6).prop_map(Key::from)
+    }
+
+    proptest! {
+        #[test]
+        fn watchers_are_those_of_the_definition(
+            ops in prop::collection::vec(
+                (any::<bool>(), any::<bool>(), arb_key(), 0..3u64, any::<bool>()),
+                0..60,
+            ),
+            keys in prop::collection::vec(arb_key(), 1..20),
+        ) {
+            let mut watches = Watches::default();
+            let mut all: Vec<(Scope, Key, Peer, Dialect)> = Vec::new();
+            for (add, is_prefix, key, client, sdk) in ops {
+                let scope = if is_prefix { Scope::Prefix } else { Scope::Key };
+                let peer = peer("a", client);
+                let existed = all.iter().any(|(s, k, p, _)| (s, k, p) == (&scope, &key, &peer));
+                all.retain(|(s, k, p, _)| (s, k, p) != (&scope, &key, &peer));
+                if add {
+                    let dialect = if sdk { Dialect::Sdk } else { Dialect::Documents };
+                    watches.add(scope, key.clone(), &peer, dialect);
+                    all.push((scope, key, peer, dialect));
+                } else {
+                    prop_assert_eq!(watches.remove(scope, &key, &peer), existed);
+                }
+            }
+            for key in keys.iter().chain(all.iter().map(|(_, key, ..)| key)) {
+                prop_assert_eq!(watches.of(key), expected(&all, key), "{:?}", key);
+            }
+            prop_assert_eq!(watches.len(), all.len());
+            let bytes: usize = all.iter().map(|(_, key, ..)| weight(key)).sum();
+            prop_assert_eq!(watches.bytes, bytes);
+            let parts: Vec<_> = watches.range(None).map(|(p, s, k, d)| (s, k.clone(), p.clone(), d)).collect();
+            for (at, (scope, key, peer, _)) in parts.iter().enumerate() {
+                let after = (peer.clone(), *scope, key.clone());
+                let rest = watches.range(Some(&after)).map(|(p, s, k, d)| (s, k.clone(), p.clone(), d));
+                prop_assert_eq!(rest.collect::<Vec<_>>(), &parts[at + 1..]);
+            }
+            all.sort_by_key(|(scope, key, peer, _)| (peer.clone(), *scope, key.clone()));
+            prop_assert_eq!(parts, all);
+        }
+    }
+
+    /// Grants the keys that start with `a`.
+    struct OnlyA;
+
+    impl ClientRights for OnlyA {
+        fn user(&self) -> Option<&str> {
+            None
+        }
+
+        fn may_be_answered_at(&self, _: &[u8]) -> bool {
+            true
+        }
+
+        fn allow(&self, key: &[u8], _: Right) -> bool {
+            key.starts_with(b"a")
+        }
+
+        fn patterns(&self, _: Right) -> usize {
+            1
+        }
+
+        fn seal(&self, key: &[u8]) -> Vec<u8> {
+            key.to_vec()
+        }
+
+        fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+            Some(sealed.to_vec())
+        }
+    }
+
+    #[test]
+    fn prefix_reports_only_readable_keys() {
+        let mut watches = Watches::default();
+        let (limited, free) = (peer("a", 1), peer("b", 2));
+        for peer in [&limited, &free] {
+            watches.add(Scope::Prefix, Key::new(), peer, Dialect::Sdk);
+        }
+        watches.set_rights(&limited, Some(Arc::new(OnlyA)));
+        let of = |key: &[u8]| watches.of(key).len();
+        assert_eq!((of(b"a1"), of(b"b1")), (2, 1));
+    }
+
+    /// A change must not cost a step for each of these.
+    #[test]
+    fn prefixes_of_one_another_cost_one_step_per_byte() {
+        let mut watches = Watches::default();
+        let key = vec![b'a'; 4 * WATCH_PREFIX_BYTES_MAX];
+        for len in 1..=WATCH_PREFIX_BYTES_MAX {
+            watches.add(
+                Scope::Prefix,
+                Key::copy_from_slice(&key[..len]),
+                &peer("a", 1),
+                Dialect::Sdk,
+            );
+            let mut beside = key[..len - 1].to_vec();
+            beside.push(0);
+            watches.add(
+                Scope::Prefix,
+                Key::from(beside),
+                &peer("a", 1),
+                Dialect::Sdk,
+            );
+        }
+        assert_eq!(watches.prefixes_of(&key).count(), WATCH_PREFIX_BYTES_MAX);
+        assert_eq!(watches.of(&key), [(&peer("a", 1), Dialect::Sdk)]);
     }
 }

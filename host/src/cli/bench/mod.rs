@@ -162,7 +162,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     // Created before the run, so that no results are lost if a directory is missing.
     let mut json = args.json.as_deref().map(create).transpose()?;
     let mut svg = args.svg.as_deref().map(create).transpose()?;
-    let url = args.target.url();
+    let target = args.target.with_context()?;
+    let url = target.url();
     if url.scheme.websocket {
         return Err(Failure::usage(format!(
             "{url} is a WebSocket, and bench speaks MQTT over TCP or TLS: name a listener of mqtt:// or mqtts://"
@@ -174,7 +175,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         args,
         address,
         encryption: encryption(args, &url)?,
-        login: args.target.credentials.login(&url)?,
+        login: target.credentials.login(&url)?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
     };

@@ -12,6 +12,7 @@ use statehouse_precompiled::encode;
 use super::check::text;
 use crate::cli::output::{Exit, Failure, emit};
 use statehouse_testkit::check::check;
+use statehouse_testkit::compose::{compose, is_rule};
 use statehouse_testkit::project::{Language, is_name};
 
 /// The target of policies in Rust, which has no WASI.
@@ -23,6 +24,11 @@ const TARGET: &str = "wasm32-unknown-unknown";
 /// prints the result of `policy check`. Rust: cargo, for wasm32-unknown-unknown. JavaScript:
 /// componentize-qjs, installed by npm in the project. Python: componentize-py, in .venv of the
 /// project or on the path. All of them build without WASI, which policies must not use.
+///
+/// A project in JavaScript or Python is built for the world of wit/policy.wit that `"statehouse": {
+/// "world": ... }` in package.json or `[tool.statehouse] world` in pyproject.toml names: `policy`,
+/// a complete policy, or `rule`, a condition on top of the standard policy. A rule is composed with
+/// the standard policy, so the result is a complete policy, too.
 ///
 /// Exit code 1 if the build fails, or if the result is no policy.
 #[derive(Debug, clap::Args)]
@@ -44,7 +50,23 @@ pub(in crate::cli) struct Args {
     offline: bool,
 }
 
+impl Args {
+    /// A build of this project into its own directory.
+    pub(super) fn of(dir: PathBuf, offline: bool) -> Self {
+        Self {
+            dir,
+            output: None,
+            offline,
+        }
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    build(args).map(|(_, exit)| exit)
+}
+
+/// Builds the policy. Returns the path of its file, and whether it is a policy.
+pub(super) fn build(args: &Args) -> Result<(PathBuf, Exit), Failure> {
     let (name, module) = match Language::of(&args.dir) {
         Some(Language::Rust) => rust(args)?,
         Some(Language::JavaScript) => javascript(args)?,
@@ -55,6 +77,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
                 args.dir.display()
             )));
         }
+    };
+    let module = match is_rule(&module) {
+        true => compose(&module).map_err(|error| Failure::negative(error.to_string()))?,
+        false => module,
     };
     // Other tools recognize a component. If the module cannot be encoded as one, the check below
     // reports it.
@@ -67,10 +93,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         .map_err(|error| Failure::transport(format!("cannot write {}: {error}", path.display())))?;
     let checked = check(&module);
     emit(format!("wrote {}\n\n{}", path.display(), text(&checked, None)).as_bytes())?;
-    Ok(match checked.policy {
+    let exit = match checked.policy {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Negative,
-    })
+    };
+    Ok((path, exit))
 }
 
 /// The package name, and the module that cargo builds.
@@ -139,6 +166,7 @@ fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     let manifest: Json = serde_json::from_str(&manifest(&args.dir.join("package.json"))?)
         .map_err(|error| Failure::usage(format!("package.json: {error}")))?;
     let name = named(manifest["name"].as_str(), "package.json")?;
+    let world = world_of(manifest["statehouse"]["world"].as_str(), "package.json")?;
     let tool = args.dir.join("node_modules/.bin/componentize-qjs");
     if !tool.exists() {
         return Err(Failure::usage(format!(
@@ -153,7 +181,7 @@ fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
             "--wit",
             "wit",
             "--world",
-            "policy",
+            world,
             "--js",
             "policy.js",
             "--sync",
@@ -171,6 +199,9 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
         .map_err(|error| Failure::usage(format!("pyproject.toml: {error}")))?;
     let project = manifest.get("project").and_then(|it| it.get("name"));
     let name = named(project.and_then(|it| it.as_str()), "pyproject.toml")?;
+    let settings = manifest.get("tool").and_then(|it| it.get("statehouse"));
+    let world = settings.and_then(|it| it.get("world")?.as_str());
+    let world = world_of(world, "pyproject.toml")?;
     let own = args.dir.join(".venv/bin/componentize-py");
     let tool = match own.exists() {
         true => absolute(&own)?,
@@ -184,7 +215,7 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
             "-d",
             "wit",
             "-w",
-            "policy",
+            world,
             "componentize",
             "-s",
             "-p",
@@ -238,6 +269,17 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 fn manifest(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+}
+
+/// The world that a project is built for.
+fn world_of(world: Option<&str>, manifest: &str) -> Result<&'static str, Failure> {
+    match world.unwrap_or("policy") {
+        "policy" => Ok("policy"),
+        "rule" => Ok("rule"),
+        other => Err(Failure::usage(format!(
+            "{manifest} names the world `{other}`; it is `policy` or `rule`"
+        ))),
+    }
 }
 
 /// The name becomes a file name.

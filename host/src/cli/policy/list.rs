@@ -8,6 +8,7 @@ use super::words::{named, number, short, text};
 use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
+use crate::cli::time::utc;
 
 /// List the policies of a running store, with their roles and counts
 ///
@@ -61,7 +62,22 @@ fn in_words(listing: &Json) -> String {
         ]);
     }
     let mut out = table::of(&rows, 3);
+    out.push_str(&last_failures(listing));
     out.push_str(&assignment(listing));
+    out
+}
+
+/// The cause of the last failure of each policy that failed.
+fn last_failures(listing: &Json) -> String {
+    let mut out = String::new();
+    for view in listing["policies"].as_array().into_iter().flatten() {
+        let last = &view["last_failure"];
+        if let Some(at_ms) = last["at_ms"].as_u64() {
+            let policy = named(listing, &view["digest"]);
+            let (at, why) = (utc(at_ms), text(&last["why"]));
+            out.push_str(&format!("last failure of {policy}, {at}: {why}\n"));
+        }
+    }
     out
 }
 
@@ -117,7 +133,8 @@ mod tests {
                 { "name": "standard", "version": "1.0.0", "digest": digest("a"), "roles": ["previous"],
                   "requests": 5, "failures": { "trap": 0, "fuel": 0 }, "fuel_mean": 1364, "fuel_max": 3523 },
                 { "name": "ru\u{1b}le", "version": "2", "digest": digest("b"), "roles": ["active", "routed"],
-                  "requests": 12345, "failures": { "trap": 1, "fuel": 2 }, "fuel_mean": 7, "fuel_max": 8 },
+                  "requests": 12345, "failures": { "trap": 1, "fuel": 2 }, "fuel_mean": 7, "fuel_max": 8,
+                  "last_failure": { "at_ms": 1_700_000_000_000_u64, "why": "src/lib.rs:7: a bug\u{1b}" } },
             ],
             "assignment": {
                 "routes": [{ "prefix": "a/", "policy": digest("b") }],
@@ -132,6 +149,7 @@ mod tests {
 policy          digest            there as        requests  failures  fuel mean  fuel max
 standard@1.0.0  aaaaaaaaaaaaaaaa  previous               5         0       1364      3523
 ru\\u{1b}le@2    bbbbbbbbbbbbbbbb  active, routed     12345         3          7         8
+last failure of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: src/lib.rs:7: a bug\\u{1b}
 store: gateway\\u{1b}7
 keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
 canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)

@@ -4,10 +4,12 @@ mod bench;
 mod build;
 mod canary;
 mod check;
+mod dev;
 mod diff;
 mod keygen;
 mod list;
 mod load;
+mod logs;
 mod new;
 mod promote;
 mod push;
@@ -34,11 +36,13 @@ Examples:
   statehouse policy new rule                               # a project that builds
   statehouse policy build rule
   statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
+  statehouse policy dev rule                               # build, test and reload on every save
   statehouse policy load rule.wasm                         # into the store running in statehouse-data
   statehouse policy shadow rule                            # compare on live requests, see `policy diff`
   statehouse policy canary rule --percent 5                # let it answer some clients
   statehouse policy promote rule                           # make it active from the next request on
   statehouse policy list
+  statehouse policy logs rule                              # follow the lines that it logs
   statehouse policy rollback                               # reactivate the previous policy
   statehouse policy keygen gateway                         # keep gateway.key secret, give gateway.pub to the stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
@@ -52,10 +56,12 @@ enum Command {
     New(new::Args),
     Build(build::Args),
     Check(check::Args),
+    Dev(dev::Args),
     Test(test::Args),
     Bench(bench::Args),
     Load(load::Args),
     List(list::Args),
+    Logs(logs::Args),
     Shadow(shadow::Args),
     Diff(diff::Args),
     Canary(canary::Args),
@@ -73,10 +79,12 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::New(args) => output::finish(async { new::run(&args) }),
         Command::Build(args) => output::finish(async { build::run(&args) }),
         Command::Check(args) => output::finish(async { check::run(&args) }),
+        Command::Dev(args) => output::finish(async { dev::run(&args).await }),
         Command::Test(args) => output::finish(async { test::run(&args) }),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Load(args) => output::finish(async { load::run(&args).await }),
         Command::List(args) => output::finish(async { list::run(&args).await }),
+        Command::Logs(args) => output::finish(async { logs::run(&args).await }),
         Command::Shadow(args) => output::finish(async { shadow::run(&args).await }),
         Command::Diff(args) => output::finish(async { diff::run(&args).await }),
         Command::Canary(args) => output::finish(async { canary::run(&args).await }),

@@ -7,9 +7,9 @@ use statehouse_testkit::project::{self, Language, ProjectError};
 
 /// Create a policy project: small, complete, with passing tests
 ///
-/// A Rust project uses the standard policy, adds one rule, and contains all its dependencies. A
-/// JavaScript or Python project is a small store of its own, run by an interpreter within the
-/// module. The modules have 1.7 MB and 18 MB, and requests take about ten times as long.
+/// A project adds one rule to the standard policy. A Rust project contains all its dependencies. In
+/// JavaScript and Python an interpreter within the module runs the rule. The modules have 1.7 MB
+/// and 18 MB, and requests take about ten times as long.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -18,7 +18,10 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// all earlier requests, and on a fresh one with the same state. If the two differ, the policy
 /// keeps hidden state between requests, and the request is shown.
 ///
-/// Exit code 1 if a line differs that --update cannot correct, or if a policy keeps hidden state.
+/// The lines that the policy logs are printed with the line of their request.
+///
+/// Exit code 1 if a line differs that --update cannot correct, if the policy fails at a request, or
+/// if it keeps hidden state. A failure is never an expected result: --update does not write it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -63,6 +66,20 @@ pub(in crate::cli) struct Args {
     json: bool,
 }
 
+impl Args {
+    /// A test of this policy with the transcripts of a directory.
+    pub(super) fn of(policy: PathBuf, transcripts: PathBuf) -> Self {
+        Self {
+            policy,
+            transcripts: vec![transcripts],
+            conformance: false,
+            snapshot: None,
+            update: false,
+            json: false,
+        }
+    }
+}
+
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let files = files(&args.transcripts)?;
     let mut harness = Harness::load(&args.policy)?;
@@ -98,7 +115,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     Ok(match total {
         Total {
-            hidden: 0, left: 0, ..
+            hidden: 0,
+            left: 0,
+            failed: 0,
+            ..
         } => Exit::Done,
         _ => Exit::Negative,
     })
@@ -112,6 +132,7 @@ struct Total {
     /// Lines of `different` that still differ at the end.
     left: u64,
     hidden: u64,
+    failed: u64,
 }
 
 impl Total {
@@ -120,6 +141,7 @@ impl Total {
         self.requests += report.requests;
         self.different += report.different.len() as u64;
         self.hidden += report.hidden.len() as u64;
+        self.failed += report.failed.len() as u64;
         emit_either(args.json, || json(name, report), || text(name, report))?;
         Ok(())
     }
@@ -139,6 +161,10 @@ impl Total {
             1 => "1 line differs".to_owned(),
             number => format!("{number} lines differ"),
         });
+        if self.failed > 0 {
+            let requests = count(self.failed, "request");
+            text.push_str(&format!(", the policy failed at {requests}"));
+        }
         text.push_str(&match self.hidden {
             0 => ", no hidden state\n".to_owned(),
             number => format!(
@@ -161,6 +187,21 @@ fn text(name: &str, report: &transcript::Report) -> String {
             line(&it.came)
         ));
     }
+    for it in &report.failed {
+        text.push_str(&format!(
+            "{name}:{}\n  the policy fails at  {}\n  the cause is         {}\n",
+            it.line,
+            line(&it.request),
+            line(&it.why)
+        ));
+    }
+    for it in &report.logged {
+        let (level, text_of_it) = (it.logged.level, printable(it.logged.text.as_bytes()));
+        text.push_str(&format!(
+            "{name}:{}\n  the policy logs      {level}: {text_of_it}\n",
+            it.line
+        ));
+    }
     for it in &report.hidden {
         text.push_str(&format!(
             "{name}:{}\n  hidden state         {}\n  it shows             {}\n",
@@ -181,11 +222,21 @@ fn json(name: &str, report: &transcript::Report) -> Json {
     let hidden: Vec<Json> = hidden
         .map(|it| json!({ "line": it.line, "request": it.request, "what": it.what }))
         .collect();
+    let failed = report.failed.iter();
+    let failed: Vec<Json> = failed
+        .map(|it| json!({ "line": it.line, "request": it.request, "why": it.why }))
+        .collect();
+    let logged = report.logged.iter();
+    let logged: Vec<Json> = logged
+        .map(|it| json!({ "line": it.line, "level": it.logged.level, "text": it.logged.text }))
+        .collect();
     json!({
         "transcript": name,
         "requests": report.requests,
         "different": different,
         "hidden_state": hidden,
+        "failed": failed,
+        "log": logged,
     })
 }
 

@@ -16,7 +16,7 @@ use crate::shadow::{PolicyName, ShadowReport};
 use statehouse_access::audit;
 use statehouse_core::policy::{
     Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
-    LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+    Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
@@ -367,6 +367,16 @@ impl Control {
             tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded a policy");
         }
         Ok(())
+    }
+
+    /// The recent log lines of all policies of this store.
+    pub fn lines(&self) -> &Arc<Lines> {
+        self.engine.lines()
+    }
+
+    /// The digest of a loaded policy.
+    pub fn resolve(&self, which: &Selector) -> Result<Digest, ControlError> {
+        self.seen().resolve(which)
     }
 
     /// All loaded policies, and the requests that each handles.

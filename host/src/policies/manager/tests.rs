@@ -22,6 +22,7 @@ const QUOTA: Quota = Quota {
     watches_max: 100,
     watches_per_connection_max: 100,
     watch_bytes_max: 1 << 20,
+    recent_bytes_max: 1 << 20,
     unreleased_bytes_max: 1 << 20,
     fuel_max: crate::limits::FUEL_PER_CALL_DEFAULT,
     journal_full: false,

@@ -17,13 +17,12 @@ impl Run {
     }
 
     /// Reports a line that differs, and corrects it.
-    pub(super) fn correct(&mut self, at: usize, line: String, why: &str) {
-        self.differs(at, format!("{line}{why}"));
+    pub(super) fn correct(&mut self, at: usize, line: String) {
+        self.differs(at, line.clone());
         self.changed.entry(at).or_default().0 = Some(line);
     }
 
-    /// The correct line for an outcome, with the failure of the policy as a note. `None` if the
-    /// given payload and words are correct.
+    /// The correct line for an outcome. `None` if the given payload and words are correct.
     pub(super) fn answer_line(
         &mut self,
         client: &str,
@@ -31,14 +30,14 @@ impl Run {
         dialect: language::Dialect,
         payload: Option<&[u8]>,
         words: &[Word],
-    ) -> Result<Option<(String, String)>, String> {
+    ) -> Result<Option<String>, String> {
         let head = shown(client);
         let reasoned = |kind: &str, reason: u8, text: &str| {
-            let line = format!("{head}<{kind} {reason:#04x} {}", quote(text.as_bytes()));
-            Ok(Some((line, String::new())))
+            let text = quote(text.as_bytes());
+            Ok(Some(format!("{head}<{kind} {reason:#04x} {text}")))
         };
         let answer = match came {
-            Came::Dropped => return Ok(Some((format!("{head}<nothing"), String::new()))),
+            Came::Dropped => return Ok(Some(format!("{head}<nothing"))),
             Came::Refused { reason, text } => return reasoned("puback", *reason, text),
             Came::Disconnected { reason, text } => return reasoned("disconnect", *reason, text),
             Came::Answer(answer) => answer,
@@ -61,14 +60,8 @@ impl Run {
             .variables
             .differs(said, payload.unwrap_or(b"\0no line\0"), words)?;
         let sign = if bare { " @bare" } else { "" };
-        let why = answer.failure.as_ref();
-        let why = why.map_or(String::new(), |why| {
-            format!("   (the policy failed: {why})")
-        });
-        Ok(differs.map(|rest| {
-            let line = format!("{head}< {}{sign}{rest}", quote(&answer.payload));
-            (line, why)
-        }))
+        let payload = quote(&answer.payload);
+        Ok(differs.map(|rest| format!("{head}< {payload}{sign}{rest}")))
     }
 
     /// The correct line for a notification. `None` if the expected key, payload and words are
@@ -132,21 +125,24 @@ impl Run {
             let notifications: Vec<_> = actor.notifications.drain(..).collect();
             for (from, came, dialect) in answers {
                 let line = self.answer_line(&name, &came, dialect, None, &[]);
-                if let Ok(Some((line, why))) = line {
-                    unmatched.push((from.max(answer_at), 0, line, why));
+                if let Ok(Some(line)) = line {
+                    let failed = came.is_failure();
+                    unmatched.push((from.max(answer_at), 0, line, failed));
                 }
             }
             for (from, notification) in notifications {
                 if let Ok(Some(line)) = self.notification_line(&name, &notification, None) {
-                    unmatched.push((from.max(notification_at), 1, line, String::new()));
+                    unmatched.push((from.max(notification_at), 1, line, false));
                 }
             }
         }
         // An answer comes before the notifications of its request.
         unmatched.sort_by_key(|(at, kind, ..)| (*at, *kind));
-        for (at, _, line, why) in unmatched {
-            self.differs(at, format!("and then {line}{why}, which no line says"));
-            self.changed.entry(at).or_default().1.push(line);
+        for (at, _, line, failed) in unmatched {
+            self.differs(at, format!("and then {line}, which no line says"));
+            if !failed {
+                self.changed.entry(at).or_default().1.push(line);
+            }
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Logged;
+
 /// The result of a transcript.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -11,14 +13,18 @@ pub struct Report {
     pub different: Vec<Difference>,
     /// The requests that a fresh instance answers differently.
     pub hidden: Vec<Hidden>,
-    /// The corrected text.
+    /// The requests at which the policy failed. No line of a transcript can expect a failure.
+    pub failed: Vec<Failed>,
+    /// The lines that the policy logged, as far as they fit.
+    pub logged: Vec<LoggedAt>,
+    /// The corrected text. The lines about failed requests are not changed.
     pub corrected: String,
 }
 
 impl Report {
-    /// Whether there are no differences and no hidden state.
+    /// Whether there are no differences, no failures and no hidden state.
     pub fn is_well(&self) -> bool {
-        self.different.is_empty() && self.hidden.is_empty()
+        self.different.is_empty() && self.failed.is_empty() && self.hidden.is_empty()
     }
 }
 
@@ -42,6 +48,26 @@ pub struct Hidden {
     pub request: String,
     /// The difference.
     pub what: String,
+}
+
+/// A request at which the policy failed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The text of the line.
+    pub request: String,
+    /// The cause.
+    pub why: String,
+}
+
+/// A line that the policy logged.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LoggedAt {
+    /// The number of the line of the request, from 1.
+    pub line: usize,
+    /// What the policy logged.
+    pub logged: Logged,
 }
 
 /// The cost of one request of a transcript.

@@ -6,7 +6,7 @@ use statehouse_transcript::{
     self as language, DEFAULT_CLIENT, Options, Reading, Step, Variables, Word,
 };
 
-use super::report::{Cost, Hidden, Report};
+use super::report::{Cost, Failed, Hidden, LoggedAt, Report};
 use crate::client::{Publish, array};
 use crate::harness::Harness;
 use crate::{Came, Notification, limits};
@@ -207,6 +207,19 @@ impl Run {
                 fuel: answer.fuel,
                 time: answer.time,
             });
+            for logged in std::mem::take(&mut answer.log) {
+                if self.report.logged.len() < limits::TRANSCRIPT_LOG_LINES_MAX {
+                    let line = at + 1;
+                    self.report.logged.push(LoggedAt { line, logged });
+                }
+            }
+            if let Some(why) = &answer.failure {
+                self.report.failed.push(Failed {
+                    line: at + 1,
+                    request: self.lines[at].trim().to_owned(),
+                    why: why.clone(),
+                });
+            }
             if let Some(what) = answer.hidden_state.take() {
                 self.report.hidden.push(Hidden {
                     line: at + 1,
@@ -263,8 +276,11 @@ impl Run {
                 Step::Answer { payload, .. } => Some(&payload[..]),
                 _ => None,
             };
-            if let Some((line, why)) = self.answer_line(client, &came, dialect, payload, words)? {
-                self.correct(at, line, &why);
+            if let Some(line) = self.answer_line(client, &came, dialect, payload, words)? {
+                match came.is_failure() {
+                    true => self.differs(at, line),
+                    false => self.correct(at, line),
+                }
             }
         }
         if matches!(came, Came::Disconnected { .. }) {
@@ -296,7 +312,7 @@ impl Run {
         };
         let expected = Some((key, payload, words));
         if let Some(line) = self.notification_line(client, &notification, expected)? {
-            self.correct(at, line, "");
+            self.correct(at, line);
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! the result of opening can be compared record by record.
 
 mod close;
+mod copy;
 mod crash;
 mod damage;
 mod faults;

@@ -10,6 +10,7 @@
 //! * `SET key repeat import` calls this import without end, and counts the calls as `repeated`.
 //! * `SET key block bytes` makes the host compare these bytes without end, which takes little fuel
 //!   but much time.
+//! * `SET key say text times` logs this text so often, and answers `+OK`.
 //! * `SET key thousandth` fails on every thousandth request of the instance.
 //! * The other modes are faults. `faults.txt` lists them for the tests.
 //!
@@ -215,6 +216,14 @@ fn run_mode(
             }
         }
         b"repeat" => repeat(host, arguments.get(3), key),
+        b"say" => {
+            let text = str::from_utf8(arguments.get(3)).expect("a text");
+            let times = str::from_utf8(arguments.get(4)).ok();
+            let times: u32 = times.and_then(|it| it.parse().ok()).unwrap_or(1);
+            for _ in 0..times {
+                host.log(Level::Info, text);
+            }
+        }
         b"panic" => panic!("a panic on request"),
         b"loop" => loop {
             std::hint::black_box(mode);

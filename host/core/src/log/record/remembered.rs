@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::written::{entry, key_ref, read_entry, read_key_ref};
 use super::{read_stamp, stamp};
 use crate::log::codec::{Malformed, Reader, bytes, number};
-use crate::policy::{Fault, Page};
+use crate::policy::{Fault, Page, Reached};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
     CapturedReads, Context, Imported, Outcome, Read, Remembered, Right, StoredPayload,
@@ -106,6 +106,14 @@ fn captured(out: &mut Vec<u8>, it: &CapturedReads, entries: bool) {
             }
             Imported::Watched => out.push(3),
             Imported::Unwatched(watched) => out.push(4 + u8::from(*watched)),
+            Imported::Followed(version) => {
+                out.push(10);
+                stamp(out, *version);
+            }
+            Imported::Reached(reached) => {
+                out.push(11 + u8::from(reached.complete));
+                stamp(out, reached.version);
+            }
             Imported::Denied(key, right) => {
                 out.push(8 + u8::from(*right == Right::Write));
                 key_ref(out, key);
@@ -167,6 +175,12 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
             }
             8 => Imported::Denied(read_key_ref(reader)?, Right::Read),
             9 => Imported::Denied(read_key_ref(reader)?, Right::Write),
+            // Older versions of the program refuse to read the following kinds.
+            10 => Imported::Followed(read_stamp(reader)?),
+            kind @ (11 | 12) => Imported::Reached(Reached {
+                version: read_stamp(reader)?,
+                complete: kind == 12,
+            }),
             _ => return Err(Malformed("an unknown kind of import result")),
         };
         it.imports.push((call, imported));

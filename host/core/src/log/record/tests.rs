@@ -3,7 +3,7 @@ use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 use crate::clock::Fence;
-use crate::policy::{Fault, Page};
+use crate::policy::{Fault, Page, Reached};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
     CapturedReads, Change, Context, Entry, Imported, KeyRef, Outcome, Read, Right, StoredPayload,
@@ -54,6 +54,9 @@ fn arb_imported() -> impl Strategy<Value = Imported> {
         ".{0,9}".prop_map(|text| Imported::Refused(Fault::Other(text))),
         Just(Imported::Watched),
         any::<bool>().prop_map(Imported::Unwatched),
+        arb_stamp().prop_map(Imported::Followed),
+        (arb_stamp(), any::<bool>())
+            .prop_map(|(version, complete)| Imported::Reached(Reached { version, complete })),
         (keys, any::<Option<Vec<u8>>>())
             .prop_map(|(keys, next)| Imported::Page(Page { keys, next })),
         (arb_key_ref(), any::<bool>()).prop_map(|(key, write)| {
@@ -151,12 +154,16 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
         )
 }
 
+fn arb_scope() -> impl Strategy<Value = Scope> {
+    prop_oneof![Just(Scope::Key), Just(Scope::Prefix)]
+}
+
 fn arb_watch_change() -> impl Strategy<Value = WatchChange> {
     let dialects = &[Dialect::Sdk, Dialect::Documents, Dialect::Preview][..];
     prop_oneof![
-        (arb_bytes(9), prop::sample::select(dialects))
-            .prop_map(|(key, dialect)| WatchChange::Began(key, dialect)),
-        arb_bytes(9).prop_map(WatchChange::Ended),
+        (arb_scope(), arb_bytes(9), prop::sample::select(dialects))
+            .prop_map(|(scope, key, dialect)| WatchChange::Began(scope, key, dialect)),
+        (arb_scope(), arb_bytes(9)).prop_map(|(scope, key)| WatchChange::Ended(scope, key)),
         Just(WatchChange::AllEnded),
     ]
 }

@@ -8,10 +8,11 @@ use bytes::Bytes;
 use super::super::quota::Exceeded;
 use super::super::read_set::{ImportKind, Imported, NextImport};
 use super::super::rights::Rights;
-use super::{Change, DIVERGED, Transaction, Write};
+use super::super::watch::Scope;
+use super::{Change, DIVERGED, StagedWatch, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::{self, Access, Denial, Fault, Host, Page, Put};
+use crate::policy::{self, Access, Denial, Fault, Host, Page, Put, Reached};
 use statehouse_protocol::rights::Right;
 
 /// Reading this many bytes of user properties takes as long as examining a key.
@@ -19,6 +20,24 @@ const PROPERTY_BYTES_PER_EXAMINED_KEY: u64 = 32;
 
 fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
+}
+
+/// Checks the length of a prefix to watch. An empty one covers all keys.
+fn check_prefix(prefix: &[u8]) -> Result<(), Denial> {
+    let max = limits::WATCH_PREFIX_BYTES_MAX;
+    match prefix.len() <= max {
+        true => Ok(()),
+        false => Err(other(format!("the prefix is longer than {max} bytes"))),
+    }
+}
+
+impl From<policy::Scope> for Scope {
+    fn from(scope: policy::Scope) -> Self {
+        match scope {
+            policy::Scope::Key => Self::Key,
+            policy::Scope::Prefix => Self::Prefix,
+        }
+    }
 }
 
 impl Host for Transaction {
@@ -147,7 +166,7 @@ impl Host for Transaction {
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
-        let staged = self.stage_watch(key);
+        let staged = self.stage_watch(Scope::Key, key);
         match &staged {
             Ok(()) => self.read_set.imported(|| Imported::Watched),
             Err(Denial::Fault(fault)) => {
@@ -164,7 +183,69 @@ impl Host for Transaction {
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
-        let watched = self.stage_unwatch(key)?;
+        let watched = self.stage_unwatch(Scope::Key, key)?;
+        self.read_set.imported(|| Imported::Unwatched(watched));
+        Ok(watched)
+    }
+
+    fn follow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<Stamp, Denial> {
+        let scope = Scope::from(scope);
+        // The keys of a prefix are checked when they change.
+        if scope == Scope::Key {
+            self.check_right(key, Right::Read)?;
+        }
+        match self.read_set.next_import(ImportKind::Follow) {
+            NextImport::Recorded(Imported::Followed(version)) => return Ok(version),
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
+        }
+        let version = self.state.hlc.last();
+        let followed = self.stage_watch(scope, key).map(|()| version);
+        match &followed {
+            Ok(version) => self.read_set.imported(|| Imported::Followed(*version)),
+            Err(Denial::Fault(fault)) => {
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        followed
+    }
+
+    fn follow_since(
+        &mut self,
+        scope: policy::Scope,
+        key: &[u8],
+        since: Stamp,
+    ) -> Result<Reached, Denial> {
+        let scope = Scope::from(scope);
+        if scope == Scope::Key {
+            self.check_right(key, Right::Read)?;
+        }
+        match self.read_set.next_import(ImportKind::FollowSince) {
+            NextImport::Recorded(Imported::Reached(reached)) => return Ok(reached),
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
+        }
+        let reached = self.catch_up(scope, key, since);
+        match &reached {
+            Ok(reached) => self.read_set.imported(|| Imported::Reached(*reached)),
+            Err(Denial::Fault(fault)) => {
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        reached
+    }
+
+    fn unfollow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<bool, Denial> {
+        match self.read_set.next_import(ImportKind::Unwatch) {
+            NextImport::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
+            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
+        }
+        let watched = self.stage_unwatch(scope.into(), key)?;
         self.read_set.imported(|| Imported::Unwatched(watched));
         Ok(watched)
     }
@@ -324,8 +405,11 @@ impl Transaction {
         Ok(Page { keys, next: None })
     }
 
-    fn stage_watch(&mut self, key: &[u8]) -> Result<(), Denial> {
-        self.check_key(key)?;
+    fn stage_watch(&mut self, scope: Scope, key: &[u8]) -> Result<(), Denial> {
+        match scope {
+            Scope::Key => self.check_key(key)?,
+            Scope::Prefix => check_prefix(key)?,
+        }
         let Some(origin) = &self.origin else {
             return Err(Denial::Violation("a watch without a connection"));
         };
@@ -334,30 +418,86 @@ impl Transaction {
         }
         let watches = &self.state.watches;
         // On a full disk, recorded watches must not use the room that removals need.
-        let recorded = watches.are_durable() && !watches.contains(key, &origin.peer);
+        let recorded = watches.are_durable() && !watches.contains(scope, key, &origin.peer);
         let room = match recorded && self.quota.journal_full {
             true => Err(Exceeded::Disk),
-            false => watches.check(&origin.peer, key, &self.quota),
+            false => watches.check(&origin.peer, scope, key, &self.quota),
         };
         room.map_err(|bound| self.exceeds(bound))?;
-        self.watches.push((Bytes::copy_from_slice(key), true));
+        if scope == Scope::Prefix {
+            self.prefix_rights = self.rights.granted().cloned();
+        }
+        self.watches
+            .push((scope, Bytes::copy_from_slice(key), true));
         Ok(())
     }
 
-    fn stage_unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
+    /// Stages the changes that the client missed, as many as one request may be sent. If these are
+    /// all, stages the watch.
+    fn catch_up(&mut self, scope: Scope, key: &[u8], since: Stamp) -> Result<Reached, Denial> {
+        if self.missed.is_some() {
+            return Err(Denial::Violation("more than one watch since a version"));
+        }
+        let last = self.state.hlc.last();
+        if since > last {
+            return Err(other(
+                "the version is later than the last change of the store".into(),
+            ));
+        }
+        let changes =
+            self.state.recent.since(since).ok_or_else(|| {
+                other("the changes since this version are no longer known".into())
+            })?;
+        let cost = 1 + self.rights.tries(Right::Read);
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
+        let (mut missed, mut bytes, mut examined) = (Vec::new(), 0, 0);
+        let mut reached = Reached {
+            version: since,
+            complete: false,
+        };
+        let mut more = false;
+        for change in changes {
+            if missed.len() == limits::MISSED_CHANGES_PER_REQUEST_MAX
+                || bytes >= limits::MISSED_BYTES_PER_REQUEST_MAX
+                || examined == examined_max
+            {
+                more = true;
+                break;
+            }
+            examined += 1;
+            reached.version = change.version();
+            if scope.covers(key, change.key()) && self.rights.granted_now(change.key()) {
+                bytes += (change.key().len() + change.value().len()) as u64;
+                missed.push(change.clone());
+            }
+        }
+        self.examined += (examined * cost) as u64;
+        if !more {
+            self.stage_watch(scope, key)?;
+            reached = Reached {
+                version: last,
+                complete: true,
+            };
+        }
+        self.missed = Some(missed);
+        Ok(reached)
+    }
+
+    fn stage_unwatch(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
         let Some(origin) = &self.origin else {
             return Ok(false);
         };
-        let staged = self.watches.iter().rev().find(|(staged, _)| staged == key);
-        let watched = match staged {
-            Some((_, on)) => *on,
-            None => self.state.watches.contains(key, &origin.peer),
+        let is_it = |(s, k, _): &&StagedWatch| *s == scope && k == key;
+        let watched = match self.watches.iter().rev().find(is_it) {
+            Some((.., on)) => *on,
+            None => self.state.watches.contains(scope, key, &origin.peer),
         };
         if watched {
             if self.watches.len() >= limits::STAGED_WATCHES_MAX {
                 return Err(Denial::Violation("more watches than one request may stage"));
             }
-            self.watches.push((Bytes::copy_from_slice(key), false));
+            self.watches
+                .push((scope, Bytes::copy_from_slice(key), false));
         }
         Ok(watched)
     }

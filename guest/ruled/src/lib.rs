@@ -1,0 +1,98 @@
+//! The standard policy that asks a rule before it executes a command. The rule is another
+//! component, in any language; `statehouse policy build` composes the two.
+
+#![deny(unsafe_code)]
+
+use statehouse_guest::{Command, Condition, Follow, Refusal, Set, Standard};
+use statehouse_policy::{
+    Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
+};
+
+use bindings::statehouse::policy::admission;
+
+/// The import of the rule. All other imports are those of the SDK.
+mod bindings {
+    #![allow(missing_docs, unreachable_pub, unsafe_code, clippy::all)]
+
+    wit_bindgen::generate!({
+        inline: "package statehouse:ruled; world asking { import statehouse:policy/admission@1.0.0; }",
+        path: "../../wit",
+        world: "statehouse:ruled/asking",
+        with: {
+            "statehouse:policy/types@1.0.0": statehouse_policy::bindings::statehouse::policy::types,
+            "statehouse:policy/admission@1.0.0": generate,
+        },
+    });
+}
+
+/// The standard policy that asks the rule.
+pub struct Ruled(Standard);
+
+impl Policy for Ruled {
+    fn describe() -> Info {
+        let admission::Identity { name, version } = admission::describe();
+        Info {
+            name,
+            version,
+            ..Standard::describe()
+        }
+    }
+
+    fn configure(options: &[(String, String)]) -> Result<Self, String> {
+        Standard::configure(options).map(Self)
+    }
+
+    fn route(&self, payload: &[u8]) -> Option<Span> {
+        self.0.route(payload)
+    }
+
+    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
+        if let Some(command) = self.0.command(request)
+            && let Err(fault) = admission::admit(&asked(request, &command))
+        {
+            return Refusal::from(fault).outcome(request, Some(command.index()));
+        }
+        self.0.handle(host, request)
+    }
+
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        self.0.notify(change, dialect)
+    }
+}
+
+/// The command as the rule sees it.
+fn asked(request: &Request, command: &Command) -> admission::Command {
+    let bytes = |span| request.payload[resp::range(span)].to_vec();
+    let (key, value) = match *command {
+        Command::Set(Set { key, value, .. }) | Command::Vdel { key, value } => (key, Some(value)),
+        Command::Get { key }
+        | Command::Del { key }
+        | Command::KeyNotify { key, .. }
+        | Command::Follow(Follow { key, .. })
+        | Command::Meta { key } => (key, None),
+        Command::Scan { pattern, .. } => (pattern, None),
+    };
+    let (condition, expiry) = match command {
+        Command::Set(set) => (set.condition, set.expiry_ms),
+        _ => (Condition::Always, None),
+    };
+    admission::Command {
+        name: command.name().to_owned(),
+        key: bytes(key),
+        value: value.map(bytes).unwrap_or_default(),
+        changes: command.written().is_some(),
+        condition: match condition {
+            Condition::Always => admission::Condition::Always,
+            Condition::Absent => admission::Condition::Absent,
+            Condition::AbsentOrEqual(_) => admission::Condition::AbsentOrEqual,
+            Condition::Version(_) => admission::Condition::Version,
+        },
+        expiry,
+        timestamp: request.timestamp.clone(),
+        fencing_token: request.fencing_token.clone(),
+        client: request.client.clone(),
+        now: request.now,
+    }
+}
+
+statehouse_policy::export!(Ruled);

@@ -1,0 +1,308 @@
+//! A copy of the log on this host, for the tools that read a data directory.
+//!
+//! The copy follows the log on its own, in every role of this host. It never delays the
+//! member: it takes what the member has just read or written ([`Feed`]), reads what it misses over
+//! its own connection to the engine, and passes committed records only. The [`CopyStore`] is called
+//! on threads that may block.
+//!
+//! If the log was truncated before the copy has read it, the copy starts over with the newest
+//! snapshot.
+
+pub(crate) mod store;
+mod work;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use statehouse_protocol::LogPosition;
+
+use crate::clock::Clock;
+use crate::cursor::Cursor;
+use crate::engine::{Engine, Paging};
+use crate::error::Stop;
+use crate::feed::Feed;
+use crate::head::{Head, Id};
+use crate::host::{Host, RETRY};
+use crate::limits;
+use crate::member::Member;
+use crate::options::Options;
+use crate::pieces;
+use store::{CopyError, CopyStore, Resumed};
+use work::Work;
+
+/// Keeps a copy of the log.
+#[derive(Debug)]
+pub struct LogCopy<S> {
+    host: Arc<Host>,
+    feed: Arc<Feed>,
+    work: Arc<Mutex<Work<S>>>,
+    resumes: bool,
+    /// Attempts in a row that found no usable log or snapshot.
+    failures: u32,
+}
+
+impl<S> Drop for LogCopy<S> {
+    fn drop(&mut self) {
+        self.feed.set_wanted(false);
+    }
+}
+
+impl<S: CopyStore> LogCopy<S> {
+    /// A copy of the log of `member`, which must have the same settings. The engine should have
+    /// connections of its own, so that large answers do not delay the member.
+    #[must_use]
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        options: Options,
+        (member, cluster): (&Member, Id),
+        store: S,
+        resumed: Option<Resumed>,
+    ) -> Self {
+        let feed = member.feed();
+        feed.set_wanted(true);
+        let work = Work {
+            store,
+            cluster,
+            cursor: match resumed {
+                Some(it) => Cursor::at(it.point),
+                None => Cursor::after(None, cluster),
+            },
+            copied: resumed.map_or(LogPosition::NONE, |it| it.snapshot),
+            snapshot: None,
+            has_begun: resumed.is_some(),
+            lacks_base: false,
+        };
+        Self {
+            host: Arc::new(Host::new(engine, clock, options)),
+            feed,
+            work: Arc::new(Mutex::new(work)),
+            resumes: resumed.is_some(),
+            failures: 0,
+        }
+    }
+
+    /// Copies until `stopped`, and closes the store then with all that the member has read and
+    /// written before.
+    ///
+    /// # Errors
+    /// Why the copy ended before.
+    pub async fn run(mut self, stopped: impl Future<Output = ()>) -> Result<(), CopyError> {
+        tokio::select! {
+            biased;
+            () = stopped => {}
+            ended = self.copy() => match ended? {},
+        }
+        // What the member has just written is in the copy too, unless it lacks what is before.
+        let frames = self.feed.take().frames;
+        let close = move |work: &mut Work<S>| {
+            if work.has_begun {
+                work.frames(frames)?;
+                work.store.close(work.cursor.point())?;
+            }
+            Ok(())
+        };
+        match self.work(close).await {
+            // The next start finds this out too, and starts over.
+            Err(CopyError::Differs(_)) => Ok(()),
+            closed => closed,
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Work<S>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `f` on a thread that may block.
+    async fn work<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Work<S>) -> Result<T, CopyError> + Send + 'static,
+    ) -> Result<T, CopyError> {
+        let work = Arc::clone(&self.work);
+        let ran = tokio::task::spawn_blocking(move || {
+            f(&mut work.lock().unwrap_or_else(PoisonError::into_inner))
+        });
+        let failed = |error| CopyError::Store(format!("a thread of the copy failed: {error}"));
+        ran.await.map_err(failed)?
+    }
+
+    async fn copy(&mut self) -> Result<Infallible, CopyError> {
+        let mut begins = match self.resumes {
+            true => self.confirm().await,
+            false => self.begin().await,
+        };
+        let mut wait = Duration::ZERO;
+        let mut paging = Paging::new();
+        loop {
+            let round = match begins {
+                Ok(()) => self.round(wait, &mut paging).await,
+                Err(error) => Err(error),
+            };
+            begins = Ok(());
+            match round {
+                Ok(next) => wait = next,
+                Err(CopyError::Differs(why)) => {
+                    tracing::warn!("the history of this host starts over: {why}");
+                    self.failed(why)?;
+                    self.host.clock.sleep(RETRY).await;
+                    begins = self.begin().await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Counts a failure. Each is tried again at another server.
+    fn failed(&mut self, why: &'static str) -> Result<(), CopyError> {
+        self.failures += 1;
+        self.host.engine.next_endpoint();
+        match self.failures > limits::MISMATCHES_MAX {
+            true => Err(Stop::Damaged(why.to_owned()).into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Copies what is new. Returns how long to wait at most before the next call.
+    async fn round(&mut self, wait: Duration, paging: &mut Paging) -> Result<Duration, CopyError> {
+        let next = self.locked().next_piece();
+        match next {
+            Some(_) => self.host.clock.sleep(limits::COPY_PAGE_PACE).await,
+            None => self.feed.wait(&*self.host.clock, wait).await,
+        }
+        let news = self.feed.take();
+        let (seq, named) = (news.seq, news.named);
+        self.work(move |work| work.frames(news.frames)).await?;
+        self.catch_up(seq).await?;
+        self.work(move |work| work.begin_snapshot(named)).await?;
+        self.copy_pieces(paging).await?;
+        let (is_copied, wait) = self
+            .work(|work| Ok((work.end_snapshot()?, work.store.flush(work.cursor.point())?)))
+            .await?;
+        if is_copied {
+            self.failures = 0;
+        }
+        Ok(wait)
+    }
+
+    /// The head, as soon as the engine answers.
+    async fn head(&self) -> Result<Head, CopyError> {
+        loop {
+            if let Ok(value) = self.host.get_head().await
+                && let Some(bytes) = value.value
+            {
+                let head = Head::decode(&bytes).map_err(Stop::Head)?;
+                return match head.cluster == self.locked().cluster {
+                    true => Ok(head),
+                    false => {
+                        Err(Stop::Damaged("another cluster has replaced this one".into()).into())
+                    }
+                };
+            }
+            self.host.clock.sleep(limits::COPY_RETRY).await;
+        }
+    }
+
+    /// Begins with the newest snapshot, or with the first record.
+    async fn begin(&self) -> Result<(), CopyError> {
+        let head = self.head().await?;
+        self.work(move |work| work.begin(&head)).await
+    }
+
+    /// Checks that an earlier copy is a part of the log. It is not if the engine was restored from
+    /// a backup.
+    async fn confirm(&self) -> Result<(), CopyError> {
+        for _ in 0..limits::MISMATCHES_MAX {
+            let head = self.head().await?;
+            let (seq, chain) = {
+                let cursor = &self.locked().cursor;
+                (cursor.seq, cursor.chain)
+            };
+            if head.seq > seq || head.seq == seq && head.chain == chain {
+                return Ok(());
+            }
+            self.host.engine.next_endpoint();
+            self.host.clock.sleep(RETRY).await;
+        }
+        Err(CopyError::Differs(
+            "the log of the cluster has lost records that this host copied",
+        ))
+    }
+
+    /// Reads the frames up to `seq` that are missing.
+    async fn catch_up(&self, seq: u64) -> Result<(), CopyError> {
+        let (mut paging, mut mismatches) = (Paging::new(), 0);
+        loop {
+            let before = self.locked().cursor.seq;
+            if before >= seq {
+                return Ok(());
+            }
+            let range = self.host.keys.frames_from(before + 1);
+            match self.host.read_page(&range, None, &mut paging).await {
+                Ok(None) => continue,
+                Ok(Some(page)) => {
+                    let frames = page.values.into_iter().map(|(_, frame)| frame);
+                    let frames: Vec<Bytes> = frames.collect();
+                    let after = self.work(move |work| work.frames(frames)).await?;
+                    if after > before {
+                        mismatches = 0;
+                        self.host.clock.sleep(limits::COPY_PAGE_PACE).await;
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!("reading the log again: {error}");
+                    self.host.clock.sleep(limits::COPY_RETRY).await;
+                    continue;
+                }
+            }
+            if self.head().await?.oldest > before + 1 {
+                let why = "the log was truncated before this host has copied it";
+                return Err(CopyError::Differs(why));
+            }
+            mismatches += 1;
+            if mismatches > limits::MISMATCHES_MAX {
+                let why = "the log of the cluster does not continue the copy";
+                return Err(CopyError::Differs(why));
+            }
+            self.host.engine.next_endpoint();
+            self.host.clock.sleep(RETRY).await;
+        }
+    }
+
+    /// Copies a page of the snapshot, if one is being copied.
+    async fn copy_pieces(&mut self, paging: &mut Paging) -> Result<(), CopyError> {
+        let next = self.locked().next_piece();
+        let Some((info, next)) = next else {
+            return Ok(());
+        };
+        let values = match pieces::read(&self.host, &info, next, None, paging).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(values)) => values,
+            Err(error) => {
+                tracing::debug!("reading the snapshot again: {error}");
+                self.host.clock.sleep(limits::COPY_RETRY).await;
+                return Ok(());
+            }
+        };
+        let host = Arc::clone(&self.host);
+        match self.work(move |work| work.pieces(&host, &values)).await {
+            // A newer snapshot may have replaced it. The log is whole without it.
+            Err(CopyError::Differs(why)) if !self.locked().lacks_base => {
+                tracing::debug!("a snapshot was not copied: {why}");
+                self.work(|work| {
+                    work.cancel_snapshot();
+                    Ok(())
+                })
+                .await?;
+                if self.head().await?.snapshot.map(|it| it.id) == Some(info.id) {
+                    self.failed(why)?;
+                }
+                Ok(())
+            }
+            done => done,
+        }
+    }
+}

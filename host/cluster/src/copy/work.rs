@@ -1,0 +1,122 @@
+//! The steps of a copy that may block.
+
+use bytes::Bytes;
+use statehouse_protocol::LogPosition;
+
+use super::store::{CopyError, CopyStore};
+use crate::cursor::{Accepted, Cursor};
+use crate::head::{Head, Id, SnapshotInfo};
+use crate::host::Host;
+use crate::pieces::Pieces;
+
+/// What threads that may block use.
+#[derive(Debug)]
+pub(super) struct Work<S> {
+    pub(super) store: S,
+    pub(super) cluster: Id,
+    pub(super) cursor: Cursor,
+    /// The position of the newest snapshot in the store.
+    pub(super) copied: LogPosition,
+    pub(super) snapshot: Option<Running>,
+    /// Whether the store has a copy, complete or not.
+    pub(super) has_begun: bool,
+    /// Whether the store has no snapshot to begin with yet.
+    pub(super) lacks_base: bool,
+}
+
+/// A snapshot that is being copied.
+#[derive(Debug)]
+pub(super) struct Running {
+    pieces: Pieces,
+    /// A position after which no effect can be in the snapshot.
+    complete: LogPosition,
+}
+
+impl<S: CopyStore> Work<S> {
+    pub(super) fn begin(&mut self, head: &Head) -> Result<(), CopyError> {
+        self.cancel_snapshot();
+        self.cursor = Cursor::after(head.snapshot.as_ref(), self.cluster);
+        self.copied = LogPosition::NONE;
+        self.store.begin(self.cursor.position)?;
+        self.has_begun = true;
+        self.begin_snapshot(head.snapshot.map(|info| (info, head.position)))?;
+        self.lacks_base = self.snapshot.is_some();
+        Ok(())
+    }
+
+    /// Adds frames up to the first one that does not continue the copy. Returns the last frame.
+    pub(super) fn frames(
+        &mut self,
+        frames: impl IntoIterator<Item = Bytes>,
+    ) -> Result<u64, CopyError> {
+        let store = &mut self.store;
+        for frame in frames {
+            let sink = |first, records: &[&[u8]]| store.records(first, records);
+            if self.cursor.accept(&frame, sink)? == Accepted::Mismatch {
+                break;
+            }
+        }
+        Ok(self.cursor.seq)
+    }
+
+    /// Begins to copy the newest snapshot, if the store does not have it.
+    pub(super) fn begin_snapshot(
+        &mut self,
+        named: Option<(SnapshotInfo, LogPosition)>,
+    ) -> Result<(), CopyError> {
+        let Some((info, complete)) = named else {
+            return Ok(());
+        };
+        let position = info.begins_after();
+        let is_new = position > self.copied && position <= self.cursor.position;
+        if is_new && self.snapshot.is_none() {
+            self.store.begin_snapshot(&info)?;
+            self.snapshot = Some(Running {
+                pieces: Pieces::new(info),
+                complete,
+            });
+        }
+        Ok(())
+    }
+
+    /// The snapshot that is being copied, and its next piece.
+    pub(super) fn next_piece(&self) -> Option<(SnapshotInfo, u32)> {
+        let running = self.snapshot.as_ref()?;
+        let pieces = &running.pieces;
+        (!pieces.is_complete()).then(|| (pieces.info, pieces.next()))
+    }
+
+    pub(super) fn pieces(
+        &mut self,
+        host: &Host,
+        values: &[(Vec<u8>, Bytes)],
+    ) -> Result<(), CopyError> {
+        let store = &mut self.store;
+        match &mut self.snapshot {
+            Some(it) => it.pieces.accept(host, values, |block| store.block(block)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn cancel_snapshot(&mut self) {
+        if self.snapshot.take().is_some() {
+            self.store.cancel_snapshot();
+        }
+    }
+
+    /// Ends the snapshot once it and the records that it can contain are copied. Returns whether it
+    /// did.
+    pub(super) fn end_snapshot(&mut self) -> Result<bool, CopyError> {
+        let (Some(running), Some(point)) = (&self.snapshot, self.cursor.point()) else {
+            return Ok(false);
+        };
+        if !running.pieces.is_complete() || self.cursor.position < running.complete {
+            return Ok(false);
+        }
+        self.store.end_snapshot(running.complete, point)?;
+        self.copied = running.pieces.info.begins_after();
+        self.snapshot = None;
+        self.lacks_base = false;
+        Ok(true)
+    }
+}

@@ -1,0 +1,429 @@
+//! Tests of the copy of the log that a host keeps.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::cluster::{Host, clock, simulate};
+use crate::feed::Feed;
+use crate::simulated::{Faults, World};
+use crate::{
+    Chain, CopyError, CopyStore, Id, LeaderLog, LogCopy, LogPoint, LogPosition, Options, Resumed,
+    SnapshotInfo, create, limits,
+};
+
+const CLUSTER: Id = Id([1; 16]);
+
+/// A copy in memory.
+#[derive(Clone, Debug, Default)]
+struct Copied {
+    /// The positions after which copies began.
+    begins: Vec<u64>,
+    records: BTreeMap<u64, Vec<u8>>,
+    /// The position and the end of each snapshot, and its blocks.
+    snapshots: Vec<(u64, u64, usize)>,
+    blocks: usize,
+    running: Option<u64>,
+    point: Option<LogPoint>,
+    is_closed: bool,
+    is_full: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Store(Arc<Mutex<Copied>>);
+
+impl CopyStore for Store {
+    fn begin(&mut self, after: LogPosition) -> Result<(), CopyError> {
+        let mut copied = self.0.lock().unwrap();
+        copied.begins.push(after.0);
+        copied.records.clear();
+        copied.snapshots.clear();
+        Ok(())
+    }
+
+    fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError> {
+        let mut copied = self.0.lock().unwrap();
+        if copied.is_full {
+            return Err(CopyError::Store("it is full".into()));
+        }
+        for (record, position) in records.iter().zip(first.0..) {
+            let last = copied.records.last_key_value().map(|it| *it.0);
+            assert!(last.is_none_or(|it| it + 1 == position), "{last:?}");
+            copied.records.insert(position, record.to_vec());
+        }
+        Ok(())
+    }
+
+    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError> {
+        let mut copied = self.0.lock().unwrap();
+        (copied.running, copied.blocks) = (Some(snapshot.begins_after().0), 0);
+        Ok(())
+    }
+
+    fn block(&mut self, _: &[u8]) -> Result<(), CopyError> {
+        self.0.lock().unwrap().blocks += 1;
+        Ok(())
+    }
+
+    fn end_snapshot(&mut self, complete: LogPosition, _: LogPoint) -> Result<(), CopyError> {
+        let mut copied = self.0.lock().unwrap();
+        let position = copied.running.take().unwrap();
+        let has = |it: u64| copied.records.contains_key(&it);
+        assert!((position + 1..=complete.0).all(has), "records are missing");
+        let snapshot = (position, complete.0, copied.blocks);
+        copied.snapshots.push(snapshot);
+        Ok(())
+    }
+
+    fn cancel_snapshot(&mut self) {
+        self.0.lock().unwrap().running = None;
+    }
+
+    fn flush(&mut self, point: Option<LogPoint>) -> Result<Duration, CopyError> {
+        self.0.lock().unwrap().point = point;
+        Ok(Duration::from_secs(60))
+    }
+
+    fn close(&mut self, point: Option<LogPoint>) -> Result<(), CopyError> {
+        let mut copied = self.0.lock().unwrap();
+        (copied.point, copied.is_closed) = (point, true);
+        Ok(())
+    }
+}
+
+/// A running copy of the log of a host.
+struct Copying {
+    store: Store,
+    stops: watch::Sender<bool>,
+    task: JoinHandle<Result<(), CopyError>>,
+}
+
+impl Copying {
+    /// The copy reaches the engine as host 9.
+    fn start(world: &World, host: &Host, earlier: Option<(Copied, Resumed)>) -> Self {
+        let (copied, resumed) = earlier.unzip();
+        let store = Store(Arc::new(Mutex::new(copied.unwrap_or_default())));
+        let stops = watch::Sender::new(false);
+        let mut stopped = stops.subscribe();
+        let options = Options::new("c", "copy", "h:1", Id::random().unwrap());
+        let of = (&*host.member, CLUSTER);
+        let copy = LogCopy::new(
+            world.engine(9),
+            clock(),
+            options,
+            of,
+            store.clone(),
+            resumed,
+        );
+        let task = tokio::spawn(copy.run(async move {
+            let _ = stopped.wait_for(|it| *it).await;
+        }));
+        Self { store, stops, task }
+    }
+
+    fn copied(&self) -> Copied {
+        self.store.0.lock().unwrap().clone()
+    }
+
+    async fn wait(&self, what: &str, condition: impl Fn(&Copied) -> bool) {
+        for _ in 0..10_000 {
+            if condition(&self.copied()) {
+                return;
+            }
+            assert!(!self.task.is_finished(), "the copy ended");
+            sleep(Duration::from_millis(10)).await;
+        }
+        let copied = self.copied();
+        panic!("{what}: {:?} {:?}", copied.begins, copied.snapshots);
+    }
+
+    /// Waits until the copy has this record.
+    async fn reaches(&self, position: LogPosition) {
+        let has = |it: &Copied| it.records.contains_key(&position.0);
+        self.wait("the copy lacks a record", has).await;
+    }
+
+    /// Ends the copy, and returns it with the place to resume it.
+    async fn stop(self) -> (Copied, Resumed) {
+        self.stops.send_replace(true);
+        self.task.await.unwrap().unwrap();
+        let copied = self.store.0.lock().unwrap().clone();
+        assert!(copied.is_closed);
+        let resumed = Resumed {
+            point: copied.point.unwrap(),
+            snapshot: LogPosition(copied.snapshots.last().map_or(0, |it| it.0)),
+        };
+        (copied, resumed)
+    }
+}
+
+async fn world() -> World {
+    let world = World::new(1, Faults::default());
+    create(&*world.engine(0), "c", CLUSTER, 0).await.unwrap();
+    world
+}
+
+/// Appends so many records of this size.
+async fn write(log: &LeaderLog, records: usize, bytes: usize) -> LogPosition {
+    let mut last = LogPosition::NONE;
+    for number in 0..records {
+        let mut record = vec![7; bytes];
+        record[..8].copy_from_slice(&number.to_le_bytes());
+        last = Host::append(log, &record).await;
+    }
+    last
+}
+
+#[test]
+fn copies_of_leader_and_follower_have_every_record() {
+    simulate(async {
+        let world = world().await;
+        let leader = Host::start(&world, "a", |_| {});
+        let log = leader.leads().await;
+        let follower = Host::start(&world, "b", |_| {});
+        let copies = [&leader, &follower].map(|it| Copying::start(&world, it, None));
+        let last = write(&log, 300, 100).await;
+        for copy in &copies {
+            copy.reaches(last).await;
+            assert_eq!(copy.copied().begins, [0]);
+        }
+        follower
+            .wait(|it| (it.records.last()?.0 == last.0).then_some(()))
+            .await;
+        let applied: BTreeMap<_, _> = follower
+            .seen
+            .lock()
+            .unwrap()
+            .records
+            .iter()
+            .cloned()
+            .collect();
+        for copy in copies {
+            assert_eq!(copy.copied().records, applied);
+        }
+    });
+}
+
+/// Large groups travel in parts, and a place within one is none to resume at.
+#[test]
+fn copy_holds_whole_groups_only() {
+    simulate(async {
+        let world = world().await;
+        let host = Host::start(&world, "a", |it| it.sizes.part_bytes = 1_000);
+        let log = host.leads().await;
+        let copy = Copying::start(&world, &host, None);
+        let last = write(&log, 20, 5_500).await;
+        copy.reaches(last).await;
+        let (copied, resumed) = copy.stop().await;
+        assert_eq!(resumed.point.position, last);
+        assert!(copied.records.values().skip(1).all(|it| it.len() == 5_500));
+    });
+}
+
+#[test]
+fn copy_that_keeps_up_reads_nothing_from_the_engine() {
+    simulate(async {
+        let world = world().await;
+        let leader = Host::start(&world, "a", |_| {});
+        let log = leader.leads().await;
+        let copy = Copying::start(&world, &leader, None);
+        copy.reaches(write(&log, 1, 8).await).await;
+        world.cut(9, true, true);
+        copy.reaches(write(&log, 500, 100).await).await;
+    });
+}
+
+#[test]
+fn copy_that_is_stopped_has_what_was_released_before() {
+    simulate(async {
+        let world = world().await;
+        let leader = Host::start(&world, "a", |_| {});
+        let log = leader.leads().await;
+        let copy = Copying::start(&world, &leader, None);
+        copy.reaches(write(&log, 1, 8).await).await;
+        let last = write(&log, 20, 8).await;
+        let (copied, resumed) = copy.stop().await;
+        assert!(copied.records.contains_key(&last.0));
+        assert_eq!(resumed.point.position, last);
+    });
+}
+
+#[test]
+fn copy_reads_what_it_missed() {
+    simulate(async {
+        let world = world().await;
+        let host = Host::start(&world, "a", |_| {});
+        let log = host.leads().await;
+        let copy = Copying::start(&world, &host, None);
+        copy.reaches(write(&log, 10, 100).await).await;
+        let earlier = copy.stop().await;
+        write(&log, 3_000, 8).await;
+        let copy = Copying::start(&world, &host, Some(earlier));
+        let last = write(&log, 1, 100).await;
+        copy.reaches(last).await;
+        let copied = copy.copied();
+        assert_eq!(copied.begins, [0], "it started over");
+        assert_eq!(copied.records.len() as u64, last.0);
+    });
+}
+
+#[test]
+fn copy_takes_each_snapshot_of_the_cluster() {
+    simulate(async {
+        let world = world().await;
+        let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 50_000);
+        let log = host.leads().await;
+        let copy = Copying::start(&world, &host, None);
+        for _ in 0..3 {
+            let before = copy.copied().snapshots.len();
+            let mut last = LogPosition::NONE;
+            while copy.copied().snapshots.len() == before {
+                last = write(&log, 50, 100).await;
+                sleep(Duration::from_millis(500)).await;
+                assert!(last.0 < 50_000, "no snapshot is copied");
+            }
+            copy.reaches(last).await;
+        }
+        let copied = copy.copied();
+        assert_eq!(copied.begins, [0], "it started over");
+        for (position, complete, blocks) in copied.snapshots {
+            assert!(position > 0 && complete >= position);
+            assert_eq!(blocks, 1);
+        }
+    });
+}
+
+#[test]
+fn copy_starts_over_after_the_log_was_truncated() {
+    simulate(async {
+        let world = world().await;
+        let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 20_000);
+        let log = host.leads().await;
+        let copy = Copying::start(&world, &host, None);
+        copy.reaches(write(&log, 10, 100).await).await;
+        let earlier = copy.stop().await;
+        for _ in 0..20 {
+            write(&log, 100, 100).await;
+            sleep(Duration::from_millis(200)).await;
+        }
+        let copy = Copying::start(&world, &host, Some(earlier));
+        let last = write(&log, 1, 100).await;
+        copy.wait("no snapshot", |it| !it.snapshots.is_empty())
+            .await;
+        copy.reaches(last).await;
+        let copied = copy.copied();
+        let [0, begin] = copied.begins[..] else {
+            panic!("{:?}", copied.begins)
+        };
+        assert!(begin > 100, "{begin}");
+        assert_eq!(copied.records.keys().next(), Some(&(begin + 1)));
+        assert_eq!(copied.snapshots[0].0, begin);
+    });
+}
+
+/// As after the engine was restored from a backup.
+#[test]
+fn copy_of_another_history_starts_over() {
+    simulate(async {
+        for is_ahead in [false, true] {
+            let world = world().await;
+            let host = Host::start(&world, "a", |_| {});
+            let log = host.leads().await;
+            let copy = Copying::start(&world, &host, None);
+            copy.reaches(write(&log, 10, 100).await).await;
+            let (copied, mut resumed) = copy.stop().await;
+            match is_ahead {
+                true => resumed.point.seq += 100,
+                false => resumed.point.chain = Chain([9; 32]),
+            }
+            let copy = Copying::start(&world, &host, Some((copied, resumed)));
+            let last = write(&log, 10, 100).await;
+            copy.wait("it goes on", |it| it.begins == [0, 0]).await;
+            copy.reaches(last).await;
+            assert_eq!(copy.copied().records.len() as u64, last.0);
+        }
+    });
+}
+
+#[test]
+fn store_that_is_full_ends_the_copy_and_not_the_host() {
+    simulate(async {
+        let world = world().await;
+        let host = Host::start(&world, "a", |_| {});
+        let log = host.leads().await;
+        let copy = Copying::start(&world, &host, None);
+        copy.reaches(write(&log, 10, 100).await).await;
+        copy.store.0.lock().unwrap().is_full = true;
+        write(&log, 10, 100).await;
+        let error = copy.task.await.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "it is full");
+        write(&log, 10, 100).await;
+        let news = host.member.feed().take();
+        assert!(news.frames.is_empty(), "frames are kept for no copy");
+    });
+}
+
+/// Reads are lost and stale, watches lose changes, and the log is truncated meanwhile.
+#[test]
+fn copies_over_an_engine_with_faults_are_parts_of_the_log() {
+    for seed in 1..20 {
+        simulate(async move {
+            let faults = Faults {
+                lost_request: 20,
+                lost_answer: 20,
+                stale_read: 3,
+                lost_change: 10,
+                repeated_change: 10,
+                late: Duration::from_millis(500),
+                ..Faults::default()
+            };
+            let world = World::new(seed, faults);
+            while create(&*world.engine(0), "c", CLUSTER, 0).await.is_err() {}
+            let truncates = seed % 2 == 0;
+            let leader = Host::start(&world, "a", |it| {
+                it.sizes.snapshot_after_bytes = if truncates { 50_000 } else { 1 << 30 };
+            });
+            let log = leader.leads().await;
+            let follower = Host::start(&world, "b", |_| {});
+            let copies = [&leader, &follower].map(|it| Copying::start(&world, it, None));
+            let (mut last, mut written) = (LogPosition::NONE, BTreeMap::new());
+            for number in 0..900_u64 {
+                let record = [&number.to_le_bytes()[..], &[7; 100]].concat();
+                last = Host::append(&log, &record).await;
+                written.insert(last.0, record);
+                sleep(Duration::from_millis(10)).await;
+            }
+            for copy in copies {
+                copy.reaches(last).await;
+                let (copied, _) = copy.stop().await;
+                assert!(truncates || copied.begins == [0], "seed {seed}");
+                for (position, record) in &copied.records {
+                    let holds = written.get(position).is_none_or(|it| it == record);
+                    assert!(holds, "seed {seed}: record {position} differs");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn feed_drops_frames_rather_than_to_grow() {
+    let feed = Feed::default();
+    let frame = Bytes::from(vec![0; 1 << 20]);
+    feed.frame(&frame);
+    assert!(feed.take().frames.is_empty(), "no copy wants frames");
+    feed.set_wanted(true);
+    let mut most = 0;
+    for _ in 0..100 {
+        feed.frame(&frame);
+    }
+    for frame in feed.take().frames {
+        most += frame.len();
+    }
+    assert!(most > 0 && most <= limits::FEED_BYTES_MAX, "{most}");
+}

@@ -1,0 +1,107 @@
+//! The log lines of policies, for `statehouse policy logs`.
+//!
+//! A reader asks again from the position after its last line, and each answer waits for the next
+//! line. So a slow reader holds no buffer of the store: it misses lines, and learns how many.
+
+use std::sync::Arc;
+
+use hyper::{StatusCode, Uri};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+
+use super::answer::Refusal;
+use crate::{limits, percent};
+use statehouse_core::policy::{Batch, Digest, Line, Lines};
+
+/// The lines after a position.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Logged {
+    /// The lines, the oldest first.
+    pub(crate) lines: Vec<LoggedLine>,
+    /// How many lines of any policy this reader missed, because it came too late.
+    pub(crate) lost: u64,
+    /// The position after the last line, to continue from.
+    pub(crate) next: u64,
+}
+
+/// A line that a policy wrote.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LoggedLine {
+    /// When, in milliseconds since 1970.
+    pub(crate) at_ms: u64,
+    /// Its name, version and short digest.
+    pub(crate) policy: String,
+    /// Its digest.
+    pub(crate) digest: String,
+    /// `debug`, `info`, `warn` or `error`.
+    pub(crate) level: String,
+    /// The text, which is not escaped.
+    pub(crate) text: String,
+}
+
+impl From<Line> for LoggedLine {
+    fn from(line: Line) -> Self {
+        Self {
+            at_ms: line.at_ms,
+            policy: line.policy.to_string(),
+            digest: line.digest.to_string(),
+            level: line.level_name().to_owned(),
+            text: line.text,
+        }
+    }
+}
+
+/// Where a reader continues, of `/v1/log?from=POSITION`; none for a first look.
+pub(super) fn position(uri: &Uri) -> Result<Option<u64>, Refusal> {
+    let Some(value) = percent::value(uri.query(), "from") else {
+        return Ok(None);
+    };
+    let number = String::from_utf8(value).ok().and_then(|it| it.parse().ok());
+    number.map(Some).ok_or_else(|| {
+        let error = "`from` must be the number `next` of an earlier response";
+        Refusal::new(StatusCode::BAD_REQUEST, error)
+    })
+}
+
+/// The lines from a position on. Waits for a line if there is none yet.
+pub(super) async fn lines(
+    lines: Arc<Lines>,
+    from: Option<u64>,
+    of: Option<Digest>,
+    followers: &Semaphore,
+) -> Result<Logged, Refusal> {
+    let Some(from) = from else {
+        // The lines that were replaced before the first look are not missed.
+        return Ok(logged(
+            Batch {
+                lost: 0,
+                ..lines.since(0)
+            },
+            of,
+        ));
+    };
+    let _follower = followers.try_acquire().map_err(|_| {
+        let error = "too many operators follow the log of the policies: end one of the others";
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    })?;
+    let until = Instant::now() + limits::ADMIN_LOG_WAIT;
+    while lines.end() == from && Instant::now() < until {
+        sleep(limits::ADMIN_LOG_POLL).await;
+    }
+    Ok(logged(lines.since(from), of))
+}
+
+fn logged(batch: Batch, of: Option<Digest>) -> Logged {
+    let wanted = |line: &Line| of.is_none_or(|digest| digest == line.digest);
+    Logged {
+        lines: batch
+            .lines
+            .into_iter()
+            .filter(wanted)
+            .map(LoggedLine::from)
+            .collect(),
+        lost: batch.lost,
+        next: batch.next,
+    }
+}

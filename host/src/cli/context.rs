@@ -1,0 +1,282 @@
+//! `statehouse context`: names stores, so that commands need not repeat their addresses and
+//! accounts.
+//!
+//! The contexts are a file of the user. It never holds a password, only the path of a file that
+//! does.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use statehouse_files::atomic;
+
+use super::output::{Exit, Failure, emit, emit_json, notice};
+use super::table;
+use crate::config::BrokerUrl;
+
+/// Longest name of a context: it fits a line of `context list`.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Name stores, so that commands find them by --context
+///
+/// A context holds the address of a store and how to log in. `context use` selects one for all
+/// commands that name no store. Flags and environment variables take precedence; if they name
+/// another store, nothing of the context is used. The file is contexts.toml in $XDG_CONFIG_HOME/
+/// statehouse, or ~/.config/statehouse.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse context add plant7 --url mqtts://plant7:8883 --user anna --password-file ~/.plant7
+  statehouse context add local --data /var/lib/statehouse
+  statehouse get room/temperature --context plant7
+  statehouse context use plant7
+  statehouse context list")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Add a context, or replace the one of this name
+    Add {
+        /// The name: letters, digits, `-`, `_` and `.`
+        name: String,
+
+        #[command(flatten)]
+        context: Box<Context>,
+    },
+    /// Select the context of commands that name no store
+    Use {
+        /// The name; none selects no context
+        #[arg(required_unless_present = "none")]
+        name: Option<String>,
+
+        /// Select no context
+        #[arg(long, conflicts_with = "name")]
+        none: bool,
+    },
+    /// List all contexts; a star marks the selected one
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a context
+    Remove {
+        /// The name
+        name: String,
+    },
+}
+
+/// A store and how to log in.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Context {
+    /// The URL of the store: mqtt://HOST:PORT, mqtts://, ws:// or wss://
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) url: Option<String>,
+
+    /// User name
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) user: Option<String>,
+
+    /// A file with the password
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) password_file: Option<PathBuf>,
+
+    /// CA certificates (PEM) that the server's certificate is verified against
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ca: Option<PathBuf>,
+
+    /// A client certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert_key")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cert: Option<PathBuf>,
+
+    /// The private key of this certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cert_key: Option<PathBuf>,
+
+    /// The data directory of the store, for commands of operators on its machine
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) data: Option<PathBuf>,
+}
+
+/// The file.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Contexts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current: Option<String>,
+    contexts: BTreeMap<String, Context>,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let path = path().ok_or_else(|| {
+        Failure::usage("set HOME or XDG_CONFIG_HOME: contexts are kept in a file below it")
+    })?;
+    let mut all = Contexts::read(&path)?;
+    match &args.command {
+        Command::Add { name, context } => {
+            check_name(name)?;
+            let context = context.checked()?;
+            all.contexts.insert(name.clone(), context);
+        }
+        Command::Use { name, .. } => {
+            if let Some(name) = name {
+                all.find(name, &path)?;
+            }
+            all.current.clone_from(name);
+        }
+        Command::List { json } => {
+            list(&all, *json)?;
+            return Ok(Exit::Done);
+        }
+        Command::Remove { name } => {
+            all.find(name, &path)?;
+            all.contexts.remove(name);
+            if all.current.as_ref() == Some(name) {
+                all.current = None;
+                notice("no context is selected any more");
+            }
+        }
+    }
+    all.write(&path)?;
+    Ok(Exit::Done)
+}
+
+/// The context with this name, or the selected one. `None` if no name is given and none is
+/// selected.
+pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
+    let Some(path) = path() else {
+        return match name {
+            None => Ok(None),
+            Some(_) => Err(Failure::usage("--context needs HOME or XDG_CONFIG_HOME")),
+        };
+    };
+    let all = Contexts::read(&path)?;
+    let Some(name) = name.or(all.current.as_deref()) else {
+        return Ok(None);
+    };
+    all.find(name, &path).cloned().map(Some)
+}
+
+fn path() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|it| !it.is_empty());
+    let directory = set("XDG_CONFIG_HOME").map(PathBuf::from);
+    let directory = directory.or_else(|| Some(Path::new(&set("HOME")?).join(".config")))?;
+    Some(directory.join("statehouse/contexts.toml"))
+}
+
+fn check_name(name: &str) -> Result<(), Failure> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "the name of a context has 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`"
+        ))),
+    }
+}
+
+impl Context {
+    /// The context as it is saved: with absolute paths, since commands run in any directory.
+    fn checked(&self) -> Result<Self, Failure> {
+        if *self == Self::default() {
+            return Err(Failure::usage("name the store with --url, --data or both"));
+        }
+        if let Some(url) = &self.url {
+            let url: BrokerUrl = url.parse().map_err(Failure::usage)?;
+            if url.password.is_some() {
+                return Err(Failure::usage(
+                    "a context holds no password: write it to a file and name that with --password-file",
+                ));
+            }
+        }
+        let absolute = |path: &Option<PathBuf>| -> Result<Option<PathBuf>, Failure> {
+            let path = path.as_ref().map(std::path::absolute).transpose();
+            path.map_err(|error| Failure::usage(format!("a path cannot be used: {error}")))
+        };
+        Ok(Self {
+            url: self.url.clone(),
+            user: self.user.clone(),
+            password_file: absolute(&self.password_file)?,
+            ca: absolute(&self.ca)?,
+            cert: absolute(&self.cert)?,
+            cert_key: absolute(&self.cert_key)?,
+            data: absolute(&self.data)?,
+        })
+    }
+}
+
+impl Contexts {
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        match fs::read_to_string(path) {
+            Ok(text) => toml::from_str(&text)
+                .map_err(|error| Failure::usage(format!("{shown} is not valid: {error}"))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(Failure::usage(format!("cannot read {shown}: {error}"))),
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<(), Failure> {
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::transport(format!("cannot write {}: {error}", path.display()))
+        };
+        let text = toml::to_string(self).map_err(|error| failed(&error))?;
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(|error| failed(&error))?;
+        }
+        atomic::replace(path, text.as_bytes(), 0o600).map_err(|error| failed(&error))
+    }
+
+    fn find(&self, name: &str, path: &Path) -> Result<&Context, Failure> {
+        self.contexts.get(name).ok_or_else(|| {
+            let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
+            let known = match known.is_empty() {
+                true => "there is none".to_owned(),
+                false => format!("known: {}", known.join(", ")),
+            };
+            Failure::usage(format!(
+                "there is no context {} in {} ({known}): add it with `statehouse context add`",
+                name.escape_debug(),
+                path.display()
+            ))
+        })
+    }
+}
+
+fn list(all: &Contexts, in_json: bool) -> Result<(), Failure> {
+    if in_json {
+        let all = json!({ "current": all.current, "contexts": all.contexts });
+        return emit_json(&all).map(drop);
+    }
+    if all.contexts.is_empty() {
+        notice("there is no context: add one with `statehouse context add`");
+        return Ok(());
+    }
+    let mut rows = vec![["", "name", "store", "user"].map(str::to_owned)];
+    rows.extend(all.contexts.iter().map(|(name, context)| {
+        let data = context.data.as_ref().map(|it| it.display().to_string());
+        [
+            match all.current.as_ref() == Some(name) {
+                true => "*".to_owned(),
+                false => String::new(),
+            },
+            name.clone(),
+            context.url.clone().or(data).unwrap_or_default(),
+            context.user.clone().unwrap_or("-".to_owned()),
+        ]
+    }));
+    emit(table::of(&rows, 4).as_bytes()).map(drop)
+}

@@ -1,0 +1,102 @@
+//! The history of a host of a cluster: a copy of the cluster's log in the data directory, for the
+//! commands that read one.
+//!
+//! The copy must never delay or stop the host. If it cannot be kept, it ends with one warning.
+
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use statehouse_cluster::{Clock, CopyError, Engine, Id, LogCopy, Member, Options};
+use statehouse_wal::Durability;
+use tokio::sync::watch;
+
+use crate::config::Storage;
+use crate::limits;
+use store::CopyDirectory;
+pub use store::write_mark;
+
+/// The source of a copy, and its place.
+pub struct History {
+    /// The data directory, which has a mark of the cluster.
+    pub directory: PathBuf,
+    /// How much is kept.
+    pub options: statehouse_wal::Options,
+    /// A connection of its own to the engine.
+    pub engine: Arc<dyn Engine>,
+    /// The clock of the member.
+    pub clock: Arc<dyn Clock>,
+    /// The settings of the member.
+    pub member_options: Options,
+    /// The cluster.
+    pub cluster: Id,
+    /// Shows the last record of the copy, or 0 if none is kept.
+    pub position: Arc<AtomicU64>,
+}
+
+/// The settings of a copy.
+pub fn options(storage: &Storage) -> statehouse_wal::Options {
+    statehouse_wal::Options {
+        durability: Durability::Interval(limits::CLUSTER_HISTORY_SYNC),
+        history_bytes: storage.history_bytes,
+        history_ms: storage.history_ms,
+        ..statehouse_wal::Options::default()
+    }
+}
+
+impl History {
+    /// Keeps the copy until `stopped` changes.
+    pub async fn keep(self, member: Arc<Member>, mut stopped: watch::Receiver<bool>) {
+        let (directory, position) = (self.directory.clone(), self.position.clone());
+        let stopped = async move {
+            // An error means that the process ends.
+            let _ = stopped.wait_for(|it| *it).await;
+        };
+        if let Err(error) = self.copy(&member, stopped).await {
+            tracing::warn!(
+                "this host keeps no history from now on, the store goes on: {error}. Make room or repair the disk of {}, then restart this host",
+                directory.display()
+            );
+            position.store(0, Relaxed);
+        }
+    }
+
+    async fn copy(
+        self,
+        member: &Member,
+        stopped: impl Future<Output = ()>,
+    ) -> Result<(), CopyError> {
+        let Self {
+            directory,
+            options,
+            engine,
+            clock,
+            member_options,
+            cluster,
+            position,
+        } = self;
+        let is_off = options.history_bytes == 0 || options.history_ms == 0;
+        let open = move || -> Result<_, CopyError> {
+            let mut store = CopyDirectory::open(&directory, options, position)?;
+            if is_off {
+                store.remove()?;
+                return Ok(None);
+            }
+            let resumed = store.resume()?;
+            Ok(Some((store, resumed)))
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
+        let failed = |error| CopyError::Store(format!("it could not be opened: {error}"));
+        let Some((store, resumed)) = opened.map_err(failed)?? else {
+            return Ok(());
+        };
+        let of = (member, cluster);
+        LogCopy::new(engine, clock, member_options, of, store, resumed)
+            .run(stopped)
+            .await
+    }
+}

@@ -1,0 +1,229 @@
+//! Tests of the copies below a data directory, without a cluster.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, SnapshotInfo};
+use statehouse_offline::ClusterMark;
+use statehouse_protocol::LogPosition;
+use statehouse_wal::{Base, Directory, Options, Sink, read};
+
+use super::store::{CopyDirectory, write_mark};
+
+/// A data directory of a host that has copied nothing.
+fn marked() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let mark = ClusterMark {
+        cluster: "00".repeat(16),
+        name: "plant7".into(),
+        copy: None,
+    };
+    write_mark(directory.path(), &mark).unwrap();
+    directory
+}
+
+fn open(directory: &Path) -> (CopyDirectory, Option<Resumed>) {
+    let position = Arc::<AtomicU64>::default();
+    let mut store = CopyDirectory::open(directory, Options::default(), position.clone()).unwrap();
+    let resumed = store.resume().unwrap();
+    assert_eq!(position.load(Relaxed) > 0, resumed.is_some());
+    (store, resumed)
+}
+
+fn point(position: u64) -> LogPoint {
+    LogPoint {
+        seq: position,
+        chain: Chain([7; 32]),
+        position: LogPosition(position),
+    }
+}
+
+/// Adds the records with these numbers. The bytes of each are its number times `factor`.
+fn add(store: &mut CopyDirectory, from: u64, to: u64, factor: u64) -> Result<(), CopyError> {
+    for position in from..=to {
+        let record = (position * factor).to_le_bytes();
+        store.records(LogPosition(position), &[&record])?;
+    }
+    Ok(())
+}
+
+fn snapshot(store: &mut CopyDirectory, position: u64, complete: u64) {
+    let info = SnapshotInfo {
+        id: 1,
+        first_seq: 1,
+        first_position: LogPosition(position + 1),
+        previous: Chain::default(),
+        pieces: 1,
+        bytes: 100,
+        hash: [0; 32],
+    };
+    store.begin_snapshot(&info).unwrap();
+    store.block(b"block").unwrap();
+    if position < complete {
+        add(store, position + 1, complete, 1).unwrap();
+    }
+    store
+        .end_snapshot(LogPosition(complete), point(complete))
+        .unwrap();
+}
+
+#[derive(Default)]
+struct Read(Vec<u64>);
+
+impl Sink for Read {
+    fn reset(&mut self) {
+        self.0.clear();
+    }
+
+    fn block(&mut self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
+        assert_eq!(record, position.0.to_le_bytes());
+        self.0.push(position.0);
+        Ok(())
+    }
+}
+
+fn copy_path(directory: &Path) -> PathBuf {
+    let mark = ClusterMark::of(directory).unwrap().unwrap();
+    ClusterMark::copy_path(directory, mark.copy.unwrap().number)
+}
+
+/// What tools find.
+fn read_copy(directory: &Path) -> Vec<u64> {
+    let disk = Directory::read_only(copy_path(directory)).unwrap();
+    let mut found = Read::default();
+    read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
+    found.0
+}
+
+fn copies(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).unwrap();
+    let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
+    names.filter(|it| it.starts_with("history-")).count()
+}
+
+/// After a kill, the mark is older than the records. They are passed again.
+#[test]
+fn records_behind_the_mark_are_compared_after_a_kill() {
+    let directory = marked();
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed, None);
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    assert_eq!(read_copy(directory.path()), (1..=10).collect::<Vec<_>>());
+    drop(store);
+
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed.unwrap().point, point(0));
+    add(&mut store, 1, 15, 1).unwrap();
+    drop(store);
+    let (mut store, _) = open(directory.path());
+    // One group can hold records of both kinds.
+    let records: Vec<[u8; 8]> = (1..=20_u64).map(u64::to_le_bytes).collect();
+    let records: Vec<&[u8]> = records.iter().map(|it| &it[..]).collect();
+    store.records(LogPosition(1), &records).unwrap();
+    store.close(Some(point(20))).unwrap();
+    drop(store);
+    assert_eq!(read_copy(directory.path()), (1..=20).collect::<Vec<_>>());
+
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed.unwrap().point, point(20));
+    add(&mut store, 21, 30, 1).unwrap();
+    drop(store);
+    let (mut store, _) = open(directory.path());
+    let error = add(&mut store, 21, 30, 3).unwrap_err();
+    assert!(matches!(error, CopyError::Differs(_)), "{error}");
+}
+
+#[test]
+fn earlier_copy_stays_until_the_new_one_is_complete() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    store.begin(LogPosition(50)).unwrap();
+    add(&mut store, 51, 55, 1).unwrap();
+    store.flush(Some(point(55))).unwrap();
+    let expected = (1..=10).collect::<Vec<_>>();
+    assert_eq!(
+        read_copy(directory.path()),
+        expected,
+        "it is replaced too early"
+    );
+    drop(store);
+
+    // A kill leaves the incomplete copy, which the next start removes.
+    assert_eq!(copies(directory.path()), 2);
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed.unwrap().point, point(0));
+    assert_eq!(copies(directory.path()), 1);
+    store.begin(LogPosition(50)).unwrap();
+    snapshot(&mut store, 50, 60);
+    assert_eq!(read_copy(directory.path()), (51..=60).collect::<Vec<_>>());
+    assert_eq!(copies(directory.path()), 1);
+    drop(store);
+    let (_, resumed) = open(directory.path());
+    let resumed = resumed.unwrap();
+    assert_eq!((resumed.point, resumed.snapshot.0), (point(60), 50));
+}
+
+/// The records behind the mark must not be hidden by a newer snapshot, or else a restart could not
+/// compare them.
+#[test]
+fn mark_is_not_before_the_newest_snapshot() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    snapshot(&mut store, 10, 20);
+    add(&mut store, 21, 25, 1).unwrap();
+    drop(store);
+    let (mut store, resumed) = open(directory.path());
+    let resumed = resumed.unwrap();
+    assert_eq!((resumed.point, resumed.snapshot.0), (point(20), 10));
+    add(&mut store, 21, 30, 1).unwrap();
+    assert_eq!(read_copy(directory.path()), (1..=30).collect::<Vec<_>>());
+}
+
+#[test]
+fn damaged_copy_starts_over_and_stays_until_then() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    store.close(Some(point(10))).unwrap();
+    drop(store);
+    let segment = copy_path(directory.path()).join("000000000001.log");
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed, None);
+    assert!(segment.exists());
+    store.begin(LogPosition(10)).unwrap();
+    snapshot(&mut store, 10, 12);
+    assert_eq!(read_copy(directory.path()), [11, 12]);
+    assert!(!segment.exists());
+}
+
+#[test]
+fn copy_that_is_not_wanted_is_removed() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    store.remove().unwrap();
+    drop(store);
+    assert_eq!(copies(directory.path()), 0);
+    let mark = ClusterMark::of(directory.path()).unwrap().unwrap();
+    assert_eq!(mark.copy, None);
+}

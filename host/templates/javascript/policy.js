@@ -1,0 +1,34 @@
+// A set point is a number from 5 to 30. The standard policy executes every command that this rule
+// admits.
+//
+// A rule must not keep state between two requests: the store re-executes redelivered requests, and
+// the answer must have the same bytes. It may keep state in hidden keys of the table.
+
+import log from "statehouse:policy/log@1.0.0";
+
+const NUMBER = /^-?[0-9]{1,6}(\.[0-9]{1,6})?$/;
+
+function admit({ name, value }) {
+  if (name !== "SET") return;
+  const text = String.fromCharCode(...value.subarray(0, 64));
+  if (!NUMBER.test(text) || Number(text) < 5 || Number(text) > 30) {
+    throw { tag: "other", val: "a set point is a number from 5 to 30" };
+  }
+}
+
+export const admission = {
+  describe: () => ({ name: "{{name}}", version: "1.0.0" }),
+  admit(command) {
+    try {
+      admit(command);
+    } catch (error) {
+      if (error?.payload?.tag) throw error.payload; // a refusal of the table
+      if (error instanceof Error) {
+        // The host names this line as the cause of the failure.
+        const place = /[\w.-]+\.js:\d+/.exec(error.stack)?.[0] ?? "policy.js";
+        log.write("error", `${place}: ${error.message}`);
+      }
+      throw error;
+    }
+  },
+};

@@ -1,0 +1,177 @@
+//! Tests `statehouse policy logs`, and how a store shows the last failure of a policy.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use statehouse_tests::{Admin, Server, command::command, lines::Lines, policies, server::signal};
+
+use crate::{eventually, listing, policy};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A store whose active policy fails and logs on request.
+fn faulty() -> Server {
+    Server::with(
+        "",
+        &["--policy", policies::faulty(), "--guard-failures", "0"],
+    )
+}
+
+/// A running `statehouse policy logs` or `dev`, which ends with this value.
+pub(crate) struct Follower {
+    child: Child,
+    lines: Lines,
+}
+
+impl Follower {
+    fn start(server: &Server, arguments: &[&str]) -> Self {
+        Self::run(server, &[&["logs"], arguments].concat())
+    }
+
+    /// Runs `statehouse policy …` in the server's directory.
+    pub(crate) fn run(server: &Server, arguments: &[&str]) -> Self {
+        let mut logs = command(&[&["policy"], arguments].concat());
+        let logs = logs.current_dir(server.directory()).stdout(Stdio::piped());
+        let mut child = logs.spawn().unwrap();
+        let lines = Lines::follow(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    pub(crate) fn wait(&self, part: &str) -> String {
+        let line = self.lines.wait(PATIENCE, |line| line.contains(part));
+        line.unwrap_or_else(|| panic!("no line with {part}: {:?}", self.lines.all()))
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn failure_names_message_file_and_line_of_the_panic() {
+    let server = faulty();
+    server.store("client").ask(&["SET", "k", "panic"]);
+    let cause = "tests/policies/faulty/src/lib.rs:";
+    let log = server.wait_for_log("client=client ");
+    assert!(log.contains("client=client"), "{log}");
+    assert!(
+        log.contains(cause) && log.contains(": a panic on request"),
+        "{log}"
+    );
+    let listing = listing(&server);
+    let failed = |it: &&Json| it["last_failure"].is_object();
+    let mut policies = listing["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(failed);
+    let why = policies.next().unwrap()["last_failure"]["why"]
+        .as_str()
+        .unwrap();
+    assert!(
+        why.starts_with(cause) && why.ends_with(": a panic on request"),
+        "{why}"
+    );
+    assert!(policies.next().is_none(), "the other policies did not fail");
+    let table = policy(&server, &["list"]).code(0).text();
+    assert!(table.contains("last failure of faulty@0.1.0 ("), "{table}");
+    assert!(table.contains(why), "{table}");
+}
+
+#[test]
+fn lines_are_followed_live_and_by_policy() {
+    let server = faulty();
+    let mut store = server.store("client");
+    store.ask(&["SET", "k", "say", "before"]);
+    let all = Follower::start(&server, &[]);
+    all.wait("\tbefore");
+    let (faulty, standard) = (
+        Follower::start(&server, &["faulty", "--json"]),
+        Follower::start(&server, &["builtin"]),
+    );
+    faulty.wait("\"before\"");
+    store.ask(&["SET", "k", "say", "after"]);
+    let line = all.wait("\tafter");
+    assert!(line.contains("\tinfo\tfaulty 0.1.0@"), "{line}");
+    let line: Json = serde_json::from_str(&faulty.wait("\"after\"")).unwrap();
+    assert_eq!(
+        (line["level"].as_str(), line["text"].as_str()),
+        (Some("info"), Some("after"))
+    );
+    assert_eq!(line["digest"].as_str().map(str::len), Some(64));
+    assert!(standard.lines.all().is_empty());
+    policy(&server, &["logs", "unknown"])
+        .code(1)
+        .says("unknown");
+}
+
+#[test]
+fn hostile_lines_are_cut_and_escaped() {
+    let server = faulty();
+    let mut store = server.store("client");
+    store.ask(&["SET", "k", "say", "\x1b[2J\n2026-01-01 forged\tline\u{7f}"]);
+    // A megabyte per line, until the fuel ends.
+    store.ask(&["SET", "k", "repeat", "log"]);
+    let text = policy(&server, &["logs", "--recent"]).code(0).text();
+    let first = "\\u{1b}[2J\\n2026-01-01 forged\\tline\\u{7f}\n";
+    assert!(text.contains(first), "{}", &text[..300]);
+    let long: Vec<&str> = text.lines().filter(|line| line.ends_with("xxxx")).collect();
+    assert!(long.len() > 5, "{}", long.len());
+    assert!(long.iter().all(|line| line.len() < 1200));
+}
+
+/// A reader that stops reading holds nothing in the store. When it reads again, it learns how many
+/// lines it missed.
+#[test]
+fn slow_reader_loses_lines_and_learns_how_many() {
+    let server = faulty();
+    let mut store = server.store("client");
+    store.ask(&["SET", "k", "say", "first"]);
+    let follower = Follower::start(&server, &[]);
+    follower.wait("\tfirst");
+    let pid = follower.child.id();
+    signal(pid, "STOP");
+    for _ in 0..20 {
+        store.ask(&["SET", "k", "say", "flood", "1000"]);
+    }
+    store.ask(&["SET", "k", "say", "last"]);
+    signal(pid, "CONT");
+    follower.wait("\tlast");
+    let lines = follower.lines.all();
+    let lost = lines.iter().find_map(|line| line.strip_prefix("lost\t"));
+    let lost: usize = lost.expect("lines were lost").parse().unwrap();
+    let read = lines
+        .iter()
+        .filter(|line| line.ends_with("\tflood"))
+        .count();
+    assert!(lost > 10_000 && lost + read == 20_000, "{lost} + {read}");
+    assert!(store.ask(&["SET", "k", "fine"]).payload() == b"+OK\r\n");
+}
+
+/// The log has keys and values of clients, so it needs the same token as the policies.
+#[test]
+fn log_needs_the_token_and_few_may_follow_it() {
+    let server = faulty();
+    let admin = Admin::of(&server);
+    let (status, _) = admin.without_token().ask("GET", "/v1/log", b"");
+    assert_eq!(status, 401);
+    for bad in ["/v1/log?from=x", "/v1/log?policy=%FF"] {
+        assert_eq!(admin.ask("GET", bad, b"").0, 400, "{bad}");
+    }
+    assert_eq!(admin.ask("GET", "/v1/log?policy=none", b"").0, 404);
+    assert_eq!(admin.ask("POST", "/v1/log", b"").0, 404);
+    let followers: Vec<Follower> = (0..4).map(|_| Follower::start(&server, &[])).collect();
+    eventually("the fifth follower is refused", || {
+        (admin.ask("GET", "/v1/log?from=0", b"").0 == 503).then_some(())
+    });
+    // The others are not disturbed, and operators are served.
+    policy(&server, &["list"]).code(0);
+    server.store("client").ask(&["SET", "k", "say", "on"]);
+    for follower in &followers {
+        follower.wait("\ton");
+    }
+}

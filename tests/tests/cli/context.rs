@@ -1,0 +1,126 @@
+//! Tests `statehouse context` and commands that use a context.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use serde_json::{Value, json};
+use statehouse_tests::{Ran, Server, command, command::finish};
+
+/// Runs a command with contexts in this directory.
+fn run(home: &Path, arguments: &[&str]) -> Ran {
+    let mut command = command(arguments);
+    command.env("XDG_CONFIG_HOME", home).current_dir(home);
+    finish(command, b"")
+}
+
+#[test]
+fn context_names_the_store_of_a_command() {
+    let server = Server::start();
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let url = format!("mqtt://127.0.0.1:{}", server.port());
+    let data = server.directory().join("statehouse-data");
+    let add = ["context", "add", "plant7", "--url", &url, "--data"];
+    run(home, &[&add[..], &[data.to_str().unwrap()]].concat()).code(0);
+
+    run(home, &["set", "k", "v", "--context", "plant7"]).code(0);
+    run(home, &["context", "use", "plant7"]).code(0);
+    assert_eq!(run(home, &["get", "k"]).code(0).text(), "v");
+    let usage = run(home, &["usage", "--json"]).code(0).text();
+    let usage: Value = serde_json::from_str(&usage).unwrap();
+    assert_eq!(usage["keys"]["used"], json!(1));
+    let listed = run(home, &["context", "list"]).code(0).text();
+    assert!(
+        listed.contains("*  plant7") && listed.contains(&url),
+        "{listed}"
+    );
+
+    let file = home.join("statehouse/contexts.toml");
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    run(home, &["context", "use", "--none"]).code(0);
+    run(home, &["usage"])
+        .code(3)
+        .says("no store runs in statehouse-data");
+    run(home, &["context", "remove", "plant7"]).code(0);
+    run(home, &["get", "k", "--context", "plant7"])
+        .code(2)
+        .says("there is none");
+}
+
+/// A password of a context must never be sent to a store that flags name.
+#[test]
+fn flags_that_name_another_store_exclude_the_context() {
+    let server = Server::with_config("log_filter = \"info\"\n");
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    fs::write(home.join("password"), "secret").unwrap();
+    let add = [
+        "context",
+        "add",
+        "far",
+        "--url",
+        "mqtt://127.0.0.1:1",
+        "--user",
+        "anna",
+    ];
+    run(home, &[&add[..], &["--password-file", "password"]].concat()).code(0);
+    run(home, &["context", "use", "far"]).code(0);
+    run(home, &["get", "k"]).code(3).says("127.0.0.1:1");
+    let port = server.port().to_string();
+    run(home, &["set", "k", "v", "--port", &port]).code(0);
+    let clients = ["clients", "--json", "--data"];
+    let data = server.directory().join("statehouse-data");
+    run(
+        home,
+        &[
+            "watch",
+            "k",
+            "--count",
+            "1",
+            "--context",
+            "far",
+            "--port",
+            &port,
+        ],
+    )
+    .code(2);
+    let clients = run(home, &[&clients[..], &[data.to_str().unwrap()]].concat()).code(0);
+    assert!(!clients.text().contains("anna"), "{clients:?}");
+    // Paths are saved as absolute ones.
+    let saved = fs::read_to_string(home.join("statehouse/contexts.toml")).unwrap();
+    let expected = home.join("password").display().to_string();
+    assert!(saved.contains(&expected), "{saved}");
+}
+
+#[test]
+fn invalid_contexts_are_refused_and_change_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    for (arguments, says) in [
+        (&["add", "a b", "--data", "d"][..], "letters"),
+        (&["add", "a"], "--url"),
+        (&["add", "a", "--url", "http://x"], "mqtt"),
+        (
+            &["add", "a", "--url", "mqtt://me:secret@x"],
+            "holds no password",
+        ),
+        (&["use", "a"], "there is none"),
+        (&["remove", "a"], "there is none"),
+    ] {
+        let ran = run(home, &[&["context"], arguments].concat())
+            .code(2)
+            .says(says);
+        assert!(!ran.stderr.contains("secret"), "{ran:#?}");
+    }
+    assert!(!home.join("statehouse").exists());
+    run(home, &["context", "list"])
+        .code(0)
+        .says("there is no context");
+    fs::create_dir(home.join("statehouse")).unwrap();
+    fs::write(home.join("statehouse/contexts.toml"), "current = 1").unwrap();
+    run(home, &["get", "k"])
+        .code(2)
+        .says("contexts.toml is not valid");
+}

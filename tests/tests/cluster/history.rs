@@ -1,0 +1,356 @@
+//! The history that each host of a cluster keeps, as the commands find it in the data
+//! directory of a host, while the host runs and after it has stopped.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use statehouse_tests::{
+    Client, Cluster, Connect, Etcd, Hlc, Ran, Server, Store,
+    client::PATIENCE,
+    cluster::NAME,
+    command, run, run_in,
+    server::own_address,
+    small::{FileSystem, Small},
+    wait::eventually,
+};
+
+use crate::SHORT_LEASE;
+
+fn data(server: &Server) -> PathBuf {
+    server.directory().join("statehouse-data")
+}
+
+/// Runs a command that reads the data directory of a host.
+fn offline(server: &Server, arguments: &[&str]) -> Ran {
+    let ran = run_in(server.directory(), arguments, b"");
+    assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
+    ran
+}
+
+/// The changes of a key, newest first, and the line about the beginning of the history. None if the
+/// directory holds no history yet.
+fn history(server: &Server, key: &str) -> Option<(Vec<Value>, Value)> {
+    let ran = offline(server, &["history", key, "--json", "--limit", "100000"]);
+    if ran.code != Some(0) {
+        return None;
+    }
+    let parse = |line: &str| serde_json::from_str(line).unwrap();
+    let mut lines: Vec<Value> = ran.text().lines().map(parse).collect();
+    let beginning = lines.pop().unwrap();
+    assert_eq!(beginning["event"], "beginning");
+    Some((lines, beginning))
+}
+
+/// The values that a key had, oldest first; `None` for a deletion.
+fn values(changes: &[Value]) -> Vec<Option<String>> {
+    let value = |change: &Value| match change["event"].as_str().unwrap() {
+        "set" => Some(change["value"].as_str().unwrap().to_owned()),
+        "deleted" => None,
+        other => panic!("{other}"),
+    };
+    changes.iter().rev().map(value).collect()
+}
+
+/// Waits until the history of a host has this many changes of a key.
+fn wait_for_changes(server: &Server, key: &str, count: usize) -> (Vec<Value>, Value) {
+    eventually(&format!("{count} changes of {key}"), || {
+        history(server, key).filter(|(changes, _)| changes.len() >= count)
+    })
+}
+
+/// Writes of one key that clients got answers to.
+#[derive(Default)]
+struct Written(Vec<(Option<String>, Option<Hlc>)>);
+
+impl Written {
+    fn set(&mut self, store: &mut Store, count: usize) {
+        for _ in 0..count {
+            let value = format!("value {}", self.0.len());
+            let version = store.set("key", &value);
+            self.0.push((Some(value), Some(version)));
+        }
+    }
+
+    fn delete(&mut self, store: &mut Store) {
+        let answer = store.ask(&["DEL", "key"]);
+        assert_eq!(answer.payload(), b":1\r\n");
+        // The answer has the version of the value that was deleted.
+        self.0.push((None, None));
+    }
+
+    /// Asserts that the history of a host has exactly these writes.
+    fn check(&self, server: &Server) {
+        let (changes, beginning) = wait_for_changes(server, "key", self.0.len());
+        let expected: Vec<Option<String>> = self.0.iter().map(|it| it.0.clone()).collect();
+        assert_eq!(values(&changes), expected);
+        assert_eq!(beginning["since"], Value::Null, "{beginning}");
+        for ((value, answered), change) in self.0.iter().zip(changes.iter().rev()) {
+            let version = change["version"].as_str().unwrap();
+            if let Some(answered) = answered {
+                assert_eq!(version, answered.to_string());
+            }
+            let ran = offline(server, &["get", "key", "--as-of", version]);
+            match value {
+                Some(value) => assert_eq!(ran.code(0).text(), *value),
+                None => _ = ran.code(1),
+            }
+        }
+    }
+}
+
+/// Every recorded write must give the same answer again, and the newest state can be asked.
+fn check_replay(server: &Server, writes: usize, last: &str) {
+    let replayed = offline(server, &["replay"]).code(0).text();
+    let all = replayed.lines().find(|line| line.starts_with("all "));
+    let same = all.and_then(|line| line.split_whitespace().nth(1));
+    assert_eq!(same, Some(&*writes.to_string()), "{replayed}");
+    let explained = offline(
+        server,
+        &["explain", "--data", "statehouse-data", "--", "GET", "key"],
+    )
+    .code(0);
+    assert!(explained.text().contains(last), "{explained:#?}");
+    check_doctor(server);
+}
+
+fn check_doctor(server: &Server) {
+    let found = offline(server, &["doctor"]).code(0).text();
+    assert!(found.ends_with("all is well\n"), "{found}");
+}
+
+#[test]
+fn history_of_each_host_holds_what_clients_wrote() {
+    let mut cluster = Cluster::with(3, 1, &[SHORT_LEASE]);
+    let mut written = Written::default();
+    let mut store = cluster.store(0, "first");
+    written.set(&mut store, 5);
+    written.delete(&mut store);
+    written.set(&mut store, 5);
+    for host in 0..3 {
+        written.check(&cluster[host]);
+    }
+    drop(store);
+
+    let (killed, next) = cluster.fail_over();
+    let mut store = cluster.store(next.host, "second");
+    written.set(&mut store, 5);
+    cluster[killed.host].restart();
+    written.set(&mut store, 5);
+    let follower = cluster.follower();
+    cluster[follower].stop();
+    written.set(&mut store, 5);
+    drop(store);
+    for host in (0..3).filter(|host| *host != follower) {
+        written.check(&cluster[host]);
+        check_replay(&cluster[host], written.0.len(), "value 25");
+    }
+    cluster[follower].restart();
+    written.check(&cluster[follower]);
+    // What a host answered before SIGTERM is in its history.
+    let leader = cluster.present_leader().host;
+    written.set(&mut cluster.store(leader, "third"), 5);
+    for host in 0..3 {
+        cluster[host].stop();
+    }
+    written.check(&cluster[leader]);
+    check_replay(&cluster[leader], written.0.len(), "value 30");
+}
+
+/// Writes values of 100 kB until the leader has truncated its log. The quota in the settings makes
+/// it do so early. Returns how many values of `key` were written.
+fn write_until_truncated(cluster: &Cluster, host: usize, written: usize) -> usize {
+    let mut store = cluster.store(host, "writer");
+    let (end, mut count) = (Instant::now() + 3 * PATIENCE, written);
+    loop {
+        for n in 0..20 {
+            let large = vec![b'v'; 100_000];
+            while store
+                .ask(&[b"SET", format!("large {n}").as_bytes(), &large])
+                .payload()
+                != b"+OK\r\n"
+            {
+                assert!(Instant::now() < end, "etcd stays full");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+        while store
+            .ask(&["SET", "key", &format!("value {count}")])
+            .payload()
+            != b"+OK\r\n"
+        {
+            assert!(Instant::now() < end, "etcd stays full");
+            thread::sleep(Duration::from_millis(100));
+        }
+        count += 1;
+        let status = cluster.ask(&["status"]).code(0).text();
+        if count > written + 8 && !status.contains("snapshot  none yet") {
+            return count;
+        }
+        assert!(Instant::now() < end, "{status}");
+    }
+}
+
+#[test]
+fn history_survives_the_truncation_of_the_log() {
+    let mut cluster = Cluster::with(3, 1, &[SHORT_LEASE, ("cluster_quota", "16777216")]);
+    let leader = cluster.present_leader();
+    let away = cluster.follower();
+    let stays = (0..3).find(|it| ![leader.host, away].contains(it)).unwrap();
+    cluster.store(leader.host, "first").set("key", "value 0");
+    wait_for_changes(&cluster[away], "key", 1);
+    cluster[away].kill();
+    let count = write_until_truncated(&cluster, leader.host, 1);
+    let expected = |from: usize| -> Vec<Option<String>> {
+        (from..count)
+            .map(|it| Some(format!("value {it}")))
+            .collect()
+    };
+    for host in [leader.host, stays] {
+        let (changes, beginning) = wait_for_changes(&cluster[host], "key", count);
+        assert_eq!(values(&changes), expected(0));
+        assert_eq!(beginning["since"], Value::Null, "{beginning}");
+    }
+    // The host that was away finds a truncated log, and starts over behind its snapshot.
+    cluster[away].start_again(&[]);
+    cluster[away].wait_until_ready();
+    cluster[away].wait_for_log("starts over");
+    cluster.store(leader.host, "last").set("key", "end");
+    let (changes, beginning) = eventually("the new history", || {
+        let found = history(&cluster[away], "key");
+        found.filter(|(changes, _)| changes.first().is_some_and(|it| it["value"] == "end"))
+    });
+    assert!(beginning["since"].is_string(), "{beginning}");
+    let values = values(&changes);
+    let from = count + 1 - values.len();
+    assert!(from > 1);
+    assert_eq!(values[..values.len() - 1], expected(from));
+    check_doctor(&cluster[away]);
+    let copies = fs::read_dir(data(&cluster[away])).unwrap();
+    let is_copy = |name: &String| name.starts_with("history-");
+    let names = copies.map(|it| it.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(is_copy).count(), 1, "an old copy remains");
+}
+
+/// The store must go on without a history.
+fn check_goes_on(cluster: &Cluster, host: usize) {
+    let mut store = cluster.store(host, "after");
+    for n in 0..20 {
+        store.set("key", format!("after {n}"));
+    }
+    assert_eq!(store.get("key"), Some(b"after 19".to_vec()));
+}
+
+#[test]
+fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    cluster.store(0, "first").set("key", "value");
+    wait_for_changes(&cluster[0], "key", 1);
+    assert!(cluster[0].metric("cluster_history_position") > 0);
+    fs::remove_dir_all(data(&cluster[0]).join("history-1")).unwrap();
+    cluster.store(0, "second").set("key", "value");
+    let line = cluster[0].wait_for_log("keeps no history from now on");
+    assert!(line.contains("restart this host"), "{line}");
+    check_goes_on(&cluster, 0);
+    assert_eq!(cluster[0].metric("cluster_history_position"), 0);
+    cluster[0].stop();
+    cluster[0].restart();
+    wait_for_changes(&cluster[0], "key", 22);
+}
+
+#[test]
+fn full_disk_of_a_host_does_not_stop_its_store() {
+    let Some(small) = Small::mount(FileSystem::Tmpfs, 40) else {
+        return;
+    };
+    let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    let data = small.data();
+    let host = cluster.add_with(&[("data", &data)]);
+    cluster[host].wait_until_ready();
+    let mut store = cluster.store(host, "writer");
+    for n in 0..500 {
+        store.set(format!("key {}", n % 10), vec![b'v'; 100_000]);
+    }
+    cluster[host].wait_for_log("keeps no history from now on");
+    check_goes_on(&cluster, host);
+    cluster[host].stop();
+    cluster[host].restart();
+    cluster[host].wait_for_log("keeps no history from now on");
+    check_goes_on(&cluster, host);
+}
+
+#[test]
+fn host_without_history_keeps_no_copy() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    cluster.store(0, "first").set("key", "value");
+    wait_for_changes(&cluster[0], "key", 1);
+    cluster[0].stop();
+    cluster[0].restart_with(&[("history_bytes", "0")]);
+    cluster.store(0, "second").set("key", "value");
+    eventually("the removal of the history", || {
+        let ran = offline(&cluster[0], &["history", "key"]);
+        (ran.code == Some(2) && ran.stderr.contains("--history-bytes")).then_some(())
+    });
+    assert!(!data(&cluster[0]).join("history-1").exists());
+}
+
+fn serve(directory: &Path, arguments: &[&str]) -> Ran {
+    let all = ["serve", "--listen", "127.0.0.1:0", "--data"];
+    let directory = directory.to_str().unwrap();
+    run(&[&all, &[directory][..], arguments].concat(), b"")
+}
+
+#[test]
+fn directory_of_a_host_is_refused_elsewhere_and_begins_a_new_cluster() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let mut written = Written::default();
+    written.set(&mut cluster.store(0, "first"), 5);
+    written.check(&cluster[0]);
+    let directory = data(&cluster[0]);
+    let path = directory.to_str().unwrap().to_owned();
+    let backup = directory.with_file_name("backup");
+    let backup = backup.to_str().unwrap();
+    run(&["snapshot", backup, "--data", &path], b"").code(0);
+    cluster[0].kill();
+    cluster[1].kill();
+
+    let refused = serve(&directory, &[]).code(2);
+    refused
+        .says(NAME)
+        .says("cluster init --from")
+        .says("--cluster");
+    run(&["restore", backup, "--data", &path], b"")
+        .code(2)
+        .says(NAME);
+    let other = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    let urls = other.urls();
+    let joins = ["--cluster", &urls, "--cluster-name", NAME, "--name", "gw1"];
+    let joins = [&joins[..], &["--cluster-listen", "127.0.0.1:0"]].concat();
+    serve(&directory, &joins).code(2).says("another cluster");
+
+    // The cluster is lost. Another one begins with the copy.
+    let etcd = Etcd::start(1);
+    let new = ["--cluster", &etcd.urls()[0], "--cluster-name", NAME];
+    let init = ["cluster", "init", "--from", &path];
+    let created = run(&[&init[..], &new].concat(), b"").code(0);
+    assert!(created.text().contains("with 1 key"), "{created:#?}");
+    created.says("ends at record");
+    let address = own_address();
+    let listens = address.to_string();
+    let mut host = command(&["serve", "--listen", &listens, "--name", "new"]);
+    host.args(["--cluster-listen", "127.0.0.1:0"]).args(new);
+    let mut host = Server::run_unready(host);
+    host.wait_until_ready();
+    let mut store = Store::new(Client::connect(address, &Connect::new("new")), "new");
+    assert_eq!(store.get("key"), Some(b"value 4".to_vec()));
+    store.set("key", "value 5");
+    wait_for_changes(&host, "key", 1);
+    // The directory is as it was.
+    cluster[0].restart();
+    written.set(&mut cluster.store(0, "second"), 5);
+    written.check(&cluster[0]);
+}
