@@ -24,7 +24,7 @@ async fn main() -> Result<(), Failure> {
     let set = client
         .set("tour/greeting", "hello", SetOptions::default())
         .await?;
-    if let WatchEvent::Set { value, version } = watch.next().await? {
+    if let WatchEvent::Set { value, version, .. } = watch.next().await? {
         println!("changed to {value:?} at {version}");
     }
 
