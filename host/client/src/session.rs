@@ -589,7 +589,7 @@ impl Owner for Session {
     fn refused(&self, why: &str) -> bool {
         let is_first = self.state().ready.is_some();
         if is_first {
-            let why = format!("{} refused the connection: {why}", self.address);
+            let why = format!("no connection to {}: {why}", self.address);
             self.close(Error::Denied(why));
             return false;
         }

@@ -108,14 +108,15 @@ pub fn is_refusal(error: &ConnectionError) -> bool {
 
 fn describe_refusal(code: ConnectReturnCode) -> String {
     use ConnectReturnCode as Code;
+    let refused = "the broker refused the connection";
     match code {
-        Code::BadUserNamePassword => "wrong user name or password".into(),
-        Code::NotAuthorized => "this client is not authorized to connect".into(),
-        Code::Banned => "this client is banned".into(),
+        Code::BadUserNamePassword => format!("{refused}: wrong user name or password"),
+        Code::NotAuthorized => format!("{refused}: this client is not authorized to connect"),
+        Code::Banned => format!("{refused}: this client is banned"),
         Code::BadClientId | Code::ClientIdentifierNotValid => {
-            "it does not accept this client id".into()
+            format!("{refused}: it does not accept this client id")
         }
-        other => format!("the broker refused the connection ({other:?})"),
+        other => format!("{refused} ({other:?})"),
     }
 }
 

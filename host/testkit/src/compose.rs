@@ -15,10 +15,11 @@ use wasm_encoder::{
 };
 
 /// The imports of a policy, in the order in which [`POLICY_IMPORTS`] declares them.
-const IMPORTS: [&str; 6] = [
+const IMPORTS: [&str; 7] = [
     "statehouse:policy/types@1.0.0",
     "statehouse:policy/table@1.0.0",
     "statehouse:policy/watch@1.0.0",
+    "statehouse:policy/follow@1.0.0",
     "statehouse:policy/property@1.0.0",
     "statehouse:policy/log@1.0.0",
     "statehouse:policy/seeded@1.0.0",

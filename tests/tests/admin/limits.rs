@@ -475,7 +475,7 @@ fn invalid_settings_file_changes_nothing() {
             "max_keys = 5\nmax_value_bytes = 100000000\n",
             "raise max_packet_bytes",
         ),
-        ("max_keys = 5\ntls_cert = \"cert.pem\"\n", "tls_key"),
+        ("max_keys = 5\ntls_cert = \"cert.pem\"\n", "is about TLS"),
     ] {
         let before = server.reloads("settings", "refused");
         write(&server, settings);

@@ -131,7 +131,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             Ok(Err(Stop::Lost(error))) if is_refusal(&error) => {
                 let (broker, why) = (&args.broker, describe(&error));
                 return Err(Failure::refused(format!(
-                    "{broker} refused the connection: {why}"
+                    "no connection to {broker}: {why}"
                 )));
             }
             Ok(Err(Stop::Lost(error))) => {
