@@ -25,6 +25,7 @@ use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use super::start::{apply, engine, recheck_clients};
+use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::Replica;
 use crate::config::{ClusterConfig, Config, Followed};
@@ -108,6 +109,7 @@ pub(super) async fn serve(
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
     let audit = host.audit.clone();
+    let offset = Arc::<LeaderClock>::default();
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
@@ -119,6 +121,14 @@ pub(super) async fn serve(
         reaches_log: {
             let shared = shared.clone();
             Arc::new(move || shared.reaches_log())
+        },
+        times: {
+            let shared = shared.clone();
+            Arc::new(move || shared.times())
+        },
+        compare: {
+            let offset = offset.clone();
+            Arc::new(move |times| offset.compare(times))
         },
         links: shared.links.clone(),
     };
@@ -139,7 +149,7 @@ pub(super) async fn serve(
             }
         }
     }));
-    let mut replica = Replica::new(host, accepts_clock, shared.position.clone());
+    let mut replica = Replica::new(host, accepts_clock, offset, shared.position.clone());
     let mut running_member = tokio::spawn(async move { member.run(&mut replica).await });
     let served = tokio::select! {
         signal = signals.wait() => {
