@@ -217,6 +217,11 @@ impl<R: Roles> Embedder for Replica<R> {
         }
     }
 
+    fn snapshot_bytes(&self) -> u64 {
+        let leading = self.leading.as_ref();
+        leading.map_or(0, |it| it.server.snapshot_bytes() + it.broker.image_bytes())
+    }
+
     fn begin_snapshot(&mut self) {
         self.snapshot = SnapshotCursor::default();
     }
