@@ -101,7 +101,7 @@ impl<R: Roles> Replica<R> {
         let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms);
         // If the leader's clock was ahead for a moment, the log still is. The store's time goes on
         // from there, so a host whose clock agrees with the leader's is as good as the leader.
-        let agrees = (offset.from_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
+        let agrees = (offset.off_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
         if behind_ms > max_ms && !agrees {
             return Err(format!(
                 "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"

@@ -43,8 +43,11 @@ impl Times {
     }
 }
 
+/// A beat and the bytes after it.
+type Beat<'a> = (Option<Times>, &'a [u8]);
+
 /// A beat at the beginning of `bytes` and the bytes after it. `None` if the beat is not complete.
-fn next_beat(bytes: &[u8]) -> Result<Option<(Option<Times>, &[u8])>, LinkError> {
+fn next_beat(bytes: &[u8]) -> Result<Option<Beat<'_>>, LinkError> {
     match bytes {
         [] => Ok(None),
         [BARE, rest @ ..] => Ok(Some((None, rest))),
