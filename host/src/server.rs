@@ -187,7 +187,7 @@ impl Server {
         if self.stopped.load(Relaxed) {
             Some("the store is stopping")
         } else if !self.journal.has_room() {
-            Some("the disk is full: writes are refused, reads and removals are not")
+            Some(self.journal.shortage())
         } else if self.lock().is_clock_behind() {
             Some("the system clock is behind the store's time: it was stepped back")
         } else if self.link().is_some_and(|link| !link.connected) {
@@ -251,6 +251,11 @@ impl Server {
     /// After a restart: removes the remembered requests of sessions that did not survive it.
     pub fn retain_sessions(&self, live: &[SessionId]) {
         self.lock().core.store_mut().retain_sessions(live);
+    }
+
+    /// The time of the store in milliseconds since 1970.
+    pub fn now_ms(&self) -> u64 {
+        self.lock().now_ms()
     }
 
     /// The approximate size of a snapshot in bytes.

@@ -60,6 +60,9 @@ pub trait Embedder: Send {
     /// was released may still be sent.
     fn ended(&mut self, ended: Ended);
 
+    /// The size of a snapshot of the present state, in bytes. Growth is refused before such a
+    /// snapshot does not fit the engine. Called often, so it must be cheap.
+    fn snapshot_bytes(&self) -> u64;
     /// Begins a snapshot. The blocks that follow must be captured from now on.
     fn begin_snapshot(&mut self);
     /// Fills `block`, which is empty, and returns true; or returns false after the last block.

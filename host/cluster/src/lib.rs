@@ -63,7 +63,8 @@
 //!   wait a moment.
 //! * **Snapshot.** The leader puts pieces of a snapshot into its transactions. When all records
 //!   that the pieces can contain are committed, the head names the snapshot. Older frames are then
-//!   deleted.
+//!   deleted. A snapshot begins only if it fits the engine's quota. The first transaction of a
+//!   leadership deletes the pieces that an earlier leader left unfinished.
 //!
 //! # Why it is safe
 //!
@@ -96,6 +97,8 @@
 //! * A snapshot must never begin within a group of records in parts, and must never be named
 //!   before its last record is committed. Otherwise a host that joins could not read the log, or
 //!   would see records that were never committed.
+//! * The log must never take the space of the next snapshot. Only a snapshot makes room, so a full
+//!   engine would stay full.
 //! * A handover must wait until the leader itself serves. Otherwise the next leader could answer
 //!   while the lease of the leader before both is valid.
 #![forbid(unsafe_code)]

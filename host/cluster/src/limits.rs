@@ -67,13 +67,24 @@ pub const WATCH_EVENTS_MAX: usize = 64;
 /// removal of a key costs some microseconds.
 pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 
-/// Part of the quota, in eighths, above which only removals are accepted. The rest holds the next
-/// snapshot's pieces while the old ones still exist.
+/// Part of the quota that only removals, the end of a snapshot and fragmentation may use. Growth is
+/// refused before the next snapshot would take it.
+pub const RESERVE_QUOTA_PART: u64 = 8;
+
+/// Part of the quota, in eighths, above which no module is stored and a check fails: the
+/// rest hardly holds another snapshot.
 pub const QUOTA_EIGHTHS_MAX: u64 = 6;
 
-/// Part of the quota, in eighths, below which the file must be before a host disarms the alarm of
-/// an engine that was full. Then removals fit again.
-pub const DISARMED_EIGHTHS_MAX: u64 = 7;
+/// Part of the quota, in sixteenths, below which the file must be before a host disarms the alarm
+/// of an engine that was full. It is above what hosts use, so that they can continue when the keys
+/// of other clients are deleted. Removals fit the rest.
+pub const DISARMED_SIXTEENTHS_MAX: u64 = 15;
+
+/// The size of the state is measured again after a log of this part of the quota: 16 MiB of 2 GiB.
+pub const MEASURED_QUOTA_PART: u64 = 128;
+
+/// With little room, the engine is asked for its size so many times as often.
+pub const TIGHT_STATUS_DIVISOR: u32 = 10;
 
 /// Changes of the head that only reads found, before a follower watches another endpoint.
 pub const MISSED_HEADS_MAX: u32 = 3;
@@ -125,9 +136,13 @@ pub const VERSION_BYTES_MAX: usize = 64;
 /// Missing modules that a record of a member names. More say nothing new to an operator.
 pub const MISSING_MODULES_MAX: usize = 32;
 
-/// Without room, a snapshot is due after this part of the usual length of the log, or of the room
-/// if that is less: 4 MiB of 64.
+/// With little room, a snapshot is due after this part of the usual length of the log, or of the
+/// quota if that is less: 4 MiB of 64.
 pub const SHORT_LOG_DIVISOR: u64 = 16;
+
+/// With little room, a snapshot is due if the log has this part of the last one. A shorter log
+/// makes little room for many writes.
+pub const SHORT_LOG_SNAPSHOT_DIVISOR: u64 = 4;
 
 /// Frames that one deletion step without a change of the head removes, when the engine is full.
 pub const FREED_FRAMES_MAX: u64 = 1_000;
@@ -149,7 +164,7 @@ pub const CHECK_WORST: Duration = Duration::from_millis(500);
 /// refuses to lead with a larger one.
 pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;
 
-/// Bytes of an engine with a quota, above which only removals are accepted.
+/// Bytes of an engine with a quota, above which no module is stored and a check fails.
 #[must_use]
 pub const fn room_bytes(quota_bytes: u64) -> u64 {
     quota_bytes / 8 * QUOTA_EIGHTHS_MAX

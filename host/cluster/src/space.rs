@@ -9,9 +9,10 @@
 //!
 //! Two rules follow:
 //!
-//! * [`crate::LeaderLog::has_room`] is false above 6/8 of the quota. The remaining 2/8 hold the
-//!   next snapshot, the frames of removals, and fragmentation. A snapshot is then due earlier, and
-//!   the engine is compacted sooner. So hosts alone do not reach the alarm.
+//! * [`crate::LeaderLog::has_room`] is false before the next snapshot would not fit beside the last
+//!   one, the log and a reserve of an eighth of the quota. A little earlier a snapshot is due, and
+//!   the engine is compacted sooner. A snapshot that does not fit never begins. So hosts alone do
+//!   not reach the alarm.
 //! * If another client does, any host whose transaction is refused deletes what no reader needs,
 //!   without a change of the head: frames before the newest named snapshot, and older snapshots.
 //!   Then it compacts, defragments, and disarms the alarm. [`crate::Options::compacts`] permits
@@ -136,7 +137,7 @@ async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, Engin
     attempt(engine, &*host.clock, limit, engine.shrink(newest)).await?;
     let status = host.attempt(engine.status()).await?;
     let quota = status.quota_bytes.unwrap_or(host.options.sizes.quota_bytes);
-    if status.file_bytes >= quota / 8 * limits::DISARMED_EIGHTHS_MAX {
+    if status.file_bytes >= quota / 16 * limits::DISARMED_SIXTEENTHS_MAX {
         return Ok(false);
     }
     host.attempt(engine.disarm()).await?;

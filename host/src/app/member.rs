@@ -25,6 +25,7 @@ use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use super::start::{apply, engine, recheck_clients};
+use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::Replica;
@@ -111,6 +112,7 @@ pub(super) async fn serve(
     let audit = host.audit.clone();
     let history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
         .map_err(Failure::usage)?;
+    let offset = Arc::<LeaderClock>::default();
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
@@ -122,6 +124,14 @@ pub(super) async fn serve(
         reaches_log: {
             let shared = shared.clone();
             Arc::new(move || shared.reaches_log())
+        },
+        times: {
+            let shared = shared.clone();
+            Arc::new(move || shared.times())
+        },
+        compare: {
+            let offset = offset.clone();
+            Arc::new(move |times| offset.compare(times))
         },
         links: shared.links.clone(),
     };
@@ -142,7 +152,7 @@ pub(super) async fn serve(
             }
         }
     }));
-    let mut replica = Replica::new(host, accepts_clock, shared.position.clone());
+    let mut replica = Replica::new(host, accepts_clock, offset, shared.position.clone());
     let mut running_member = tokio::spawn(async move { member.run(&mut replica).await });
     let served = tokio::select! {
         signal = signals.wait() => {

@@ -15,9 +15,10 @@ use super::operations;
 use super::service_manager;
 use crate::admin::Subject;
 use crate::cluster::log::ClusterLog;
-use crate::front::{Links, Role};
+use crate::front::{Links, Role, Times};
 use crate::limits;
 use crate::server::Server;
+use statehouse_core::clock::wall_ms;
 
 /// What all parts may ask and change.
 pub(super) struct Shared {
@@ -97,6 +98,16 @@ impl Shared {
         let present = self.present.borrow();
         let undecided = (present.as_ref()).map(|it| it.log.undecided_for());
         undecided.is_some_and(|it| it < limits::CLUSTER_UNDECIDED_MAX)
+    }
+
+    /// The clocks of this host, while it leads.
+    pub(super) fn times(&self) -> Option<Times> {
+        let present = self.present.borrow();
+        let store_ms = present.as_ref()?.server.now_ms();
+        Some(Times {
+            store_ms,
+            wall_ms: wall_ms(),
+        })
     }
 
     /// One line for the service manager.

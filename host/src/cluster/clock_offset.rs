@@ -1,17 +1,39 @@
 //! How far the clock of a follower is ahead of its leader's.
 //!
-//! A record holds the leader's time. It arrives later, so the clock of the follower seems to be
-//! ahead by the delay too. The smallest difference of several records is the best estimate. If the
-//! clock of the follower is set, the estimate moves with it: without a leader no record would
+//! A record and a beat of the link hold the leader's time. They arrive later, so the clock of the
+//! follower seems to be ahead by the delay too. The smallest difference is the best estimate. If
+//! the clock of the follower is set, the estimate moves with it: without a leader nothing would
 //! correct it.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Records that an estimate needs. One record may be late because this process was paused.
+use statehouse_cluster::{Clock as _, MachineClock};
+use statehouse_core::clock::wall_ms;
+
+use crate::front::Times;
+
+/// Records that an estimate needs. One record may be late because this process was paused. A beat
+/// suffices, since the next one follows soon.
 const SAMPLES_MIN: u32 = 3;
 
 /// How long the smallest difference counts: clocks drift, and are set.
 const WINDOW: Duration = Duration::from_secs(60);
+
+/// The clock of the leader, as the links and the log show it.
+#[derive(Debug, Default)]
+pub struct LeaderClock(Mutex<ClockOffset>);
+
+impl LeaderClock {
+    /// The leader sent its clocks.
+    pub fn compare(&self, times: Times) {
+        self.locked().compared(times, wall_ms(), MachineClock.now());
+    }
+
+    pub(super) fn locked(&self) -> MutexGuard<'_, ClockOffset> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// The estimate.
 #[derive(Debug, Default)]
@@ -20,6 +42,8 @@ pub(super) struct ClockOffset {
     is_live: bool,
     samples: u32,
     least: Option<Sample>,
+    /// The last difference from the wall clock of the leader.
+    from_leader: Option<Sample>,
 }
 
 /// The difference of one record.
@@ -52,13 +76,40 @@ impl ClockOffset {
         self.is_live = true;
     }
 
+    /// The log is read again, so its records are of the past. The clock of the leader is still what
+    /// it was.
+    pub(super) fn forget(&mut self) {
+        self.is_live = false;
+    }
+
+    /// The leader has just sent these times.
+    pub(super) fn compared(&mut self, times: Times, wall_ms: u64, now: Duration) {
+        self.samples = self.samples.max(SAMPLES_MIN);
+        self.add(times.store_ms, wall_ms, now);
+        self.from_leader = Some(Sample {
+            ahead_ms: difference(wall_ms, times.wall_ms),
+            wall_ms,
+            at: now,
+        });
+    }
+
+    /// By how many milliseconds the clock differs from the wall clock of the leader.
+    pub(super) fn off_leader_ms(&self, wall_ms: u64, now: Duration) -> Option<u64> {
+        let from_leader = self.from_leader.as_ref()?;
+        Some(from_leader.moved(wall_ms, now).unsigned_abs())
+    }
+
     /// A record of this time was received. `now` is a clock that is never set.
     pub(super) fn received(&mut self, record_ms: u64, wall_ms: u64, now: Duration) {
         if !self.is_live {
             return;
         }
-        let ahead_ms = difference(wall_ms, record_ms);
         self.samples = self.samples.saturating_add(1);
+        self.add(record_ms, wall_ms, now);
+    }
+
+    fn add(&mut self, leader_ms: u64, wall_ms: u64, now: Duration) {
+        let ahead_ms = difference(wall_ms, leader_ms);
         match self.least {
             Some(least)
                 if least.moved(wall_ms, now) <= ahead_ms
@@ -107,6 +158,24 @@ mod tests {
         // A clock that is behind is not ahead.
         offset.received(1_001_300, 999_000, after(2_100));
         assert_eq!(offset.ahead_ms(999_000, after(2_100)), None);
+    }
+
+    #[test]
+    fn one_beat_of_the_link_suffices() {
+        let mut offset = ClockOffset::default();
+        let times = Times {
+            store_ms: 4_600_000,
+            wall_ms: 1_000_000,
+        };
+        offset.compared(times, 1_000_300, NOW);
+        assert_eq!(offset.ahead_ms(1_000_300, NOW), None);
+        assert_eq!(offset.off_leader_ms(1_000_300, NOW), Some(300));
+        assert_eq!(offset.off_leader_ms(1_001_300, after(1_000)), Some(300));
+        assert_eq!(offset.off_leader_ms(999_000, NOW), Some(1_000));
+        offset.compared(times, 4_600_000 + 5_000, NOW);
+        assert_eq!(offset.ahead_ms(4_605_000, NOW), Some(5_000));
+        offset.forget();
+        assert_eq!(offset.ahead_ms(4_605_000, NOW), Some(5_000));
     }
 
     /// The leader has died, so no record arrives any more.

@@ -95,6 +95,10 @@ impl Journal for ClusterLog {
         self.0.has_room()
     }
 
+    fn shortage(&self) -> &'static str {
+        "etcd's quota is used up: writes are refused, reads and removals are not. Remove keys, or raise etcd's --quota-backend-bytes and --cluster-quota of the hosts"
+    }
+
     fn promise(&self) -> String {
         "the store is in the log of a cluster: a write is there before its answer".into()
     }

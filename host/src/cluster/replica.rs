@@ -11,7 +11,7 @@ use statehouse_cluster::{Clock as _, Description, Embedder, Ended, Head, Machine
 use statehouse_mqtt::Broker;
 use statehouse_protocol::LogPosition;
 
-use super::clock_offset::ClockOffset;
+use super::clock_offset::LeaderClock;
 use super::log::ClusterLog;
 use crate::data_directory::SnapshotCursor;
 use crate::limits;
@@ -65,7 +65,7 @@ pub struct Replica<R> {
     image: Image,
     leading: Option<Leading>,
     snapshot: SnapshotCursor,
-    offset: ClockOffset,
+    offset: Arc<LeaderClock>,
     accepts_clock: bool,
     /// Why the last leadership of this host failed. Other hosts should lead before it.
     failed: Option<String>,
@@ -74,15 +74,20 @@ pub struct Replica<R> {
 
 impl<R: Roles> Replica<R> {
     /// A replica without state. With `accepts_clock` the clock of this host is not compared with
-    /// that of the leader.
+    /// that of the leader, which `offset` knows from the links.
     /// `position` shows the last record that was applied.
-    pub fn new(roles: R, accepts_clock: bool, position: Arc<AtomicU64>) -> Self {
+    pub fn new(
+        roles: R,
+        accepts_clock: bool,
+        offset: Arc<LeaderClock>,
+        position: Arc<AtomicU64>,
+    ) -> Self {
         Self {
             image: roles.empty(),
             roles,
             leading: None,
             snapshot: SnapshotCursor::default(),
-            offset: ClockOffset::default(),
+            offset,
             accepts_clock,
             failed: None,
             position,
@@ -91,13 +96,18 @@ impl<R: Roles> Replica<R> {
 
     fn check_clock(&self, head: &Head) -> Result<(), String> {
         let max_ms = limits::CLUSTER_CLOCK_OFFSET_MS_MAX;
-        let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms());
-        if behind_ms > max_ms {
+        let (wall_ms, now) = (wall_ms(), MachineClock.now());
+        let offset = self.offset.locked();
+        let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms);
+        // If the leader's clock was ahead for a moment, the log still is. The store's time goes on
+        // from there, so a host whose clock agrees with the leader's is as good as the leader.
+        let agrees = (offset.off_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
+        if behind_ms > max_ms && !agrees {
             return Err(format!(
                 "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
             ));
         }
-        match self.offset.ahead_ms(wall_ms(), MachineClock.now()) {
+        match offset.ahead_ms(wall_ms, now) {
             Some(ahead_ms) if ahead_ms > max_ms => Err(format!(
                 "its clock is {ahead_ms} ms ahead of that of the last leader, {}: synchronize the clocks of all hosts, or start this one with --accept-clock",
                 head.leader
@@ -114,7 +124,7 @@ impl<R: Roles> Embedder for Replica<R> {
 
     fn reset(&mut self) {
         self.image = self.roles.empty();
-        self.offset = ClockOffset::default();
+        self.offset.locked().forget();
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
@@ -133,7 +143,8 @@ impl<R: Roles> Embedder for Replica<R> {
         self.position.store(position.0, Relaxed);
         if self.image.now_ms > before_ms {
             let now = MachineClock.now();
-            self.offset.received(self.image.now_ms, wall_ms(), now);
+            let offset = &mut self.offset.locked();
+            offset.received(self.image.now_ms, wall_ms(), now);
         }
         if self.image.policies.len() > policies {
             self.roles.name(&self.image.policies);
@@ -142,7 +153,7 @@ impl<R: Roles> Embedder for Replica<R> {
     }
 
     fn following(&mut self, head: &Head) {
-        self.offset.follows();
+        self.offset.locked().follows();
         self.roles.follow(head);
     }
 
@@ -204,6 +215,11 @@ impl<R: Roles> Embedder for Replica<R> {
         if let Some(leading) = self.leading.take() {
             self.roles.end(leading, ended);
         }
+    }
+
+    fn snapshot_bytes(&self) -> u64 {
+        let leading = self.leading.as_ref();
+        leading.map_or(0, |it| it.server.snapshot_bytes() + it.broker.image_bytes())
     }
 
     fn begin_snapshot(&mut self) {

@@ -15,7 +15,7 @@
 //! * `passing`: a client's socket is served here, passed on, or waits.
 //! * `preface`: how two hosts recognize each other. `splice`: passes bytes.
 //! * `port`: the cluster port, where other hosts connect to a leader.
-//! * `link`: a follower detects that the leader has died.
+//! * `link`: a follower detects that the leader has died, and compares its clock with the leader's.
 //!
 //! Between hosts, streams are as encrypted as between client and host: a plain one stays plain.
 
@@ -38,7 +38,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::limits;
 use crate::listener::{Listeners, OpenListener, accept};
-pub use link::Links;
+pub use link::{Links, Times};
 use port::Port;
 pub use preface::HostName;
 use preface::Key;
@@ -57,6 +57,10 @@ pub struct FrontOptions {
     pub suspect: Arc<dyn Fn() + Send + Sync>,
     /// Whether this host, while it leads, reaches the log. If not, its followers suspect it.
     pub reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// The clocks of this host, while it leads. It must return at once.
+    pub times: Arc<dyn Fn() -> Option<Times> + Send + Sync>,
+    /// Called with the clocks of the leader, as they arrive. It must return at once.
+    pub compare: Arc<dyn Fn(Times) + Send + Sync>,
     /// The followers that this host serves links of, while it leads.
     pub links: Arc<Links>,
 }
@@ -70,6 +74,8 @@ pub struct Front {
     audit: Arc<Audit>,
     suspect: Arc<dyn Fn() + Send + Sync>,
     reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
+    times: Arc<dyn Fn() -> Option<Times> + Send + Sync>,
+    compare: Arc<dyn Fn(Times) + Send + Sync>,
     links: Arc<Links>,
     /// One permit per stream that is passed on or waits.
     streams: Arc<Semaphore>,
@@ -106,6 +112,8 @@ impl Front {
             connections_max,
             suspect,
             reaches_log,
+            times,
+            compare,
             links,
         } = options;
         let streams = connections_max.min(Semaphore::MAX_PERMITS);
@@ -116,6 +124,8 @@ impl Front {
             audit,
             suspect,
             reaches_log,
+            times,
+            compare,
             links,
             streams: Arc::new(Semaphore::new(streams)),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),

@@ -191,6 +191,8 @@ mod tests {
             connections_max: 10,
             suspect: Arc::new(|| {}),
             reaches_log: Arc::new(|| true),
+            times: Arc::new(|| None),
+            compare: Arc::new(|_| {}),
             links: Arc::default(),
         };
         let front = Arc::new(Front::new(role, Arc::<Audit>::default(), options));

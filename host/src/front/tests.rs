@@ -111,6 +111,8 @@ impl Host {
                 count.fetch_add(1, Ordering::SeqCst);
             }),
             reaches_log: Arc::new(|| true),
+            times: Arc::new(|| None),
+            compare: Arc::new(|_| {}),
             links: Arc::default(),
         };
         let mut front = Front::new(following, audit.clone(), options);

@@ -83,7 +83,7 @@ impl Locked {
         self.swaps.swapped(now_ms, swapped.from, swapped.to);
     }
 
-    /// Refuses writes that grow the table while the disk is full, so that the log never runs out of
+    /// Refuses writes that grow the table while the log has no room, so that the log never runs out of
     /// space.
     pub(super) fn check_disk_space(&mut self, journal: &dyn Journal) {
         let full = !journal.has_room();
@@ -93,11 +93,9 @@ impl Locked {
         self.journal_full = full;
         self.core.store_mut().quota().journal_full = full;
         if full {
-            tracing::error!(
-                "the disk is full: writes are refused until there is room, removals are not"
-            );
+            tracing::error!("{}", journal.shortage());
         } else {
-            tracing::info!("there is room on the disk again");
+            tracing::info!("there is room again: writes are accepted");
         }
     }
 

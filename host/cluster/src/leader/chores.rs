@@ -30,8 +30,10 @@ struct Compaction {
     due: Option<Revision>,
     /// The revision to which it was compacted.
     compacted: Option<Revision>,
-    /// When there was no room for the first time, and the revision at that time.
+    /// When there was little room for the first time, and the revision at that time.
     noted: Option<(Duration, Revision)>,
+    /// Whether growth is refused, and the engine was compacted for it.
+    has_refused: bool,
 }
 
 impl<'a> Chores<'a> {
@@ -59,7 +61,7 @@ impl<'a> Chores<'a> {
         let mut compaction = self.locked();
         let before = compaction.truncated.replace(revision);
         compaction.due = before.map(|it| Revision(it.0.saturating_sub(1)));
-        if !self.log.has_room() {
+        if self.log.space().is_tight() {
             compaction.due = Some(revision);
         }
         drop(compaction);
@@ -113,21 +115,26 @@ impl<'a> Chores<'a> {
             match self.host.attempt(self.host.engine.status()).await {
                 Ok(status) => {
                     self.host.fullness.observe(&status);
-                    self.log.set_used_bytes(status.bytes, status.quota_bytes);
+                    self.log.space().reported(&status);
                     self.compact_early().await;
                 }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
-            self.host.clock.sleep(self.host.options.timing.status).await;
+            let mut pause = self.host.options.timing.status;
+            if self.log.space().is_tight() {
+                pause /= limits::TIGHT_STATUS_DIVISOR;
+            }
+            self.host.clock.sleep(pause).await;
         }
     }
 
-    /// Without room the engine is compacted to the last truncation at once: a host that joins at
+    /// With little room the engine is compacted to the last truncation at once: a host that joins at
     /// that moment begins again. Keys that were deleted without a truncation, such as modules, are
-    /// compacted after [`limits::JOIN`].
+    /// compacted when growth begins to be refused, and after [`limits::JOIN`].
     async fn compact_early(&self) {
-        if self.log.has_room() || !self.host.options.compacts {
-            self.locked().noted = None;
+        if !self.log.space().is_tight() || !self.host.options.compacts {
+            let mut compaction = self.locked();
+            (compaction.noted, compaction.has_refused) = (None, false);
             return;
         }
         let newest = match self.host.get_head().await {
@@ -137,7 +144,12 @@ impl<'a> Chores<'a> {
         let now = self.host.now();
         let mut compaction = self.locked();
         let (since, noted) = *compaction.noted.get_or_insert((now, newest));
-        if now.saturating_sub(since) >= limits::JOIN {
+        let refuses = !self.log.has_room();
+        let has_refused = std::mem::replace(&mut compaction.has_refused, refuses);
+        if refuses && !has_refused {
+            // An earlier leader may have deleted much, and each change leaves an old head.
+            compaction.due = Some(newest);
+        } else if now.saturating_sub(since) >= limits::JOIN {
             compaction.due = Some(noted);
             compaction.noted = None;
         } else if compaction.truncated > compaction.compacted {

@@ -10,6 +10,7 @@ use statehouse_protocol::LogPosition;
 use tokio::sync::Notify;
 
 use super::Won;
+use super::space::Space;
 use crate::clock::Clock;
 use crate::figures::Figures;
 use crate::frame::{Kind, put_record};
@@ -26,7 +27,6 @@ pub struct LeaderLog {
     epoch: u64,
     clock: Arc<dyn Clock>,
     reads: Reads,
-    room_bytes: AtomicU64,
     /// On this host's clock, when the lease of the previous leader is certainly over. Nothing may
     /// be released or answered before.
     serves_from: Duration,
@@ -38,8 +38,7 @@ pub struct LeaderLog {
     released: AtomicU64,
     /// The end of the lease on this host's clock, in nanoseconds.
     lease_end_ns: AtomicU64,
-    /// Bytes in use in the engine.
-    used_bytes: AtomicU64,
+    space: Space,
     /// Whether the engine refuses to grow.
     fullness: Arc<Fullness>,
     figures: Arc<Figures>,
@@ -50,8 +49,7 @@ pub struct LeaderLog {
 struct State {
     /// Appended and not yet in a frame.
     groups: VecDeque<Group>,
-    /// The bytes of `groups`, and of the frame that is being decided.
-    waiting_bytes: usize,
+    /// The bytes of the frame that is being decided.
     deciding_bytes: usize,
     /// Bytes of the first group that are in earlier frames.
     cut: usize,
@@ -122,11 +120,9 @@ impl LeaderLog {
             epoch: won.head.epoch,
             clock: Arc::clone(&host.clock),
             reads: host.options.reads,
-            room_bytes: AtomicU64::new(limits::room_bytes(host.options.sizes.quota_bytes)),
             serves_from: won.serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
-                waiting_bytes: 0,
                 deciding_bytes: 0,
                 cut: 0,
                 appended: committed.0,
@@ -144,7 +140,7 @@ impl LeaderLog {
             progress: Notify::new(),
             released: AtomicU64::new(won.previous.position.0),
             lease_end_ns: AtomicU64::new(0),
-            used_bytes: AtomicU64::new(0),
+            space: Space::new(host.options.sizes.quota_bytes, won.log_bytes, &won.head),
             fullness: Arc::clone(&host.fullness),
             figures: Arc::clone(&host.figures),
             ended: AtomicBool::new(false),
@@ -182,7 +178,7 @@ impl LeaderLog {
         if self.ended.load(Ordering::Acquire) {
             return Ok(position);
         }
-        state.waiting_bytes += bytes;
+        self.space.appended(bytes as u64);
         state.appended_at.push_back((position.0, now));
         state.groups.push_back(Group {
             first,
@@ -206,23 +202,21 @@ impl LeaderLog {
         LogPosition(self.released.load(Ordering::Acquire))
     }
 
-    /// Whether there is room for more than removals: the engine uses less than 6/8 of its quota,
-    /// and refused no transaction.
+    /// Whether there is room for more than removals: the next snapshot fits beside all that the
+    /// engine holds and the reserve, and the engine refused no transaction.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        let used_bytes = self.used_bytes.load(Ordering::Relaxed);
-        used_bytes < self.room_bytes() && !self.fullness.is_full()
+        self.space.has_room() && !self.fullness.is_full()
     }
 
-    /// Bytes in use in the engine, above which only removals are accepted.
-    pub(super) fn room_bytes(&self) -> u64 {
-        self.room_bytes.load(Ordering::Relaxed)
+    pub(super) fn space(&self) -> &Space {
+        &self.space
     }
 
     /// Whether clients that write must wait until the log has caught up.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        self.locked().waiting_bytes > limits::WAITING_BYTES_MAX
+        self.space.waiting_bytes() > limits::WAITING_BYTES_MAX as u64
     }
 
     /// Whether input that arrived before this call may be decided now. Always false with
@@ -411,7 +405,8 @@ impl LeaderLog {
         state.decided = state.begun;
         state.undecided_since = None;
         state.committed = position.0;
-        state.waiting_bytes -= std::mem::take(&mut state.deciding_bytes);
+        self.space
+            .decided(std::mem::take(&mut state.deciding_bytes) as u64);
         let nanos = u64::try_from(lease_end.as_nanos()).unwrap_or(u64::MAX);
         self.lease_end_ns.store(nanos, Ordering::Release);
         drop(state);
@@ -441,19 +436,6 @@ impl LeaderLog {
     pub(super) fn deferred(&self) -> Option<Duration> {
         let wait = self.serves_from.saturating_sub(self.clock.now());
         (!wait.is_zero()).then_some(wait)
-    }
-
-    /// The engine reports its size, and its quota if it knows it.
-    pub(super) fn set_used_bytes(&self, bytes: u64, quota_bytes: Option<u64>) {
-        self.used_bytes.store(bytes, Ordering::Relaxed);
-        if let Some(quota) = quota_bytes {
-            let room_bytes = limits::room_bytes(quota);
-            self.room_bytes.store(room_bytes, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn add_used_bytes(&self, bytes: u64) {
-        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The leadership is over.

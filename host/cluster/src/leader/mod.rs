@@ -7,6 +7,7 @@
 mod chores;
 mod log;
 mod snapshot;
+mod space;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,6 +171,8 @@ impl Leader<'_> {
     fn next_step(&mut self, embedder: &mut dyn Embedder) -> Option<Step> {
         let log = self.log;
         let appended = log.appended();
+        self.snapshots.measure_if_due(self.host, log, embedder);
+        self.snapshots.cancel_if_too_large(self.host, log);
         if log.is_between_groups() {
             self.snapshots
                 .begin_if_due(self.host, &self.head, log, appended, embedder);
@@ -185,8 +188,9 @@ impl Leader<'_> {
             log.deferred().is_none() || broken!(self.host.options, EndedLeaderNeverWaited);
         let handover = work.handover.filter(|_| may_hand_over);
         let raises = work.log_format > head.log_format;
+        let clears = self.snapshots.has_leftovers() && log.space().is_tight();
         let is_idle = work.taken.is_none() && !work.renewal && handover.is_none() && !raises;
-        if is_idle && piece.is_none() && named.is_none() && deletes.is_empty() {
+        if is_idle && !clears && piece.is_none() && named.is_none() && deletes.is_empty() {
             return None;
         }
         head.change += 1;
@@ -211,6 +215,8 @@ impl Leader<'_> {
         if named.is_some() {
             step.head.snapshot = named;
         }
+        step.deletes
+            .extend(self.snapshots.leftovers(self.host, &step.head));
         if let Some(piece) = piece {
             step.puts.push(piece);
         }
@@ -248,7 +254,8 @@ impl Leader<'_> {
     /// Commits a step. Returns false if another host has taken over.
     async fn commit(&mut self, step: Step) -> Result<bool, Stop> {
         let bytes = Bytes::from(step.head.encode());
-        let written: usize = step.puts.iter().map(|(_, value)| value.len()).sum();
+        let puts = step.puts.iter().map(|(key, value)| key.len() + value.len());
+        let written = puts.sum::<usize>() + bytes.len() + self.host.keys.head().len();
         let truncates = !step.deletes.is_empty();
         if step.head.released {
             self.log.end_lease();
@@ -283,7 +290,7 @@ impl Leader<'_> {
         let figures = &self.host.figures;
         figures.saw(&self.head, self.snapshots.log_bytes());
         figures.applied(self.head.position, self.snapshots.log_bytes());
-        self.log.add_used_bytes(written as u64);
+        self.log.space().written(written as u64);
         if truncates
             && self
                 .head

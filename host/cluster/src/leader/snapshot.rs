@@ -24,6 +24,10 @@ pub(super) struct Snapshots {
     running: Option<Running>,
     /// The earliest time of the next piece, or of the next snapshot after a failure.
     next_at: Duration,
+    /// When the state was measured, and the bytes of frames since.
+    measured: Option<(Duration, u64)>,
+    /// Whether the engine may hold pieces of a snapshot that will never be complete.
+    has_leftovers: bool,
 }
 
 #[derive(Debug)]
@@ -47,6 +51,8 @@ impl Snapshots {
             log_bytes,
             running: None,
             next_at: Duration::ZERO,
+            measured: None,
+            has_leftovers: true,
         }
     }
 
@@ -58,6 +64,9 @@ impl Snapshots {
     /// A frame was committed.
     pub(super) fn frame(&mut self, bytes: u64) {
         self.log_bytes += bytes;
+        if let Some((_, since)) = &mut self.measured {
+            *since += bytes;
+        }
         if let Some(running) = &mut self.running {
             running.log_bytes += bytes;
         }
@@ -72,15 +81,25 @@ impl Snapshots {
         appended: LogPosition,
         embedder: &mut dyn Embedder,
     ) {
-        let last_bytes = head.snapshot.map_or(0, |it| it.bytes);
+        let (last_bytes, space) = (head.snapshot.map_or(0, |it| it.bytes), log.space());
         let after_bytes = host.options.sizes.snapshot_after_bytes;
-        let due = if log.has_room() {
-            after_bytes.max(2 * last_bytes)
-        } else {
+        let due = if space.is_tight() {
             // The log before a snapshot can be deleted, so an early snapshot makes room.
-            last_bytes.max(after_bytes.min(log.room_bytes()) / limits::SHORT_LOG_DIVISOR)
+            let after_bytes = after_bytes.min(space.quota_bytes());
+            (last_bytes / limits::SHORT_LOG_SNAPSHOT_DIVISOR)
+                .max(after_bytes / limits::SHORT_LOG_DIVISOR)
+        } else {
+            after_bytes.max(2 * last_bytes)
         };
         if self.running.is_some() || self.log_bytes < due || host.now() < self.next_at {
+            return;
+        }
+        self.measure(host, log, embedder);
+        if !space.fits_snapshot() {
+            tracing::warn!(
+                "no snapshot begins, because it would not fit etcd's quota: remove keys, or raise etcd's --quota-backend-bytes"
+            );
+            self.next_at = host.now() + host.options.timing.status;
             return;
         }
         embedder.begin_snapshot();
@@ -101,6 +120,62 @@ impl Snapshots {
         });
     }
 
+    /// Estimates what the engine must still take before the next snapshot is complete, if that may
+    /// have changed much since the last time.
+    pub(super) fn measure_if_due(&mut self, host: &Host, log: &LeaderLog, embedder: &dyn Embedder) {
+        let is_due = self.measured.is_none_or(|(at, since)| {
+            since >= log.space().quota_bytes() / limits::MEASURED_QUOTA_PART
+                || host.now().saturating_sub(at) >= host.options.timing.poll
+        });
+        if is_due {
+            self.measure(host, log, embedder);
+        }
+    }
+
+    fn measure(&mut self, host: &Host, log: &LeaderLog, embedder: &dyn Embedder) {
+        let rest = match &self.running {
+            Some(it) if it.complete.is_some() => it.buffer.len() as u64,
+            Some(it) => embedder.snapshot_bytes().saturating_sub(it.info.bytes),
+            None => embedder.snapshot_bytes(),
+        };
+        log.space().needs(rest);
+        self.measured = Some((host.now(), 0));
+    }
+
+    /// Cancels a snapshot whose rest does not fit the engine any more.
+    pub(super) fn cancel_if_too_large(&mut self, host: &Host, log: &LeaderLog) {
+        if self.running.is_some() && !log.space().fits_rest() {
+            self.cancel(host, "it does not fit etcd's quota any more");
+        }
+    }
+
+    fn cancel(&mut self, host: &Host, why: &str) {
+        tracing::warn!("the snapshot was cancelled: {why}");
+        self.running = None;
+        self.has_leftovers = true;
+        self.next_at = host.now() + host.options.timing.status;
+    }
+
+    /// Whether there may be pieces that the next change of the head should delete.
+    pub(super) fn has_leftovers(&self) -> bool {
+        self.has_leftovers
+    }
+
+    /// The pieces that no head will ever name: those behind the newest named snapshot, except those
+    /// of the running one. `head` must be the next one, because it may name a snapshot. No leader
+    /// can need these pieces: each later change of the head by an earlier leader fails.
+    pub(super) fn leftovers(&mut self, host: &Host, head: &Head) -> Option<KeyRange> {
+        if !std::mem::take(&mut self.has_leftovers) {
+            return None;
+        }
+        let from = head.snapshot.map_or(0, |it| it.id + 1);
+        let running = self.running.as_ref().map(|it| it.info.id);
+        Some(
+            host.keys
+                .snapshots(from, running.unwrap_or(head.seq + 1).max(from)),
+        )
+    }
+
     /// The next piece, if its time has come. `appended` is called after the last capture.
     pub(super) fn piece(
         &mut self,
@@ -118,9 +193,7 @@ impl Snapshots {
             Ok(false) if running.complete.is_some() => {}
             Ok(false) => running.complete = Some(appended()),
             Err(message) => {
-                tracing::warn!("the snapshot was cancelled: {message}");
-                self.running = None;
-                self.next_at = host.now() + host.options.timing.status;
+                self.cancel(host, &message);
                 return None;
             }
         }
@@ -147,6 +220,7 @@ impl Snapshots {
         }
         let running = self.running.take()?;
         self.log_bytes = running.log_bytes;
+        self.measured = None;
         Some(SnapshotInfo {
             hash: *running.hasher.finalize().as_bytes(),
             ..running.info

@@ -34,6 +34,8 @@ pub(super) struct Seen {
     pub(super) records: Vec<(u64, Vec<u8>)>,
     pub(super) log: Option<Arc<LeaderLog>>,
     pub(super) leader: String,
+    /// The size of the next snapshot; 10 kB if it is zero.
+    pub(super) state_bytes: usize,
     /// The answer to [`Embedder::describe`].
     pub(super) description: Description,
 }
@@ -41,6 +43,15 @@ pub(super) struct Seen {
 struct Store {
     seen: Arc<Mutex<Seen>>,
     captured: bool,
+}
+
+impl Store {
+    fn state_bytes(&self) -> usize {
+        match self.seen.lock().unwrap().state_bytes {
+            0 => 10_000,
+            bytes => bytes,
+        }
+    }
 }
 
 impl Embedder for Store {
@@ -94,13 +105,17 @@ impl Embedder for Store {
         self.seen.lock().unwrap().log = None;
     }
 
+    fn snapshot_bytes(&self) -> u64 {
+        self.state_bytes() as u64 + 4
+    }
+
     fn begin_snapshot(&mut self) {
         self.captured = false;
     }
 
     /// The state is one block of constant size: a store that overwrites its values.
     fn next_block(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
-        block.resize(10_000, 1);
+        block.resize(self.state_bytes(), 1);
         Ok(!std::mem::replace(&mut self.captured, true))
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Ledger {
     pub(super) violation: Option<String>,
     pub(super) joins: u64,
     pub(super) snapshots: u64,
+    /// Writes that were refused because there was no room.
+    pub(super) refused: u64,
     pub(super) takeovers: u64,
     pub(super) renewals: u64,
     pub(super) writes: u64,
@@ -188,6 +190,7 @@ impl Ledger {
     pub(super) fn add(&mut self, other: &Self) {
         self.joins += other.joins;
         self.snapshots += other.snapshots;
+        self.refused += other.refused;
         self.takeovers += other.takeovers;
         self.renewals += other.renewals;
         self.writes += other.writes;
@@ -198,10 +201,11 @@ impl Ledger {
     /// What happened.
     pub(super) fn summary(&self) -> String {
         format!(
-            "joins {}, takeovers {}, snapshots {}, renewals {}, writes {}, reads {}, parts {}",
+            "joins {}, takeovers {}, snapshots {}, refused {}, renewals {}, writes {}, reads {}, parts {}",
             self.joins,
             self.takeovers,
             self.snapshots,
+            self.refused,
             self.renewals,
             self.writes,
             self.reads,

@@ -29,6 +29,8 @@ struct Run {
     hosts: Vec<SimulatedHost>,
     broken: Option<Broken>,
     reads: Reads,
+    /// A quota that the log and its snapshots use up. Then no other client writes.
+    quota: Option<u64>,
     /// Clients write about once in so many requests.
     writes_once_in: u64,
 }
@@ -140,6 +142,7 @@ impl Run {
             world: World::new(seed, faults),
             ledger: Arc::default(),
             broken,
+            quota: chance(&mut Rng::with_seed(seed ^ 0xF111), 4).then(|| 20_000 + seed % 8 * 2_000),
             writes_once_in: if chance(&mut rng, 3) { 30 } else { 2 },
             reads: if broken.is_none() && seed.is_multiple_of(8) {
                 Reads::Confirmed
@@ -154,7 +157,7 @@ impl Run {
         let ledger = Arc::clone(&self.ledger);
         self.world
             .observe(move |it| ledger.lock().unwrap().applied(it));
-        self.world.limit(1 << 30);
+        self.world.limit(self.quota.unwrap_or(1 << 30));
         let engine = self.world.engine(HOSTS);
         while timeout(RECOVERY, crate::create(&*engine, "c", Id([7; 16]), 0)).await != Ok(Ok(true))
         {
@@ -172,6 +175,10 @@ impl Run {
             sleep(Duration::from_millis(40)).await;
             if chance(&mut rng, 5) {
                 self.disturb(&mut rng);
+            }
+            if self.quota.is_some() && self.world.is_full() {
+                let mut ledger = self.ledger.lock().unwrap();
+                ledger.violated("the hosts have used the quota up".into());
             }
             // A leader is most vulnerable while it waits for the lease of the one before.
             let before = std::mem::replace(&mut takeovers, self.ledger.lock().unwrap().takeovers);
@@ -213,7 +220,8 @@ impl Run {
             }
             9..=11 => host.kill.notify_one(),
             12 => self.world.compact(),
-            13 => self.world.fill(),
+            13 if self.quota.is_none() => self.world.fill(),
+            13 => {}
             _ => {
                 if let Some(log) = &host.shared.lock().unwrap().log {
                     match rng.usize(..2 * HOSTS) {
@@ -399,6 +407,9 @@ impl Run {
                 self.ledger.lock().unwrap().decides(log.epoch());
             }
         }
+        let is_refused = writes && self.quota.is_some() && !log.has_room();
+        let writes = writes && !is_refused;
+        self.ledger.lock().unwrap().refused += u64::from(is_refused);
         let decided = decide(&mut shared.lock().unwrap(), &log, key, writes, filler);
         let (version, position, record) = decided.ok_or(NotLeading)?;
         log.wait_released(position).await?;

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use super::cluster::{Host, clock, simulate};
 use crate::access::always;
+use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{EngineError, Id, Modules, Options, create, limits, overview};
 
@@ -58,6 +59,77 @@ fn snapshot_makes_room_although_the_log_is_short() {
     write_much(64 << 20);
 }
 
+/// The state grows until it is refused, so a snapshot of it does not fit beside the log.
+#[test]
+fn state_that_fills_the_quota_can_be_removed() {
+    simulate(async {
+        let world = World::new(1, Faults::default());
+        world.limit(QUOTA);
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let host = Host::start(&world, "a", small);
+        let log = host.leads().await;
+        let mut waits = 0;
+        // Without room for 10 s, no snapshot can make any.
+        while waits < 100 {
+            if !log.has_room() {
+                waits += 1;
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+            waits = 0;
+            host.seen.lock().unwrap().state_bytes += 1_004;
+            Host::append(&log, &[1; 1000]).await;
+            assert!(!world.is_full(), "the alarm is armed");
+        }
+        for _ in 0..60 {
+            sleep(Duration::from_secs(1)).await;
+            log.may_decide().await.unwrap();
+            assert!(!world.is_full(), "the alarm is armed");
+            assert!(!log.has_room(), "room: {} bytes in use", world.bytes());
+        }
+        let state_bytes = host.seen.lock().unwrap().state_bytes;
+        assert!(state_bytes > QUOTA as usize / 3, "{state_bytes} bytes fit");
+        for _ in 0..state_bytes / 1_004 {
+            host.seen.lock().unwrap().state_bytes -= 1_004;
+            Host::append(&log, &[1; 100]).await;
+            assert!(!world.is_full(), "the alarm is armed");
+        }
+        sleep(Duration::from_secs(5)).await;
+        assert!(log.has_room(), "{} bytes are in use", world.bytes());
+    });
+}
+
+#[test]
+fn leader_removes_the_unfinished_snapshot_of_the_leader_before() {
+    let large = |options: &mut Options| options.sizes.snapshot_after_bytes = 100_000;
+    simulate(async move {
+        let world = World::new(1, Faults::default());
+        let engine = world.engine(0);
+        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let pieces = Keys::new("c").all_snapshots();
+        let stored = async || {
+            let page = engine.range(&pieces, None, 1_000).await.unwrap();
+            page.values.into_iter().map(|it| it.0).collect::<Vec<_>>()
+        };
+        let first = Host::start(&world, "a", large);
+        let log = first.leads().await;
+        first.seen.lock().unwrap().state_bytes = 10_000_000;
+        for _ in 0..50 {
+            Host::append(&log, &[1; 10_000]).await;
+        }
+        let unfinished = stored().await;
+        assert!(!unfinished.is_empty(), "no snapshot began");
+        drop((first, log));
+        let second = Host::start(&world, "b", large);
+        let log = second.leads().await;
+        Host::append(&log, b"first").await;
+        // The second leader has begun a snapshot of its own.
+        let left = stored().await;
+        assert!(!left.iter().any(|it| unfinished.contains(it)), "{left:?}");
+    });
+}
+
 #[test]
 fn leader_makes_room_after_another_client_used_the_quota_up() {
     simulate(async {
@@ -100,7 +172,7 @@ fn removed_module_makes_room_without_traffic() {
         let log = host.leads().await;
         let modules = Modules::new(world.engine(0), clock(), "c");
         let digest = modules.put(&vec![1; 700_000]).await.unwrap();
-        let others = (b"other".to_vec(), Bytes::from(vec![0; 100_000]));
+        let others = (b"other".to_vec(), Bytes::from(vec![0; 250_000]));
         let others = always(b"other".to_vec(), vec![others], Vec::new());
         world.engine(0).transact(&others).await.unwrap();
         sleep(Duration::from_secs(2)).await;

@@ -78,6 +78,13 @@ impl Embedder for Store {
         self.locked().log = None;
     }
 
+    fn snapshot_bytes(&self) -> u64 {
+        let shared = self.locked();
+        let blocks = if shared.is_constant { 1 } else { usize::MAX };
+        let records = shared.records.iter().take(blocks);
+        records.map(|it| it.len() as u64 + 4).sum()
+    }
+
     fn begin_snapshot(&mut self) {
         self.cursor = 0;
     }

@@ -36,6 +36,10 @@ pub trait Journal: Send + Sync {
     fn persisted(&self, urgent: bool) -> &'static str;
     /// Whether there is room for more than removals.
     fn has_room(&self) -> bool;
+    /// What is full if there is no room, what still works, and what to do.
+    fn shortage(&self) -> &'static str {
+        "the disk is full: writes are refused, reads and removals are not"
+    }
     /// The durability guarantee: one line for the operator at a start.
     fn promise(&self) -> String;
 }

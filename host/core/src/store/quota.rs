@@ -140,7 +140,7 @@ pub enum Exceeded {
     ClientWatches(u64),
     /// Watches in bytes.
     WatchBytes(u64),
-    /// The disk is full.
+    /// The disk is full, or the quota of etcd in a cluster.
     Disk,
 }
 
@@ -193,7 +193,9 @@ impl fmt::Display for Exceeded {
                 f,
                 "the watched keys would use more than {max} bytes, the limit"
             ),
-            Self::Disk => f.write_str("the disk is full: there is room for removals only"),
+            Self::Disk => f.write_str(
+                "the disk is full, or etcd's quota in a cluster: there is room for removals only",
+            ),
         }
     }
 }

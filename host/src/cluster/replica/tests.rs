@@ -4,6 +4,7 @@ use statehouse_cluster::Id;
 use statehouse_core::store::Retention;
 
 use super::*;
+use crate::front::Times;
 
 /// A host that has every policy.
 struct Follower;
@@ -33,7 +34,7 @@ impl Roles for Follower {
 }
 
 fn replica(accepts_clock: bool) -> Replica<Follower> {
-    Replica::new(Follower, accepts_clock, Arc::default())
+    Replica::new(Follower, accepts_clock, Arc::default(), Arc::default())
 }
 
 /// A head whose last frame was written so much later than this host's clock shows.
@@ -74,7 +75,8 @@ fn host_whose_clock_is_ahead_of_its_leader_may_not_lead() {
         replica.following(&head(0));
         for _ in 0..3 {
             let (wall_ms, now) = (wall_ms(), MachineClock.now());
-            replica.offset.received(wall_ms - ahead_ms, wall_ms, now);
+            let offset = &mut replica.offset.locked();
+            offset.received(wall_ms - ahead_ms, wall_ms, now);
         }
         replica.may_lead(&head(0))
     };
@@ -88,4 +90,34 @@ fn host_whose_clock_is_ahead_of_its_leader_may_not_lead() {
         "{refused}"
     );
     assert_eq!(ahead(true, OFF_MS), Ok(()));
+}
+
+/// The clock of the leader was ahead for a moment, so the log still is.
+#[test]
+fn host_whose_clock_agrees_with_the_leader_may_lead() {
+    let behind = |leader_ms| {
+        let mut replica = replica(false);
+        replica.offset.compare(Times {
+            store_ms: wall_ms() + OFF_MS,
+            wall_ms: leader_ms,
+        });
+        replica.may_lead(&head(OFF_MS))
+    };
+    assert_eq!(behind(wall_ms()), Ok(()));
+    for leader_ms in [wall_ms() + OFF_MS, wall_ms() - OFF_MS] {
+        let refused = behind(leader_ms).unwrap_err();
+        assert!(refused.contains("ms behind the log"), "{refused}");
+    }
+}
+
+/// Both clocks are ahead of the store's time, so deadlines would be over too early.
+#[test]
+fn host_ahead_of_the_store_may_not_lead_although_its_leader_is_ahead() {
+    let mut replica = replica(false);
+    replica.offset.compare(Times {
+        store_ms: wall_ms() - OFF_MS,
+        wall_ms: wall_ms(),
+    });
+    let refused = replica.may_lead(&head(0)).unwrap_err();
+    assert!(refused.contains("ms ahead of that"), "{refused}");
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::front::Times;
 use crate::front::preface::{Answer, Key, receive};
 use crate::limits;
 
@@ -88,4 +89,26 @@ async fn a_follower_links_with_the_next_leader() {
     assert_eq!(follower.suspicions(), 0);
     second.role.send_replace(Role::Waiting);
     eventually("a suspicion", || follower.suspicions() > 0).await;
+}
+
+#[tokio::test]
+async fn a_follower_receives_the_clocks_of_its_leader() {
+    let times = Times {
+        store_ms: 0x0102_0304_0506_0708,
+        wall_ms: u64::MAX - 1,
+    };
+    let leader = Host::new("gw1", &["mqtt"], None, |front| {
+        front.times = Arc::new(move || Some(times));
+    });
+    let received = Arc::<Mutex<Vec<Times>>>::default();
+    let seen = received.clone();
+    let follower = Host::new("gw2", &["mqtt"], None, |front| {
+        front.compare = Arc::new(move |times| seen.lock().unwrap().push(times));
+    });
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    eventually("two beats", || received.lock().unwrap().len() >= 2).await;
+    assert!(received.lock().unwrap().iter().all(|it| *it == times));
+    assert_eq!(follower.suspicions(), 0);
 }

@@ -1,0 +1,174 @@
+//! Divides the quota of the engine.
+//!
+//! ```text
+//! quota = in use (others' keys, last snapshot, log) + not yet written + next snapshot + reserve
+//! ```
+//!
+//! Invariant: the log must never take the space of the next snapshot. Only a snapshot lets the
+//! leader truncate the log, so without that space a full engine would stay full for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::Status;
+use crate::head::Head;
+use crate::limits;
+
+/// The use of the engine, in bytes.
+#[derive(Debug)]
+pub(in crate::leader) struct Space {
+    quota: AtomicU64,
+    /// In use in the engine: the size that it reported last, and the writes of this leader since.
+    used: AtomicU64,
+    /// Appended and not yet in the engine.
+    waiting: AtomicU64,
+    /// What the engine must still take before the next snapshot is complete. Appended bytes count
+    /// until the state was measured again.
+    next: AtomicU64,
+}
+
+impl Space {
+    /// The space at the beginning of a leadership, until the engine reports its size.
+    pub(super) fn new(quota_bytes: u64, log_bytes: u64, head: &Head) -> Self {
+        let snapshot_bytes = head.snapshot.map_or(0, |it| it.bytes);
+        Self {
+            quota: AtomicU64::new(quota_bytes),
+            used: AtomicU64::new(log_bytes + snapshot_bytes),
+            waiting: AtomicU64::new(0),
+            next: AtomicU64::new(snapshot_bytes),
+        }
+    }
+
+    pub(super) fn appended(&self, bytes: u64) {
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        self.next.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Of the appended bytes, so many are in the engine.
+    pub(super) fn decided(&self, bytes: u64) {
+        self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// A transaction has put so many bytes in the engine.
+    pub(super) fn written(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The engine reports its size, and its quota if it knows it.
+    pub(super) fn reported(&self, status: &Status) {
+        self.used.store(status.bytes, Ordering::Relaxed);
+        if let Some(quota) = status.quota_bytes {
+            self.quota.store(quota, Ordering::Relaxed);
+        }
+    }
+
+    /// The state was measured: the engine must still take so many bytes of a snapshot.
+    pub(super) fn needs(&self, bytes: u64) {
+        self.next.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn quota_bytes(&self) -> u64 {
+        self.quota.load(Ordering::Relaxed)
+    }
+
+    /// Whether state may grow.
+    pub(super) fn has_room(&self) -> bool {
+        self.leaves(self.reserve())
+    }
+
+    /// Whether a snapshot and a compaction should make room, before state may not grow.
+    pub(super) fn is_tight(&self) -> bool {
+        !self.leaves(2 * self.reserve())
+    }
+
+    /// Whether a snapshot may begin. Removals have used a part of the reserve.
+    pub(super) fn fits_snapshot(&self) -> bool {
+        self.leaves(self.reserve() / 2)
+    }
+
+    /// Whether a snapshot that has begun may continue.
+    pub(super) fn fits_rest(&self) -> bool {
+        self.leaves(self.reserve() / 4)
+    }
+
+    fn reserve(&self) -> u64 {
+        self.quota_bytes() / limits::RESERVE_QUOTA_PART
+    }
+
+    /// Whether the next snapshot leaves so many bytes of the quota.
+    fn leaves(&self, bytes: u64) -> bool {
+        let parts = [&self.used, &self.waiting, &self.next];
+        let taken = parts.map(|it| it.load(Ordering::Relaxed));
+        taken.iter().fold(bytes, |sum, it| sum.saturating_add(*it)) <= self.quota_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Id, LogPosition, SnapshotInfo};
+
+    const QUOTA: u64 = 800;
+
+    fn space(used_bytes: u64, next_bytes: u64) -> Space {
+        let space = Space::new(QUOTA, used_bytes, &Head::first(Id([1; 16]), 0));
+        space.needs(next_bytes);
+        space
+    }
+
+    #[test]
+    fn next_snapshot_is_never_without_space() {
+        // A snapshot begins first, then growth is refused, then no snapshot may begin.
+        for (used, expected) in [
+            (400, [true, false, true, true]),
+            (401, [true, true, true, true]),
+            (500, [true, true, true, true]),
+            (501, [false, true, true, true]),
+            (551, [false, true, false, true]),
+            (576, [false, true, false, false]),
+        ] {
+            let it = space(used, 200);
+            let found = [
+                it.has_room(),
+                it.is_tight(),
+                it.fits_snapshot(),
+                it.fits_rest(),
+            ];
+            assert_eq!(found, expected, "{used} bytes in use");
+        }
+    }
+
+    #[test]
+    fn appended_bytes_count_in_the_log_and_in_the_next_snapshot() {
+        let space = space(300, 200);
+        space.appended(100);
+        assert!(space.has_room());
+        space.appended(1);
+        assert!(!space.has_room());
+        space.decided(101);
+        space.written(101);
+        assert!(!space.has_room());
+        // The record removed a key.
+        space.needs(50);
+        assert!(space.has_room());
+    }
+
+    #[test]
+    fn leader_knows_the_size_of_its_log_before_the_engine_reports_one() {
+        let mut head = Head::first(Id([1; 16]), 0);
+        head.snapshot = Some(SnapshotInfo {
+            id: 1,
+            first_seq: 2,
+            first_position: LogPosition(2),
+            previous: head.chain,
+            pieces: 1,
+            bytes: 300,
+            hash: [0; 32],
+        });
+        assert!(Space::new(QUOTA, 100, &head).has_room());
+        assert!(!Space::new(QUOTA, 101, &head).has_room());
+    }
+}
