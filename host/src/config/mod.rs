@@ -48,6 +48,7 @@ pub use values::{
     Threads,
 };
 
+#[cfg(feature = "cluster")]
 pub(crate) use values::size;
 
 use layer::Layer;
