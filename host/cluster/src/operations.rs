@@ -4,12 +4,11 @@
 //! Both look at the records of members, which can be late. A wrong record must do no harm: a
 //! successor that does not take over is a delay, and a host that cannot read the log stops.
 
-use crate::access::{Access, ClusterError};
+use crate::access::ClusterError;
 use crate::clock::Clock;
 use crate::engine::Engine;
-use crate::keys::Keys;
 use crate::leader::{LeaderLog, NotLeading};
-use crate::presence::{self, MemberEntry, Role};
+use crate::presence::{MemberEntry, Role, members};
 
 /// Why an operation was refused or failed. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +44,7 @@ pub async fn check_successor(
     epoch: u64,
     host: &str,
 ) -> Result<(), OperationError> {
-    let members = list(engine, clock, cluster).await?;
+    let members = members(engine, clock, cluster).await?;
     let Some(entry) = members.iter().find(|it| it.host == host) else {
         return refuse(format!(
             "the cluster {cluster} has no host {host}: `statehouse cluster status` lists its hosts"
@@ -87,7 +86,7 @@ pub async fn upgrade(
     if present >= newest {
         return Ok(Upgraded::Unchanged(present));
     }
-    for entry in list(engine, clock, cluster).await? {
+    for entry in members(engine, clock, cluster).await? {
         if let Err(why) = check_reader(&entry, log.epoch(), newest) {
             return refuse(format!(
                 "the log keeps format {present}: {why}, or remove the host with `statehouse cluster remove {}` if it will not return",
@@ -128,18 +127,4 @@ fn check_reader(entry: &MemberEntry, epoch: u64, format: u16) -> Result<(), Stri
 
 fn refuse<T>(why: String) -> Result<T, OperationError> {
     Err(OperationError::Refused(why))
-}
-
-async fn list(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-) -> Result<Vec<MemberEntry>, ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
-    presence::list(&access).await
 }

@@ -4,23 +4,9 @@
 use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
-use statehouse_tests::{Property, Publish, Ran, Server, run};
+use statehouse_tests::{Property, Publish, Server};
 
-fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
-    let port = server.port().to_string();
-    let (name, rest) = arguments.split_first().unwrap();
-    let mut all = vec![*name, "--port", &port];
-    all.extend(rest);
-    run(&all, stdin)
-}
-
-fn ask(server: &Server, arguments: &[&str]) -> Ran {
-    ask_with(server, arguments, b"")
-}
-
-fn json(ran: &Ran) -> Value {
-    serde_json::from_str(&ran.text()).unwrap()
-}
+use crate::{ask, ask_with, json};
 
 fn version(server: &Server, key: &str) -> String {
     let got = json(&ask(server, &["get", key, "--json"]).code(0));

@@ -19,3 +19,26 @@ mod serve;
 mod service_manager;
 mod settings;
 mod watch;
+
+use serde_json::Value;
+use statehouse_tests::{Ran, Server, run};
+
+/// Runs a command against this server, with bytes on standard input.
+fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
+    let port = server.port().to_string();
+    let (name, rest) = arguments.split_first().unwrap();
+    // Options come right after the name, since `--` in the arguments would end them.
+    let mut all = vec![*name, "--port", &port];
+    all.extend(rest);
+    run(&all, stdin)
+}
+
+fn ask(server: &Server, arguments: &[&str]) -> Ran {
+    ask_with(server, arguments, b"")
+}
+
+fn json(ran: &Ran) -> Value {
+    let text = String::from_utf8(ran.stdout.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).unwrap()
+}

@@ -10,8 +10,8 @@
 //!   of its prefixes, because a notification of that key could not be delivered (PUBACK 0x10);
 //! * [`Event::Rights`](super::Event::Rights) ends the watches of keys that the client may not read
 //!   any more. A watch of a prefix stays: it never reports a key that its client may not read;
-//! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it disconnected, or did
-//!   not renew its watches in time.
+//! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it
+//!   disconnected, or did not renew its watches in time.
 //!
 //! A disconnection is not always seen: there may be no presence source, or this process was down.
 //! Then the client's watches remain until one of their keys changes. [`Watches::peers`] lists all
@@ -366,9 +366,9 @@ impl Watches {
         })
     }
 
-    /// Whether a key has watchers.
+    /// Whether a watch covers a key, regardless of the rights of its client.
     pub fn has(&self, key: &[u8]) -> bool {
-        !self.of(key).is_empty()
+        self.by_key.contains_key(key) || self.prefixes_of(key).next().is_some()
     }
 
     /// The number of watches.
