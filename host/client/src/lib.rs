@@ -28,6 +28,7 @@ mod session;
 mod topics;
 mod version;
 mod watch;
+mod watches;
 
 pub use client::{Client, Condition, SetOptions, SetResult, Value, VdelResult};
 pub use duration::{DurationError, parse_duration};

@@ -3,7 +3,6 @@
 //! Invariant: no code may wait while it holds the lock of this state, because all callers and the
 //! connection need it.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +24,7 @@ use crate::request::{Answer, Registered, Request, expiry_s};
 use crate::topics;
 use crate::version::Version;
 use crate::watch::{self, Watched};
+use crate::watches::Watches;
 
 /// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
@@ -70,62 +70,6 @@ enum Over {
     Connection,
     /// The store refuses it.
     Watch(Error),
-}
-
-/// The readers of each watched key and prefix.
-#[derive(Debug, Default)]
-struct Watches {
-    keys: HashMap<Bytes, Vec<Arc<Inbox>>>,
-    prefixes: HashMap<Bytes, Vec<Arc<Inbox>>>,
-}
-
-impl Watches {
-    fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
-        match watched {
-            Watched::Key(_) => &self.keys,
-            Watched::Prefix(_) => &self.prefixes,
-        }
-    }
-
-    fn like_mut(&mut self, watched: &Watched) -> &mut HashMap<Bytes, Vec<Arc<Inbox>>> {
-        match watched {
-            Watched::Key(_) => &mut self.keys,
-            Watched::Prefix(_) => &mut self.prefixes,
-        }
-    }
-
-    fn contains(&self, watched: &Watched) -> bool {
-        self.like(watched).contains_key(watched.bytes())
-    }
-
-    /// The readers of one watch.
-    fn readers(&self, watched: &Watched) -> impl Iterator<Item = &Arc<Inbox>> {
-        let readers = self.like(watched).get(watched.bytes());
-        readers.into_iter().flatten()
-    }
-
-    /// The readers of a change of this key.
-    fn of<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Inbox>> {
-        let exact = self.keys.get(key).into_iter();
-        let prefixes = self.prefixes.iter();
-        let covering = prefixes.filter(|(prefix, _)| key.starts_with(prefix));
-        exact.chain(covering.map(|(_, readers)| readers)).flatten()
-    }
-
-    /// All watches.
-    fn all(&self) -> Vec<Watched> {
-        let keys = self.keys.keys().cloned().map(Watched::Key);
-        let prefixes = self.prefixes.keys().cloned().map(Watched::Prefix);
-        keys.chain(prefixes).collect()
-    }
-
-    fn all_readers(&self) -> impl Iterator<Item = &Arc<Inbox>> {
-        self.keys.values().chain(self.prefixes.values()).flatten()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.prefixes.is_empty()
-    }
 }
 
 #[derive(Debug)]

@@ -1,0 +1,65 @@
+//! The watches of a session: the readers of each key and prefix.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::inbox::Inbox;
+use crate::watch::Watched;
+
+/// The readers of each watched key and prefix.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    keys: HashMap<Bytes, Vec<Arc<Inbox>>>,
+    prefixes: HashMap<Bytes, Vec<Arc<Inbox>>>,
+}
+
+impl Watches {
+    pub(crate) fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &self.keys,
+            Watched::Prefix(_) => &self.prefixes,
+        }
+    }
+
+    pub(crate) fn like_mut(&mut self, watched: &Watched) -> &mut HashMap<Bytes, Vec<Arc<Inbox>>> {
+        match watched {
+            Watched::Key(_) => &mut self.keys,
+            Watched::Prefix(_) => &mut self.prefixes,
+        }
+    }
+
+    pub(crate) fn contains(&self, watched: &Watched) -> bool {
+        self.like(watched).contains_key(watched.bytes())
+    }
+
+    /// The readers of one watch.
+    pub(crate) fn readers(&self, watched: &Watched) -> impl Iterator<Item = &Arc<Inbox>> {
+        let readers = self.like(watched).get(watched.bytes());
+        readers.into_iter().flatten()
+    }
+
+    /// The readers of a change of this key.
+    pub(crate) fn of<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Inbox>> {
+        let exact = self.keys.get(key).into_iter();
+        let prefixes = self.prefixes.iter();
+        let covering = prefixes.filter(|(prefix, _)| key.starts_with(prefix));
+        exact.chain(covering.map(|(_, readers)| readers)).flatten()
+    }
+
+    /// All watches.
+    pub(crate) fn all(&self) -> Vec<Watched> {
+        let keys = self.keys.keys().cloned().map(Watched::Key);
+        let prefixes = self.prefixes.keys().cloned().map(Watched::Prefix);
+        keys.chain(prefixes).collect()
+    }
+
+    pub(crate) fn all_readers(&self) -> impl Iterator<Item = &Arc<Inbox>> {
+        self.keys.values().chain(self.prefixes.values()).flatten()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.prefixes.is_empty()
+    }
+}
