@@ -34,6 +34,8 @@ struct Compaction {
     noted: Option<(Duration, Revision)>,
     /// Whether growth is refused, and the engine was compacted for it.
     has_refused: bool,
+    /// Changes of the head that may still follow the last compaction so that the engine counts.
+    counting_writes: u32,
 }
 
 impl<'a> Chores<'a> {
@@ -116,6 +118,7 @@ impl<'a> Chores<'a> {
                 Ok(status) => {
                     self.host.fullness.observe(&status);
                     self.log.space().reported(&status);
+                    self.count_after_compaction();
                     self.compact_early().await;
                 }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
@@ -124,7 +127,22 @@ impl<'a> Chores<'a> {
             if self.log.space().is_tight() {
                 pause /= limits::TIGHT_STATUS_DIVISOR;
             }
-            self.host.clock.sleep(pause).await;
+            self.host.clock.sleep(limits::REPORT_PACE).await;
+            tokio::select! {
+                biased;
+                () = self.log.space().report_due() => {}
+                () = self.host.clock.sleep(pause.saturating_sub(limits::REPORT_PACE)) => {}
+            }
+        }
+    }
+
+    /// Changes the head after a compaction while growth is refused. etcd counts the space that a
+    /// compaction has freed at a later write, and without room no client may write.
+    fn count_after_compaction(&self) {
+        let mut compaction = self.locked();
+        if compaction.counting_writes > 0 && !self.log.has_room() {
+            compaction.counting_writes -= 1;
+            self.log.renew();
         }
     }
 
@@ -166,7 +184,11 @@ impl<'a> Chores<'a> {
                 continue;
             };
             match self.host.attempt(self.host.engine.compact(due)).await {
-                Ok(()) => self.locked().compacted = Some(due),
+                Ok(()) => {
+                    let mut compaction = self.locked();
+                    compaction.compacted = Some(due);
+                    compaction.counting_writes = limits::COUNTING_WRITES_MAX;
+                }
                 // The next truncation compacts to a later revision.
                 Err(error) => tracing::debug!("the engine was not compacted: {error}"),
             }

@@ -209,6 +209,8 @@ impl Snapshots {
         let key = host.keys.piece(info.id, info.pieces);
         info.pieces += 1;
         info.bytes += piece.len() as u64;
+        // The rest is shorter.
+        self.measured = None;
         Some((key, piece))
     }
 

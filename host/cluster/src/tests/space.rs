@@ -20,8 +20,8 @@ fn small(options: &mut Options) {
     options.timing.status = Duration::from_secs(1);
 }
 
-/// Writes six times the quota.
-fn write_much(snapshot_after_bytes: u64) {
+/// Writes six times the quota, beside a state of this size.
+fn write_much(snapshot_after_bytes: u64, state_bytes: usize) {
     simulate(async move {
         let world = World::new(1, Faults::default());
         world.limit(QUOTA);
@@ -35,6 +35,7 @@ fn write_much(snapshot_after_bytes: u64) {
             it.sizes.snapshot_after_bytes = snapshot_after_bytes;
         });
         let log = host.leads().await;
+        host.seen.lock().unwrap().state_bytes = state_bytes;
         for number in 0..6_000 {
             for waits in 0.. {
                 if log.has_room() {
@@ -51,12 +52,18 @@ fn write_much(snapshot_after_bytes: u64) {
 
 #[test]
 fn leader_alone_never_uses_the_quota_up() {
-    write_much(QUOTA / 10);
+    write_much(QUOTA / 10, 0);
 }
 
 #[test]
 fn snapshot_makes_room_although_the_log_is_short() {
-    write_much(64 << 20);
+    write_much(64 << 20, 0);
+}
+
+/// The pieces of a running snapshot must not count twice.
+#[test]
+fn snapshot_of_a_large_state_makes_room() {
+    write_much(64 << 20, 300_000);
 }
 
 /// The state grows until it is refused, so a snapshot of it does not fit beside the log.
