@@ -55,6 +55,11 @@ pub fn command(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
+    // The tests share compiled policies, and leave the caches of this user alone.
+    command.env(
+        "XDG_CACHE_HOME",
+        binary::statehouse().with_file_name("caches"),
+    );
     command
 }
 

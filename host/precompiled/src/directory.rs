@@ -39,6 +39,7 @@ struct CachedFile {
 pub struct Directory {
     handle: OwnedFd,
     bounds: Bounds,
+    is_write_only: bool,
 }
 
 /// Why a directory is not used.
@@ -83,11 +84,28 @@ impl Directory {
         if mode.intersects(Mode::RWXG | Mode::RWXO) {
             return Err(Error::Mode(path.to_owned(), mode.bits()));
         }
-        Ok(Self { handle, bounds })
+        Ok(Self {
+            handle,
+            bounds,
+            is_write_only: false,
+        })
+    }
+
+    /// The same directory, from which nothing is loaded: every component is compiled, and saved for
+    /// others.
+    #[must_use]
+    pub fn write_only(self) -> Self {
+        Self {
+            is_write_only: true,
+            ..self
+        }
     }
 
     /// Loads the code of a component for an engine, if an intact file exists.
     pub(crate) fn load(&self, engine: &blake3::Hash, component: &blake3::Hash) -> Option<Vec<u8>> {
+        if self.is_write_only {
+            return None;
+        }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = name(engine, component);
         let file = rustix::fs::openat(&self.handle, name, flags, Mode::empty()).ok()?;

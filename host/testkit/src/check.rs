@@ -8,7 +8,8 @@ use statehouse_transcript::quote;
 
 use super::compose::interfaces;
 use super::harness::Harness;
-use statehouse_core::policy::{self, Instance, LoadError};
+use super::setup;
+use statehouse_core::policy::{Instance, LoadError};
 
 /// The kind of a file. The host turns a core module into a component when it loads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ pub fn check(file: &[u8]) -> Checked {
 }
 
 fn fit(file: &[u8]) -> Result<Fit, LoadError> {
-    let engine = policy::Engine::without_watchdog()?;
+    let engine = setup::compiling_engine()?;
     let begin = Instant::now();
     let policy = std::sync::Arc::new(engine.load(file)?);
     let compile = begin.elapsed();

@@ -15,6 +15,9 @@
 //! instance with the same state. If the results differ, the policy has hidden state between
 //! requests, and a redelivery would get a different answer.
 //!
+//! A policy is compiled once: its machine code is kept in `statehouse/code` in the cache directory
+//! of this user (`XDG_CACHE_HOME` or `~/.cache`), which only this user may write to.
+//!
 //! ```no_run
 //! use statehouse_testkit::Harness;
 //!

@@ -1,14 +1,17 @@
 //! The parts of a harness: a compiled policy and the initial state.
 
+use std::env;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use statehouse_core::STANDARD_POLICY;
+use statehouse_core::limits;
 use statehouse_core::policy::{Engine, LoadError, Policy};
 use statehouse_core::store::{State, Transaction};
 use statehouse_offline::{self as offline, Past, PastError};
-use statehouse_precompiled::read_file;
+use statehouse_precompiled::{Bounds, Directory, read_file};
 
 /// Why a harness cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +39,36 @@ pub fn read_policy(path: &Path) -> Result<Vec<u8>, KitError> {
 }
 
 /// An engine that limits calls only by fuel, so that a test has the same result on every machine.
-pub(super) fn engine() -> Result<Engine<Transaction>, KitError> {
-    Ok(Engine::without_watchdog()?)
+pub(super) fn engine() -> Result<Engine<Transaction>, LoadError> {
+    let mut engine = Engine::without_watchdog()?;
+    if let Some(directory) = cache() {
+        engine.keep_in(directory);
+    }
+    Ok(engine)
+}
+
+/// An engine like [`engine`] that compiles every policy, to measure it.
+pub(super) fn compiling_engine() -> Result<Engine<Transaction>, LoadError> {
+    let mut engine = Engine::without_watchdog()?;
+    if let Some(directory) = cache() {
+        engine.keep_in(directory.write_only());
+    }
+    Ok(engine)
+}
+
+/// The directory of this user for the machine code of policies: `statehouse/code` in
+/// `XDG_CACHE_HOME`, or in `.cache` of the home directory. Without it, policies are compiled.
+fn cache() -> Option<Directory> {
+    let set = |name| env::var_os(name).filter(|it| !it.is_empty());
+    let caches = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let caches = caches.or_else(|| Some(Path::new(&set("HOME")?).join(".cache")))?;
+    let ours = caches.join("statehouse");
+    fs::create_dir_all(&ours).ok()?;
+    let bounds = Bounds {
+        files_max: limits::CODE_FILES_MAX,
+        bytes_max: limits::CODE_BYTES_MAX,
+    };
+    Directory::open(&ours.join("code"), bounds).ok()
 }
 
 pub(super) fn compile(
