@@ -102,6 +102,8 @@ pub type Watch = mpsc::Receiver<Result<Change, EngineError>>;
 pub struct Status {
     /// The version of the server that answered.
     pub version: String,
+    /// Whether the server that answered leads the engine.
+    pub leads: bool,
     /// The number of voting servers.
     pub voters: usize,
     /// Bytes in use by keys and values, and by old versions until they are compacted.
@@ -183,6 +185,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     }
     /// Sends the following calls to the next server, because the last one did not answer.
     fn next_endpoint(&self);
+    /// Sends the following calls to the server that leads the engine, if it answers: the others
+    /// pass transactions on to it, which takes longer.
+    fn prefer_leader(&self) -> Call<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// Chooses the length of the next page, so that many small values take few calls, and large ones

@@ -83,6 +83,9 @@ pub const DISARMED_SIXTEENTHS_MAX: u64 = 15;
 /// The size of the state is measured again after a log of this part of the quota: 16 MiB of 2 GiB.
 pub const MEASURED_QUOTA_PART: u64 = 128;
 
+/// How long one server of the engine has to answer before it is skipped.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The engine is asked for its size after writes of this part of the quota: 32 MiB of 2 GiB.
 pub const REPORTED_QUOTA_PART: u64 = 64;
 

@@ -7,6 +7,9 @@ use prost::{Enumeration, Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseHeader {
+    /// The server that answered.
+    #[prost(uint64, tag = "2")]
+    pub(super) member_id: u64,
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -187,10 +190,15 @@ pub(super) struct Empty {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
     #[prost(string, tag = "2")]
     pub(super) version: String,
     #[prost(int64, tag = "3")]
     pub(super) db_size: i64,
+    /// The server that leads; 0 during an election.
+    #[prost(uint64, tag = "4")]
+    pub(super) leader: u64,
     /// Alarms as texts, such as `memberID:1 alarm:NOSPACE`.
     #[prost(string, repeated, tag = "8")]
     pub(super) errors: Vec<String>,

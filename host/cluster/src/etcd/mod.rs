@@ -1,6 +1,7 @@
 //! The engine on etcd 3.4 to 3.6, over gRPC.
 //!
-//! The calls go to one endpoint until it does not answer ([`Engine::next_endpoint`]). The client
+//! The calls go to one endpoint until it does not answer ([`Engine::next_endpoint`]). The leader of
+//! the cluster prefers the server that leads etcd ([`Engine::prefer_leader`]). The client
 //! never repeats a call, because only its caller knows whether a repetition is safe.
 
 mod connection;
@@ -8,7 +9,6 @@ mod messages;
 mod version;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -161,6 +161,7 @@ async fn read_status(channel: Channel) -> Result<Status, EngineError> {
     let status: StatusResponse = unary(channel.clone(), STATUS, Empty {}).await?;
     let list: MemberListResponse = unary(channel, MEMBERS, Empty {}).await?;
     Ok(Status {
+        leads: leads(&status),
         version: status.version,
         voters: list.members.iter().filter(|it| !it.is_learner).count(),
         bytes: unsigned(status.db_size_in_use),
@@ -168,6 +169,12 @@ async fn read_status(channel: Channel) -> Result<Status, EngineError> {
         quota_bytes: Some(unsigned(status.db_size_quota)).filter(|&it| it > 0),
         alarms: status.errors,
     })
+}
+
+/// Whether the server that sent this leads the others.
+fn leads(status: &StatusResponse) -> bool {
+    let sender = status.header.as_ref().map(|it| it.member_id);
+    sender == Some(status.leader)
 }
 
 /// etcd's counters are signed but never negative.
@@ -348,6 +355,22 @@ impl Engine for Etcd {
     fn next_endpoint(&self) {
         self.current.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn prefer_leader(&self) -> Call<'_, ()> {
+        Box::pin(async move {
+            for (number, channel) in self.endpoints.iter().enumerate() {
+                let status = unary::<_, StatusResponse>(channel.clone(), STATUS, Empty {});
+                let status = tokio::time::timeout(limits::PROBE_TIMEOUT, status).await;
+                if let Ok(Ok(status)) = status
+                    && leads(&status)
+                {
+                    self.current.store(number, Ordering::Relaxed);
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Compacts, and waits for the end if `physical`.
@@ -384,7 +407,7 @@ async fn disarm(channel: Channel) -> Result<(), EngineError> {
 /// Examines one endpoint.
 async fn examine(url: &str, channel: Channel) -> Finding {
     let subject = format!("etcd at {url}");
-    let limit = Duration::from_secs(2);
+    let limit = limits::PROBE_TIMEOUT;
     let status = match tokio::time::timeout(limit, read_status(channel.clone())).await {
         Ok(Ok(status)) => status,
         failed => {

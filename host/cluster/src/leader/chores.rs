@@ -120,6 +120,10 @@ impl<'a> Chores<'a> {
                     self.log.space().reported(&status);
                     self.count_after_compaction();
                     self.compact_early().await;
+                    if !status.leads {
+                        // Without an answer, the present server is as good.
+                        _ = self.host.engine.prefer_leader().await;
+                    }
                 }
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }

@@ -149,6 +149,7 @@ mod tests {
     fn status(bytes: u64) -> Status {
         Status {
             version: String::new(),
+            leads: true,
             voters: 1,
             bytes,
             file_bytes: bytes,

@@ -361,6 +361,7 @@ impl Engine for SimulatedEngine {
         Box::pin(self.call(|inner| {
             Ok(Status {
                 version: "simulated".into(),
+                leads: true,
                 voters: 3,
                 bytes: inner.counted_bytes,
                 file_bytes: inner.file_bytes,

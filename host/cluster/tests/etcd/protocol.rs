@@ -155,3 +155,22 @@ async fn client_certificate_is_accepted_over_tls() {
     let anonymous = Etcd::new(nodes.urls(), Some(&tls)).unwrap();
     assert!(anonymous.get(b"k").await.is_err());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leading_server_is_preferred_from_any_other() {
+    let mut nodes = Nodes::start(3);
+    let etcd = connect(&nodes, None).await;
+    let check = async || {
+        for _ in 0..3 {
+            etcd.prefer_leader().await.unwrap();
+            assert!(etcd.status().await.unwrap().leads);
+            etcd.next_endpoint();
+        }
+    };
+    let leading = nodes.leader();
+    check().await;
+    // A server that does not answer is skipped.
+    nodes.kill(leading);
+    nodes.leader();
+    check().await;
+}
