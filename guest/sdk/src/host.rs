@@ -109,7 +109,8 @@ pub trait Host {
     /// of that name.
     fn property(&mut self, name: &str) -> Option<String>;
 
-    /// Whether the host logs lines of this level.
+    /// Whether the host keeps lines of this level. It keeps those of all levels: an answer that
+    /// depended on a setting could make a re-execution differ.
     fn log_enabled(&mut self, level: Level) -> bool;
 
     /// Writes a line to the host's log. It is rate-limited, and re-executions write nothing.

@@ -396,7 +396,7 @@ impl Dispatch {
             Packet::Publish(publish) => match claim {
                 Claim::Take => {
                     if let Begun::HandOver(token) =
-                        core.begin(key, connection, publish.packet_id, publish.qos)?
+                        core.begin_request(key, connection, publish.packet_id, publish.qos)?
                     {
                         self.requests.push(request(publish, token, now));
                     }

@@ -58,8 +58,7 @@ pub(crate) fn next(
         match &mut cursor.0 {
             Place::Session { slot, message } => match sessions.get(*slot) {
                 Some(session) => {
-                    let session = session.as_ref().filter(|session| session.is_durable());
-                    let over = session.is_none_or(|session| {
+                    let over = session.as_ref().is_none_or(|session| {
                         write_session(session, clock, message, &mut piece, bytes_max)
                     });
                     if over {
@@ -86,7 +85,7 @@ pub(crate) fn next(
 }
 
 /// Writes a session from its message `next` on, or from its beginning. Returns true if it was
-/// written to its end.
+/// written to its end. Of a session that is not durable, only its recorded user is written.
 fn write_session(
     session: &Session,
     clock: &Clock,
@@ -94,6 +93,12 @@ fn write_session(
     piece: &mut Encoder,
     bytes_max: usize,
 ) -> bool {
+    if !session.is_durable() {
+        if let Some(user) = session.recorded_user() {
+            piece.write(&Change::Session(session.number, Part::Owner { user }));
+        }
+        return true;
+    }
     let from = match *next {
         Some(from) => from,
         None => {

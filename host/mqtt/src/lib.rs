@@ -23,7 +23,7 @@
 //! * `output`: the bytes that wait for one socket; `write_batch`: writes the output of several
 //!   sockets together;
 //! * `persist`, `change`: records of durable changes; `durability_gate`: output that waits for
-//!   them; `recovery`, `image`: state from records;
+//!   them; `recovery`, `image`: state from records; `session_users`: users from records;
 //! * `lease`: the permission to decide, if several hosts could.
 //!
 //! ```
@@ -77,6 +77,7 @@ mod router;
 mod service;
 mod session;
 mod session_queue;
+mod session_users;
 mod shared_writer;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
@@ -101,4 +102,5 @@ pub use reason::ReasonCode;
 pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
+pub use session_users::SessionUsers;
 pub use stats::{ClientStatus, ConnectionSummary, SessionSummary, Stats};

@@ -42,6 +42,8 @@ pub(crate) struct Session {
     expiry_s: u32,
     /// Whether the log holds this session.
     durable: bool,
+    /// Whether the log names the user although it does not hold the session.
+    user_recorded: bool,
     subscriptions: Subscriptions,
     pub(crate) queue: SessionQueue,
     /// Pending searches for retained messages, in the order of their SUBSCRIBEs. The connection
@@ -119,6 +121,7 @@ impl Session {
             owner: None,
             expiry_s: 0,
             durable: false,
+            user_recorded: false,
             subscriptions: Subscriptions::new(account),
             queue: SessionQueue::new(Holding::new(account, Kind::Queues)),
             retained_searches: VecDeque::new(),
@@ -228,6 +231,26 @@ impl Session {
             self.owner = Some(user.into());
             self.log(change_log).write(Part::Owner { user });
         }
+    }
+
+    /// Records the user of a session that the log does not hold. Must be called before the first
+    /// request of the session is handed over, so that a reader of the log can name the user of the
+    /// request. Recovery ignores the change, since it knows no such session.
+    pub(crate) fn record_user(&mut self, change_log: &mut ChangeLog) {
+        if self.durable || self.user_recorded || !change_log.has_room() {
+            return;
+        }
+        if let Some(user) = &self.owner {
+            self.user_recorded = true;
+            let mut log = change_log.session_log(self.number, true);
+            log.write(Part::Owner { user });
+        }
+    }
+
+    /// The user of a session that the log does not hold, if the log names the user.
+    pub(crate) fn recorded_user(&self) -> Option<&str> {
+        let is_recorded = self.user_recorded && !self.durable;
+        self.owner().filter(|_| is_recorded)
     }
 
     /// Changes the Session Expiry Interval for a DISCONNECT. Returns false if the client tries to

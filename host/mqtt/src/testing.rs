@@ -87,6 +87,10 @@ impl TestLog {
         self.0.lock().unwrap().records.len()
     }
 
+    pub(crate) fn records(&self) -> Vec<Vec<u8>> {
+        self.0.lock().unwrap().records.clone()
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.0.lock().unwrap().records.iter().map(Vec::len).sum()
     }

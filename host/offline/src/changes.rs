@@ -1,4 +1,4 @@
-//! The history of one key: its changes, and its value as of a version or a time.
+//! The history of one key: its changes, its value as of a version or a time, and its last writer.
 //!
 //! The history begins with the oldest snapshot of the directory and covers every record after it.
 //!
@@ -18,6 +18,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, PolicyRecord, Record};
 use statehouse_core::log::{Block, Malformed, read_block};
 use statehouse_core::store::{self, Entry, Write};
+use statehouse_mqtt::SessionUsers;
 
 /// One change of a key.
 #[derive(Debug)]
@@ -32,6 +33,10 @@ pub struct Change {
     pub what: What,
     /// The client whose request made the change; `None` if the key expired.
     pub client: Option<String>,
+    /// The user of that client. `None` if the client was anonymous, or if the user is not recorded:
+    /// behind a foreign broker, by older versions of the program for sessions that end with their
+    /// connection, and for sessions that ended while the oldest snapshot was taken.
+    pub user: Option<Arc<str>>,
     /// The policy that made the change; `None` if the key expired.
     pub policy: Option<Arc<PolicyRecord>>,
 }
@@ -67,6 +72,18 @@ pub struct History {
     pub since_ms: Option<u64>,
     /// The entry before the first recorded change, if it is known.
     pub before: Option<Entry>,
+}
+
+/// The client that wrote a key last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// The client id.
+    pub client: String,
+    /// Its user, as in [`Change::user`]. `None` also if the history does not reach back to the
+    /// write.
+    pub user: Option<Arc<str>>,
+    /// Whether the client holds the key as a lock: the value is its client id, and expires.
+    pub is_holder: bool,
 }
 
 /// A point in the history.
@@ -105,6 +122,21 @@ impl Past {
         AsOf::read(key, moment, |sink| self.read_oldest(sink))
     }
 
+    /// The writer of this version of a key; `None` if no snapshot and no record names it.
+    pub fn writer(&self, key: &[u8], version: Stamp) -> Result<Option<Writer>, PastError> {
+        let read = |base| {
+            let until = LogPosition::END;
+            Writer::read(key, version, |sink| self.read(base, until, sink).map(drop))
+        };
+        let newest = read(Base::Newest)?;
+        match newest {
+            // The newest snapshot contains the write, and only the record of a write tells its
+            // user.
+            Some(Writer { user: None, .. }) => Ok(read(Base::Oldest)?.or(newest)),
+            _ => Ok(newest),
+        }
+    }
+
     fn read_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
         self.read(Base::Oldest, LogPosition::END, sink).map(drop)
     }
@@ -120,7 +152,7 @@ impl History {
         let mut history = Self::default();
         let mut visit = |event: KeyEvent<'_>| match event {
             KeyEvent::Reset => history = Self::default(),
-            KeyEvent::SnapshotEntry(entry) => history.before = Some(entry),
+            KeyEvent::SnapshotEntry(entry, _) => history.before = Some(entry),
             KeyEvent::SnapshotEnd { now_ms, .. } => history.since_ms = Some(now_ms),
             // The records begin where the snapshot began, which is before its end.
             KeyEvent::RecordEnd { now_ms, .. } => {
@@ -157,7 +189,7 @@ impl AsOf {
         let mut search = Search::default();
         let mut visit = |event: KeyEvent<'_>| match event {
             KeyEvent::Reset => search = Search::default(),
-            KeyEvent::SnapshotEntry(entry) => {
+            KeyEvent::SnapshotEntry(entry, _) => {
                 // The wall of a version is never less than the time at which the version was given.
                 if moment.includes(entry.version().wall, entry.version()) {
                     search.found = Some(Some(entry));
@@ -192,6 +224,43 @@ impl AsOf {
     }
 }
 
+impl Writer {
+    /// Finds the writer of a version in the blocks and records that `reading` delivers.
+    fn read<E>(
+        key: &[u8],
+        version: Stamp,
+        reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
+    ) -> Result<Option<Self>, E> {
+        let mut writer = None;
+        let mut visit = |event: KeyEvent<'_>| match event {
+            KeyEvent::Reset => writer = None,
+            KeyEvent::SnapshotEntry(entry, client) => {
+                let found = client.map(|client| Self::new(&entry, client, None));
+                writer = found.filter(|_| entry.version() == version);
+            }
+            KeyEvent::Written(write, origin) => {
+                // A record without a client only moves the deadline of the entry.
+                if let (Some(entry), Some(client)) = (write.entry(), origin.client)
+                    && entry.version() == version
+                {
+                    writer = Some(Self::new(entry, client, origin.user));
+                }
+            }
+            KeyEvent::SnapshotEnd { .. } | KeyEvent::RecordEnd { .. } => {}
+        };
+        reading(&mut KeyReader::of(key, &mut visit))?;
+        Ok(writer)
+    }
+
+    fn new(entry: &Entry, client: &str, user: Option<&Arc<str>>) -> Self {
+        Self {
+            client: client.to_owned(),
+            user: user.cloned(),
+            is_holder: entry.expires_ms().is_some() && entry.value() == client.as_bytes(),
+        }
+    }
+}
+
 impl Change {
     fn new(write: &Write, origin: &Origin<'_>) -> Self {
         let what = match &write.change {
@@ -216,6 +285,7 @@ impl Change {
             now_ms: origin.now_ms,
             what,
             client: origin.client.filter(|_| is_of_request).map(str::to_owned),
+            user: origin.user.filter(|_| is_of_request).cloned(),
             policy: origin.policy.filter(|_| is_of_request).cloned(),
         }
     }
@@ -278,8 +348,8 @@ impl Search {
 enum KeyEvent<'a> {
     /// Reading restarts from the beginning.
     Reset,
-    /// The entry of the key in the snapshot.
-    SnapshotEntry(Entry),
+    /// The entry of the key in the snapshot, and the client that wrote it.
+    SnapshotEntry(Entry, Option<&'a str>),
     /// The end of the snapshot, with the store's time and clock.
     SnapshotEnd { now_ms: u64, clock: Stamp },
     /// The end of a record: the store's time, and the clock after the record if it changed.
@@ -293,6 +363,7 @@ struct Origin<'a> {
     position: LogPosition,
     now_ms: u64,
     client: Option<&'a str>,
+    user: Option<&'a Arc<str>>,
     policy: Option<&'a Arc<PolicyRecord>>,
 }
 
@@ -301,6 +372,7 @@ struct KeyReader<'a> {
     key: &'a [u8],
     /// Policies by their number in records.
     policies: Vec<Arc<PolicyRecord>>,
+    users: SessionUsers,
     visit: &'a mut dyn FnMut(KeyEvent<'_>),
 }
 
@@ -309,6 +381,7 @@ impl<'a> KeyReader<'a> {
         Self {
             key,
             policies: Vec::new(),
+            users: SessionUsers::default(),
             visit,
         }
     }
@@ -316,13 +389,13 @@ impl<'a> KeyReader<'a> {
     fn handle_block(&mut self, block: &[u8]) -> Result<(), Malformed> {
         match read_block(block)? {
             Block::Entries(entries) => {
-                for write in entries {
-                    let write = write?;
+                for entry in entries {
+                    let (write, client) = entry?;
                     if let store::Change::Set(entry) = write.change
                         && !write.hidden
                         && entry.key() == self.key
                     {
-                        (self.visit)(KeyEvent::SnapshotEntry(entry));
+                        (self.visit)(KeyEvent::SnapshotEntry(entry, client));
                     }
                 }
             }
@@ -333,9 +406,15 @@ impl<'a> KeyReader<'a> {
                     clock: meta.clock,
                 });
             }
-            Block::Remembered | Block::Sessions | Block::Watches | Block::Module { .. } => {}
+            Block::Sessions(changes) => self.note_users(changes)?,
+            Block::Remembered | Block::Watches | Block::Module { .. } => {}
         }
         Ok(())
+    }
+
+    fn note_users(&mut self, changes: &[u8]) -> Result<(), Malformed> {
+        let applied = self.users.apply(changes);
+        applied.map_err(|_| Malformed("session changes that this version cannot decode"))
     }
 
     fn handle_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
@@ -346,6 +425,7 @@ impl<'a> KeyReader<'a> {
                     position,
                     now_ms,
                     client: Some(handled.client),
+                    user: self.users.user(handled.remembered.delivery.session),
                     policy: self.policies.get(handled.policy as usize),
                 };
                 visit_writes(self.key, self.visit, &handled.writes, &origin);
@@ -363,6 +443,7 @@ impl<'a> KeyReader<'a> {
                     position,
                     now_ms,
                     client: None,
+                    user: None,
                     policy: None,
                 };
                 visit_writes(self.key, self.visit, &writes, &origin);
@@ -381,10 +462,8 @@ impl<'a> KeyReader<'a> {
                 let clock = None;
                 (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
             }
-            Record::Assignment(_)
-            | Record::Sessions(_)
-            | Record::Watches(_)
-            | Record::ReceiveMax { .. } => {}
+            Record::Sessions(changes) => self.note_users(changes)?,
+            Record::Assignment(_) | Record::Watches(_) | Record::ReceiveMax { .. } => {}
         }
         Ok(())
     }
@@ -405,6 +484,7 @@ fn visit_writes(
 impl Sink for KeyReader<'_> {
     fn reset(&mut self) {
         self.policies.clear();
+        self.users = SessionUsers::default();
         (self.visit)(KeyEvent::Reset);
     }
 

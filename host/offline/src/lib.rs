@@ -35,7 +35,7 @@ use statehouse_core::store::Retention;
 use statehouse_precompiled::Modules;
 
 pub use backup::{Contents, FirstState, Module, ModuleState};
-pub use changes::{AsOf, Change, History, Moment, What};
+pub use changes::{AsOf, Change, History, Moment, What, Writer};
 pub use checkup::{Checkup, Opening, Reach};
 pub use cluster_mark::{ClusterMark, CopyMark};
 pub use image_sink::ImageSink;

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use serde_json::{Map, Value as Json, json};
 use statehouse_client::{RespValue, Version};
 
+use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::remote::Remote;
 
@@ -30,9 +31,8 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "WORD", allow_negative_numbers = true)]
     words: Vec<OsString>,
 
-    /// The fencing token: the version of the lock that protects the key
-    #[arg(long, value_name = "VERSION")]
-    fencing_token: Option<Version>,
+    #[command(flatten)]
+    fencing: Fencing,
 
     /// Print the version of the response, if it has one, on a line of its own before the value
     #[arg(long)]
@@ -45,7 +45,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let client = args.remote.connect().await?;
     let words = args.words.iter().map(|word| word.as_bytes());
-    let response = client.invoke(words, args.fencing_token.as_ref()).await?;
+    let response = client.invoke(words, args.fencing.token.as_ref()).await?;
     client.close().await;
     let version = response.version.as_ref().map(Version::to_string);
     if args.remote.json {

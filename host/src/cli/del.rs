@@ -10,6 +10,7 @@ use statehouse_client::{Client, Version};
 
 use super::data;
 use super::entries;
+use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice};
 use super::remote::Remote;
 
@@ -33,9 +34,8 @@ pub(super) struct Args {
           value_parser = clap::builder::OsStringValueParser::new().try_map(not_empty))]
     prefix: Option<OsString>,
 
-    /// The fencing token: the version of the lock that protects the key
-    #[arg(long, value_name = "VERSION")]
-    fencing_token: Option<Version>,
+    #[command(flatten)]
+    fencing: Fencing,
 
     #[command(flatten)]
     remote: Remote,
@@ -43,7 +43,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let client = args.remote.connect().await?;
-    let token = args.fencing_token.as_ref();
+    let token = args.fencing.token.as_ref();
     if let Some(prefix) = &args.prefix {
         let count = delete_all(&client, &entries::pattern_of(prefix), token).await?;
         client.close().await;

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
 use serde_json::json;
+use statehouse_client::{Meta, Version};
 
 use super::data::{Data, Node};
 use super::entries::{add_meta, duration};
@@ -13,7 +14,7 @@ use super::remote::Remote;
 use super::time;
 use statehouse_core::clock::Stamp;
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::{AsOf, Moment, Past};
+use statehouse_offline::{AsOf, Moment, Past, Writer};
 
 /// Print the value of a key
 ///
@@ -22,6 +23,10 @@ use statehouse_offline::{AsOf, Moment, Past};
 ///
 /// With --as-of it reads the data directory instead of asking a server, on this machine and without
 /// a lock, even while a server runs. It reaches as far back as `statehouse history`.
+///
+/// With --meta it asks the server, and looks for the writer in the data directory. If that is not
+/// on this machine, or does not contain this version of the key, the lines `writer` and `holder`
+/// are missing; `statehouse lock NAME --status` names the holder of a lock from any machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,7 +46,9 @@ pub(super) struct Args {
     #[arg(long)]
     with_version: bool,
 
-    /// Print the version, the length, the expiry and the fencing token instead of the value
+    /// Print the version, the length, the expiry and the fencing token instead of the value. Then
+    /// the client that wrote the key last and its user, and the holder of a lock: a value that is
+    /// the client id of its writer, and expires
     #[arg(long, conflicts_with_all = ["with_version", "as_of"])]
     meta: bool,
 
@@ -120,12 +127,42 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Negative);
     };
+    let writer = writer(args, key, &meta.version);
     if args.remote.json {
         let mut object = json!({ "key": json_bytes(key) });
         add_meta(&mut object, &meta);
+        let writer = writer.as_ref();
+        object["writer"] = json!(writer.map(|it| json!({
+            "client": it.client,
+            "user": it.user.as_deref(),
+        })));
+        object["holder"] = json!(writer.filter(|it| it.is_holder).map(|it| &it.client));
         emit_json(&object)?;
-        return Ok(Exit::Done);
+    } else {
+        emit(in_words(&meta, writer.as_ref()).as_bytes())?;
     }
+    Ok(Exit::Done)
+}
+
+/// The writer of this version, if the data directory of the store is on this machine. A directory
+/// of another store does not contain the version.
+fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
+    let path = &args.data.path;
+    if !path.is_dir() {
+        return None;
+    }
+    let version = Stamp {
+        wall: version.wall_ms(),
+        counter: version.counter(),
+    };
+    let found = Past::open(path).and_then(|past| past.writer(key, version));
+    found.unwrap_or_else(|error| {
+        notice(&format!("the last writer is not shown: {error}"));
+        None
+    })
+}
+
+fn in_words(meta: &Meta, writer: Option<&Writer>) -> String {
     let mut text = format!("version  {}\nbytes    {}\n", meta.version, meta.bytes);
     if let (Some(expires_ms), Some(ttl)) = (meta.expires_ms, meta.ttl) {
         let (at, left) = (time::utc(expires_ms), duration(ttl));
@@ -137,8 +174,16 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
             printable(fence.to_string().as_bytes())
         ));
     }
-    emit(text.as_bytes())?;
-    Ok(Exit::Done)
+    if let Some(writer) = writer {
+        let client = printable(writer.client.as_bytes());
+        if writer.is_holder {
+            text.push_str(&format!("holder   {client}\n"));
+        }
+        let user = writer.user.as_deref().map(|it| printable(it.as_bytes()));
+        let user = user.map_or(String::new(), |it| format!(", user {it}"));
+        text.push_str(&format!("writer   {client}{user}\n"));
+    }
+    text
 }
 
 /// The value and version of the key at a moment.

@@ -96,6 +96,9 @@ fn in_words(change: &Change, node: &str) -> String {
     if let Some(client) = &change.client {
         line("client", &printable(client.as_bytes()));
     }
+    if let Some(user) = &change.user {
+        line("user", &printable(user.as_bytes()));
+    }
     if let Some(policy) = &change.policy {
         line("policy", &data::policy(policy));
     }
@@ -121,6 +124,7 @@ fn in_json(key: &[u8], change: &Change, node: &str) -> Json {
         "time": utc(change.now_ms),
         "record": change.position.0,
         "client": change.client,
+        "user": change.user.as_deref(),
         "policy": change.policy.as_deref().map(data::policy_json),
     });
     match &change.what {

@@ -18,6 +18,7 @@ mod doctor;
 mod entries;
 mod explain;
 mod export;
+mod fencing;
 mod get;
 mod history;
 mod import;

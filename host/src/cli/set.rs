@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version, parse_duration};
 
+use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
 
@@ -52,9 +53,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     ttl: Option<Duration>,
 
-    /// The fencing token: the version of the lock that protects the key
-    #[arg(long, value_name = "VERSION")]
-    fencing_token: Option<Version>,
+    #[command(flatten)]
+    fencing: Fencing,
 
     /// Print the version that was assigned to the value
     #[arg(long)]
@@ -78,7 +78,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             _ => Condition::Always,
         },
         expiry: args.px.map(Duration::from_millis).or(args.ttl),
-        fencing_token: args.fencing_token,
+        fencing_token: args.fencing.token,
     };
     let client = args.remote.connect().await?;
     let set = client.set(key, value, options).await?;

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use serde_json::json;
 use statehouse_client::{VdelResult, Version};
 
+use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
 
@@ -25,9 +26,8 @@ pub(super) struct Args {
     #[arg(allow_negative_numbers = true)]
     value: OsString,
 
-    /// The fencing token: the version of the lock that protects the key
-    #[arg(long, value_name = "VERSION")]
-    fencing_token: Option<Version>,
+    #[command(flatten)]
+    fencing: Fencing,
 
     #[command(flatten)]
     remote: Remote,
@@ -37,7 +37,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let client = args.remote.connect().await?;
     let key = args.key.as_bytes();
     let result = client
-        .vdel(key, args.value.as_bytes(), args.fencing_token.as_ref())
+        .vdel(key, args.value.as_bytes(), args.fencing.token.as_ref())
         .await?;
     client.close().await;
 

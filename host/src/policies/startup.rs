@@ -13,10 +13,11 @@ use crate::config::PolicyChoice;
 use crate::limits;
 use crate::policies::delivery::Trust;
 use crate::policies::manager::trial;
+use statehouse_core::clock::wall_ms;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{
-    Assignment, Digest, Engine, Failure, Instance, LoadError, Policy, Registry, Role,
+    Act, Actor, Assignment, Digest, Engine, Failure, Instance, LoadError, Policy, Registry, Role,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
@@ -72,7 +73,9 @@ impl Opening<'_> {
         choice: &PolicyChoice,
         image: &Image,
     ) -> anyhow::Result<(Registry<Transaction>, Vec<PolicyRecord>)> {
-        let mut assignment = self.recorded(image);
+        let recorded = self.recorded(image);
+        let mut assignment = recorded.clone();
+        let mut signed_by = None;
         let mut loaded = vec![self.standard.clone()];
         if self.keeps {
             // Another version of this program may need it to re-execute redelivered requests.
@@ -82,11 +85,17 @@ impl Opening<'_> {
             PolicyChoice::Last => {}
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
-                let (digest, policy) = self.read(path)?;
+                let (digest, policy, key) = self.read(path)?;
+                signed_by = key;
                 loaded.extend(policy);
                 assignment = promote_configured(assignment.load(digest)?, digest, path)?;
             }
         }
+        let act = Act {
+            at_ms: wall_ms().max(image.now_ms),
+            by: Actor::setting(),
+        };
+        assignment = assignment.noted(&recorded, &act, signed_by.as_deref());
         let named = *choice != PolicyChoice::Last;
         for digest in assignment.all() {
             if loaded.iter().any(|it| it.digest == digest.0) {
@@ -118,23 +127,26 @@ impl Opening<'_> {
     }
 
     /// Loads the policy of the setting `policy` and tries it out. Returns no policy if it is the
-    /// built-in one.
-    fn read(&self, path: &Path) -> anyhow::Result<(Digest, Option<Arc<Policy<Transaction>>>)> {
+    /// built-in one, and the id of the trusted key that signed it.
+    fn read(
+        &self,
+        path: &Path,
+    ) -> anyhow::Result<(Digest, Option<Arc<Policy<Transaction>>>, Option<String>)> {
         let file = read_file(path)
             .with_context(|| format!("cannot read the policy {}", path.display()))?;
         let unusable = || format!("{} cannot be used", path.display());
-        self.trust.check(&file).with_context(unusable)?;
+        let key = self.trust.check(&file).with_context(unusable)?;
         let policy = self.engine.load(&file).with_context(unusable)?;
         let digest = Digest::from(policy.digest);
         if policy.digest == self.standard.digest {
-            return Ok((digest, None));
+            return Ok((digest, None, key));
         }
         let policy = Arc::new(policy);
         trial::run(&policy).with_context(unusable)?;
         if self.keeps {
             self.save(&policy.digest, &file)?;
         }
-        Ok((digest, Some(policy)))
+        Ok((digest, Some(policy), key))
     }
 
     /// The assignment when the store stopped, with the built-in policy of this program.

@@ -13,7 +13,8 @@
 //! both, without packets. The obligations are numbered in the messages:
 //!
 //! 1. An acknowledged write survives every crash, and each request has one effect. The recovered
-//!    state equals the one that the store had at that log position.
+//!    state equals the one that the store had at that log position. The log names the user of each
+//!    request.
 //! 2. Each request has one response; a redelivery gets the same bytes.
 //! 3. A watcher is notified before the change is acknowledged, in the order of versions. Behind a
 //!    foreign broker watches survive crashes, and so do notifications that are due.
@@ -33,6 +34,7 @@
 //! | recovery skips one handled request in five | 1, 2 |
 //! | recovery restores no remembered requests of snapshots | 2 |
 //! | recovery restores no hidden keys of snapshots | 1 |
+//! | the broker does not record the user of a session | 1 |
 //! | recovery forgets durable watches | 3 |
 //! | a start does not repeat notifications of expirations | 3 |
 //! | a clock step does not postpone recorded deadlines of requests | 2 |

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use statehouse::server::Server;
 use statehouse::transport::embedded::{Embedded, StoreService};
 use statehouse::transport::{Inbound, Intake, Transport};
-use statehouse_core::clock::{Clock, ManualSource};
-use statehouse_core::log::record::{self, Record};
-use statehouse_core::log::{Image, Recorder};
+use statehouse_core::clock::{Clock, ManualSource, Stamp};
+use statehouse_core::log::record::{self, Handled, Record};
+use statehouse_core::log::{Block, Image, Recorder, read_block};
 use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Mode, Store};
 use statehouse_core::{Core, Settings};
-use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Recovery};
+use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Recovery, SessionUsers};
 use statehouse_protocol::ConnectionId;
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Error, Log, LogPosition, Opened, Room, Sink};
@@ -40,21 +40,53 @@ struct CheckedSink<'a> {
     requests: &'a Requests,
     /// The requests with writes, if none may be recorded twice.
     executed: Option<HashSet<String>>,
+    plan: &'a FaultPlan,
+    users: SessionUsers,
+    /// The clock at the end of the snapshot.
+    complete: Stamp,
+}
+
+impl CheckedSink<'_> {
+    /// Checks that the user of a request is known: every client is a user of the same name.
+    fn check_user(&self, found: &Handled<'_>) {
+        let session = found.remembered.delivery.session;
+        let user = self.users.user(session).map(|user| &**user);
+        // A session that ended while the snapshot was taken is not in it. While the disk is full,
+        // sessions are not durable and their users are not recorded.
+        let is_durable = self.image.sessions.has_session(session);
+        let may_be_unknown = found.clock <= self.complete || !is_durable && self.plan.full;
+        assert!(
+            user == Some(found.client) || user.is_none() && may_be_unknown,
+            "obligation 1: a request of {} is recorded with the user {user:?}",
+            found.client
+        );
+    }
 }
 
 impl Sink for CheckedSink<'_> {
     fn reset(&mut self) {
         self.image.reset();
+        (self.users, self.complete) = Default::default();
         self.executed = self.executed.take().map(|_| HashSet::new());
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        match read_block(block).map_err(|error| error.to_string())? {
+            Block::Sessions(changes) => self.users.apply(changes).expect("changes of the broker"),
+            Block::Meta(meta) => self.complete = meta.clock,
+            _ => {}
+        }
         self.image.block(block).map_err(|error| error.to_string())
     }
 
     fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
         let read = record::read(record).map_err(|error| error.to_string())?;
-        if let Record::Handled(found) = read {
+        if let Record::Sessions(changes) = read {
+            self.users.apply(changes).expect("changes of the broker");
+        } else if let Record::Handled(found) = read {
+            if !self.plan.foreign {
+                self.check_user(&found);
+            }
             let timestamp = found.timestamp.expect("every request has one");
             let sent = &self.requests[timestamp];
             assert!(timestamp.ends_with(&format!(":{}", found.client)));
@@ -126,6 +158,9 @@ impl Found {
             requests,
             // A foreign broker may redeliver a request after its retention.
             executed: (!plan.foreign).then(HashSet::new),
+            plan,
+            users: SessionUsers::default(),
+            complete: Stamp::default(),
         };
         let disk = Arc::new(disk.clone());
         let (log, opened) = Log::open(disk, plan.options(), wall_ms, &mut sink)?;

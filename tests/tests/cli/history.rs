@@ -5,7 +5,7 @@
 use std::{thread, time::Duration};
 
 use serde_json::Value;
-use statehouse_tests::{Hlc, Server, policies};
+use statehouse_tests::{Client, Connect, Hlc, Server, policies, store::Store};
 
 use crate::data_directory::{object, objects, run_checked, run_for};
 
@@ -140,6 +140,67 @@ fn history_lists_every_change_of_a_key() {
     );
     assert!(ran.code(0).text().contains(":Other"));
     run_for(&server, &["history", "no such key"]).code(1);
+}
+
+/// Sessions that outlive their connection are recorded, others only for their users.
+#[test]
+fn history_and_meta_name_the_user_of_every_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let users = directory.path().join("users").display().to_string();
+    for name in ["anna", "bert"] {
+        let add = ["user", "add", name, "--password-stdin", "--users", &users];
+        statehouse_tests::run(&add, name.as_bytes()).code(0);
+    }
+    let server = Server::restartable(&[("users", &users)]);
+    let client = |connect: Connect, user: &str| {
+        let id = connect.client_id.clone();
+        let login = Connect {
+            user_name: Some(user.into()),
+            password: Some(user.into()),
+            ..connect
+        };
+        Store::new(Client::connect(server.address(), &login), &id)
+    };
+    let mut short = client(Connect::new("short"), "anna");
+    let mut long = client(Connect::resume("long", 100), "bert");
+    for _ in 0..2 {
+        short.set("key", "value");
+        long.ask(&["SET", "key", "long", "PX", "3600000"]);
+    }
+    let (changes, _) = history(&server, "key");
+    let by = |change: &Value| (change["client"].clone(), change["user"].clone());
+    let (of_short, of_long) = (("short", "anna"), ("long", "bert"));
+    let expected = [of_long, of_short, of_long, of_short];
+    let expected = expected.map(|(client, user)| (client.into(), user.into()));
+    assert_eq!(changes.iter().map(by).collect::<Vec<_>>(), expected);
+    let text = run_for(&server, &["history", "key"]).code(0).text();
+    assert!(
+        text.contains("    client   long\n    user     bert\n"),
+        "{text}"
+    );
+
+    let password = directory.path().join("password");
+    std::fs::write(&password, "anna").unwrap();
+    let (port, password) = (server.port().to_string(), password.display().to_string());
+    let meta = |more: &[&str]| {
+        let get = ["get", "key", "--meta", "--port", &port, "--user", "anna"];
+        let all = [&get[..], &["--password-file", &password], more].concat();
+        run_for(&server, &all).code(0)
+    };
+    let text = meta(&[]).text();
+    assert!(
+        text.contains("\nholder   long\nwriter   long, user bert\n"),
+        "{text}"
+    );
+    short.set("key", "value");
+    let shown = object(&meta(&["--json"]));
+    let writer = serde_json::json!({ "client": "short", "user": "anna" });
+    assert_eq!(
+        (&shown["writer"], &shown["holder"]),
+        (&writer, &Value::Null)
+    );
+    let elsewhere = meta(&["--data", "no such directory"]);
+    assert!(elsewhere.stderr.is_empty() && !elsewhere.text().contains("writer"));
 }
 
 /// The expiry of a key belongs to no client and no policy.

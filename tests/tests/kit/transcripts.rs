@@ -192,6 +192,8 @@ fn failure_of_a_policy_is_shown_with_its_cause() {
         )),
         "{text}"
     );
+    let cause = text.matches("tests/policies/faulty/src/lib.rs:");
+    assert_eq!(cause.count(), 1, "the log repeats it: {text}");
     // The failed request's staged writes were discarded, so the second answer matches.
     assert!(
         text.contains("1 line differs, the policy failed at 1 request"),

@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::simulated::{SimulatedClock, World};
+use crate::simulated::{Faults, SimulatedClock, World};
 use crate::{
     Clock, Description, Embedder, Ended, Head, Id, LeaderLog, LogPosition, Member, Options, Stop,
-    Takeover,
+    Takeover, create,
 };
 
 /// Runs a future on the paused clock of tokio.
@@ -25,6 +25,16 @@ pub(super) fn simulate(future: impl Future<Output = ()>) {
 /// A clock without error.
 pub(super) fn clock() -> Arc<dyn Clock> {
     Arc::new(SimulatedClock::new(Duration::ZERO, 1_000_000))
+}
+
+/// The id of the cluster `c`.
+pub(super) const CLUSTER: Id = Id([1; 16]);
+
+/// An engine without faults that holds the new cluster `c`.
+pub(super) async fn world(seed: u64) -> World {
+    let world = World::new(seed, Faults::default());
+    create(&*world.engine(0), "c", CLUSTER, 0).await.unwrap();
+    world
 }
 
 /// What a host received.
@@ -151,6 +161,17 @@ impl Host {
             stopped
         });
         Self { seen, member, task }
+    }
+
+    /// Starts a host, and waits until it leads and may decide.
+    pub(super) async fn lead(
+        world: &World,
+        name: &str,
+        change: impl FnOnce(&mut Options),
+    ) -> (Self, Arc<LeaderLog>) {
+        let host = Self::start(world, name, change);
+        let log = host.leads().await;
+        (host, log)
     }
 
     /// Waits until a condition holds for what the host received.

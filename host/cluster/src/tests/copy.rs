@@ -9,15 +9,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, simulate};
+use super::cluster::{CLUSTER, Host, clock, simulate, world};
 use crate::feed::Feed;
 use crate::simulated::{Faults, World};
 use crate::{
     Chain, CopyError, CopyStore, Id, LeaderLog, LogCopy, LogPoint, LogPosition, Options, Resumed,
     SnapshotInfo, create, limits,
 };
-
-const CLUSTER: Id = Id([1; 16]);
 
 /// A copy in memory.
 #[derive(Clone, Debug, Default)]
@@ -162,12 +160,6 @@ impl Copying {
     }
 }
 
-async fn world() -> World {
-    let world = World::new(1, Faults::default());
-    create(&*world.engine(0), "c", CLUSTER, 0).await.unwrap();
-    world
-}
-
 /// Appends so many records of this size.
 async fn write(log: &LeaderLog, records: usize, bytes: usize) -> LogPosition {
     let mut last = LogPosition::NONE;
@@ -182,9 +174,8 @@ async fn write(log: &LeaderLog, records: usize, bytes: usize) -> LogPosition {
 #[test]
 fn copies_of_leader_and_follower_have_every_record() {
     simulate(async {
-        let world = world().await;
-        let leader = Host::start(&world, "a", |_| {});
-        let log = leader.leads().await;
+        let world = world(1).await;
+        let (leader, log) = Host::lead(&world, "a", |_| {}).await;
         let follower = Host::start(&world, "b", |_| {});
         let copies = [&leader, &follower].map(|it| Copying::start(&world, it, None));
         let last = write(&log, 300, 100).await;
@@ -213,9 +204,8 @@ fn copies_of_leader_and_follower_have_every_record() {
 #[test]
 fn copy_holds_whole_groups_only() {
     simulate(async {
-        let world = world().await;
-        let host = Host::start(&world, "a", |it| it.sizes.part_bytes = 1_000);
-        let log = host.leads().await;
+        let world = world(1).await;
+        let (host, log) = Host::lead(&world, "a", |it| it.sizes.part_bytes = 1_000).await;
         let copy = Copying::start(&world, &host, None);
         let last = write(&log, 20, 5_500).await;
         copy.reaches(last).await;
@@ -228,9 +218,8 @@ fn copy_holds_whole_groups_only() {
 #[test]
 fn copy_that_keeps_up_reads_nothing_from_the_engine() {
     simulate(async {
-        let world = world().await;
-        let leader = Host::start(&world, "a", |_| {});
-        let log = leader.leads().await;
+        let world = world(1).await;
+        let (leader, log) = Host::lead(&world, "a", |_| {}).await;
         let copy = Copying::start(&world, &leader, None);
         copy.reaches(write(&log, 1, 8).await).await;
         world.cut(9, true, true);
@@ -241,9 +230,8 @@ fn copy_that_keeps_up_reads_nothing_from_the_engine() {
 #[test]
 fn copy_that_is_stopped_has_what_was_released_before() {
     simulate(async {
-        let world = world().await;
-        let leader = Host::start(&world, "a", |_| {});
-        let log = leader.leads().await;
+        let world = world(1).await;
+        let (leader, log) = Host::lead(&world, "a", |_| {}).await;
         let copy = Copying::start(&world, &leader, None);
         copy.reaches(write(&log, 1, 8).await).await;
         let last = write(&log, 20, 8).await;
@@ -256,9 +244,8 @@ fn copy_that_is_stopped_has_what_was_released_before() {
 #[test]
 fn copy_reads_what_it_missed() {
     simulate(async {
-        let world = world().await;
-        let host = Host::start(&world, "a", |_| {});
-        let log = host.leads().await;
+        let world = world(1).await;
+        let (host, log) = Host::lead(&world, "a", |_| {}).await;
         let copy = Copying::start(&world, &host, None);
         copy.reaches(write(&log, 10, 100).await).await;
         let earlier = copy.stop().await;
@@ -275,9 +262,9 @@ fn copy_reads_what_it_missed() {
 #[test]
 fn copy_takes_each_snapshot_of_the_cluster() {
     simulate(async {
-        let world = world().await;
-        let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 50_000);
-        let log = host.leads().await;
+        let world = world(1).await;
+        let (host, log) =
+            Host::lead(&world, "a", |it| it.sizes.snapshot_after_bytes = 50_000).await;
         let copy = Copying::start(&world, &host, None);
         for _ in 0..3 {
             let before = copy.copied().snapshots.len();
@@ -301,9 +288,9 @@ fn copy_takes_each_snapshot_of_the_cluster() {
 #[test]
 fn copy_starts_over_after_the_log_was_truncated() {
     simulate(async {
-        let world = world().await;
-        let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 20_000);
-        let log = host.leads().await;
+        let world = world(1).await;
+        let (host, log) =
+            Host::lead(&world, "a", |it| it.sizes.snapshot_after_bytes = 20_000).await;
         let copy = Copying::start(&world, &host, None);
         copy.reaches(write(&log, 10, 100).await).await;
         let earlier = copy.stop().await;
@@ -331,9 +318,8 @@ fn copy_starts_over_after_the_log_was_truncated() {
 fn copy_of_another_history_starts_over() {
     simulate(async {
         for is_ahead in [false, true] {
-            let world = world().await;
-            let host = Host::start(&world, "a", |_| {});
-            let log = host.leads().await;
+            let world = world(1).await;
+            let (host, log) = Host::lead(&world, "a", |_| {}).await;
             let copy = Copying::start(&world, &host, None);
             copy.reaches(write(&log, 10, 100).await).await;
             let (copied, mut resumed) = copy.stop().await;
@@ -353,9 +339,8 @@ fn copy_of_another_history_starts_over() {
 #[test]
 fn store_that_is_full_ends_the_copy_and_not_the_host() {
     simulate(async {
-        let world = world().await;
-        let host = Host::start(&world, "a", |_| {});
-        let log = host.leads().await;
+        let world = world(1).await;
+        let (host, log) = Host::lead(&world, "a", |_| {}).await;
         let copy = Copying::start(&world, &host, None);
         copy.reaches(write(&log, 10, 100).await).await;
         copy.store.0.lock().unwrap().is_full = true;

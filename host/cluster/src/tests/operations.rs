@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::cluster::{Host, clock, simulate};
+use super::cluster::{Host, clock, simulate, world};
 use crate::codec::Malformed;
-use crate::simulated::{Faults, World};
+use crate::simulated::World;
 use crate::{
-    After, FRAME_FORMAT, Id, LeaderLog, Stop, Upgraded, check_successor, create, remove_member,
-    upgrade,
+    After, FRAME_FORMAT, LeaderLog, Stop, Upgraded, check_successor, remove_member, upgrade,
 };
 
 const SEEDS: u64 = 40;
@@ -19,12 +18,11 @@ const SEEDS: u64 = 40;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// Starts hosts, of which the first one leads and the others follow.
-async fn start(world: &World, seed: u64) -> Vec<Host> {
-    let engine = world.engine(0);
-    create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+async fn start(seed: u64) -> (World, Vec<Host>) {
+    let world = world(seed).await;
     let mut hosts = Vec::new();
     for (index, name) in (0..).zip(NAMES) {
-        let host = Host::start(world, name, |it| {
+        let host = Host::start(&world, name, |it| {
             it.process.0[..8].copy_from_slice(&(seed * 10 + index).to_le_bytes());
         });
         if hosts.is_empty() {
@@ -34,7 +32,7 @@ async fn start(world: &World, seed: u64) -> Vec<Host> {
         }
         hosts.push(host);
     }
-    hosts
+    (world, hosts)
 }
 
 /// The index of the host that leads next, and how long that took.
@@ -61,8 +59,7 @@ async fn checked(world: &World, host: &str) -> Result<(), String> {
 fn named_successor_leads_for_every_seed() {
     for seed in 0..SEEDS {
         simulate(async move {
-            let world = World::new(seed, Faults::default());
-            let hosts = start(&world, seed).await;
+            let (world, hosts) = start(seed).await;
             let target = 1 + seed as usize % (NAMES.len() - 1);
             sleep(Duration::from_secs(1)).await;
             checked(&world, NAMES[target]).await.unwrap();
@@ -82,8 +79,7 @@ fn named_successor_leads_for_every_seed() {
 fn successor_that_is_dead_only_delays_the_handover() {
     for seed in 0..SEEDS {
         simulate(async move {
-            let world = World::new(seed, Faults::default());
-            let mut hosts = start(&world, seed).await;
+            let (_world, mut hosts) = start(seed).await;
             drop(hosts.pop());
             let log = hosts[0].leads().await;
             log.hand_over_to(NAMES[3]);
@@ -98,8 +94,7 @@ fn successor_that_is_dead_only_delays_the_handover() {
 #[test]
 fn successor_with_too_long_a_name_is_not_named() {
     simulate(async {
-        let world = World::new(1, Faults::default());
-        let hosts = start(&world, 1).await;
+        let (_world, hosts) = start(1).await;
         hosts[0].leads().await.hand_over_to(&"x".repeat(64));
         let (leader, took) = next_leader(&hosts, 1).await;
         assert_ne!(leader, 0);
@@ -110,8 +105,7 @@ fn successor_with_too_long_a_name_is_not_named() {
 #[test]
 fn successor_that_cannot_lead_is_refused_in_words() {
     simulate(async {
-        let world = World::new(1, Faults::default());
-        let hosts = start(&world, 1).await;
+        let (world, hosts) = start(1).await;
         hosts[1].seen.lock().unwrap().description.missing_modules = vec![[7; 32]];
         hosts[1].member.describe_again();
         sleep(Duration::from_secs(1)).await;
@@ -141,9 +135,8 @@ async fn upgraded(world: &World, log: &LeaderLog, newest: u16) -> Result<Upgrade
 fn upgrade_waits_for_all_members_and_stops_those_that_return() {
     const NEWER: u16 = FRAME_FORMAT + 1;
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
         let leader = reads(&world, "a", NEWER);
         let log = leader.leads().await;
         let (follower, older) = (
@@ -188,9 +181,8 @@ fn upgrade_waits_for_all_members_and_stops_those_that_return() {
 fn upgrade_stops_a_running_host_that_it_did_not_know() {
     const NEWER: u16 = FRAME_FORMAT + 1;
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
         let leader = reads(&world, "a", NEWER);
         let log = leader.leads().await;
         let older = reads(&world, "old", FRAME_FORMAT);
@@ -209,9 +201,8 @@ fn upgrade_stops_a_running_host_that_it_did_not_know() {
 fn upgrade_is_refused_while_a_record_is_of_an_earlier_leadership() {
     const NEWER: u16 = FRAME_FORMAT + 1;
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
         let first = reads(&world, "a", NEWER);
         let log = first.leads().await;
         let second = reads(&world, "b", NEWER);
@@ -232,8 +223,7 @@ fn upgrade_is_refused_while_a_record_is_of_an_earlier_leadership() {
 #[test]
 fn figures_follow_the_log() {
     simulate(async {
-        let world = World::new(1, Faults::default());
-        let hosts = start(&world, 1).await;
+        let (world, hosts) = start(1).await;
         let log = hosts[0].leads().await;
         for _ in 0..10 {
             Host::append(&log, &[7; 1000]).await;
@@ -266,12 +256,9 @@ fn figures_follow_the_log() {
 #[test]
 fn figures_start_anew_with_a_snapshot() {
     simulate(async {
-        let world = World::new(1, Faults::default());
-        let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
+        let world = world(1).await;
         let small = |it: &mut crate::Options| it.sizes.snapshot_after_bytes = 50_000;
-        let leader = Host::start(&world, "a", small);
-        let log = leader.leads().await;
+        let (leader, log) = Host::lead(&world, "a", small).await;
         let follower = Host::start(&world, "b", small);
         follower.wait(|it| (it.leader == "a").then_some(())).await;
         for _ in 0..60 {

@@ -6,11 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, simulate};
+use super::cluster::{Host, clock, simulate, world};
 use crate::access::always;
 use crate::keys::Keys;
-use crate::simulated::{Faults, World};
-use crate::{EngineError, Id, Modules, Options, create, limits, overview};
+use crate::{EngineError, Modules, Options, limits, overview};
 
 const QUOTA: u64 = 1 << 20;
 
@@ -23,11 +22,8 @@ fn small(options: &mut Options) {
 /// Writes six times the quota, beside a state of this size.
 fn write_much(snapshot_after_bytes: u64, state_bytes: usize) {
     simulate(async move {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         world.limit(QUOTA);
-        create(&*world.engine(0), "c", Id([1; 16]), 0)
-            .await
-            .unwrap();
         // The engine reports its quota, so a wrong setting does not matter.
         let host = Host::start(&world, "a", |it| {
             small(it);
@@ -70,12 +66,9 @@ fn snapshot_of_a_large_state_makes_room() {
 #[test]
 fn state_that_fills_the_quota_can_be_removed() {
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         world.limit(QUOTA);
-        let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-        let host = Host::start(&world, "a", small);
-        let log = host.leads().await;
+        let (host, log) = Host::lead(&world, "a", small).await;
         let mut waits = 0;
         // Without room for 10 s, no snapshot can make any.
         while waits < 100 {
@@ -111,16 +104,14 @@ fn state_that_fills_the_quota_can_be_removed() {
 fn leader_removes_the_unfinished_snapshot_of_the_leader_before() {
     let large = |options: &mut Options| options.sizes.snapshot_after_bytes = 100_000;
     simulate(async move {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
         let pieces = Keys::new("c").all_snapshots();
         let stored = async || {
             let page = engine.range(&pieces, None, 1_000).await.unwrap();
             page.values.into_iter().map(|it| it.0).collect::<Vec<_>>()
         };
-        let first = Host::start(&world, "a", large);
-        let log = first.leads().await;
+        let (first, log) = Host::lead(&world, "a", large).await;
         first.seen.lock().unwrap().state_bytes = 10_000_000;
         for _ in 0..50 {
             Host::append(&log, &[1; 10_000]).await;
@@ -128,8 +119,7 @@ fn leader_removes_the_unfinished_snapshot_of_the_leader_before() {
         let unfinished = stored().await;
         assert!(!unfinished.is_empty(), "no snapshot began");
         drop((first, log));
-        let second = Host::start(&world, "b", large);
-        let log = second.leads().await;
+        let (_second, log) = Host::lead(&world, "b", large).await;
         Host::append(&log, b"first").await;
         // The second leader has begun a snapshot of its own.
         let left = stored().await;
@@ -140,12 +130,10 @@ fn leader_removes_the_unfinished_snapshot_of_the_leader_before() {
 #[test]
 fn leader_makes_room_after_another_client_used_the_quota_up() {
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         world.limit(QUOTA);
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-        let host = Host::start(&world, "a", small);
-        let log = host.leads().await;
+        let (_host, log) = Host::lead(&world, "a", small).await;
         for _ in 0..200 {
             Host::append(&log, &[1; 1000]).await;
         }
@@ -170,13 +158,9 @@ fn leader_makes_room_after_another_client_used_the_quota_up() {
 #[test]
 fn removed_module_makes_room_without_traffic() {
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         world.limit(QUOTA);
-        create(&*world.engine(0), "c", Id([1; 16]), 0)
-            .await
-            .unwrap();
-        let host = Host::start(&world, "a", small);
-        let log = host.leads().await;
+        let (_host, log) = Host::lead(&world, "a", small).await;
         let modules = Modules::new(world.engine(0), clock(), "c");
         let digest = modules.put(&vec![1; 700_000]).await.unwrap();
         let others = (b"other".to_vec(), Bytes::from(vec![0; 250_000]));
@@ -194,10 +178,9 @@ fn removed_module_makes_room_without_traffic() {
 #[test]
 fn full_engine_is_left_alone_without_permission_to_compact() {
     simulate(async {
-        let world = World::new(1, Faults::default());
+        let world = world(1).await;
         world.limit(QUOTA);
         let engine = world.engine(0);
-        create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
         let host = Host::start(&world, "a", |it| {
             small(it);
             it.compacts = false;

@@ -181,6 +181,10 @@ pub const SHADOW_EXAMPLE_WRITES_MAX: usize = 8;
 /// Interval at which the caller of an assignment checks whether it is durable.
 pub const ASSIGNED_POLL: Duration = Duration::from_micros(200);
 
+/// Bytes of a client id, user or file name in the origin of a policy. The record of an assignment
+/// has at most two origins of each loaded policy.
+pub const ORIGIN_NAME_BYTES_MAX: usize = 128;
+
 /// Swaps of the active policy that are listed: 64 KiB at most.
 pub const SWAPS_LISTED_MAX: usize = 256;
 

@@ -49,7 +49,7 @@ pub(super) fn block(state: &State, hidden: bool, after: Option<&[u8]>) -> (Vec<u
     (out, None)
 }
 
-/// The entries of one block, in order.
+/// The entries of one block with their owners, in order.
 pub struct Entries<'a> {
     reader: Reader<'a>,
     names: Vec<&'a str>,
@@ -64,19 +64,6 @@ impl<'a> Entries<'a> {
             names: Vec::new(),
             last: None,
         }
-    }
-
-    /// The next entry and its owner.
-    pub(super) fn next_owned(&mut self) -> Option<Result<(Write, Option<&'a str>), Malformed>> {
-        if self.reader.is_empty() {
-            return None;
-        }
-        let read = self.read();
-        if read.is_err() {
-            // The end of a malformed entry is unknown.
-            self.reader = Reader(b"");
-        }
-        Some(read)
     }
 
     fn read(&mut self) -> Result<(Write, Option<&'a str>), Malformed> {
@@ -96,11 +83,19 @@ impl<'a> Entries<'a> {
     }
 }
 
-impl Iterator for Entries<'_> {
-    type Item = Result<Write, Malformed>;
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<(Write, Option<&'a str>), Malformed>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.next_owned()?.map(|(write, _)| write))
+        if self.reader.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        if read.is_err() {
+            // The end of a malformed entry is unknown.
+            self.reader = Reader(b"");
+        }
+        Some(read)
     }
 }
 

@@ -157,9 +157,9 @@ impl Image {
         Ok(())
     }
 
-    fn entries(&mut self, mut entries: Entries<'_>) -> Result<(), Malformed> {
+    fn entries(&mut self, entries: Entries<'_>) -> Result<(), Malformed> {
         let (mut last, mut owner) = (None, NO_OWNER);
-        while let Some(entry) = entries.next_owned() {
+        for entry in entries {
             let (write, client) = entry?;
             let Change::Set(entry) = write.change else {
                 return Err(Malformed("an entry block that contains a removal"));

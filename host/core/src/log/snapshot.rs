@@ -155,8 +155,8 @@ pub enum Block<'a> {
     Entries(Entries<'a>),
     /// Requests that may be redelivered.
     Remembered,
-    /// MQTT sessions.
-    Sessions,
+    /// MQTT sessions, as encoded by the broker.
+    Sessions(&'a [u8]),
     /// Watches.
     Watches,
     /// The last block of the store's part.
@@ -176,7 +176,7 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
     Ok(match reader.u8()? {
         ENTRIES | OWNED_ENTRIES => Block::Entries(Entries::new(reader)),
         REMEMBERED => Block::Remembered,
-        SESSIONS => Block::Sessions,
+        SESSIONS => Block::Sessions(reader.0),
         WATCHES => Block::Watches,
         META => Block::Meta(Box::new(read_meta(&mut reader)?.0)),
         MODULE => Block::Module {

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
+use super::origin::Origin;
 use crate::limits;
 use statehouse_protocol::pattern;
 
@@ -41,6 +42,9 @@ pub struct Assignment {
     /// refused as replays.
     #[serde(default)]
     pub serial: u64,
+    /// How policies came to the store and to their roles. Older versions record none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub origins: Vec<Origin>,
 }
 
 /// A candidate in shadow.
@@ -233,6 +237,7 @@ impl Assignment {
             loaded: Vec::new(),
             guard: None,
             serial: 0,
+            origins: Vec::new(),
         }
     }
 
@@ -447,6 +452,9 @@ impl Assignment {
         next.routes.iter_mut().for_each(|it| change(&mut it.policy));
         next.canary.iter_mut().for_each(|it| change(&mut it.policy));
         next.shadow.iter_mut().for_each(|it| change(&mut it.policy));
+        // The new policy came with the program, and has the roles since the same act.
+        (next.origins).retain(|it| it.policy != new || old == new);
+        (next.origins.iter_mut()).for_each(|it| change(&mut it.policy));
         next.tidy();
         next.loaded.retain(|it| *it != next.built_in);
         next
@@ -459,6 +467,7 @@ impl Assignment {
         next.previous.retain(|it| *it != policy);
         next.loaded.retain(|it| *it != policy);
         next.routes.retain(|it| it.policy != policy);
+        next.origins.retain(|it| it.policy != policy);
         next.canary = next.canary.filter(|it| it.policy != policy);
         next.shadow = next.shadow.filter(|it| it.policy != policy);
         next

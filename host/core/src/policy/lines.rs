@@ -109,7 +109,7 @@ impl Lines {
 
 /// A text of a policy on one line: control characters and backslashes are escaped, and the rest
 /// after [`GUEST_LOG_BYTES_MAX`](limits::GUEST_LOG_BYTES_MAX) bytes is cut.
-pub(super) fn on_one_line(text: &str) -> String {
+pub fn on_one_line(text: &str) -> String {
     let mut line = String::new();
     for c in text.chars() {
         let before = line.len();

@@ -64,7 +64,7 @@ pub(crate) enum Part<'a> {
         expiry_s: u32,
         will: Option<RecordedWill<'a>>,
     },
-    /// The session belongs to this user.
+    /// The session belongs to this user. Also recorded for sessions that are not durable.
     Owner {
         user: &'a str,
     },

@@ -46,8 +46,26 @@ pub(crate) struct Source {
 }
 
 impl Core {
-    /// Handles a PUBLISH of a client for the service.
-    pub(crate) fn begin(
+    /// Handles a PUBLISH of a client for the service. The log names the user of the request before
+    /// the service can record the request.
+    pub(crate) fn begin_request(
+        &mut self,
+        key: SessionKey,
+        connection: ConnectionId,
+        packet_id: u16,
+        qos: QoS,
+    ) -> Result<Begun, Violation> {
+        let begun = self.begin(key, connection, packet_id, qos)?;
+        if let Begun::HandOver(Some(_)) = begun
+            && let Some(session) = session_at(&mut self.sessions, key)
+        {
+            session.record_user(&mut self.change_log);
+        }
+        Ok(begun)
+    }
+
+    /// Handles the beginning of any PUBLISH of a client.
+    fn begin(
         &mut self,
         key: SessionKey,
         connection: ConnectionId,

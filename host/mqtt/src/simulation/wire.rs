@@ -103,6 +103,11 @@ impl Wire {
             Ok(None) => return Err(ReasonCode::MALFORMED_PACKET),
             Err(fault) => return Err(fault.violation.reason),
         };
+        // Every client has a user, so that every run covers recording it.
+        let identity = Arc::new(Identity {
+            user: Some(connect.client_id.clone()),
+            ..Identity::default()
+        });
         let socket = Direction(socket);
         let output = Output::new(
             broker.limits().output_bytes_high,
@@ -114,7 +119,7 @@ impl Wire {
             .lock()
             .connect(
                 connect,
-                Identity::anonymous(),
+                identity,
                 Ipv4Addr::LOCALHOST.into(),
                 &output,
                 broker.now(),

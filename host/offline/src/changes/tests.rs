@@ -32,7 +32,7 @@ struct TestJournal {
 impl TestJournal {
     fn new(base: &[Write], meta_ms: Option<u64>, writes: &[Write]) -> Self {
         let mut state = State::default();
-        base.iter().for_each(|write| state.write(write));
+        state.write_by(base, Some("of snapshot"));
         let (duplicates, mut progress) =
             (Duplicates::new(Retention::default()), Progress::default());
         let mut blocks = Vec::new();
@@ -209,6 +209,37 @@ fn expired_key_is_absent_before_a_sweep_removes_it() {
     assert_eq!(journal.as_of("k", Moment::Version(stamp(250))), Ok(None));
 }
 
+#[test]
+fn writer_is_found_by_the_version_alone() {
+    let lock = write("k", Some("of snapshot"), 50, Some(60));
+    let journal = TestJournal::new(&[lock, write("l", Some("v"), 40, None)], Some(100), &[]);
+    let writer = |key: &str, wall| {
+        let read = |sink: &mut dyn Sink| journal.read(sink);
+        Writer::read(key.as_bytes(), stamp(wall), read).unwrap()
+    };
+    let found = Writer {
+        client: "of snapshot".into(),
+        user: None,
+        is_holder: true,
+    };
+    assert_eq!(writer("k", 50).as_ref(), Some(&found));
+    let plain = Writer {
+        is_holder: false,
+        ..found
+    };
+    assert_eq!(writer("l", 40), Some(plain));
+    // As in the directory of another store, or in one that lags behind.
+    assert_eq!((writer("k", 51), writer("m", 50)), (None, None));
+    let moved = TestJournal::new(
+        &[write("k", Some("v"), 50, Some(60))],
+        Some(100),
+        &[write("k", Some("v"), 50, Some(160))],
+    );
+    let read = |sink: &mut dyn Sink| moved.read(sink);
+    let writer = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
+    assert_eq!(writer.client, "of snapshot", "a sweep moved the deadline");
+}
+
 /// A request for an expired key removes the key first.
 #[test]
 fn expiry_in_a_request_has_neither_client_nor_policy() {
@@ -222,6 +253,7 @@ fn expiry_in_a_request_has_neither_client_nor_policy() {
         position: LogPosition(1),
         now_ms: 5,
         client: Some("client"),
+        user: None,
         policy: Some(&policy),
     };
     let deleted = Change::new(&write("k", None, 5, None), &origin);

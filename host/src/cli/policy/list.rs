@@ -12,6 +12,10 @@ use crate::cli::time::utc;
 
 /// List the policies of a running store, with their roles and counts
 ///
+/// Below the table: when each policy was loaded and got its last role, on which way and by whom,
+/// and the id of the trusted key that signed its file or the order. The store does not know this of
+/// the built-in policy, and of policies that an older version of the program loaded.
+///
 /// Counts start when the store starts or when the policy is loaded. The store's name is the value
 /// for `policy push --store`.
 #[derive(Debug, clap::Args)]
@@ -62,9 +66,56 @@ fn in_words(listing: &Json) -> String {
         ]);
     }
     let mut out = table::of(&rows, 3);
+    out.push_str(&origins(listing));
     out.push_str(&last_failures(listing));
     out.push_str(&assignment(listing));
     out
+}
+
+/// When and by whom each policy was loaded and got its last role.
+fn origins(listing: &Json) -> String {
+    let mut out = String::new();
+    let all = listing["assignment"]["origins"].as_array();
+    for origin in all.into_iter().flatten() {
+        for what in ["loaded", "assigned"] {
+            let act = &origin[what];
+            let Some(at_ms) = act["at_ms"].as_u64() else {
+                continue;
+            };
+            let (policy, at) = (named(listing, &origin["policy"]), utc(at_ms));
+            let signed = match (what, origin["signed_by"].as_str()) {
+                ("loaded", Some(_)) => {
+                    format!("; its file is signed by key {}", text(&origin["signed_by"]))
+                }
+                _ => String::new(),
+            };
+            out.push_str(&format!("{what} {policy}, {at}: {}{signed}\n", author(act)));
+        }
+    }
+    out
+}
+
+/// The author of a change.
+fn author(act: &Json) -> String {
+    match act["path"].as_str() {
+        Some("admin") => "the admin API".to_owned(),
+        Some("directory") => format!("the drop directory, file {}", text(&act["file"])),
+        Some("order") => {
+            let user = match &act["user"] {
+                Json::Null => String::new(),
+                user => format!(", user {}", text(user)),
+            };
+            format!(
+                "order {} of client {}{user}, signed by key {}",
+                number(&act["serial"]),
+                text(&act["client"]),
+                text(&act["key"])
+            )
+        }
+        Some("setting") => "the setting `policy` at a start".to_owned(),
+        Some("guard") => "the guard, as a rollback".to_owned(),
+        _ => text(&act["path"]),
+    }
 }
 
 /// The cause of the last failure of each policy that failed.
@@ -141,6 +192,10 @@ mod tests {
                 "canary": { "policy": digest("a"), "rule": { "percent": 5 } },
                 "shadow": { "policy": digest("a"), "per_mille": 100 },
                 "guard": { "policy": digest("c"), "why": "it trapped" },
+                "origins": [{ "policy": digest("b"), "signed_by": "4567",
+                    "loaded": { "at_ms": 1_700_000_000_000_u64, "path": "order", "serial": 7,
+                        "client": "ga\u{1b}te", "user": "anna", "key": "0123" },
+                    "assigned": { "at_ms": 1_700_000_001_000_u64, "path": "admin" } }],
             },
         });
         assert_eq!(
@@ -149,6 +204,8 @@ mod tests {
 policy          digest            there as        requests  failures  fuel mean  fuel max
 standard@1.0.0  aaaaaaaaaaaaaaaa  previous               5         0       1364      3523
 ru\\u{1b}le@2    bbbbbbbbbbbbbbbb  active, routed     12345         3          7         8
+loaded ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: order 7 of client ga\\u{1b}te, user anna, signed by key 0123; its file is signed by key 4567
+assigned ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:21.000Z: the admin API
 last failure of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: src/lib.rs:7: a bug\\u{1b}
 store: gateway\\u{1b}7
 keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)

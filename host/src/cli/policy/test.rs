@@ -9,6 +9,8 @@ use serde_json::{Value as Json, json};
 use crate::cli::data::count;
 use crate::cli::output::{Exit, Failure, emit, emit_either, printable};
 use crate::limits;
+use statehouse_core::policy::on_one_line;
+use statehouse_testkit::transcript::LoggedAt;
 use statehouse_testkit::{Harness, conformance, transcript};
 
 /// Run transcripts against a policy, and show every line that differs
@@ -18,7 +20,8 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// all earlier requests, and on a fresh one with the same state. If the two differ, the policy
 /// keeps hidden state between requests, and the request is shown.
 ///
-/// The lines that the policy logs are printed with the line of their request.
+/// The lines that the policy logs are printed with the line of their request, except the cause of
+/// a failure, which is printed with the failure.
 ///
 /// Exit code 1 if a line differs that --update cannot correct, if the policy fails at a request, or
 /// if it keeps hidden state. A failure is never an expected result: --update does not write it.
@@ -195,7 +198,13 @@ fn text(name: &str, report: &transcript::Report) -> String {
             line(&it.why)
         ));
     }
-    for it in &report.logged {
+    // A failure that the policy logged, such as a panic, is shown above.
+    let is_cause = |at: &LoggedAt| {
+        let logged = on_one_line(&at.logged.text);
+        let mut here = report.failed.iter().filter(|it| it.line == at.line);
+        here.any(|it| matches!(it.why.strip_prefix(&logged), Some(rest) if rest.is_empty() || rest.starts_with(" (")))
+    };
+    for it in report.logged.iter().filter(|it| !is_cause(it)) {
         let (level, text_of_it) = (it.logged.level, printable(it.logged.text.as_bytes()));
         text.push_str(&format!(
             "{name}:{}\n  the policy logs      {level}: {text_of_it}\n",

@@ -17,7 +17,7 @@ use crate::config::DropAction;
 use crate::limits;
 use crate::policies::manager::PolicyView;
 use statehouse_access::audit;
-use statehouse_core::policy::{Digest, Selector};
+use statehouse_core::policy::{Actor, Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;
 
@@ -125,7 +125,7 @@ impl DropDirectory {
                 format!("refused: the file cannot be read: {error}\n")
             }
             Ok(file) if self.was_handled(path, &file) => return,
-            Ok(file) => match self.ship(&file) {
+            Ok(file) => match self.ship(path, &file) {
                 Ok((what, it)) => {
                     tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");
                     let (name, version) = (it.name.escape_debug(), it.version.escape_debug());
@@ -153,10 +153,12 @@ impl DropDirectory {
                 .is_some_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
     }
 
-    fn ship(&self, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
-        let view = self.gate.load(file)?;
+    fn ship(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
+        let name = path.file_name().unwrap_or_default();
+        let gate = self.gate.by(Actor::directory(&name.to_string_lossy()));
+        let view = gate.load(file)?;
         let which = Selector::from(view.digest);
-        let control = self.gate.control();
+        let control = gate.control();
         Ok(match self.action {
             DropAction::Load => ("loaded", view),
             DropAction::Shadow => {

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::policies::manager::{Control, ControlError, PolicyView};
+use statehouse_core::policy::Actor;
 
 use super::trust::{Trust, TrustError};
 
@@ -31,10 +32,18 @@ impl Gate {
         Self { control, trust }
     }
 
+    /// The same gate, for changes by this author.
+    pub fn by(&self, by: Actor) -> Self {
+        Self {
+            control: self.control.by(by),
+            trust: self.trust.clone(),
+        }
+    }
+
     /// Loads a policy if its signature is accepted. Blocks while the policy is compiled.
     pub fn load(&self, file: &[u8]) -> Result<PolicyView, ShipError> {
         let key = self.trust.check(file)?;
-        let policy = self.control.load(file)?;
+        let policy = self.control.load(file, key.as_deref())?;
         if let Some(key) = key {
             tracing::info!(digest = %blake3::hash(file), key, "the policy is signed by a trusted key");
         }

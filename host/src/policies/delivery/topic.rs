@@ -24,7 +24,7 @@ use super::order::{Action, Assembly, Order, OrderError};
 use crate::limits;
 use crate::transport::embedded::Orders;
 use statehouse_access::audit::{self, Audit, Refused};
-use statehouse_core::policy::{Digest, Selector};
+use statehouse_core::policy::{Actor, Digest, Selector};
 
 /// The prefix of all topics of the admin API.
 const TOPICS: &str = "statehouse/v1/admin/";
@@ -70,6 +70,7 @@ struct Known {
 struct Now {
     known: Known,
     since: Instant,
+    by: Actor,
     /// None from the moment when the order is carried out.
     assembly: Option<Assembly>,
 }
@@ -130,7 +131,7 @@ impl PolicyOrders {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dispatch(self: &Arc<Self>, broker: &Broker, request: &Request) -> Outcome {
+    fn dispatch(self: &Arc<Self>, broker: &Broker, from: &Origin, request: &Request) -> Outcome {
         if self.gate.trust().keys() == 0 {
             let error = super::TrustError::NoKeys.to_string();
             return Err((ReasonCode::NOT_AUTHORIZED, error));
@@ -142,7 +143,8 @@ impl PolicyOrders {
             None => {
                 let mut user = request.properties.user();
                 let signature = user.find(|(name, _)| *name == SIGNATURE);
-                self.order(broker, &request.payload, signature.map(|(_, value)| value))
+                let signature = signature.map(|(_, value)| value);
+                self.order(broker, from, &request.payload, signature)
             }
         }
     }
@@ -150,6 +152,7 @@ impl PolicyOrders {
     fn order(
         self: &Arc<Self>,
         broker: &Broker,
+        from: &Origin,
         payload: &[u8],
         signature: Option<&str>,
     ) -> Outcome {
@@ -157,7 +160,7 @@ impl PolicyOrders {
             let error = format!("an order has at most {} bytes", limits::ORDER_BYTES_MAX);
             return Err((ReasonCode::QUOTA_EXCEEDED, error));
         }
-        (self.gate.trust())
+        let key = (self.gate.trust())
             .check_order(payload, signature)
             .map_err(|error| (ReasonCode::NOT_AUTHORIZED, error.to_string()))?;
         let order = Order::parse(payload, self.gate.control().store()).map_err(|error| {
@@ -198,9 +201,12 @@ impl PolicyOrders {
             return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error));
         }
         let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
+        let user = from.identity.user.as_deref();
+        let by = Actor::order(&from.client, user, order.serial, key);
         state.now = Some(Now {
             known,
             since: Instant::now(),
+            by: by.clone(),
             assembly,
         });
         tracing::info!(target: audit::TARGET, serial = order.serial, action = ?order.action, missing, "accepted an order over MQTT");
@@ -210,7 +216,7 @@ impl PolicyOrders {
         } else {
             drop(state);
             self.clone()
-                .start(broker.clone(), known, move || Ok((order, None)));
+                .start(broker.clone(), known, by, move || Ok((order, None)));
         }
         Ok(())
     }
@@ -257,9 +263,9 @@ impl PolicyOrders {
         if assembly.missing() == 0
             && let Some(assembly) = now.assembly.take()
         {
-            let known = now.known;
+            let (known, by) = (now.known, now.by.clone());
             drop(state);
-            self.clone().start(broker.clone(), known, move || {
+            self.clone().start(broker.clone(), known, by, move || {
                 let (order, file) = assembly.file()?;
                 Ok((order, Some(file)))
             });
@@ -269,28 +275,28 @@ impl PolicyOrders {
 
     /// Carries an order out on a thread of its own: compiling takes seconds, and the publisher
     /// waits for an acknowledgement.
-    fn start<F>(self: Arc<Self>, broker: Broker, known: Known, whole: F)
+    fn start<F>(self: Arc<Self>, broker: Broker, known: Known, by: Actor, whole: F)
     where
         F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError> + Send + 'static,
     {
         let (orders, thread_broker) = (self.clone(), broker.clone());
         let started = thread::Builder::new()
             .name("order".into())
-            .spawn(move || orders.work(&thread_broker, known, whole));
+            .spawn(move || orders.work(&thread_broker, known, by, whole));
         if let Err(error) = started {
             let error = format!("cannot start a thread to carry the order out: {error}");
             self.end(&broker, known, None, Err(error));
         }
     }
 
-    fn work<F>(&self, broker: &Broker, known: Known, whole: F)
+    fn work<F>(&self, broker: &Broker, known: Known, by: Actor, whole: F)
     where
         F: FnOnce() -> Result<(Order, Option<Vec<u8>>), OrderError>,
     {
         let work = || match whole() {
             Ok((order, file)) => {
                 self.publish(broker, "working", Some(&order), json!({}));
-                let done = self.carry_out(&order, file);
+                let done = self.carry_out(&order, by, file);
                 (Some(order), done.map_err(|error| error.to_string()))
             }
             Err(error) => (None, Err(error.to_string())),
@@ -325,12 +331,13 @@ impl PolicyOrders {
         }
     }
 
-    fn carry_out(&self, order: &Order, file: Option<Vec<u8>>) -> Result<(), ShipError> {
-        let control = self.gate.control();
+    fn carry_out(&self, order: &Order, by: Actor, file: Option<Vec<u8>>) -> Result<(), ShipError> {
+        let gate = self.gate.by(by);
+        let control = gate.control();
         // Accepted first: if the process ends now, the order is lost, but never carried out twice.
         control.accept_order(order.serial)?;
         if let Some(file) = file {
-            self.gate.load(&file)?;
+            gate.load(&file)?;
         }
         let which = order.digest.map(Selector::from);
         match (order.action, &which) {
@@ -399,7 +406,7 @@ impl Orders for Arc<PolicyOrders> {
     }
 
     fn take(&self, broker: &Broker, from: &Origin, request: Request) {
-        let outcome = self.dispatch(broker, &request);
+        let outcome = self.dispatch(broker, from, &request);
         if let Err((_, error)) = &outcome {
             self.audit.refused(&Refused {
                 what: "order",

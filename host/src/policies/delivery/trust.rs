@@ -87,9 +87,13 @@ impl Trust {
         }
     }
 
-    /// Checks the signature of an order. `allow_unsigned` has no effect on orders, because any
-    /// client may publish one.
-    pub fn check_order(&self, payload: &[u8], signature: Option<&str>) -> Result<(), TrustError> {
+    /// Checks the signature of an order. Returns the id of the key that signed it.
+    /// `allow_unsigned` has no effect on orders, because any client may publish one.
+    pub fn check_order(
+        &self,
+        payload: &[u8],
+        signature: Option<&str>,
+    ) -> Result<String, TrustError> {
         if self.keys.is_empty() {
             return Err(TrustError::NoKeys);
         }
@@ -98,15 +102,12 @@ impl Trust {
             .and_then(|bytes| Signature::from_slice(&bytes).ok())
             .ok_or(TrustError::Order)?;
         let message = [ORDER_DOMAIN, payload].concat();
-        if self
-            .keys
+        let signed = |key: &&PublicKey| key.pk.verify(&message, &signature).is_ok();
+        self.keys
             .iter()
-            .any(|key| key.pk.verify(&message, &signature).is_ok())
-        {
-            Ok(())
-        } else {
-            Err(TrustError::Order)
-        }
+            .find(signed)
+            .map(id)
+            .ok_or(TrustError::Order)
     }
 }
 

@@ -15,8 +15,8 @@ use crate::server::{AssignError, Server};
 use crate::shadow::{PolicyName, ShadowReport};
 use statehouse_access::audit;
 use statehouse_core::policy::{
-    Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine, Instance,
-    Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+    Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine,
+    Instance, Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
@@ -24,8 +24,14 @@ use statehouse_precompiled::Modules;
 mod orders;
 pub(crate) mod trial;
 
-/// Loads, assigns and lists the policies of a running store.
+/// Loads, assigns and lists the policies of a running store, for one author of changes.
 pub struct Control {
+    shared: Arc<Shared>,
+    by: Actor,
+}
+
+/// What the controls of all authors share.
+struct Shared {
     server: Arc<Server>,
     engine: Arc<Engine<Transaction>>,
     /// None if the store has no data directory.
@@ -202,7 +208,7 @@ impl Seen {
 impl Control {
     /// Controls the policies of `server`, which `engine` compiles. Saves their files in `modules`
     /// if the store has a data directory, and gives them to `publish` before a record names them.
-    /// Signed orders address the store as `store`.
+    /// Signed orders address the store as `store`. The author of changes is the admin API.
     pub fn new(
         server: Arc<Server>,
         engine: Arc<Engine<Transaction>>,
@@ -210,7 +216,7 @@ impl Control {
         publish: Option<Publish>,
         store: String,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let shared = Shared {
             server,
             engine,
             modules,
@@ -218,11 +224,22 @@ impl Control {
             store,
             changing: Mutex::new(()),
             compiling: Mutex::new(()),
+        };
+        Arc::new(Self {
+            shared: Arc::new(shared),
+            by: Actor::admin(),
         })
     }
 
+    /// A control for changes by this author.
+    pub fn by(&self, by: Actor) -> Arc<Self> {
+        let shared = self.shared.clone();
+        Arc::new(Self { shared, by })
+    }
+
     /// Compiles a policy, runs its trial and saves its file. Loading a loaded policy is no error.
-    pub fn load(&self, file: &[u8]) -> Result<PolicyView, ControlError> {
+    /// `signed_by` is the id of the trusted key that signed the file.
+    pub fn load(&self, file: &[u8], signed_by: Option<&str>) -> Result<PolicyView, ControlError> {
         // The size is checked before the bytes are used.
         if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
             return Err(LoadError::Size(file.len() as u64).into());
@@ -232,13 +249,13 @@ impl Control {
             return Ok(view);
         }
         let policy = self.compile(file)?;
-        self.change(|seen, ready| {
+        self.change_signed(signed_by, |seen, ready| {
             // A second caller with the same file may have been faster.
             if seen.policy(digest).is_err() {
-                if let Some(modules) = &self.modules {
+                if let Some(modules) = &self.shared.modules {
                     modules.save(&policy.digest, file)?;
                 }
-                if let Some(publish) = &self.publish {
+                if let Some(publish) = &self.shared.publish {
                     publish(file).map_err(ControlError::Publish)?;
                 }
                 ready.push(Instance::new(policy.clone()));
@@ -284,7 +301,7 @@ impl Control {
             Some(shadow) => {
                 let policy = seen.policy(shadow.policy)?;
                 let against = seen.policy(next.active)?;
-                let observer = self.server.observer();
+                let observer = self.shared.server.observer();
                 observer.begin(PolicyName::of(policy), PolicyName::of(against));
                 tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, per_mille = shadow.per_mille, "a policy is compared in shadow");
             }
@@ -326,7 +343,7 @@ impl Control {
     /// The report of the current comparison, or of the last one; none if there was none.
     pub fn diff(&self) -> Option<ShadowReport> {
         let seen = self.seen();
-        let report = self.server.observer().report();
+        let report = self.shared.server.observer().report();
         let Some(shadow) = seen.assignment.shadow else {
             return report;
         };
@@ -371,7 +388,7 @@ impl Control {
 
     /// The recent log lines of all policies of this store.
     pub fn lines(&self) -> &Arc<Lines> {
-        self.engine.lines()
+        self.shared.engine.lines()
     }
 
     /// The digest of a loaded policy.
@@ -384,10 +401,10 @@ impl Control {
         let seen = self.seen();
         let digests = seen.policies.iter().map(|it| it.digest.into());
         Listing {
-            store: self.store.clone(),
+            store: self.shared.store.clone(),
             policies: digests.filter_map(|it| seen.view(it).ok()).collect(),
             assignment: seen.assignment,
-            swaps: self.server.swaps(),
+            swaps: self.shared.server.swaps(),
         }
     }
 
@@ -395,6 +412,7 @@ impl Control {
     /// time, and requests must go on.
     fn compile(&self, file: &[u8]) -> Result<Arc<Policy<Transaction>>, ControlError> {
         let _one = self
+            .shared
             .compiling
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -404,13 +422,13 @@ impl Control {
             .thread_name(|_| "compiler".into())
             .build()
             .map_err(|error| LoadError::Engine(error.to_string()))?;
-        let policy = Arc::new(compilers.install(|| self.engine.load(file))?);
+        let policy = Arc::new(compilers.install(|| self.shared.engine.load(file))?);
         trial::run(&policy)?;
         Ok(policy)
     }
 
     fn seen(&self) -> Seen {
-        let (assignment, policies) = self.server.policies();
+        let (assignment, policies) = self.shared.server.policies();
         Seen {
             assignment,
             policies,
@@ -430,13 +448,14 @@ impl Control {
     /// loaded or unloaded a policy.
     fn tidy(&self, before: &Assignment, after: &Assignment) {
         let Some(modules) = self
+            .shared
             .modules
             .as_ref()
             .filter(|_| before.loaded != after.loaded)
         else {
             return;
         };
-        let needed = || self.server.needed_policies();
+        let needed = || self.shared.server.needed_policies();
         if let Err(error) = modules.tidy(limits::MODULE_BYTES_MAX, needed) {
             tracing::warn!(%error, "unused modules cannot be removed");
         }
@@ -447,10 +466,23 @@ impl Control {
     /// the same time, `make` is called again.
     fn change(
         &self,
+        make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
+    ) -> Result<Assignment, ControlError> {
+        self.change_signed(None, make)
+    }
+
+    /// Like [`Self::change`], for a policy whose file this key signed.
+    fn change_signed(
+        &self,
+        signed_by: Option<&str>,
         mut make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
     ) -> Result<Assignment, ControlError> {
         // A caller that panicked has changed nothing.
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self
+            .shared
+            .changing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut attempts = 0;
         loop {
             let seen = self.seen();
@@ -459,15 +491,24 @@ impl Control {
             if next == seen.assignment {
                 return Ok(next);
             }
+            let act = Act {
+                at_ms: self.shared.server.now_ms(),
+                by: self.by.clone(),
+            };
+            let next = next.noted(&seen.assignment, &act, signed_by);
             attempts += 1;
-            match self.server.assign(&seen.assignment, next.clone(), ready) {
+            match self
+                .shared
+                .server
+                .assign(&seen.assignment, next.clone(), ready)
+            {
                 // The guard rolled back since the assignment was read.
                 Err(AssignError::Overtaken) if attempts < limits::ASSIGN_ATTEMPTS_MAX => {}
                 Err(error) => return Err(error.into()),
                 Ok(position) => {
-                    self.server.wait_durable(position)?;
+                    self.shared.server.wait_durable(position)?;
                     self.tidy(&seen.assignment, &next);
-                    self.server.warm_before();
+                    self.shared.server.warm_before();
                     return Ok(next);
                 }
             }

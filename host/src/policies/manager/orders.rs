@@ -5,7 +5,7 @@ use super::{Control, ControlError};
 impl Control {
     /// The name of this store: it carries out only the orders that name it.
     pub fn store(&self) -> &str {
-        &self.store
+        &self.shared.store
     }
 
     /// The serial of the last accepted order.

@@ -30,7 +30,7 @@ const QUOTA: Quota = Quota {
 
 /// Another build of the standard policy. It has an extra custom section, which the engine ignores:
 /// id 0, its length, its name.
-fn twin(name: u8) -> Vec<u8> {
+pub(crate) fn twin(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn rig() -> Rig {
 
 impl Rig {
     /// The image that a start would recover.
-    fn recorded(&self) -> Image {
+    pub(crate) fn recorded(&self) -> Image {
         let mut image = Image::new(Retention::default());
         for record in self.records.all() {
             image.record(&record).unwrap();
@@ -82,10 +82,10 @@ fn select(digest: Digest) -> Selector {
 fn a_policy_is_loaded_promoted_and_rolled_back() {
     let rig = rig();
     let control = &rig.control;
-    let a = control.load(&twin(b'a')).unwrap();
+    let a = control.load(&twin(b'a'), None).unwrap();
     assert!(a.roles.is_empty() && !a.built_in);
     assert_eq!(a.done, Done::default(), "its trial is not counted");
-    assert_eq!(control.load(&twin(b'a')).unwrap().digest, a.digest);
+    assert_eq!(control.load(&twin(b'a'), None).unwrap().digest, a.digest);
     let kept = Modules::of(rig.data.path()).load(&a.digest.0).unwrap();
     assert_eq!(kept, twin(b'a'));
 
@@ -110,8 +110,8 @@ fn a_policy_is_loaded_promoted_and_rolled_back() {
 fn a_rollback_that_the_guard_made_first_is_not_repeated() {
     let rig = rig();
     let control = &rig.control;
-    let a = control.load(&twin(b'a')).unwrap().digest;
-    let b = control.load(&twin(b'b')).unwrap().digest;
+    let a = control.load(&twin(b'a'), None).unwrap().digest;
+    let b = control.load(&twin(b'b'), None).unwrap().digest;
     for policy in [a, b] {
         control.promote(&select(policy)).unwrap();
     }
@@ -123,6 +123,7 @@ fn a_rollback_that_the_guard_made_first_is_not_repeated() {
                 .roll_back_for("it failed".into(), 1)
                 .unwrap();
             control
+                .shared
                 .server
                 .assign(&seen.assignment, next, Vec::new())
                 .unwrap();
@@ -145,7 +146,7 @@ fn a_rollback_that_the_guard_made_first_is_not_repeated() {
 fn a_stopping_store_refuses_changes_and_ends_their_waits() {
     let rig = rig();
     let control = &rig.control;
-    let a = control.load(&twin(b'a')).unwrap().digest;
+    let a = control.load(&twin(b'a'), None).unwrap().digest;
     rig.records.hold();
     let waiting = std::thread::spawn({
         let control = control.clone();
@@ -155,7 +156,7 @@ fn a_stopping_store_refuses_changes_and_ends_their_waits() {
         std::thread::yield_now();
     }
     assert!(!waiting.is_finished(), "its record is not durable");
-    control.server.stop();
+    control.shared.server.stop();
     let recorded = rig.records.all().len();
     let error = waiting.join().unwrap().unwrap_err();
     assert!(error.to_string().contains("may have been kept"), "{error}");
@@ -169,7 +170,7 @@ fn a_stopping_store_refuses_changes_and_ends_their_waits() {
 fn a_policy_with_a_route_cannot_be_unloaded() {
     let rig = rig();
     let control = &rig.control;
-    let a = control.load(&twin(b'a')).unwrap().digest;
+    let a = control.load(&twin(b'a'), None).unwrap().digest;
     control.route(b"rule/", Some(&select(a))).unwrap();
     let error = control.unload(&select(a)).unwrap_err();
     assert!(error.to_string().contains("owns the keys"), "{error}");
@@ -188,11 +189,11 @@ fn a_policy_with_a_route_cannot_be_unloaded() {
 #[test]
 fn a_change_without_effect_is_not_recorded() {
     let rig = rig();
-    let a = rig.control.load(&twin(b'a')).unwrap().digest;
+    let a = rig.control.load(&twin(b'a'), None).unwrap().digest;
     rig.control.promote(&select(a)).unwrap();
     let before = rig.records.all().len();
     rig.control.promote(&select(a)).unwrap();
-    rig.control.load(&twin(b'a')).unwrap();
+    rig.control.load(&twin(b'a'), None).unwrap();
     assert_eq!(rig.records.all().len(), before);
     let records = rig.records.all();
     let last = record::read(records.last().unwrap()).unwrap();
@@ -203,10 +204,10 @@ fn a_change_without_effect_is_not_recorded() {
 fn a_load_beyond_the_limit_unloads_the_oldest_idle_policy() {
     let rig = rig();
     let count = u8::try_from(limits::LOADED_POLICIES_MAX).unwrap();
-    let first = rig.control.load(&twin(0)).unwrap().digest;
+    let first = rig.control.load(&twin(0), None).unwrap().digest;
     rig.control.promote(&select(first)).unwrap();
     for name in 1..=count {
-        rig.control.load(&twin(name)).unwrap();
+        rig.control.load(&twin(name), None).unwrap();
     }
     let listed = rig.control.list();
     assert_eq!(listed.assignment.loaded.len(), usize::from(count));

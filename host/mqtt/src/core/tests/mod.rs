@@ -14,3 +14,4 @@ mod routing;
 mod sessions;
 mod shared;
 mod turns;
+mod users;

@@ -5,15 +5,16 @@ use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::policies::delivery::{Trust, digits, generate, sign_order};
-use crate::policies::manager::tests::{Rig, STORE, rig};
+use crate::policies::delivery::{Trust, digits, generate, id, sign, sign_order};
+use crate::policies::manager::tests::{Rig, STORE, rig, twin};
+use statehouse_core::policy::Act;
 
 struct OrderRig {
     orders: Arc<PolicyOrders>,
     broker: Broker,
     audit: Arc<Audit>,
-    key: wasmsign2::SecretKey,
-    _rig: Rig,
+    key: wasmsign2::KeyPair,
+    rig: Rig,
 }
 
 fn order_rig() -> OrderRig {
@@ -25,8 +26,17 @@ fn order_rig() -> OrderRig {
         orders: PolicyOrders::new(gate, audit.clone()),
         audit,
         broker: Broker::new(Options::default(), Arc::new(NoService)),
-        key: pair.sk,
-        _rig: rig,
+        key: pair,
+        rig,
+    }
+}
+
+fn publisher() -> Origin {
+    Origin {
+        client: "a".into(),
+        connection: ConnectionId(1),
+        session: SessionId(1),
+        identity: Identity::anonymous(),
     }
 }
 
@@ -43,8 +53,10 @@ impl OrderRig {
             rule: None,
         };
         let payload = order.payload();
-        let signature = sign_order(&payload, &self.key);
-        self.orders.order(&self.broker, &payload, Some(&signature))
+        let signature = sign_order(&payload, &self.key.sk);
+        let from = publisher();
+        self.orders
+            .order(&self.broker, &from, &payload, Some(&signature))
     }
 
     /// The retained status, as a subscriber receives it.
@@ -117,12 +129,13 @@ async fn an_order_that_panics_ends_with_a_failure() {
     it.orders.lock().now = Some(Now {
         known,
         since: Instant::now(),
+        by: Actor::admin(),
         assembly: None,
     });
     let (reason, _) = it.order(8, Action::Rollback, b"").unwrap_err();
     assert_eq!(reason, ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR);
     let orders = it.orders.clone();
-    orders.start(it.broker.clone(), known, || panic!("a bug"));
+    orders.start(it.broker.clone(), known, Actor::admin(), || panic!("a bug"));
     let deadline = Instant::now() + Duration::from_secs(30);
     while it.orders.lock().now.is_some() {
         assert!(Instant::now() < deadline, "the order never ends");
@@ -140,15 +153,42 @@ async fn an_order_that_panics_ends_with_a_failure() {
     it.order(8, Action::Rollback, b"").unwrap();
 }
 
+#[test]
+fn a_policy_names_its_order_and_the_keys_that_signed_it() {
+    let it = order_rig();
+    let file = sign(&twin(b'a'), &it.key.sk).unwrap();
+    let order = Order {
+        serial: 7,
+        stores: vec![STORE.into()],
+        action: Action::Promote,
+        digest: Some(Digest::of(&file)),
+        size: None,
+        chunks: Vec::new(),
+        per_mille: None,
+        rule: None,
+    };
+    let key = id(&it.key.pk);
+    let by = Actor::order("a", Some("anna"), 7, key.clone());
+    (it.orders.carry_out(&order, by.clone(), Some(file))).unwrap();
+    let digest = order.digest.unwrap();
+    let listed = it.rig.control.list().assignment;
+    let origin = listed.origin(digest).unwrap();
+    let at_ms = origin.loaded.as_ref().unwrap().at_ms;
+    assert!(at_ms >= 1_700_000_000_000);
+    let act = Some(Act { at_ms, by });
+    assert_eq!((&origin.loaded, &origin.assigned), (&act, &act));
+    assert_eq!(origin.signed_by.as_ref(), Some(&key));
+    assert_eq!(it.rig.recorded().assignment, Some(listed));
+    it.rig.control.rollback().unwrap();
+    let listed = it.rig.control.list().assignment;
+    let active = listed.origin(listed.active).unwrap();
+    let assigned = active.assigned.as_ref().unwrap();
+    assert_eq!((&assigned.by, &active.loaded), (&Actor::admin(), &None));
+}
+
 #[tokio::test]
 async fn a_refused_order_is_counted_by_the_audit() {
     let it = order_rig();
-    let from = Origin {
-        client: "a".into(),
-        connection: ConnectionId(1),
-        session: SessionId(1),
-        identity: Identity::anonymous(),
-    };
     let request = Request {
         topic: ORDER.into(),
         payload: "{}".into(),
@@ -159,6 +199,6 @@ async fn a_refused_order_is_counted_by_the_audit() {
         expires: None,
         token: None,
     };
-    it.orders.take(&it.broker, &from, request);
+    it.orders.take(&it.broker, &publisher(), request);
     assert_eq!(it.audit.counts(), [("order", 1)]);
 }

@@ -1,0 +1,98 @@
+//! The log names the user of every session that sends requests, for readers of the log.
+
+use std::{sync::Arc, time::Instant};
+
+use statehouse_protocol::SessionId;
+use wire::Packet;
+
+use crate::{Broker, ImageCursor, Limits, Recovery, SessionUsers, testing::*};
+
+struct World {
+    log: Arc<TestLog>,
+    broker: Broker,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        let (log, now) = (TestLog::new(true), Instant::now());
+        let service = Arc::new(RecordingService::default());
+        let broker = restored(&log, Limits::default(), service, now, now);
+        Self { log, broker, now }
+    }
+
+    /// A client whose session has this expiry. Its user has the same name.
+    fn client(&self, name: &str, expiry_s: u32) -> Peer {
+        Peer::new(&self.broker, &Hello::new(name).expiry(expiry_s), self.now)
+    }
+
+    fn request(&self, peer: &mut Peer, packet_id: u16, qos: Q) {
+        let request = publish("req/x", qos, packet_id, "x");
+        peer.send(&[Packet::Publish(request)], self.now);
+    }
+
+    /// The user of a session, by all records.
+    fn user(&self, session: SessionId) -> Option<String> {
+        let mut users = SessionUsers::default();
+        for record in self.log.records() {
+            users.apply(&record).unwrap();
+        }
+        users.user(session).map(|user| user.to_string())
+    }
+
+    /// The user of a session, by a snapshot alone.
+    fn user_in_image(&self, session: SessionId) -> Option<String> {
+        let (mut users, mut cursor) = (SessionUsers::default(), ImageCursor::default());
+        while let Some(piece) = self.broker.image(&mut cursor, 1) {
+            users.apply(&piece).unwrap();
+        }
+        users.user(session).map(|user| user.to_string())
+    }
+}
+
+#[test]
+fn user_of_a_transient_session_is_recorded_once_before_its_first_request() {
+    let world = World::new();
+    let mut peer = world.client("anna", 0);
+    let session = peer.origin.session;
+    world.request(&mut peer, 0, Q::AtMostOnce);
+    assert_eq!(world.log.len(), 0, "a request at QoS 0 is not executed");
+    world.request(&mut peer, 1, Q::AtLeastOnce);
+    assert_eq!(world.user(session).as_deref(), Some("anna"));
+    let (records, bytes) = (world.log.len(), world.log.bytes());
+    assert_eq!((records, bytes), (1, "FTRN".len() + "\u{4}anna".len()));
+    world.request(&mut peer, 2, Q::AtLeastOnce);
+    assert_eq!(world.log.len(), records);
+    assert_eq!(world.user_in_image(session).as_deref(), Some("anna"));
+    assert_eq!(world.log.recovery(), Recovery::default());
+    peer.lose(world.now);
+    assert_eq!(world.user_in_image(session), None);
+}
+
+#[test]
+fn user_is_known_after_a_session_stops_being_durable() {
+    let world = World::new();
+    let peer = world.client("anna", 1000);
+    let session = peer.origin.session;
+    assert_eq!(world.user(session).as_deref(), Some("anna"));
+    peer.lose(world.now);
+    let mut peer = world.client("anna", 0);
+    assert_eq!(peer.origin.session, session);
+    assert_eq!(world.user(session), None, "the durable session has ended");
+    world.request(&mut peer, 1, Q::ExactlyOnce);
+    assert_eq!(world.user(session).as_deref(), Some("anna"));
+    assert_eq!(world.user_in_image(session).as_deref(), Some("anna"));
+}
+
+#[test]
+fn user_is_recorded_when_the_log_has_room_again() {
+    let world = World::new();
+    let mut peer = world.client("anna", 0);
+    world.log.set_full(true);
+    world.request(&mut peer, 1, Q::AtLeastOnce);
+    assert_eq!(world.log.len(), 0);
+    assert_eq!(world.user_in_image(peer.origin.session), None);
+    world.log.set_full(false);
+    world.request(&mut peer, 2, Q::AtLeastOnce);
+    assert_eq!(world.user(peer.origin.session).as_deref(), Some("anna"));
+}
