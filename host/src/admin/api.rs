@@ -104,10 +104,7 @@ impl Api {
         request: Request<Incoming>,
     ) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
-        let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
-            .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
-            .collect();
-        let segments = segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))?;
+        let segments = segments(&uri)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method().clone();
         match &segments[..] {
@@ -307,6 +304,14 @@ impl Api {
     fn control(&self) -> &Control {
         self.gate.control()
     }
+}
+
+/// The decoded segments of the path.
+pub(super) fn segments(uri: &Uri) -> Result<Vec<String>, Refusal> {
+    let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
+        .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
+        .collect();
+    segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))
 }
 
 fn not_allowed(method: &Method, uri: &Uri) -> Refusal {

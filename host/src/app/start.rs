@@ -88,7 +88,7 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let control = Control::new(server.clone(), engine, modules, None, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
-    let administration = Administration::open(config)?;
+    let administration = Administration::open(config, &access)?;
 
     let mut reloads = Reloads::default();
     let clients = match &config.transport {

@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
-/// Authenticated connections: enough for some operators, a metrics scraper, and a few that hang.
+/// Authenticated connections of a listener: enough for some operators, a metrics scraper, and a few
+/// that hang. The listeners for this machine and for TLS have limits of their own, so that operators
+/// on other machines cannot keep those on this machine out.
 pub const ADMIN_OPERATORS_MAX: usize = 16;
 
-/// Connections whose first request is incomplete. Beyond this limit the address with most of them
+/// Connections of a listener whose first request is incomplete, or whose password is not checked
+/// yet. Beyond this limit the address with most of them
 /// loses its oldest. A probe that is sent in one packet needs its place for some milliseconds. This
 /// many places let it through even during a flood of new connections.
 pub const ADMIN_ARRIVING_MAX: usize = 128;
 
-/// The time limit for the head of a request.
+/// The time limit for the check of a password. A gateway does some ten checks in a second.
+pub const ADMIN_LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time limit for a TLS handshake, and for the head of a request.
 pub const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Header lines of a request.
