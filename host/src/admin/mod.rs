@@ -15,6 +15,7 @@ mod cluster;
 mod listener;
 mod log;
 mod metrics;
+mod past;
 mod requests;
 mod roles;
 mod seat;
@@ -33,12 +34,13 @@ use tokio::sync::{Semaphore, watch};
 pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
-pub(crate) use client::ask;
+pub(crate) use client::{Connection, ask, is_tls_url};
 pub(crate) use clients::Clients;
 pub use cluster::{
     ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 pub(crate) use log::{Logged, LoggedLine};
+pub use past::DataDirectory;
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
@@ -69,6 +71,8 @@ pub struct Sources {
     pub reloads: Arc<Reloads>,
     /// The refusals.
     pub audit: Arc<Audit>,
+    /// The data directory; none if the store is in memory.
+    pub directory: Option<DataDirectory>,
     /// The leadership of this host, if it is one of a cluster.
     pub leadership: Option<Arc<dyn Leadership>>,
 }

@@ -27,6 +27,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         access,
         audit,
         mut reloads,
+        directory,
         promise,
         disk,
         signals,
@@ -50,6 +51,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         access,
         reloads: reloads.clone(),
         audit: audit.clone(),
+        directory,
         leadership: None,
     };
     let listing = gate.control().list();

@@ -4,24 +4,28 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
+use hyper::Method;
 use serde_json::json;
 
-use super::data::{Data, Node};
+use super::data::Node;
 use super::entries::{add_meta, duration};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
+use super::store::{Found, Place};
 use super::time;
+use crate::{past, percent};
 use statehouse_core::clock::Stamp;
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::{AsOf, Moment, Past};
+use statehouse_offline::{Moment, Past};
 
 /// Print the value of a key
 ///
 /// Writes the bytes unchanged to stdout; a newline follows only on a terminal. Exit code 1 if the
 /// key does not exist.
 ///
-/// With --as-of it reads the data directory instead of asking a server, on this machine and without
-/// a lock, even while a server runs. It reaches as far back as `statehouse history`.
+/// With --as-of it reads the data directory, on this machine and without a lock, even while a server
+/// runs. With --as-of and --admin it asks the admin API of a store on another machine. It reaches as
+/// far back as `statehouse history`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -50,11 +54,11 @@ pub(super) struct Args {
 
     /// The value at this version or time: a version as --with-version prints it, a time such as
     /// 2026-11-21T03:00:00Z, or how long ago, such as 10m
-    #[arg(long, value_name = "VERSION|TIME", value_parser = moment, help_heading = "The past")]
+    #[arg(long, value_name = "VERSION|TIME", value_parser = past::moment, help_heading = "The past")]
     as_of: Option<Moment>,
 
-    #[command(flatten, next_help_heading = "The past")]
-    data: Data,
+    #[command(flatten)]
+    place: Place,
 
     #[command(flatten, next_help_heading = "The past")]
     node: Node,
@@ -66,7 +70,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         return meta(&args, key).await;
     }
     let value = match args.as_of {
-        Some(moment) => as_of(&args, key, moment)?,
+        Some(moment) => as_of(&args, key, moment).await?,
         None => {
             let client = args.remote.connect().await?;
             let value = client.get(key).await?;
@@ -142,7 +146,11 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
 }
 
 /// The value and version of the key at a moment.
-fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, String)>, Failure> {
+async fn as_of(
+    args: &Args,
+    key: &[u8],
+    moment: Moment,
+) -> Result<Option<(Vec<u8>, String)>, Failure> {
     if let Moment::Time(ms) = moment
         && ms > wall_ms()
     {
@@ -151,74 +159,22 @@ fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, Str
             time::utc(ms)
         )));
     }
-    let node = &args.node.name;
-    match Past::open(&args.data.path)?.as_of(key, moment)? {
-        AsOf::Value(entry) => {
-            let version = entry.version().display(node).to_string();
-            Ok(Some((entry.value().to_vec(), version)))
+    let target = &args.remote.target;
+    let found = (args.place).find(target.context.as_deref(), &target.credentials)?;
+    let answer = match found {
+        Found::Data(data) => {
+            let found = Past::open(&data)?.as_of(key, moment)?;
+            past::as_of(key, found, &args.node.name).map_err(Failure::usage)?
         }
-        AsOf::Absent => Ok(None),
-        AsOf::TooOld { since_ms } => Err(Failure::usage(format!(
-            "the value at that time is not kept any more: the history in {} reaches back to {}. Give a later time, or read an older backup; `serve --history-retention` and `--history-bytes` set how much is kept",
-            args.data.path.display(),
-            time::utc(since_ms)
-        ))),
-        AsOf::NotYet(last) => Err(Failure::usage(format!(
-            "no version as late as that was assigned: the last one in {} is {}",
-            args.data.path.display(),
-            printable(last.display(node).to_string().as_bytes())
-        ))),
-    }
-}
-
-/// Parses --as-of. The node of a version does not matter, since a store never assigns a version
-/// twice.
-fn moment(text: &str) -> Result<Moment, String> {
-    let mut parts = text.splitn(3, ':');
-    let (wall, counter) = (parts.next().unwrap_or_default(), parts.next());
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if let Some(counter) = counter
-        // A shorter number is a time of day without a date.
-        && wall.len() >= WALL_DIGITS_MIN
-        && digits(wall)
-        && digits(counter)
-        && let (Ok(wall), Ok(counter)) = (wall.parse(), counter.parse())
-    {
-        return Ok(Moment::Version(Stamp { wall, counter }));
-    }
-    time::parse(text, wall_ms()).map(Moment::Time).ok_or_else(|| {
-        "write a version such as 001696374425000:00001:StateStore, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
-    })
-}
-
-/// Milliseconds since 1970 have had at least this many digits since January 1970.
-const WALL_DIGITS_MIN: usize = 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_and_times_are_distinguished() {
-        let version = |wall, counter| Ok(Moment::Version(Stamp { wall, counter }));
-        assert_eq!(
-            moment("001696374425000:00001:StateStore"),
-            version(1_696_374_425_000, 1)
-        );
-        assert_eq!(moment("1696374425000:1"), version(1_696_374_425_000, 1));
-        assert_eq!(moment("1696374425000:1:a:b"), version(1_696_374_425_000, 1));
-        assert_eq!(moment("1970-01-01T00:00:01Z"), Ok(Moment::Time(1000)));
-        assert!(matches!(moment("10m"), Ok(Moment::Time(_))));
-        for wrong in [
-            "12:30",
-            "12:30:15",
-            "1696374425000",
-            "1696374425000:x",
-            "",
-            ":",
-            "soon",
-        ] {
-            assert!(moment(wrong).is_err(), "{wrong}");
+        Found::Admin(asked) => {
+            let moment = match moment {
+                Moment::Version(Stamp { wall, counter }) => format!("{wall}:{counter}"),
+                Moment::Time(ms) => time::utc(ms),
+            };
+            let path = format!("/v1/value?key={}&as_of={moment}", percent::encode(key));
+            asked.send(Method::GET, &path, Vec::new()).await?
         }
-    }
+    };
+    let version = answer["version"].as_str().unwrap_or_default().to_owned();
+    Ok(past::bytes_of(&answer["value"]).map(|bytes| (bytes, version)))
 }

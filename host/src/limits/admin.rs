@@ -66,6 +66,25 @@ pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 /// How often such a response looks for a line.
 pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
 
+/// Changes of a key in one answer, and the memory of their excerpts is 8 MiB.
+pub const ADMIN_HISTORY_CHANGES_MAX: usize = 2_000;
+
+/// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`].
+pub const ADMIN_PAST_BYTES_MAX: usize = 8 << 20;
+
+/// Differences in the answer to a replay.
+pub const ADMIN_REPLAY_DIFFERENCES_MAX: usize = 1_000;
+
+/// How long a request for history waits for another one. Reading a gigabyte takes some seconds.
+pub const ADMIN_PAST_WAIT: Duration = Duration::from_secs(20);
+
+/// How long a replay may take. It must be less than [`ADMIN_ANSWER_TIMEOUT`].
+pub const ADMIN_REPLAY_TIMEOUT: Duration = Duration::from_secs(240);
+
+/// The largest store that replays its records while it runs, in bytes of keys and values: a replay
+/// holds a copy of them. Less on a machine with less than four times this memory.
+pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
+
 /// Files of a project that `policy dev` watches.
 pub const PROJECT_FILES_MAX: usize = 10_000;
 
