@@ -48,7 +48,9 @@ pub enum UsersError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The line is not UTF-8 text, or has no colon.
-    #[error("it is not NAME:HASH or NAME:HASH:ROLE; `statehouse user add NAME --users FILE` writes such lines")]
+    #[error(
+        "it is not NAME:HASH or NAME:HASH:ROLE; `statehouse user add NAME --users FILE` writes such lines"
+    )]
     Form,
     /// The name is invalid.
     #[error(transparent)]

@@ -210,11 +210,7 @@ fn after(scheme: &[u8]) -> impl Fn(&[u8]) -> Option<&[u8]> {
 }
 
 /// Checks a name and a password (RFC 7617).
-async fn login(
-    users: &AccessControl,
-    shown: &[u8],
-    peer: SocketAddr,
-) -> Result<Operator, Denial> {
+async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<Operator, Denial> {
     let decoded = str::from_utf8(shown).ok().and_then(base64::decode);
     let decoded = decoded.and_then(|it| String::from_utf8(it).ok());
     let Some((user, password)) = decoded.as_deref().and_then(|it| it.split_once(':')) else {
@@ -307,11 +303,17 @@ mod tests {
         }
         assert_eq!(status(&access, std::slice::from_ref(&right)).await, 403);
         let page = (ORIGIN, "http://127.0.0.1:8080");
-        assert_eq!(status(&access, &[host(), right.clone(), page.clone()]).await, 403);
+        assert_eq!(
+            status(&access, &[host(), right.clone(), page.clone()]).await,
+            403
+        );
         // Beyond loopback any Host header is accepted.
         let access = Access::of_tcp(([0, 0, 0, 0], 8080).into(), Some("secret"), None);
         let elsewhere = (HOST, "store.example");
-        assert_eq!(status(&access, &[elsewhere.clone(), right.clone()]).await, 200);
+        assert_eq!(
+            status(&access, &[elsewhere.clone(), right.clone()]).await,
+            200
+        );
         assert_eq!(status(&access, std::slice::from_ref(&elsewhere)).await, 401);
         assert_eq!(status(&access, &[elsewhere, right, page]).await, 403);
     }

@@ -100,7 +100,10 @@ impl Listener {
             }
             Self::Unix { listener, .. } => {
                 let (socket, _) = listener.accept().await?;
-                Ok((Socket::Open(Box::new(socket)), (Ipv4Addr::LOCALHOST, 0).into()))
+                Ok((
+                    Socket::Open(Box::new(socket)),
+                    (Ipv4Addr::LOCALHOST, 0).into(),
+                ))
             }
         }
     }

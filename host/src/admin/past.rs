@@ -18,9 +18,7 @@ use super::answer::{Answer, Refusal, with};
 use crate::config::{Fuel, memory_bytes};
 use crate::{limits, past, percent};
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::{
-    Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally,
-};
+use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
 
 /// The data directory of a store.
 #[derive(Clone)]
@@ -65,7 +63,12 @@ impl Reader {
         let limit = number(uri, "limit", 100, max)?;
         self.read(move |DataDirectory { path, node }| {
             let found = Past::open(path)?.history(&key, limit)?;
-            Ok(past::history(&key, &found, node, limits::ADMIN_PAST_BYTES_MAX))
+            Ok(past::history(
+                &key,
+                &found,
+                node,
+                limits::ADMIN_PAST_BYTES_MAX,
+            ))
         })
         .await
     }
@@ -311,14 +314,23 @@ mod tests {
         let reader = reader();
         let first = wanted(&reader, "from=3&to=2026-11-21T03:00:00Z&limit=1", 0);
         let first = first.ok().unwrap();
-        assert_eq!(first.from, Some(Bound::LogPosition(statehouse_wal::LogPosition(3))));
+        assert_eq!(
+            first.from,
+            Some(Bound::LogPosition(statehouse_wal::LogPosition(3)))
+        );
         assert_eq!(wanted(&reader, "", 0).err(), Some(503));
         drop(first);
         assert!(wanted(&reader, "", 0).is_ok());
         let large = limits::ADMIN_REPLAY_STORE_BYTES_MAX + 1;
         assert_eq!(wanted(&reader, "", large).err(), Some(409));
         assert_eq!(wanted(&Reader::new(None), "", 0).err(), Some(409));
-        for wrong in ["from=soon", "limit=-1", "limit=1001", "max_fuel=1", "to=%FF"] {
+        for wrong in [
+            "from=soon",
+            "limit=-1",
+            "limit=1001",
+            "max_fuel=1",
+            "to=%FF",
+        ] {
             assert_eq!(wanted(&reader, wrong, 0).err(), Some(400), "{wrong}");
         }
     }

@@ -112,7 +112,10 @@ mod tests {
         assert_eq!(status(Method::GET, &["v1", "nothing"]), 404);
         assert_eq!(status(Method::GET, &["v1"]), 404);
         assert_eq!(status(Method::GET, &["v1", "policies", "a", "b"]), 404);
-        assert_eq!(status(Method::GET, &["v1", "policies", "a", "promote", ""]), 404);
+        assert_eq!(
+            status(Method::GET, &["v1", "policies", "a", "promote", ""]),
+            404
+        );
         assert_eq!(status(Method::PATCH, &["v1", "policies"]), 405);
         assert_eq!(status(Method::POST, &["metrics"]), 405);
         let promote = ["v1", "policies", "a/b", "promote"];

@@ -200,7 +200,11 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
         on: percent::encode(on),
     };
     let body = serde_json::to_vec(&ask).map_err(unexpected)?;
-    let answer = args.store.asked()?.send(Method::POST, "/v1/authz", body).await?;
+    let answer = args
+        .store
+        .asked()?
+        .send(Method::POST, "/v1/authz", body)
+        .await?;
     serde_json::from_value(answer).map_err(unexpected)
 }
 

@@ -74,7 +74,11 @@ pub(super) fn policy_of(json: &Json) -> String {
     let digest = text(&json["digest"]);
     let digest = digest.trim_start_matches("blake3:");
     let digest = digest.get(..8).unwrap_or(digest);
-    format!("{} {}@{digest}", text(&json["name"]), text(&json["version"]))
+    format!(
+        "{} {}@{digest}",
+        text(&json["name"]),
+        text(&json["version"])
+    )
 }
 
 /// The start of a byte string, on one line.

@@ -183,7 +183,10 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     rows.row("policy", &printable(policy.to_string().as_bytes()));
     decision(&mut rows, it);
     let node = harness.node();
-    let swept = it.swept.iter().map(|write| write_text(&past::write(write, node)));
+    let swept = it
+        .swept
+        .iter()
+        .map(|write| write_text(&past::write(write, node)));
     rows.group("before it", swept);
     rows.group_or("effects", effects(it, node, &client), "none");
     reads(&mut rows, it, words, node);
@@ -251,7 +254,10 @@ fn decision(rows: &mut Rows, it: &Answer) {
 }
 
 fn effects(it: &Answer, node: &str, client: &str) -> Vec<String> {
-    let writes = it.writes.iter().map(|write| write_text(&past::write(write, node)));
+    let writes = it
+        .writes
+        .iter()
+        .map(|write| write_text(&past::write(write, node)));
     let watched = it.watched.iter();
     let watched = watched.map(|it| format!("{client} watches {}", watch(it)));
     let unwatched = it.unwatched.iter();
@@ -325,7 +331,10 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         keys.map(|(_, key)| json_bytes(key)).collect()
     };
     let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
-        writes.iter().map(|write| past::write(write, node)).collect()
+        writes
+            .iter()
+            .map(|write| past::write(write, node))
+            .collect()
     };
     let reads = match &it.reads {
         Reads::Anything => Json::Null,

@@ -70,10 +70,12 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         || beginning.clone(),
         || reach(beginning, key, changes.len() as u64),
     )?;
-    Ok(match count(beginning) == 0 && beginning["before"].is_null() {
-        true => Exit::Negative,
-        false => Exit::Done,
-    })
+    Ok(
+        match count(beginning) == 0 && beginning["before"].is_null() {
+            true => Exit::Negative,
+            false => Exit::Done,
+        },
+    )
 }
 
 fn in_words(change: &Json) -> String {

@@ -240,7 +240,11 @@ fn request(it: &Json) -> String {
 
 /// A write of [`past::write`] on one line.
 pub(super) fn write_text(write: &Json) -> String {
-    let hidden = if write["hidden"] == true { "hidden " } else { "" };
+    let hidden = if write["hidden"] == true {
+        "hidden "
+    } else {
+        ""
+    };
     let key = data::excerpt_of(&write["key"]);
     match write["event"].as_str() {
         Some("expired") => return format!("expires {hidden}{key}"),

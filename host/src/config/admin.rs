@@ -144,7 +144,12 @@ mod tests {
         assert_eq!(parsed(&format!("off,{open}")), (None, tls));
         let socket = parsed(&format!("unix:/run/a,b,{open}"));
         assert_eq!(socket, (local("unix:/run/a,b"), tls));
-        for wrong in ["https://store:8443", "https://0.0.0.0", "https://", "http://127.0.0.1:1"] {
+        for wrong in [
+            "https://store:8443",
+            "https://0.0.0.0",
+            "https://",
+            "http://127.0.0.1:1",
+        ] {
             assert!(wrong.parse::<AdminAddress>().is_err(), "{wrong}");
         }
         let twice = format!("{open},{open}").parse::<AdminAddress>();

@@ -14,7 +14,10 @@ pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
     let version = |version: Option<Stamp>| version.map(|it| it.display(node).to_string());
     let shown = |word: &[u8]| json_bytes(&word[..word.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
     let writes = |writes: &[Write]| -> Vec<Json> {
-        writes.iter().map(|write| self::write(write, node)).collect()
+        writes
+            .iter()
+            .map(|write| self::write(write, node))
+            .collect()
     };
     let arguments = words(it.payload).filter(|words| !words.is_empty());
     let payload = arguments.is_none().then(|| shown(it.payload));

@@ -65,7 +65,10 @@ fn an_origin_has_no_path_and_no_wildcard() {
 #[test]
 fn a_reachable_listener_needs_tls_and_authentication() {
     let error_of = |flags: ListenFlags, authenticates| {
-        flags.load(&access(authenticates), None).unwrap_err().to_string()
+        flags
+            .load(&access(authenticates), None)
+            .unwrap_err()
+            .to_string()
     };
     let plain = "0.0.0.0:1883";
     let error = error_of(flags(&["127.0.0.1:0", plain]), false);
