@@ -279,8 +279,7 @@ impl Api {
 
     /// Replays recorded requests, with the policy in the body of a POST.
     async fn replay(&self, method: &Method, request: Request<Incoming>) -> Result<Answer, Refusal> {
-        let store_bytes = self.sources.server.usage(0).bytes;
-        let wanted = self.reader.wanted(request.uri(), store_bytes)?;
+        let uri = request.uri().clone();
         let file = match *method {
             Method::POST => {
                 let _one = self.loading.lock().await;
@@ -291,6 +290,8 @@ impl Api {
             }
             _ => None,
         };
+        let store_bytes = self.sources.server.usage(0).bytes;
+        let wanted = self.reader.wanted(&uri, store_bytes)?;
         wanted.run(file).await
     }
 

@@ -6,6 +6,8 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
@@ -18,6 +20,7 @@ use super::api::{Api, segments};
 use super::cluster::ReadFigures;
 use super::seat::Seat;
 use super::{metrics, roles};
+use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
 
 /// What the admin API reports on.
@@ -73,12 +76,15 @@ impl Requests {
             return Ok(last(answer));
         }
         // The connection keeps its place while a password is checked, since that takes time.
-        let operator = self.access.check(request.headers(), peer).await;
-        seat.arrived();
-        let operator = match operator {
+        let operator = match self.access.check(request.headers(), peer).await {
             Ok(operator) => operator,
-            Err(denial) => return Ok(last(self.denied(&denial, peer))),
+            Err(denial) => {
+                discard(request.into_body()).await;
+                seat.arrived();
+                return Ok(last(self.denied(&denial, peer)));
+            }
         };
+        seat.arrived();
         if !seat.take() {
             let text = "too many operators are connected: try again later";
             return Ok(last(
@@ -90,7 +96,10 @@ impl Requests {
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match self.check_role(&operator, &request) {
             Ok(()) => route(subject, request).await,
-            Err(refusal) => Err(refusal),
+            Err(refusal) => {
+                discard(request.into_body()).await;
+                Err(refusal)
+            }
         };
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
@@ -150,6 +159,22 @@ impl Requests {
         });
         Err(Refusal::new(StatusCode::FORBIDDEN, why))
     }
+}
+
+/// Discards the body of a refused request, within limits. A connection that is closed with unread
+/// bytes is reset, and the reset can overtake the answer.
+async fn discard(mut body: Incoming) {
+    let mut left = limits::POLICY_FILE_BYTES_MAX;
+    let discarding = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            left = left.saturating_sub(bytes as u64);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
 }
 
 /// Passes an admitted request on.

@@ -28,6 +28,9 @@ pub const ADMIN_HEADER_BYTES_MAX: usize = 16 << 10;
 /// The time limit for a body: the largest policy over loopback takes a second.
 pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long the body of a refused request is discarded, so that its sender reads the answer.
+pub const ADMIN_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 
