@@ -120,10 +120,9 @@ fn host_and_port(text: &str) -> Option<(String, u16)> {
     let host = authority.host();
     let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
     let host = bare.unwrap_or(host).to_owned();
-    let port = match authority.port() {
-        Some(port) => port.as_str().parse().ok()?,
-        None if text.ends_with(':') => return None,
-        None => HTTPS_PORT,
+    let port = match text.strip_prefix(authority.host())? {
+        "" => HTTPS_PORT,
+        port => port.strip_prefix(':')?.parse().ok()?,
     };
     ServerName::try_from(host.clone()).ok()?;
     Some((host, port))

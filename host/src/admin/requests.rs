@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
@@ -63,7 +63,7 @@ impl Requests {
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
-        seat: &Seat,
+        seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Result<Answer, Infallible> {
         if let Err(error) = Access::check_form(request.headers()) {
@@ -79,8 +79,7 @@ impl Requests {
         let operator = match self.access.check(request.headers(), peer).await {
             Ok(operator) => operator,
             Err(denial) => {
-                discard(request.into_body()).await;
-                seat.arrived();
+                discard(request.into_body(), seat.clone());
                 return Ok(last(self.denied(&denial, peer)));
             }
         };
@@ -97,7 +96,7 @@ impl Requests {
         let answer = match self.check_role(&operator, &request) {
             Ok(()) => route(subject, request).await,
             Err(refusal) => {
-                discard(request.into_body()).await;
+                discard(request.into_body(), seat.clone());
                 Err(refusal)
             }
         };
@@ -161,20 +160,28 @@ impl Requests {
     }
 }
 
-/// Discards the body of a refused request, within limits. A connection that is closed with unread
-/// bytes is reset, and the reset can overtake the answer.
-async fn discard(mut body: Incoming) {
-    let mut left = limits::POLICY_FILE_BYTES_MAX;
-    let discarding = async {
-        while let Some(Ok(frame)) = body.frame().await {
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            left = left.saturating_sub(bytes as u64);
-            if left == 0 {
-                return;
+/// Discards the body of a refused request, within limits, while the answer is sent. A connection
+/// that is closed with unread bytes is reset, and the reset can overtake the answer. The connection
+/// keeps its place until then, so that newer ones can evict it.
+fn discard(mut body: Incoming, seat: Arc<Seat>) {
+    if body.is_end_stream() {
+        return seat.arrived();
+    }
+    tokio::spawn(async move {
+        let mut left = limits::POLICY_FILE_BYTES_MAX;
+        let discarding = async {
+            let idle = limits::ADMIN_DISCARD_IDLE;
+            while let Ok(Some(Ok(frame))) = tokio::time::timeout(idle, body.frame()).await {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                left = left.saturating_sub(bytes as u64);
+                if left == 0 {
+                    return;
+                }
             }
-        }
-    };
-    _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
+        };
+        _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
+        seat.arrived();
+    });
 }
 
 /// Passes an admitted request on.

@@ -31,6 +31,9 @@ pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the body of a refused request is discarded, so that its sender reads the answer.
 pub const ADMIN_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long it waits for more of such a body.
+pub const ADMIN_DISCARD_IDLE: Duration = Duration::from_secs(1);
+
 /// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 

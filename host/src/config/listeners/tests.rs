@@ -167,3 +167,20 @@ fn settings_that_would_do_nothing_are_refused() {
     };
     assert_eq!(error(stray), ListenError::WithoutWebSocket);
 }
+
+#[test]
+fn an_admin_api_over_tls_needs_the_certificate_of_the_listeners() {
+    let admin = Some(([0, 0, 0, 0], 8443).into());
+    let error = flags(&[]).load(&access(true), admin).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("https://0.0.0.0:8443") && error.contains("--tls-cert FILE"),
+        "{error}"
+    );
+    let config = certified(&[]).load(&access(true), admin).unwrap();
+    assert!(config.tls.is_some());
+    assert_eq!(
+        certified(&[]).load(&access(true), None).unwrap_err(),
+        ListenError::WithoutTls("tls_cert")
+    );
+}
