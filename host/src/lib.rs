@@ -46,10 +46,12 @@ mod headers;
 pub mod limits;
 pub mod listener;
 pub mod logging;
+mod past;
 mod percent;
 pub mod policies;
 pub mod server;
 pub mod shadow;
+mod time;
 pub mod transport;
 
 pub use statehouse_precompiled::STANDARD_POLICY;

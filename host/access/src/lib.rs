@@ -14,6 +14,7 @@ mod known_logins;
 pub mod limits;
 mod logins;
 mod own_topics;
+pub mod roles;
 pub mod rules;
 pub mod settings;
 mod throttle;
@@ -21,10 +22,12 @@ pub mod tokens;
 pub mod users;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use bytes::Bytes;
 use statehouse_mqtt::{
     Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode,
     Refusal as BrokerRefusal, Verdict,
@@ -34,6 +37,7 @@ pub use self::authorizer::{Authorizer, CachedGrants, NoRule};
 use self::certificates::{CertificatesError, Owners};
 use self::explain::{Explanation, Question};
 use self::logins::{Logins, Refusal};
+use self::roles::Role;
 use self::rules::{Action, Grants, Principal, Rules, RulesError, Seal};
 use self::tokens::{KeySet, Token, TokenKeysError, TokenVerifier};
 use self::users::{Users, UsersError};
@@ -128,6 +132,38 @@ impl AccessControl {
             });
             rules.log_count();
         }
+    }
+
+    /// Authenticates a user of the admin API, by the same check and with the same limits as a
+    /// client. Yields the role of the user, if it has one. A refusal is logged and counted.
+    ///
+    /// # Errors
+    /// The password is wrong, or was not checked.
+    pub async fn operator(
+        &self,
+        user: &str,
+        password: Bytes,
+        peer: SocketAddr,
+    ) -> Result<Option<Role>, (ReasonCode, &'static str)> {
+        let checked = match &self.0.logins {
+            None => {
+                let text = "there is no such user: this store has no users file";
+                Err((ReasonCode::BAD_USER_NAME_OR_PASSWORD, text))
+            }
+            Some(logins) => {
+                let checked = logins.check(user, password, peer.ip()).await;
+                checked.map(|_| logins.users().current().role(user))
+            }
+        };
+        checked.inspect_err(|(_, why)| {
+            self.0.audit.refused(&Refused {
+                what: "authenticate",
+                peer: Some(peer),
+                client: "",
+                user: Some(user),
+                why,
+            });
+        })
     }
 
     /// What clients may do, if rules are configured.

@@ -1,4 +1,5 @@
-//! Reads the users file, which has a line `NAME:HASH` for each user, and verifies passwords.
+//! Reads the users file, which has a line `NAME:HASH` for each user, and verifies passwords. An
+//! operator's line is `NAME:HASH:ROLE`.
 //!
 //! A password must never be stored. After the first right password of a user, a keyed hash of it is
 //! remembered, so that a reconnection costs microseconds instead of tens of milliseconds. Reading
@@ -14,6 +15,7 @@ use argon2::password_hash::{Output, PasswordHashString, Salt, SaltString};
 use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, PasswordHasher, Version};
 
 use crate::limits;
+use crate::roles::{Role, RoleError};
 use statehouse_files::watch::{FileError, read_file};
 
 /// Why a users file or a new user is refused. The text is a sentence for the operator.
@@ -46,7 +48,9 @@ pub enum UsersError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The line is not UTF-8 text, or has no colon.
-    #[error("it is not NAME:HASH; `statehouse user add NAME --users FILE` writes such lines")]
+    #[error(
+        "it is not NAME:HASH or NAME:HASH:ROLE; `statehouse user add NAME --users FILE` writes such lines"
+    )]
     Form,
     /// The name is invalid.
     #[error(transparent)]
@@ -59,6 +63,9 @@ pub enum LineError {
         "the text after the name is not an Argon2id hash ($argon2id$v=19$m=…,t=…,p=…$SALT$HASH); `statehouse user add` makes one"
     )]
     Hash,
+    /// The role is unknown.
+    #[error(transparent)]
+    Role(#[from] RoleError),
     /// Checking the hash costs more than a gateway can afford.
     #[error(
         "its hash takes more than {} KiB of memory, {} passes or {} lanes: make a cheaper one with `statehouse user add`",
@@ -90,6 +97,8 @@ pub struct Users {
 struct User {
     hash: PasswordHashString,
     credential: u64,
+    /// What the user may do through the admin API.
+    role: Option<Role>,
     /// The quick hash of the right password, after a client has sent it.
     remembered: OnceLock<blake3::Hash>,
 }
@@ -144,6 +153,12 @@ impl Users {
         self.users.get(name).map(|user| user.credential)
     }
 
+    /// What the user may do through the admin API, if anything.
+    #[must_use]
+    pub fn role(&self, name: &str) -> Option<Role> {
+        self.users.get(name)?.role
+    }
+
     /// Whether the password of this user is remembered from an earlier login.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
@@ -196,6 +211,11 @@ fn read_line(line: &[u8], users: &mut HashMap<Box<str>, User>) -> Result<(), Lin
     }
     let (name, hash) = line.split_once(':').ok_or(LineError::Form)?;
     check_name(name)?;
+    // A hash has no colon.
+    let (hash, role) = match hash.split_once(':') {
+        Some((hash, role)) => (hash, Some(role.trim().parse()?)),
+        None => (hash, None),
+    };
     let hash = PasswordHashString::new(hash.trim()).map_err(|_| LineError::Hash)?;
     check_hash(&hash.password_hash())?;
     if users.len() >= limits::USERS_MAX {
@@ -206,6 +226,7 @@ fn read_line(line: &[u8], users: &mut HashMap<Box<str>, User>) -> Result<(), Lin
     let user = User {
         credential: u64::from_le_bytes(number),
         hash,
+        role,
         remembered: OnceLock::new(),
     };
     match users.insert(name.into(), user) {
@@ -362,11 +383,28 @@ mod tests {
     }
 
     #[test]
+    fn third_field_of_a_line_is_the_role() {
+        let hash = hash(b"right").unwrap();
+        let text = format!("anna:{hash}:operate\nbert:{hash}\ncarl:{hash}: read \r\n");
+        let users = open(&text, 0o600).unwrap();
+        assert_eq!(users.role("anna"), Some(Role::Operate));
+        assert_eq!(users.role("bert"), None);
+        assert_eq!(users.role("carl"), Some(Role::Read));
+        assert_eq!(users.role("dora"), None);
+        assert!(users.verify("anna", b"right"));
+        // A role is no credential: changing it must not end the user's connections.
+        assert_eq!(users.credential("anna"), users.credential("bert"));
+    }
+
+    #[test]
     fn bad_line_is_refused_with_its_number() {
         let good = hash(b"x").unwrap();
         let line = |text: &str| open(&format!("# first\n{text}\n"), 0o600).err().unwrap();
         for (text, says) in [
             ("anna".to_owned(), "it is not NAME:HASH"),
+            (format!("anna:{good}:root"), "`root` is no role"),
+            (format!("anna:{good}:"), "`` is no role"),
+            (format!("anna:{good}:read:ship"), "is no role"),
             (format!(":{good}"), "a user name has 1 to"),
             (format!(" anna:{good}"), "a user name has 1 to"),
             (format!("a\tb:{good}"), "a user name has 1 to"),

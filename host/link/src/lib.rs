@@ -29,7 +29,7 @@ mod receipts;
 pub mod tls;
 
 pub use link::{Arrival, End, Owner, Verdict, run};
-pub use loss::{describe, describe_io, is_refusal};
+pub use loss::{describe, describe_io, is_refusal, is_untrusted};
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;

@@ -221,6 +221,13 @@ fn describe_tls(error: &rustls::Error) -> String {
     what.to_owned()
 }
 
+/// Whether a connection failed because no trusted authority issued the server's certificate.
+#[must_use]
+pub fn is_untrusted(error: &io::Error) -> bool {
+    use rustls::{CertificateError::UnknownIssuer, Error::InvalidCertificate};
+    matches!(tls_within(error), Some(InvalidCertificate(UnknownIssuer)))
+}
+
 /// Describes an I/O error of a connection for an operator.
 #[must_use]
 pub fn describe_io(error: &io::Error) -> String {

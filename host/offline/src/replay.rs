@@ -45,6 +45,10 @@ pub trait Observer {
     fn progress(&mut self, done: u64, total: u64, tally: &Tally);
     /// Reports a request with another result.
     fn different(&mut self, difference: &Difference<'_>);
+    /// Whether the replay should end with an error before its next record.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// A request whose replay has another answer or other writes.
@@ -422,6 +426,9 @@ impl Sink for Replayer<'_> {
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
+        if self.observer.is_cancelled() {
+            return Err("the replay was cancelled".to_owned());
+        }
         self.handle_record(position, record)
             .map_err(|error| error.to_string())
     }

@@ -21,6 +21,10 @@
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
+//! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
+//! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
+//! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or times
+//! POST   /v1/replay?max_fuel=N       the same with another policy; the body is its file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
 //! GET    /metrics                    OpenMetrics
@@ -45,8 +49,9 @@ use tokio::sync::{Mutex, Semaphore};
 
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
+use super::past::Reader;
 use super::{Sources, clients, cluster, log, metrics, usage};
-use crate::policies::delivery::Gate;
+use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::Control;
 use crate::{limits, percent};
 use statehouse_core::policy::{CanaryRule, Selector};
@@ -60,6 +65,7 @@ pub struct Api {
     loading: Mutex<()>,
     /// Readers that wait for the next log line of a policy.
     followers: Semaphore,
+    reader: Reader,
 }
 
 #[derive(Deserialize)]
@@ -87,6 +93,7 @@ impl Api {
     pub fn new(gate: Arc<Gate>, sources: Sources) -> Self {
         Self {
             gate,
+            reader: Reader::new(sources.directory.clone()),
             sources,
             loading: Mutex::default(),
             followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
@@ -104,10 +111,7 @@ impl Api {
         request: Request<Incoming>,
     ) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
-        let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
-            .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
-            .collect();
-        let segments = segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))?;
+        let segments = segments(&uri)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method().clone();
         match &segments[..] {
@@ -126,6 +130,9 @@ impl Api {
             ["v1", "authz" | "usage" | "clients", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
+            ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
+            ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
+            ["v1", "replay"] => self.replay(&method, request).await,
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
@@ -270,14 +277,27 @@ impl Api {
         Ok(json(StatusCode::OK, &logged))
     }
 
+    /// Replays recorded requests, with the policy in the body of a POST.
+    async fn replay(&self, method: &Method, request: Request<Incoming>) -> Result<Answer, Refusal> {
+        let uri = request.uri().clone();
+        let file = match *method {
+            Method::POST => {
+                let _one = self.loading.lock().await;
+                let file = policy_file(request).await?;
+                // A replay runs the policy, so it needs the same signature as one that is loaded.
+                (self.gate.trust().check(&file)).map_err(ShipError::from)?;
+                Some(file.to_vec())
+            }
+            _ => None,
+        };
+        let store_bytes = self.sources.server.usage(0).bytes;
+        let wanted = self.reader.wanted(&uri, store_bytes)?;
+        wanted.run(file).await
+    }
+
     async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
-        let size = request.body().size_hint().lower();
-        if size > limits::POLICY_FILE_BYTES_MAX {
-            // Refused before any of the body is read.
-            return Err(too_large(limits::POLICY_FILE_BYTES_MAX));
-        }
         let _one = self.loading.lock().await;
-        let file = body(request, limits::POLICY_FILE_BYTES_MAX).await?;
+        let file = policy_file(request).await?;
         self.blocking(move |api| Ok(api.gate.load(&file)?)).await
     }
 
@@ -307,6 +327,14 @@ impl Api {
     fn control(&self) -> &Control {
         self.gate.control()
     }
+}
+
+/// The decoded segments of the path.
+pub(super) fn segments(uri: &Uri) -> Result<Vec<String>, Refusal> {
+    let segments: Option<Vec<String>> = (uri.path().split('/').skip(1))
+        .map(|segment| percent::decode(segment).and_then(|it| String::from_utf8(it).ok()))
+        .collect();
+    segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))
 }
 
 fn not_allowed(method: &Method, uri: &Uri) -> Refusal {
@@ -342,6 +370,15 @@ fn client_count(uri: &Uri) -> Result<usize, Refusal> {
             let max = limits::ADMIN_CLIENTS_MAX;
             bad(format!("`clients` must be a number from 0 to {max}"))
         })
+}
+
+async fn policy_file(request: Request<Incoming>) -> Result<Bytes, Refusal> {
+    let size = request.body().size_hint().lower();
+    if size > limits::POLICY_FILE_BYTES_MAX {
+        // Refused before any of the body is read.
+        return Err(too_large(limits::POLICY_FILE_BYTES_MAX));
+    }
+    body(request, limits::POLICY_FILE_BYTES_MAX).await
 }
 
 /// Parses the body as JSON.

@@ -2,31 +2,60 @@
 //! per request.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, HOST};
+use hyper::http::uri::Authority;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde_json::Value as Json;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
 
 use super::access::Endpoint;
 use super::listener::Stream;
 use crate::limits;
 
-/// Limit for connecting; the store is on this machine or behind a tunnel.
+/// Limit for connecting, with the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The port of an address over TLS that names none.
+const HTTPS_PORT: u16 = 443;
+
+/// An admin API, and how to log in.
+pub(crate) struct Connection {
+    /// The URL: `http://`, `https://` or `unix:`.
+    pub(crate) url: String,
+    /// The value of the Authorization header, if one is needed.
+    pub(crate) authorization: Option<String>,
+    /// How to verify the server of an `https://` URL.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+}
+
+impl From<Endpoint> for Connection {
+    fn from(Endpoint { url, token }: Endpoint) -> Self {
+        Self {
+            url,
+            authorization: token.map(|token| format!("Bearer {token}")),
+            tls: None,
+        }
+    }
+}
 
 /// Sends a request and waits for the response.
 pub(crate) async fn ask(
-    endpoint: &Endpoint,
+    to: &Connection,
     method: Method,
     path: &str,
     body: Vec<u8>,
 ) -> io::Result<(StatusCode, Json)> {
-    let (socket, host) = tokio::time::timeout(CONNECT_TIMEOUT, connect(&endpoint.url)).await??;
+    let connecting = tokio::time::timeout(CONNECT_TIMEOUT, to.connect());
+    let (socket, host) = connecting.await??;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
         .await
         .map_err(io::Error::other)?;
@@ -36,8 +65,8 @@ pub(crate) async fn ask(
         .method(method)
         .uri(path)
         .header(HOST, host);
-    if let Some(token) = &endpoint.token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    if let Some(authorization) = &to.authorization {
+        request = request.header(AUTHORIZATION, authorization);
     }
     let request = request
         .body(Full::new(Bytes::from(body)))
@@ -58,12 +87,70 @@ pub(crate) async fn ask(
     Ok((status, document))
 }
 
-/// Connects, and returns the value of the Host header.
-async fn connect(url: &str) -> io::Result<(Box<dyn Stream>, &str)> {
-    if let Some(path) = url.strip_prefix("unix:") {
-        return Ok((Box::new(UnixStream::connect(path).await?), "localhost"));
+impl Connection {
+    /// Connects, and returns the value of the Host header.
+    async fn connect(&self) -> io::Result<(Box<dyn Stream>, &str)> {
+        if let Some(path) = self.url.strip_prefix("unix:") {
+            return Ok((Box::new(UnixStream::connect(path).await?), "localhost"));
+        }
+        if let (Some(address), Some(config)) = (self.url.strip_prefix("https://"), &self.tls) {
+            let address = address.trim_end_matches('/');
+            let (host, port) = host_and_port(address).ok_or(io::ErrorKind::InvalidInput)?;
+            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            let socket = TcpStream::connect((host, port)).await?;
+            let connector = TlsConnector::from(config.clone());
+            return Ok((Box::new(connector.connect(name, socket).await?), address));
+        }
+        let address = self.url.strip_prefix("http://").unwrap_or(&self.url);
+        let address = address.trim_end_matches('/');
+        Ok((Box::new(TcpStream::connect(address).await?), address))
     }
-    let address = url.strip_prefix("http://").unwrap_or(url);
-    let address = address.trim_end_matches('/');
-    Ok((Box::new(TcpStream::connect(address).await?), address))
+}
+
+/// Whether this is the URL of an admin API over TLS: a host and possibly a port.
+pub(crate) fn is_tls_url(url: &str) -> bool {
+    let address = url.strip_prefix("https://");
+    address.is_some_and(|it| host_and_port(it.trim_end_matches('/')).is_some())
+}
+
+/// The host, without brackets, and the port. None if the text has anything else, such as a password
+/// or a path.
+fn host_and_port(text: &str) -> Option<(String, u16)> {
+    let authority: Authority = text.parse().ok().filter(|_| !text.contains('@'))?;
+    let host = authority.host();
+    let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let host = bare.unwrap_or(host).to_owned();
+    let port = match text.strip_prefix(authority.host())? {
+        "" => HTTPS_PORT,
+        port => port.strip_prefix(':')?.parse().ok()?,
+    };
+    ServerName::try_from(host.clone()).ok()?;
+    Some((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tls_url_has_a_host_and_at_most_a_port() {
+        let parsed = |text| host_and_port(text).map(|(host, port)| format!("{host} {port}"));
+        assert_eq!(parsed("plant7:8443").unwrap(), "plant7 8443");
+        assert_eq!(parsed("plant7").unwrap(), "plant7 443");
+        assert_eq!(parsed("[::1]:8443").unwrap(), "::1 8443");
+        assert!(is_tls_url("https://plant7:8443/"));
+        for wrong in [
+            "http://plant7:8443",
+            "plant7:8443",
+            "https://",
+            "https://:8443",
+            "https://plant7:",
+            "https://plant7:99999",
+            "https://anna:secret@plant7",
+            "https://plant7/v1",
+            "https://a b",
+        ] {
+            assert!(!is_tls_url(wrong), "{wrong}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Accepts connections to the admin API, over TCP or a Unix socket.
+//! Accepts connections to the admin API, over TCP, TLS or a Unix socket.
 //!
 //! The socket file must have mode 600 before a client can connect. A stale file of a killed store
 //! is replaced; a socket with a listener must never be replaced.
@@ -6,17 +6,20 @@
 use std::fs;
 use std::future::Future;
 use std::io;
-use std::net::{self, IpAddr, Ipv4Addr};
+use std::net::{self, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixSocket};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket};
 
 use crate::config::AdminPlace;
 use crate::limits;
+use crate::listener::{Certificates, accept_tls};
+use statehouse_files::watch::Watched;
 
 /// A connection of either kind.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -26,6 +29,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 /// A bound listener. Clients that connect wait until they are accepted.
 pub(super) enum Listener {
     Tcp(TcpListener),
+    /// TLS, with the certificates that are in force at the handshake.
+    Tls(TcpListener, Arc<Watched<Certificates>>),
     Unix {
         /// Dropped before the socket closes: until then no other file can have its inode.
         file: SocketFile,
@@ -46,11 +51,7 @@ impl Listener {
     /// Binds the address, within a runtime.
     pub(super) fn bind(place: &AdminPlace) -> io::Result<Self> {
         match place {
-            AdminPlace::Tcp(address) => {
-                let listener = net::TcpListener::bind(address)?;
-                listener.set_nonblocking(true)?;
-                TcpListener::from_std(listener).map(Self::Tcp)
-            }
+            AdminPlace::Tcp(address) => bind(*address).map(Self::Tcp),
             AdminPlace::Unix(path) => {
                 clear(path)?;
                 let socket = UnixSocket::new_stream()?;
@@ -68,25 +69,68 @@ impl Listener {
         }
     }
 
-    /// The bound address, with the port that the system chose.
-    pub(super) fn place(&self) -> io::Result<AdminPlace> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().map(AdminPlace::Tcp),
-            Self::Unix { file, .. } => Ok(AdminPlace::Unix(file.path.clone())),
-        }
+    /// Binds an address for TLS, within a runtime.
+    pub(super) fn bind_tls(
+        address: SocketAddr,
+        certificates: Arc<Watched<Certificates>>,
+    ) -> io::Result<Self> {
+        bind(address).map(|listener| Self::Tls(listener, certificates))
+    }
+
+    /// The URL of the bound address, with the port that the system chose.
+    pub(super) fn url(&self) -> io::Result<String> {
+        Ok(match self {
+            Self::Tcp(listener) => format!("http://{}", listener.local_addr()?),
+            Self::Tls(listener, _) => format!("https://{}", listener.local_addr()?),
+            Self::Unix { file, .. } => format!("unix:{}", file.path.display()),
+        })
     }
 
     /// The next connection and its client address; connections over a Unix socket share one
     /// address.
-    pub(super) async fn accept(&self) -> io::Result<(Box<dyn Stream>, IpAddr)> {
+    pub(super) async fn accept(&self) -> io::Result<(Socket, SocketAddr)> {
         match self {
             Self::Tcp(listener) => {
                 let (socket, client) = listener.accept().await?;
-                Ok((Box::new(socket), client.ip()))
+                Ok((Socket::Open(Box::new(socket)), client))
+            }
+            Self::Tls(listener, certificates) => {
+                let (socket, client) = listener.accept().await?;
+                Ok((Socket::Tls(socket, certificates.clone()), client))
             }
             Self::Unix { listener, .. } => {
                 let (socket, _) = listener.accept().await?;
-                Ok((Box::new(socket), Ipv4Addr::LOCALHOST.into()))
+                Ok((
+                    Socket::Open(Box::new(socket)),
+                    (Ipv4Addr::LOCALHOST, 0).into(),
+                ))
+            }
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// An accepted connection.
+pub(super) enum Socket {
+    /// The client may send requests.
+    Open(Box<dyn Stream>),
+    /// The client must complete a TLS handshake first.
+    Tls(TcpStream, Arc<Watched<Certificates>>),
+}
+
+impl Socket {
+    /// The stream of requests.
+    pub(super) async fn open(self) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Self::Open(stream) => Ok(stream),
+            Self::Tls(socket, certificates) => {
+                let stream = accept_tls(&certificates.current(), socket).await?;
+                Ok(Box::new(stream))
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The admin API: HTTP/1.1 for operators who can read the data directory or have a token.
+//! The admin API: HTTP/1.1 for operators who can read the data directory or have a token, and over
+//! TLS for users with a role.
 //!
 //! Connections are limited in number, size and time. All changes of policies go through [`Gate`],
 //! like on the other delivery paths. The admin API must never block requests to the store, so slow
@@ -14,11 +15,14 @@ mod cluster;
 mod listener;
 mod log;
 mod metrics;
+mod past;
 mod requests;
+mod roles;
 mod seat;
 mod usage;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper::server::conn::http1;
@@ -30,12 +34,13 @@ use tokio::sync::{Semaphore, watch};
 pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
-pub(crate) use client::ask;
+pub(crate) use client::{Connection, ask, is_tls_url};
 pub(crate) use clients::Clients;
 pub use cluster::{
     ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 pub(crate) use log::{Logged, LoggedLine};
+pub use past::DataDirectory;
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
@@ -43,15 +48,16 @@ pub(crate) use usage::{Owner, Taken};
 
 use crate::config::AdminPlace;
 use crate::limits;
+use crate::listener::Certificates;
 use crate::listener::handshakes::Handshakes;
 use crate::server::Server;
 use access::Access;
-use listener::Listener;
+use listener::{Listener, Socket};
 use requests::Requests;
 use seat::Seat;
 use statehouse_access::AccessControl;
-use statehouse_access::audit::Audit;
-use statehouse_files::watch::Reloads;
+use statehouse_access::audit::{Audit, Refused};
+use statehouse_files::watch::{Reloads, Watched};
 
 /// The parts that the admin API reports on, apart from policies.
 pub struct Sources {
@@ -65,6 +71,8 @@ pub struct Sources {
     pub reloads: Arc<Reloads>,
     /// The refusals.
     pub audit: Arc<Audit>,
+    /// The data directory; none if the store is in memory.
+    pub directory: Option<DataDirectory>,
     /// The leadership of this host, if it is one of a cluster.
     pub leadership: Option<Arc<dyn Leadership>>,
 }
@@ -72,39 +80,58 @@ pub struct Sources {
 /// An admin API that has its address but does not answer yet.
 pub struct Admin {
     listener: Listener,
-    place: AdminPlace,
+    url: String,
     token: Option<String>,
+    access: Access,
 }
 
 impl Admin {
     /// Binds the address, within a runtime. Without a token every client that can connect is
     /// admitted, so the place must then be a Unix socket.
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
-        let listener = Listener::bind(place)?;
+        let access = match place {
+            AdminPlace::Tcp(address) => Access::of_tcp(*address, token.as_deref(), None),
+            AdminPlace::Unix(_) => Access::of_socket(),
+        };
+        Self::of(Listener::bind(place)?, token, access)
+    }
+
+    /// Binds an address for TLS, within a runtime. Users with a role are admitted, and clients with
+    /// the token.
+    pub fn bind_tls(
+        address: SocketAddr,
+        certificates: Arc<Watched<Certificates>>,
+        token: Option<String>,
+        users: Arc<AccessControl>,
+    ) -> io::Result<Self> {
+        let access = Access::of_tcp(address, token.as_deref(), Some(users));
+        Self::of(Listener::bind_tls(address, certificates)?, token, access)
+    }
+
+    fn of(listener: Listener, token: Option<String>, access: Access) -> io::Result<Self> {
         Ok(Self {
-            place: listener.place()?,
+            url: listener.url()?,
             listener,
             token,
+            access,
         })
     }
 
     /// The address and the token.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
-            url: self.place.to_string(),
+            url: self.url.clone(),
             token: self.token.clone(),
         }
     }
 
     /// Serves requests about the present subject until it is dropped.
     pub async fn run(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) {
-        let listener = self.listener;
-        let access = Access::new(self.token.as_deref(), &self.place);
-        let requests = Arc::new(Requests::new(access, audit, subject));
+        let requests = Arc::new(Requests::new(self.access, audit.clone(), subject));
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
         let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
         loop {
-            let (socket, client) = match listener.accept().await {
+            let (socket, peer) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "the admin API cannot accept a connection");
@@ -112,32 +139,53 @@ impl Admin {
                     continue;
                 }
             };
-            let seat = Arc::new(Seat::new(arriving.begin(client), operators.clone()));
-            let requests = requests.clone();
+            let seat = Arc::new(Seat::new(arriving.begin(peer.ip()), operators.clone()));
+            let (requests, audit) = (requests.clone(), audit.clone());
             tokio::spawn(async move {
-                let service = service_fn(|request| {
-                    let (requests, seat) = (requests.clone(), seat.clone());
-                    async move { requests.answer(request, &seat).await }
-                });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(limits::ADMIN_HEADER_TIMEOUT)
-                    .max_headers(limits::ADMIN_HEADERS_MAX)
-                    .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
-                    .serve_connection(TokioIo::new(socket), service);
-                let connection = tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection);
-                let ended = tokio::select! {
-                    ended = connection => ended,
-                    () = seat.lost() => return,
-                };
-                match ended {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => {
-                        tracing::debug!(%error, "a connection to the admin API failed");
-                    }
-                    Err(_) => tracing::debug!("a connection to the admin API was too slow"),
+                tokio::select! {
+                    () = connection(socket, peer, &requests, &audit, &seat) => {}
+                    () = seat.lost() => {}
                 }
             });
         }
+    }
+}
+
+/// Serves one connection to its end.
+async fn connection(
+    socket: Socket,
+    peer: SocketAddr,
+    requests: &Arc<Requests>,
+    audit: &Audit,
+    seat: &Arc<Seat>,
+) {
+    let opened = tokio::time::timeout(limits::ADMIN_HEADER_TIMEOUT, socket.open()).await;
+    let stream = match opened {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            return audit.refused(&Refused {
+                what: "tls",
+                peer: Some(peer),
+                client: "",
+                user: None,
+                why: &error,
+            });
+        }
+        Err(_) => return tracing::debug!("a TLS handshake with the admin API was too slow"),
+    };
+    let service = service_fn(|request| {
+        let (requests, seat) = (requests.clone(), seat.clone());
+        async move { requests.answer(request, &seat, peer).await }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::ADMIN_HEADER_TIMEOUT)
+        .max_headers(limits::ADMIN_HEADERS_MAX)
+        .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    match tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin API failed"),
+        Err(_) => tracing::debug!("a connection to the admin API was too slow"),
     }
 }

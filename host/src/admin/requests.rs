@@ -3,20 +3,24 @@
 //! metrics.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::access::Access;
+use super::access::{Access, Denial, Operator};
 use super::answer::{Answer, Refusal, json};
-use super::api::Api;
+use super::api::{Api, segments};
 use super::cluster::ReadFigures;
-use super::metrics;
 use super::seat::Seat;
+use super::{metrics, roles};
+use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
 
 /// What the admin API reports on.
@@ -55,35 +59,31 @@ impl Requests {
         }
     }
 
-    /// Answers one request.
+    /// Answers one request of a client at `peer`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
-        seat: &Seat,
+        seat: &Arc<Seat>,
+        peer: SocketAddr,
     ) -> Result<Answer, Infallible> {
-        seat.arrived();
         if let Err(error) = Access::check_form(request.headers()) {
+            seat.arrived();
             return Ok(last(Refusal::new(StatusCode::BAD_REQUEST, error).answer()));
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
+            seat.arrived();
             return Ok(last(answer));
         }
-        if let Err((status, error)) = self.access.check(request.headers()) {
-            self.audit.refused(&Refused {
-                what: "administer",
-                peer: None,
-                client: "",
-                user: None,
-                why: &error,
-            });
-            let mut answer = Refusal::new(status, error).answer();
-            if status == StatusCode::UNAUTHORIZED {
-                let scheme = HeaderValue::from_static("Bearer");
-                answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+        // The connection keeps its place while a password is checked, since that takes time.
+        let operator = match self.access.check(request.headers(), peer).await {
+            Ok(operator) => operator,
+            Err(denial) => {
+                discard(request.into_body(), seat.clone());
+                return Ok(last(self.denied(&denial, peer)));
             }
-            return Ok(last(answer));
-        }
+        };
+        seat.arrived();
         if !seat.take() {
             let text = "too many operators are connected: try again later";
             return Ok(last(
@@ -93,21 +93,107 @@ impl Requests {
         // A refused request may have an unread body, so its connection is closed after the answer.
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        let answer = match subject {
-            Subject::Store(api) => api.route(request).await,
-            Subject::Follower { figures, .. } if is_metrics(&request) => {
-                Ok(metrics::answer(metrics::of_follower(&figures())))
-            }
-            Subject::Follower { leader, .. } => {
-                Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
+        let answer = match self.check_role(&operator, &request) {
+            Ok(()) => route(subject, request).await,
+            Err(refusal) => {
+                discard(request.into_body(), seat.clone());
+                Err(refusal)
             }
         };
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
             let status = answer.status().as_u16();
-            tracing::info!(target: audit::TARGET, %method, path, status, "admin request");
+            let user = operator.user.as_deref().unwrap_or("-").escape_debug();
+            tracing::info!(target: audit::TARGET, %method, path, %user, status, "admin request");
         }
         Ok(answer)
+    }
+
+    /// The answer to a request that is not admitted.
+    fn denied(&self, denial: &Denial, peer: SocketAddr) -> Answer {
+        if !denial.is_audited {
+            self.audit.refused(&Refused {
+                what: "administer",
+                peer: self.access.is_remote().then_some(peer),
+                client: "",
+                user: None,
+                why: &denial.why,
+            });
+        }
+        let mut answer = Refusal::new(denial.status, denial.why).answer();
+        if denial.status == StatusCode::UNAUTHORIZED {
+            // Over TLS Basic works too. It is not offered: a browser would ask for the password and
+            // then send it with every request to this address, also with those of other pages.
+            let scheme = HeaderValue::from_static("Bearer");
+            answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+        }
+        answer
+    }
+
+    /// Whether the role of the operator suffices for this request.
+    fn check_role(&self, operator: &Operator, request: &Request<Incoming>) -> Result<(), Refusal> {
+        let path = segments(request.uri())?;
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        let needed = roles::required(request.method(), &path)?;
+        if operator.role.is_some_and(|role| role >= needed) {
+            return Ok(());
+        }
+        let user = operator.user.as_deref().unwrap_or_default();
+        let has = match operator.role {
+            Some(role) => format!("has the role {role}"),
+            None => "has no role".to_owned(),
+        };
+        let why = format!(
+            "{} {} needs the role {needed}, and the user {} {has}: `statehouse user role` changes it in the users file",
+            request.method(),
+            request.uri().path(),
+            user.escape_debug()
+        );
+        self.audit.refused(&Refused {
+            what: "administer",
+            peer: None,
+            client: "",
+            user: Some(user),
+            why: &why,
+        });
+        Err(Refusal::new(StatusCode::FORBIDDEN, why))
+    }
+}
+
+/// Discards the body of a refused request, within limits, while the answer is sent. A connection
+/// that is closed with unread bytes is reset, and the reset can overtake the answer. The connection
+/// keeps its place until then, so that newer ones can evict it.
+fn discard(mut body: Incoming, seat: Arc<Seat>) {
+    if body.is_end_stream() {
+        return seat.arrived();
+    }
+    tokio::spawn(async move {
+        let mut left = limits::POLICY_FILE_BYTES_MAX;
+        let discarding = async {
+            let idle = limits::ADMIN_DISCARD_IDLE;
+            while let Ok(Some(Ok(frame))) = tokio::time::timeout(idle, body.frame()).await {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                left = left.saturating_sub(bytes as u64);
+                if left == 0 {
+                    return;
+                }
+            }
+        };
+        _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
+        seat.arrived();
+    });
+}
+
+/// Passes an admitted request on.
+async fn route(subject: Subject, request: Request<Incoming>) -> Result<Answer, Refusal> {
+    match subject {
+        Subject::Store(api) => api.route(request).await,
+        Subject::Follower { figures, .. } if is_metrics(&request) => {
+            Ok(metrics::answer(metrics::of_follower(&figures())))
+        }
+        Subject::Follower { leader, .. } => {
+            Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Limits the connections of the admin API.
 //!
 //! A connection without a request holds one of many places, and loses it to newer connections. A
-//! connection that has presented the token takes one of a few operator seats and keeps it. Probes
+//! connection that has logged in takes one of a few operator seats and keeps it. Probes
 //! need no seat, so neither slow connections nor operators can block `/livez`.
 
 use std::sync::{Arc, OnceLock};
@@ -31,8 +31,8 @@ impl Seat {
         self.place.evicted().await;
     }
 
-    /// A request head has arrived, so the connection releases its place: the response is short, and
-    /// the last one unless an operator sent the request.
+    /// A request has arrived and its sender is known or refused, so the connection releases its
+    /// place: the response is short, and the last one unless an operator sent the request.
     pub(super) fn arrived(&self) {
         self.place.release();
     }

@@ -11,23 +11,33 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Endpoint, Subject, new_token};
-use crate::config::{ADMIN_TOKEN, AdminPlace, Config, DropAction, Durability};
+use crate::config::{ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability};
 use crate::limits;
+use crate::listener::Certificates;
 use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
+use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
+use statehouse_files::watch::{Reloads, Watched};
 use statehouse_mqtt::Broker;
 
 /// The admin API before it runs, and the watched directory.
 pub(super) struct Administration {
-    admin: Option<Admin>,
+    local: Option<Admin>,
+    tls: Option<Remote>,
     /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
     drop: Option<(PathBuf, DropAction)>,
 }
 
+/// The admin API for other machines.
+struct Remote {
+    admin: Admin,
+    certificates: Arc<Watched<Certificates>>,
+}
+
 /// The running admin API.
 pub(super) struct Running {
-    task: Option<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
     /// The data directory with the file `admin` of this run.
     published_in: Option<PathBuf>,
 }
@@ -38,8 +48,8 @@ pub(super) struct Deliveries {
 }
 
 impl Administration {
-    /// Binds the address and checks the watched directory. Runs within a runtime.
-    pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
+    /// Binds the addresses and checks the watched directory. Runs within a runtime.
+    pub(super) fn open(config: &Config, access: &Arc<AccessControl>) -> anyhow::Result<Self> {
         let keeps = config.storage.durability != Durability::Memory;
         let data = keeps.then(|| config.storage.directory.clone());
         if let Some((directory, _)) = &config.policy_drop {
@@ -49,8 +59,15 @@ impl Administration {
                 directory.display()
             );
         }
+        let token = match (&config.admin, &config.admin_tls) {
+            (Some(AdminPlace::Tcp(_)), _) | (_, Some(_)) => token(data.is_some())?,
+            _ => None,
+        };
         Ok(Self {
-            admin: open(config, data.is_some())?,
+            local: open(config, token.clone())?,
+            tls: (config.admin_tls.as_ref())
+                .map(|tls| Remote::open(tls, token, access))
+                .transpose()?,
             data,
             drop: config.policy_drop.clone(),
         })
@@ -75,32 +92,63 @@ impl Administration {
         Deliveries { tasks }
     }
 
+    /// Reloads the certificates of the admin API. Must be called before it starts.
+    pub(super) fn reload_with(&self, reloads: &mut Reloads) {
+        if let Some(Remote { certificates, .. }) = &self.tls {
+            reloads.add(certificates, || {});
+        }
+    }
+
     /// Starts the admin API, which reports on the present subject.
     pub(super) fn start(
         &mut self,
-        subject: watch::Receiver<Subject>,
-        audit: Arc<Audit>,
+        subject: &watch::Sender<Subject>,
+        audit: &Arc<Audit>,
     ) -> Running {
-        let Some(admin) = self.admin.take() else {
-            return Running {
-                task: None,
-                published_in: None,
-            };
-        };
-        let endpoint = admin.endpoint();
-        let published_in = self.data.take().filter(|data| match endpoint.write(data) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");
-                false
-            }
+        let endpoint = self.local.as_ref().map(Admin::endpoint);
+        let published_in = endpoint.and_then(|endpoint| {
+            self.data.take().filter(|data| match endpoint.write(data) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::error!(%error, "the file `admin` cannot be written, so commands cannot find this store");
+                    false
+                }
+            })
         });
-        tracing::info!("the administration listens on {}", endpoint.url);
+        let remote = self.tls.take().map(|it| it.admin);
+        let admins = self.local.take().into_iter().chain(remote);
+        let tasks = admins.map(|admin| {
+            tracing::info!("the administration listens on {}", admin.endpoint().url);
+            tokio::spawn(admin.run(subject.subscribe(), audit.clone()))
+        });
         Running {
-            task: Some(tokio::spawn(admin.run(subject, audit))),
+            tasks: tasks.collect(),
             published_in,
         }
     }
+}
+
+impl Remote {
+    fn open(
+        tls: &AdminTls,
+        token: Option<String>,
+        access: &Arc<AccessControl>,
+    ) -> anyhow::Result<Self> {
+        let AdminTls { address, files } = tls.clone();
+        let all = files.all();
+        let load = move || Certificates::load(&files);
+        let certificates = Watched::open("certificates of the admin API", all, load)?;
+        let admin = Admin::bind_tls(address, certificates.clone(), token, access.clone());
+        let admin = admin.with_context(|| unusable(&format!("https://{address}")))?;
+        Ok(Self {
+            admin,
+            certificates,
+        })
+    }
+}
+
+fn unusable(place: &str) -> String {
+    format!("the admin API cannot listen on {place}: choose another address with --admin, or `off`")
 }
 
 impl Drop for Deliveries {
@@ -111,29 +159,28 @@ impl Drop for Deliveries {
     }
 }
 
-fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
+fn open(config: &Config, token: Option<String>) -> anyhow::Result<Option<Admin>> {
     let Some(place) = &config.admin else {
         return Ok(None);
     };
     let token = match place {
         AdminPlace::Unix(_) => {
-            if std::env::var_os(ADMIN_TOKEN).is_some() {
+            if std::env::var_os(ADMIN_TOKEN).is_some() && config.admin_tls.is_none() {
                 tracing::warn!(
                     "{ADMIN_TOKEN} is set but not used: every account that may open the socket {place} is admitted without it"
                 );
             }
             None
         }
-        AdminPlace::Tcp(_) => match token(keeps)? {
-            Some(token) => Some(token),
-            None => return Ok(None),
-        },
+        AdminPlace::Tcp(_) if token.is_none() => {
+            tracing::info!(
+                "the administration is off on this machine: a store in memory has no data directory for a token. Set one in {ADMIN_TOKEN}, or use a socket (--admin unix:PATH), which needs none"
+            );
+            return Ok(None);
+        }
+        AdminPlace::Tcp(_) => token,
     };
-    let admin = Admin::bind(place, token).with_context(|| {
-        format!(
-            "the admin API cannot listen on {place}: choose another address with --admin, or `off`"
-        )
-    })?;
+    let admin = Admin::bind(place, token).with_context(|| unusable(&place.to_string()))?;
     Ok(Some(admin))
 }
 
@@ -150,12 +197,7 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
             Ok(Some(token))
         }
         Err(_) if keeps => Ok(Some(new_token()?)),
-        Err(_) => {
-            tracing::info!(
-                "the administration is off: a store in memory has no data directory for a token. Set one in {ADMIN_TOKEN}, or use a socket (--admin unix:PATH), which needs none"
-            );
-            Ok(None)
-        }
+        Err(_) => Ok(None),
     }
 }
 
@@ -163,7 +205,7 @@ impl Running {
     /// Stops the admin API and removes the file `admin`, so that commands report at once that no
     /// store runs.
     pub(super) fn stop(self) {
-        if let Some(task) = self.task {
+        for task in self.tasks {
             task.abort();
         }
         if let Some(data) = self.published_in

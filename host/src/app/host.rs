@@ -13,7 +13,7 @@ use super::administration::Administration;
 use super::operations::Operations;
 use super::present::{Present, Shared, Tasks};
 use super::serve::{log_figures, print};
-use super::start::{Serving, State, apply};
+use super::start::{Serving, State, apply, data_directory_of};
 use crate::admin::{Api, Sources, Subject};
 use crate::cluster::log::ClusterLog;
 use crate::cluster::modules::Wanted;
@@ -210,6 +210,7 @@ impl Roles for Host {
             access: self.access.clone(),
             reloads: self.reloads.clone(),
             audit: self.audit.clone(),
+            directory: Some(data_directory_of(&self.config)),
             leadership: Some(Arc::new(Operations {
                 log: log.clone(),
                 shared: self.shared.clone(),

@@ -277,10 +277,10 @@ impl Parts {
             shared.arrived.clone(),
         );
         let mut tasks = vec![tokio::spawn(fetching)];
-        let mut administration = Administration::open(&config)?;
-        let running = administration.start(shared.subject.subscribe(), audit.clone());
-
-        let reloads = reloads(sockets, &access, &followed, shared);
+        let mut administration = Administration::open(&config, &access)?;
+        let mut reloads = reloads(sockets, &access, &followed, shared);
+        administration.reload_with(&mut reloads);
+        let running = administration.start(&shared.subject, &audit);
         let reloads = Arc::new(reloads);
         tasks.push(tokio::spawn(
             reloads.clone().run(signal(SignalKind::hangup())?),

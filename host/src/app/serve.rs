@@ -27,6 +27,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         access,
         audit,
         mut reloads,
+        directory,
         promise,
         disk,
         signals,
@@ -38,6 +39,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     };
     let broker = clients.broker().cloned();
     transport.reload_with(&mut reloads, broker.as_ref());
+    administration.reload_with(&mut reloads);
     let open = clients.open(transport, &server, &audit)?;
 
     // Started before the store reports that it is ready, since commands look for the file `admin`.
@@ -49,11 +51,12 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         access,
         reloads: reloads.clone(),
         audit: audit.clone(),
+        directory,
         leadership: None,
     };
     let listing = gate.control().list();
     let subject = watch::Sender::new(Subject::Store(Arc::new(Api::new(gate, sources))));
-    let administration = administration.start(subject.subscribe(), audit);
+    let administration = administration.start(&subject, &audit);
     print(&greeting(&listing, promise))?;
     let sweeper = tokio::spawn({
         let server = server.clone();

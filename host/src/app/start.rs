@@ -12,6 +12,7 @@ use super::clients::Clients;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
+use crate::admin::DataDirectory;
 use crate::config::{
     self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice,
 };
@@ -43,6 +44,8 @@ pub(super) struct Started {
     pub(super) access: Arc<AccessControl>,
     pub(super) audit: Arc<Audit>,
     pub(super) reloads: Reloads,
+    /// The data directory, for the admin API.
+    pub(super) directory: Option<DataDirectory>,
     /// The durability guarantee, as text.
     pub(super) promise: String,
     /// The log, to close at the end.
@@ -88,7 +91,7 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let control = Control::new(server.clone(), engine, modules, None, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
-    let administration = Administration::open(config)?;
+    let administration = Administration::open(config, &access)?;
 
     let mut reloads = Reloads::default();
     let clients = match &config.transport {
@@ -123,10 +126,19 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
         access,
         audit,
         reloads,
+        directory: disk.as_ref().map(|_| data_directory_of(config)),
         promise,
         disk,
         signals,
     }))
+}
+
+/// The data directory, for the admin API.
+pub(super) fn data_directory_of(config: &Config) -> DataDirectory {
+    DataDirectory {
+        path: config.storage.directory.clone(),
+        node: config.node.clone(),
+    }
 }
 
 /// The recovered state, the policies, and the log in use.

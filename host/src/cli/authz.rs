@@ -12,7 +12,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::output::{self, Exit, Failure, printable};
-use super::store::{Store, unexpected};
+use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who};
 use crate::percent;
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
@@ -81,7 +81,11 @@ struct ExplainArgs {
     rules: Option<PathBuf>,
 
     #[command(flatten)]
-    store: Store,
+    store: Named,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 fn attribute(text: &str) -> Result<(Box<str>, Box<str>), String> {
@@ -138,7 +142,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
         Some(file) => by_file(args, file, on)?,
         None => by_store(args, on).await?,
     };
-    let text = match args.store.json {
+    let text = match args.json {
         true => {
             json!({
                 "allowed": decision.is_allowed(),
@@ -196,7 +200,11 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
         on: percent::encode(on),
     };
     let body = serde_json::to_vec(&ask).map_err(unexpected)?;
-    let answer = args.store.send(Method::POST, "/v1/authz", body).await?;
+    let answer = args
+        .store
+        .asked()?
+        .send(Method::POST, "/v1/authz", body)
+        .await?;
     serde_json::from_value(answer).map_err(unexpected)
 }
 

@@ -15,6 +15,7 @@ use statehouse_files::atomic;
 
 use super::output::{Exit, Failure, emit, emit_json, notice};
 use super::table;
+use crate::admin::is_tls_url;
 use crate::config::BrokerUrl;
 
 /// Longest name of a context: it fits a line of `context list`.
@@ -22,7 +23,7 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// Name stores, so that commands find them by --context
 ///
-/// A context holds the address of a store and how to log in. `context use` selects one for all
+/// A context holds the addresses of a store and how to log in. `context use` selects one for all
 /// commands that name no store. Flags and environment variables take precedence; if they name
 /// another store, nothing of the context is used. The file is contexts.toml in $XDG_CONFIG_HOME/
 /// statehouse, or ~/.config/statehouse.
@@ -30,6 +31,7 @@ const NAME_BYTES_MAX: usize = 64;
 #[command(after_help = "\
 Examples:
   statehouse context add plant7 --url mqtts://plant7:8883 --user anna --password-file ~/.plant7
+  statehouse context add plant7 --url mqtts://plant7:8883 --admin https://plant7:8443 --user anna --password-file ~/.plant7 --ca plant7.crt
   statehouse context add local --data /var/lib/statehouse
   statehouse get room/temperature --context plant7
   statehouse context use plant7
@@ -80,6 +82,11 @@ pub(super) struct Context {
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) url: Option<String>,
+
+    /// The URL of the store's admin API, for commands of operators: https://HOST:PORT
+    #[arg(long, value_name = "URL", conflicts_with = "data")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) admin: Option<String>,
 
     /// User name
     #[arg(long, value_name = "NAME")]
@@ -192,7 +199,9 @@ impl Context {
     /// The context as it is saved: with absolute paths, since commands run in any directory.
     fn checked(&self) -> Result<Self, Failure> {
         if *self == Self::default() {
-            return Err(Failure::usage("name the store with --url, --data or both"));
+            return Err(Failure::usage(
+                "name the store with --url, and with --admin or --data for commands of operators",
+            ));
         }
         if let Some(url) = &self.url {
             let url: BrokerUrl = url.parse().map_err(Failure::usage)?;
@@ -202,12 +211,18 @@ impl Context {
                 ));
             }
         }
+        if let Some(url) = self.admin.as_ref().filter(|it| !is_tls_url(it)) {
+            return Err(Failure::usage(format!(
+                "--admin {url} is not https:// with a host and a port, such as https://plant7:8443"
+            )));
+        }
         let absolute = |path: &Option<PathBuf>| -> Result<Option<PathBuf>, Failure> {
             let path = path.as_ref().map(std::path::absolute).transpose();
             path.map_err(|error| Failure::usage(format!("a path cannot be used: {error}")))
         };
         Ok(Self {
             url: self.url.clone(),
+            admin: self.admin.clone(),
             user: self.user.clone(),
             password_file: absolute(&self.password_file)?,
             ca: absolute(&self.ca)?,
@@ -274,7 +289,7 @@ fn list(all: &Contexts, in_json: bool) -> Result<(), Failure> {
                 false => String::new(),
             },
             name.clone(),
-            context.url.clone().or(data).unwrap_or_default(),
+            (context.url.clone().or(context.admin.clone()).or(data)).unwrap_or_default(),
             context.user.clone().unwrap_or("-".to_owned()),
         ]
     }));

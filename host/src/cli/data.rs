@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value as Json;
+
 use super::output::{Failure, printable};
-use super::time;
-use statehouse_core::clock::{Fence, wall_ms};
+use crate::past::bytes_of;
+pub(super) use crate::past::{fence_json, policy_json};
+use statehouse_core::clock::Fence;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_offline::PastError;
 
@@ -51,34 +54,31 @@ impl From<PastError> for Failure {
     }
 }
 
-/// A log position or a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    LogPosition(u64),
-    Time(u64),
-}
-
-impl std::str::FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(position) = text.parse() {
-            return Ok(Self::LogPosition(position));
-        }
-        time::parse(text, wall_ms()).map(Self::Time).ok_or_else(|| {
-            "write a record's number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
-        })
-    }
-}
-
-/// A fencing token as the client sent it, for JSON. Its node may hold any characters.
-pub(super) fn fence_json(fence: &Fence) -> String {
-    format!("{:015}:{:05}:{}", fence.wall, fence.counter, fence.node)
-}
-
 /// A fencing token for people, with escapes.
 pub(super) fn fence(fence: &Fence) -> String {
     printable(fence_json(fence).as_bytes())
+}
+
+/// The text of a JSON string for people, with escapes; empty if it is none.
+pub(super) fn text(json: &Json) -> String {
+    printable(json.as_str().unwrap_or_default().as_bytes())
+}
+
+/// The start of bytes in JSON, on one line.
+pub(super) fn excerpt_of(json: &Json) -> String {
+    excerpt(&bytes_of(json).unwrap_or_default())
+}
+
+/// The name of a policy in JSON, for people.
+pub(super) fn policy_of(json: &Json) -> String {
+    let digest = text(&json["digest"]);
+    let digest = digest.trim_start_matches("blake3:");
+    let digest = digest.get(..8).unwrap_or(digest);
+    format!(
+        "{} {}@{digest}",
+        text(&json["name"]),
+        text(&json["version"])
+    )
 }
 
 /// The start of a byte string, on one line.
@@ -105,15 +105,6 @@ pub(super) fn policy(policy: &PolicyRecord) -> String {
     let digest = &policy.digest.to_hex()[..8];
     let (name, version) = (policy.name.as_bytes(), policy.version.as_bytes());
     format!("{} {}@{digest}", printable(name), printable(version))
-}
-
-/// A policy in JSON.
-pub(super) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
-    serde_json::json!({
-        "name": policy.name,
-        "version": policy.version,
-        "digest": format!("blake3:{}", policy.digest),
-    })
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use serde_json::{Value as Json, json};
 
 use super::data::{self, Node, excerpt};
 use super::output::{Exit, Failure, emit_either, json_bytes, printable};
-use super::replay::{write_json, write_text};
+use super::replay::write_text;
 use super::time::{parse, utc};
+use crate::past;
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Scope};
@@ -182,7 +183,10 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     rows.row("policy", &printable(policy.to_string().as_bytes()));
     decision(&mut rows, it);
     let node = harness.node();
-    let swept = it.swept.iter().map(|write| write_text(write, node));
+    let swept = it
+        .swept
+        .iter()
+        .map(|write| write_text(&past::write(write, node)));
     rows.group("before it", swept);
     rows.group_or("effects", effects(it, node, &client), "none");
     reads(&mut rows, it, words, node);
@@ -250,7 +254,10 @@ fn decision(rows: &mut Rows, it: &Answer) {
 }
 
 fn effects(it: &Answer, node: &str, client: &str) -> Vec<String> {
-    let writes = it.writes.iter().map(|write| write_text(write, node));
+    let writes = it
+        .writes
+        .iter()
+        .map(|write| write_text(&past::write(write, node)));
     let watched = it.watched.iter();
     let watched = watched.map(|it| format!("{client} watches {}", watch(it)));
     let unwatched = it.unwatched.iter();
@@ -324,7 +331,10 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         keys.map(|(_, key)| json_bytes(key)).collect()
     };
     let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
-        writes.iter().map(|write| write_json(write, node)).collect()
+        writes
+            .iter()
+            .map(|write| past::write(write, node))
+            .collect()
     };
     let reads = match &it.reads {
         Reads::Anything => Json::Null,

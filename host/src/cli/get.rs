@@ -4,29 +4,34 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
-use serde_json::json;
+use hyper::Method;
+use serde_json::{Value as Json, json};
 use statehouse_client::{Meta, Version};
 
-use super::data::{Data, Node};
+use super::data::Node;
 use super::entries::{add_meta, duration};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
+use super::store::{Found, Place};
 use super::time;
+use crate::{past, percent};
 use statehouse_core::clock::Stamp;
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::{AsOf, Moment, Past, Writer};
+use statehouse_offline::{Moment, Past, Writer};
 
 /// Print the value of a key
 ///
 /// Writes the bytes unchanged to stdout; a newline follows only on a terminal. Exit code 1 if the
 /// key does not exist.
 ///
-/// With --as-of it reads the data directory instead of asking a server, on this machine and without
-/// a lock, even while a server runs. It reaches as far back as `statehouse history`.
+/// With --as-of it reads the data directory, on this machine and without a lock, even while a server
+/// runs. With --as-of and --admin it asks the admin API of a store on another machine. It reaches as
+/// far back as `statehouse history`.
 ///
-/// With --meta it asks the server, and looks for the writer in the data directory. If that is not
-/// on this machine, or does not contain this version of the key, the lines `writer` and `holder`
-/// are missing; `statehouse lock NAME --status` names the holder of a lock from any machine.
+/// With --meta it asks the server, and looks for the writer in the data directory or asks the admin
+/// API. If the directory is not on this machine, or the history does not contain this version of
+/// the key, the lines `writer` and `holder` are missing; `statehouse lock NAME --status` names the
+/// holder of a lock without either.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -57,11 +62,11 @@ pub(super) struct Args {
 
     /// The value at this version or time: a version as --with-version prints it, a time such as
     /// 2026-11-21T03:00:00Z, or how long ago, such as 10m
-    #[arg(long, value_name = "VERSION|TIME", value_parser = moment, help_heading = "The past")]
+    #[arg(long, value_name = "VERSION|TIME", value_parser = past::moment, help_heading = "The past")]
     as_of: Option<Moment>,
 
-    #[command(flatten, next_help_heading = "The past")]
-    data: Data,
+    #[command(flatten)]
+    place: Place,
 
     #[command(flatten, next_help_heading = "The past")]
     node: Node,
@@ -73,7 +78,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         return meta(&args, key).await;
     }
     let value = match args.as_of {
-        Some(moment) => as_of(&args, key, moment)?,
+        Some(moment) => as_of(&args, key, moment).await?,
         None => {
             let client = args.remote.connect().await?;
             let value = client.get(key).await?;
@@ -127,7 +132,7 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Negative);
     };
-    let writer = writer(args, key, &meta.version);
+    let writer = writer(args, key, &meta.version).await;
     if args.remote.json {
         let mut object = json!({ "key": json_bytes(key) });
         add_meta(&mut object, &meta);
@@ -144,21 +149,42 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The writer of this version, if the data directory of the store is on this machine. A directory
-/// of another store does not contain the version.
-fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
-    let path = &args.data.path;
-    if !path.is_dir() {
-        return None;
-    }
-    let version = Stamp {
-        wall: version.wall_ms(),
-        counter: version.counter(),
+/// The writer of this version, if the data directory of the store is on this machine, or its admin
+/// API answers. A directory of another store does not contain the version.
+async fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
+    let target = &args.remote.target;
+    let found = (args.place).find(target.context.as_deref(), &target.credentials);
+    let found = match found.ok()? {
+        Found::Data(path) if path.is_dir() => {
+            let version = Stamp {
+                wall: version.wall_ms(),
+                counter: version.counter(),
+            };
+            let found = Past::open(&path).and_then(|past| past.writer(key, version));
+            found.map_err(|error| error.to_string())
+        }
+        Found::Data(_) => return None,
+        Found::Admin(asked) => {
+            let path = format!("/v1/history?key={}&limit=1", percent::encode(key));
+            let answer = asked.send(Method::GET, &path, Vec::new()).await;
+            let found = answer.map(|it| writer_in(&it["changes"][0], version));
+            found.map_err(|failure| failure.message().to_owned())
+        }
     };
-    let found = Past::open(path).and_then(|past| past.writer(key, version));
     found.unwrap_or_else(|error| {
         notice(&format!("the last writer is not shown: {error}"));
         None
+    })
+}
+
+/// The writer in the last change of a key, if that gave it this version.
+fn writer_in(change: &Json, version: &Version) -> Option<Writer> {
+    let client = change["client"].as_str()?;
+    let is_same = change["version"].as_str() == Some(&*version.to_string());
+    is_same.then(|| Writer {
+        client: client.to_owned(),
+        user: change["user"].as_str().map(Into::into),
+        is_holder: change["expires"].is_string() && change["value"].as_str() == Some(client),
     })
 }
 
@@ -187,7 +213,11 @@ fn in_words(meta: &Meta, writer: Option<&Writer>) -> String {
 }
 
 /// The value and version of the key at a moment.
-fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, String)>, Failure> {
+async fn as_of(
+    args: &Args,
+    key: &[u8],
+    moment: Moment,
+) -> Result<Option<(Vec<u8>, String)>, Failure> {
     if let Moment::Time(ms) = moment
         && ms > wall_ms()
     {
@@ -196,74 +226,22 @@ fn as_of(args: &Args, key: &[u8], moment: Moment) -> Result<Option<(Vec<u8>, Str
             time::utc(ms)
         )));
     }
-    let node = &args.node.name;
-    match Past::open(&args.data.path)?.as_of(key, moment)? {
-        AsOf::Value(entry) => {
-            let version = entry.version().display(node).to_string();
-            Ok(Some((entry.value().to_vec(), version)))
+    let target = &args.remote.target;
+    let found = (args.place).find(target.context.as_deref(), &target.credentials)?;
+    let answer = match found {
+        Found::Data(data) => {
+            let found = Past::open(&data)?.as_of(key, moment)?;
+            past::as_of(key, found, &args.node.name).map_err(Failure::usage)?
         }
-        AsOf::Absent => Ok(None),
-        AsOf::TooOld { since_ms } => Err(Failure::usage(format!(
-            "the value at that time is not kept any more: the history in {} reaches back to {}. Give a later time, or read an older backup; `serve --history-retention` and `--history-bytes` set how much is kept",
-            args.data.path.display(),
-            time::utc(since_ms)
-        ))),
-        AsOf::NotYet(last) => Err(Failure::usage(format!(
-            "no version as late as that was assigned: the last one in {} is {}",
-            args.data.path.display(),
-            printable(last.display(node).to_string().as_bytes())
-        ))),
-    }
-}
-
-/// Parses --as-of. The node of a version does not matter, since a store never assigns a version
-/// twice.
-fn moment(text: &str) -> Result<Moment, String> {
-    let mut parts = text.splitn(3, ':');
-    let (wall, counter) = (parts.next().unwrap_or_default(), parts.next());
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if let Some(counter) = counter
-        // A shorter number is a time of day without a date.
-        && wall.len() >= WALL_DIGITS_MIN
-        && digits(wall)
-        && digits(counter)
-        && let (Ok(wall), Ok(counter)) = (wall.parse(), counter.parse())
-    {
-        return Ok(Moment::Version(Stamp { wall, counter }));
-    }
-    time::parse(text, wall_ms()).map(Moment::Time).ok_or_else(|| {
-        "write a version such as 001696374425000:00001:StateStore, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
-    })
-}
-
-/// Milliseconds since 1970 have had at least this many digits since January 1970.
-const WALL_DIGITS_MIN: usize = 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_and_times_are_distinguished() {
-        let version = |wall, counter| Ok(Moment::Version(Stamp { wall, counter }));
-        assert_eq!(
-            moment("001696374425000:00001:StateStore"),
-            version(1_696_374_425_000, 1)
-        );
-        assert_eq!(moment("1696374425000:1"), version(1_696_374_425_000, 1));
-        assert_eq!(moment("1696374425000:1:a:b"), version(1_696_374_425_000, 1));
-        assert_eq!(moment("1970-01-01T00:00:01Z"), Ok(Moment::Time(1000)));
-        assert!(matches!(moment("10m"), Ok(Moment::Time(_))));
-        for wrong in [
-            "12:30",
-            "12:30:15",
-            "1696374425000",
-            "1696374425000:x",
-            "",
-            ":",
-            "soon",
-        ] {
-            assert!(moment(wrong).is_err(), "{wrong}");
+        Found::Admin(asked) => {
+            let moment = match moment {
+                Moment::Version(Stamp { wall, counter }) => format!("{wall}:{counter}"),
+                Moment::Time(ms) => time::utc(ms),
+            };
+            let path = format!("/v1/value?key={}&as_of={moment}", percent::encode(key));
+            asked.send(Method::GET, &path, Vec::new()).await?
         }
-    }
+    };
+    let version = answer["version"].as_str().unwrap_or_default().to_owned();
+    Ok(past::bytes_of(&answer["value"]).map(|bytes| (bytes, version)))
 }

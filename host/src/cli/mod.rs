@@ -36,7 +36,6 @@ mod set;
 mod snapshot;
 mod store;
 mod table;
-mod time;
 mod usage;
 mod user;
 mod vdel;
@@ -47,7 +46,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Flags;
-use crate::limits;
+use crate::{limits, time};
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
@@ -129,8 +128,8 @@ pub fn main() -> ExitCode {
         Command::Import(args) => output::finish(import::run(args)),
         Command::Policy(args) => policy::run(args),
         Command::Explain(args) => output::finish(async { explain::run(&args) }),
-        Command::History(args) => output::finish(async { history::run(&args) }),
-        Command::Replay(args) => output::finish(async { replay::run(&args) }),
+        Command::History(args) => output::finish(async { history::run(&args).await }),
+        Command::Replay(args) => output::finish(async { replay::run(&args).await }),
         Command::Snapshot(args) => output::finish(async { snapshot::run(&args) }),
         Command::Restore(args) => output::finish(async { restore::run(&args) }),
         Command::Doctor(args) => output::finish(async { doctor::run(&args) }),

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use data_encoding::BASE64;
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 use statehouse_client::Error;
+
+pub(super) use crate::past::json_bytes;
 
 /// Exit code: not found, or not applied.
 const EXIT_NEGATIVE: u8 = 1;
@@ -198,14 +199,6 @@ pub(super) fn emit_either(
     match json {
         true => emit_json(&in_json()),
         false => emit(in_words().as_bytes()),
-    }
-}
-
-/// Bytes in JSON: a string if they are UTF-8, else `{"base64": "..."}`.
-pub(super) fn json_bytes(bytes: &[u8]) -> Json {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => json!(text),
-        Err(_) => json!({ "base64": BASE64.encode(bytes) }),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Options that all client commands share, and the connection to the store.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
 use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
-use super::context;
+use super::context::{self, Context};
 use super::output::Failure;
 use crate::config::{BrokerUrl, read_password};
 
@@ -33,7 +35,7 @@ pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
 
 /// The credentials of the user.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Account {
     /// User name
@@ -46,11 +48,11 @@ pub(super) struct Account {
 }
 
 /// The credentials of the user and the certificates of the connection.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(super) struct Credentials {
-    /// CA certificates (PEM) that the server's certificate is verified against, for mqtts:// or
-    /// wss:// [default: the system's]
+    /// CA certificates (PEM) that the server's certificate is verified against, for mqtts://,
+    /// wss:// or https:// [default: the system's]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CA")]
     ca: Option<PathBuf>,
 
@@ -78,6 +80,35 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
+    /// Adds what the context has and the flags do not name.
+    pub(super) fn fill(&mut self, context: Context) {
+        let fill = |own: &mut Option<PathBuf>, of_context| *own = own.take().or(of_context);
+        fill(&mut self.ca, context.ca);
+        if self.cert.is_none() {
+            fill(&mut self.cert, context.cert);
+            fill(&mut self.key, context.cert_key);
+        }
+        if self.account.user.is_none() {
+            self.account.user = context.user;
+            fill(&mut self.account.password_file, context.password_file);
+        }
+    }
+
+    /// The user and the password of an operator, if there is a user.
+    pub(super) fn operator(&self) -> Result<Option<Login>, Failure> {
+        match self.account.user {
+            Some(_) => self.account.login(None, None),
+            None => Ok(None),
+        }
+    }
+
+    /// The configuration of a TLS connection that is not MQTT.
+    pub(super) fn client_config(&self) -> Result<Arc<ClientConfig>, Failure> {
+        let own = self.cert.as_deref().zip(self.key.as_deref());
+        let config = statehouse_link::tls::config(self.ca.as_deref(), own);
+        config.map_err(|error| Failure::usage(error.to_string()))
+    }
+
     /// The certificate files; refused if this URL is unencrypted.
     pub(super) fn tls(&self, url: &BrokerUrl) -> Result<Option<Tls>, Failure> {
         let tls = Tls {
@@ -155,7 +186,7 @@ pub(super) struct Target {
         help_heading = "Connection",
         conflicts_with_all = ["url", "host", "port"]
     )]
-    context: Option<String>,
+    pub(super) context: Option<String>,
 
     #[command(flatten)]
     pub(super) credentials: Credentials,
@@ -170,27 +201,14 @@ impl Target {
         if self.url.is_some() || host.is_some() || port.is_some() {
             return Ok(target);
         }
-        let Some(context) = context::find(self.context.as_deref())? else {
+        let Some(mut context) = context::find(self.context.as_deref())? else {
             return Ok(target);
         };
-        let Some(url) = context.url else {
+        let Some(url) = context.url.take() else {
             return Ok(target);
         };
         target.url = Some(url.parse().map_err(Failure::usage)?);
-        let credentials = &mut target.credentials;
-        let fill = |own: &mut Option<PathBuf>, of_context| *own = own.take().or(of_context);
-        fill(&mut credentials.ca, context.ca);
-        if credentials.cert.is_none() {
-            fill(&mut credentials.cert, context.cert);
-            fill(&mut credentials.key, context.cert_key);
-        }
-        if credentials.account.user.is_none() {
-            credentials.account.user = context.user;
-            fill(
-                &mut credentials.account.password_file,
-                context.password_file,
-            );
-        }
+        target.credentials.fill(context);
         Ok(target)
     }
 
@@ -211,7 +229,7 @@ impl Target {
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
     #[command(flatten)]
-    target: Target,
+    pub(super) target: Target,
 
     /// MQTT client id [default: user@host- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]

@@ -2,21 +2,18 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value as Json, json};
+use hyper::Method;
+use serde_json::Value as Json;
 
-use super::data::{self, Data, Node, Place};
-use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
+use super::data::{self, Node};
+use super::output::{Exit, Failure, emit_either, notice, printable};
 use super::progress::Progress;
+use super::store::{Asked, Found, Reach};
 use super::time::utc;
 use crate::config::Fuel;
-use crate::limits;
-use statehouse_core::clock::Stamp;
-use statehouse_core::store::{Entry, StoredPayload, Write};
-use statehouse_offline::{
-    Bound, Candidate, Counts, Difference, Observer, Past, Replayed, Tally, words,
-};
+use crate::past;
+use statehouse_offline::{Bound, Candidate, Difference, Observer, Past, Tally};
 use statehouse_testkit::read_policy;
-use statehouse_wal::LogPosition;
 
 /// Replay recorded requests and print every difference
 ///
@@ -26,7 +23,9 @@ use statehouse_wal::LogPosition;
 /// was not recorded (watchers, another user property, random bytes), or if the policy that handled
 /// it is missing. Exit code 1 if a difference is found.
 ///
-/// Reads the data directory, on this machine and without a lock, even while a server runs.
+/// Reads the data directory, on this machine and without a lock, even while a server runs. With
+/// --admin a running store on another machine replays its own records, one replay at a time; with
+/// --policy this needs the role `ship`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -70,47 +69,86 @@ pub(super) struct Args {
     node: Node,
 
     #[command(flatten)]
-    data: Data,
+    reach: Reach,
 }
 
-pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+/// One end of the range.
+#[derive(Clone, Copy, Debug)]
+struct Place(Bound);
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        past::bound(text).map(Self)
+    }
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let file = args.policy.as_deref().map(read_policy).transpose();
     let file = file.map_err(|error| Failure::usage(error.to_string()))?;
-    let fuel_max = args.max_fuel.unwrap_or_default().get();
-    let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
-    let past = Past::open(&args.data.path)?;
     let mut printer = Printer {
         args,
         progress: Progress::new(),
         left: args.limit,
         failed: None,
     };
-    let bound = |place: Option<Place>| {
-        place.map(|place| match place {
-            Place::LogPosition(position) => Bound::LogPosition(LogPosition(position)),
-            Place::Time(ms) => Bound::Time(ms),
-        })
+    let totals = match args.reach.find()? {
+        Found::Data(data) => {
+            let fuel_max = args.max_fuel.unwrap_or_default().get();
+            let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
+            let (from, to) = (args.from.map(|it| it.0), args.to.map(|it| it.0));
+            let replayed = Past::open(&data)?.replay(from, to, candidate, &mut printer)?;
+            past::summary(&replayed)
+        }
+        Found::Admin(asked) => by_store(args, &asked, file, &mut printer).await?,
     };
-    let replayed = past.replay(bound(args.from), bound(args.to), candidate, &mut printer)?;
     printer.progress.clear();
     if let Some(failure) = printer.failed {
         return Err(failure);
     }
-    if replayed.shortened {
+    if totals["shortened"] == true {
         notice(&format!(
             "the history does not reach back that far: the replay starts at record {}",
-            replayed.from
+            totals["from"]
         ));
     }
     emit_either(
         args.json,
-        || summary_json(&replayed),
-        || summary(&replayed, args.limit),
+        || totals.clone(),
+        || summary(&totals, args.limit),
     )?;
-    Ok(match replayed.tally.total.different {
+    Ok(match number(&totals["summary"]["different"]) {
         0 => Exit::Done,
         _ => Exit::Negative,
     })
+}
+
+/// Lets a store replay its records. Returns the totals.
+async fn by_store(
+    args: &Args,
+    asked: &Asked,
+    file: Option<Vec<u8>>,
+    printer: &mut Printer<'_>,
+) -> Result<Json, Failure> {
+    let bound = |name: &str, bound: Option<Place>| match bound {
+        None => String::new(),
+        Some(Place(Bound::LogPosition(position))) => format!("&{name}={position}"),
+        Some(Place(Bound::Time(ms))) => format!("&{name}={}", utc(ms)),
+    };
+    let (from, to) = (bound("from", args.from), bound("to", args.to));
+    let fuel = args.max_fuel.map(|it| format!("&max_fuel={}", it.get()));
+    let fuel = fuel.unwrap_or_default();
+    let path = format!("/v1/replay?limit={}{from}{to}{fuel}", args.limit);
+    let method = match file {
+        None => Method::GET,
+        Some(_) => Method::POST,
+    };
+    let mut answer = asked.send(method, &path, file.unwrap_or_default()).await?;
+    for difference in answer["differences"].as_array().into_iter().flatten() {
+        printer.print(difference);
+    }
+    Ok(answer["totals"].take())
 }
 
 /// Prints differences as they are found.
@@ -131,16 +169,23 @@ impl Observer for Printer<'_> {
     }
 
     fn different(&mut self, difference: &Difference<'_>) {
+        if self.left > 0 && self.failed.is_none() {
+            self.print(&past::difference(difference, &self.args.node.name));
+        }
+    }
+}
+
+impl Printer<'_> {
+    fn print(&mut self, difference: &Json) {
         if self.left == 0 || self.failed.is_some() {
             return;
         }
         self.left -= 1;
         self.progress.clear();
-        let node = &self.args.node.name;
         let printed = emit_either(
             self.args.json,
-            || difference_json(difference, node),
-            || difference_text(difference, node),
+            || difference.clone(),
+            || difference_text(difference),
         );
         match printed {
             Ok(true) => {}
@@ -151,143 +196,86 @@ impl Observer for Printer<'_> {
     }
 }
 
-fn difference_text(it: &Difference<'_>, node: &str) -> String {
+fn difference_text(it: &Json) -> String {
     let mut text = format!(
         "record {}  {}  client {}\n    request   {}\n",
-        it.position,
-        utc(it.now_ms),
-        printable(it.client.as_bytes()),
-        request(it.payload),
+        it["record"],
+        data::text(&it["time"]),
+        data::text(&it["client"]),
+        request(it),
     );
-    let mut run = |name: &str, answer: String, writes: &[Write]| {
-        text.push_str(&format!("    {name:<9} {answer}\n"));
-        for write in writes {
-            text.push_str(&format!("              {}\n", write_text(write, node)));
+    let mut run = |name: &str, run: &Json| {
+        let answer = match run["answer"]["blake3"].as_str() {
+            Some(digest) => format!("blake3:{digest}"),
+            None => data::excerpt_of(&run["answer"]),
+        };
+        let version = match run["version"].is_string() {
+            true => format!("version {}", data::text(&run["version"])),
+            false => "no version".to_owned(),
+        };
+        let failure = match run["failure"].is_string() {
+            true => format!(" (the policy failed: {})", data::text(&run["failure"])),
+            false => String::new(),
+        };
+        text.push_str(&format!("    {name:<9} {answer}, {version}{failure}\n"));
+        for write in run["writes"].as_array().into_iter().flatten() {
+            text.push_str(&format!("              {}\n", write_text(write)));
         }
     };
-    let versioned = |answer: String, version: Option<Stamp>| match version {
-        Some(version) => {
-            let version = version.display(node).to_string();
-            format!("{answer}, version {}", printable(version.as_bytes()))
-        }
-        None => format!("{answer}, no version"),
-    };
-    let recorded = match it.answer {
-        StoredPayload::Whole(bytes) => data::excerpt(bytes),
-        StoredPayload::Digest(digest) => format!("blake3:{digest}"),
-    };
-    run("recorded", versioned(recorded, it.version), it.writes);
-    let mut other = versioned(data::excerpt(&it.other.answer), it.other.version);
-    if let Some(failure) = &it.other.failure {
-        other.push_str(&format!(
-            " (the policy failed: {})",
-            printable(failure.as_bytes())
-        ));
-    }
-    run("now", other, &it.other.writes);
+    run("recorded", &it["recorded"]);
+    run("now", &it["now"]);
     text
 }
 
 /// The request on one line.
-fn request(payload: &[u8]) -> String {
-    match words(payload) {
-        Some(words) if !words.is_empty() => {
-            let words: Vec<String> = words.into_iter().map(data::excerpt).collect();
+fn request(it: &Json) -> String {
+    match it["request"].as_array() {
+        Some(words) => {
+            let words: Vec<String> = words.iter().map(data::excerpt_of).collect();
             words.join(" ")
         }
-        _ => data::excerpt(payload),
+        None => data::excerpt_of(&it["payload"]),
     }
 }
 
-pub(super) fn write_text(write: &Write, node: &str) -> String {
-    let hidden = if write.hidden { "hidden " } else { "" };
-    let key = data::excerpt(write.key());
-    let Some(entry) = write.entry() else {
-        let how = if write.expired() {
-            "expires"
-        } else {
-            "deletes"
-        };
-        return format!("{how} {hidden}{key}");
+/// A write of [`past::write`] on one line.
+pub(super) fn write_text(write: &Json) -> String {
+    let hidden = if write["hidden"] == true {
+        "hidden "
+    } else {
+        ""
     };
-    let version = entry.version().display(node).to_string();
+    let key = data::excerpt_of(&write["key"]);
+    match write["event"].as_str() {
+        Some("expired") => return format!("expires {hidden}{key}"),
+        Some("deleted") => return format!("deletes {hidden}{key}"),
+        _ => {}
+    }
     let mut text = format!(
         "sets {hidden}{key} to {} ({}), version {}",
-        data::excerpt(entry.value()),
-        data::count(entry.value().len() as u64, "byte"),
-        printable(version.as_bytes())
+        data::excerpt_of(&write["value"]),
+        data::count(number(&write["bytes"]), "byte"),
+        data::text(&write["version"])
     );
-    if let Some(fence) = entry.fence() {
-        text.push_str(&format!(", fence {}", data::fence(&fence)));
-    }
-    if let Some(expires_ms) = entry.expires_ms() {
-        text.push_str(&format!(", expires {}", utc(expires_ms)));
+    for (field, name) in [("fencing_token", "fence"), ("expires", "expires")] {
+        if write[field].is_string() {
+            text.push_str(&format!(", {name} {}", data::text(&write[field])));
+        }
     }
     text
 }
 
-fn difference_json(it: &Difference<'_>, node: &str) -> Json {
-    let version = |version: Option<Stamp>| version.map(|it| it.display(node).to_string());
-    let writes = |writes: &[Write]| -> Vec<Json> {
-        writes.iter().map(|write| write_json(write, node)).collect()
-    };
-    let arguments = words(it.payload).map(|words| -> Vec<Json> {
-        words
-            .into_iter()
-            .map(|word| json_bytes(&word[..word.len().min(limits::VALUE_SHOWN_BYTES_MAX)]))
-            .collect()
-    });
-    json!({
-        "record": it.position.0,
-        "time": utc(it.now_ms),
-        "client": it.client,
-        "request": arguments,
-        "recorded": {
-            "answer": match it.answer {
-                StoredPayload::Whole(bytes) => json_bytes(bytes),
-                StoredPayload::Digest(digest) => json!({ "blake3": digest.to_hex().as_str() }),
-            },
-            "version": version(it.version),
-            "writes": writes(it.writes),
-        },
-        "now": {
-            "answer": json_bytes(&it.other.answer),
-            "version": version(it.other.version),
-            "writes": writes(&it.other.writes),
-            "failure": it.other.failure,
-        },
-    })
+fn number(json: &Json) -> u64 {
+    json.as_u64().unwrap_or_default()
 }
 
-pub(super) fn write_json(write: &Write, node: &str) -> Json {
-    let entry = write.entry();
-    let shown = |value: &[u8]| json_bytes(&value[..value.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
-    json!({
-        "key": json_bytes(write.key()),
-        "hidden": write.hidden,
-        "event": match (entry, write.expired()) {
-            (Some(_), _) => "set",
-            (None, true) => "expired",
-            (None, false) => "deleted",
-        },
-        "version": write.version().display(node).to_string(),
-        "bytes": entry.map(|entry| entry.value().len()),
-        "value": entry.map(|entry| shown(entry.value())),
-        "fencing_token": entry.and_then(Entry::fence).map(|it| data::fence_json(&it)),
-        "expires": entry.and_then(Entry::expires_ms).map(utc),
-    })
-}
-
-fn summary(it: &Replayed, printed_max: u64) -> String {
-    let Tally {
-        total,
-        commands,
-        reasons,
-    } = &it.tally;
-    if *total == Counts::default() {
+fn summary(it: &Json, printed_max: u64) -> String {
+    const COLUMNS: [&str; 3] = ["same", "different", "not_comparable"];
+    let total = &it["summary"];
+    if COLUMNS.iter().all(|column| number(&total[column]) == 0) {
         return "no request is recorded there\n".to_owned();
     }
-    let not_printed = total.different.saturating_sub(printed_max);
+    let not_printed = number(&total["different"]).saturating_sub(printed_max);
     let mut text = String::new();
     if not_printed > 0 {
         text.push_str(&format!(
@@ -295,72 +283,30 @@ fn summary(it: &Replayed, printed_max: u64) -> String {
             data::count(not_printed, "more difference")
         ));
     }
-    let (from, to) = it.times_ms;
     text.push_str(&format!(
         "records {} to {}, {} to {}\n\n{:<18}{:>10}{:>12}{:>17}\n",
-        it.from,
-        it.to,
-        utc(from),
-        utc(to),
+        it["from"],
+        it["to"],
+        data::text(&it["from_time"]),
+        data::text(&it["to_time"]),
         "command",
         "same",
         "different",
         "not comparable"
     ));
-    let mut row = |name: &str, counts: &Counts| {
+    let mut row = |name: &str, counts: &Json| {
+        let [same, different, not_comparable] = COLUMNS.map(|column| number(&counts[column]));
         text.push_str(&format!(
-            "{name:<18}{:>10}{:>12}{:>17}\n",
-            counts.same, counts.different, counts.not_comparable
+            "{name:<18}{same:>10}{different:>12}{not_comparable:>17}\n"
         ));
     };
-    for (name, counts) in commands {
-        row(name, counts);
+    for (name, counts) in it["commands"].as_object().into_iter().flatten() {
+        row(&printable(name.as_bytes()), counts);
     }
     row("all", total);
-    for (reason, number) in reasons {
+    for (reason, number) in it["reasons"].as_object().into_iter().flatten() {
+        let reason = printable(reason.as_bytes());
         text.push_str(&format!("\nnot comparable: {number}, because {reason}\n"));
     }
     text
-}
-
-fn summary_json(it: &Replayed) -> Json {
-    let counts = |counts: &Counts| {
-        json!({
-            "same": counts.same,
-            "different": counts.different,
-            "not_comparable": counts.not_comparable,
-        })
-    };
-    let commands = it.tally.commands.iter();
-    let commands: serde_json::Map<String, Json> = commands
-        .map(|(name, it)| (name.clone(), counts(it)))
-        .collect();
-    json!({
-        "summary": counts(&it.tally.total),
-        "commands": commands,
-        "reasons": it.tally.reasons,
-        "from": it.from.0,
-        "to": it.to.0,
-        "shortened": it.shortened,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use statehouse_core::clock::Fence;
-    use statehouse_core::store::Change;
-
-    #[test]
-    fn a_write_in_json_has_its_token_unchanged() {
-        let fence = Fence {
-            wall: 7,
-            counter: 1,
-            node: "a\\b".into(),
-        };
-        let entry = Entry::new(b"k", b"v", Stamp::default(), Some(&fence), None);
-        let write = Write::of(Change::Set(entry));
-        let object = write_json(&write, "StateStore");
-        assert_eq!(object["fencing_token"], "000000000000007:00001:a\\b");
-    }
 }

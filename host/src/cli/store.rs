@@ -1,25 +1,27 @@
 //! The admin API of a running store, for commands. Yields JSON, or a failure with an exit code.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use data_encoding::BASE64;
 use hyper::{Method, StatusCode};
 use serde_json::Value as Json;
+use statehouse_client::Login;
+use statehouse_link::{describe_io, is_untrusted};
 
 use super::context;
 use super::output::{Failure, printable};
-use crate::admin::{Endpoint, ask};
+use super::remote::Credentials;
+use crate::admin::{Connection, Endpoint, ask, is_tls_url};
 use crate::config::{ADMIN_TOKEN, socket_path};
 use crate::limits;
 
-/// Exit code if the store refuses.
-const EXIT_REFUSED: u8 = 4;
-
-/// Options that select the store.
+/// Options that name the store.
 #[derive(Debug, clap::Args)]
-pub(super) struct Store {
-    /// The data directory of the running store; its file `admin` holds the address and the token of
-    /// the admin API [default: that of the context, or statehouse-data]
+pub(super) struct Place {
+    /// The data directory of the store, if it is on this machine; while the store runs, its file
+    /// `admin` holds the address and the token of the admin API [default: that of the context, or
+    /// statehouse-data]
     #[arg(
         long,
         value_name = "DIR",
@@ -27,6 +29,24 @@ pub(super) struct Store {
         help_heading = "Store"
     )]
     data: Option<PathBuf>,
+
+    /// The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH.
+    /// Over https:// log in with --user and --password-file, else with the store's token in
+    /// STATEHOUSE_ADMIN_TOKEN
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_ADMIN_URL",
+        help_heading = "Store"
+    )]
+    admin: Option<String>,
+}
+
+/// The store, or a context that names it.
+#[derive(Debug, clap::Args)]
+pub(super) struct Named {
+    #[command(flatten)]
+    place: Place,
 
     /// The context that names the store (see `statehouse context`) [default: the selected one]
     #[arg(
@@ -37,20 +57,42 @@ pub(super) struct Store {
         conflicts_with_all = ["data", "admin"]
     )]
     context: Option<String>,
+}
 
-    /// The address of the admin API instead: http://ADDR:PORT, with the token in
-    /// STATEHOUSE_ADMIN_TOKEN, or unix:PATH
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_ADMIN_URL",
-        help_heading = "Store"
-    )]
-    admin: Option<String>,
+/// The store and how to log in.
+#[derive(Debug, clap::Args)]
+pub(super) struct Reach {
+    #[command(flatten)]
+    named: Named,
+
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// Options of commands that ask the admin API.
+#[derive(Debug, clap::Args)]
+pub(super) struct Store {
+    #[command(flatten)]
+    reach: Reach,
 
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// How a command reaches the store.
+pub(super) enum Found {
+    /// Its data directory is on this machine.
+    Data(PathBuf),
+    /// It has an admin API somewhere.
+    Admin(Asked),
+}
+
+/// The admin API of a store.
+pub(super) struct Asked {
+    connection: Connection,
+    /// Whether the address is that of the file `admin`.
+    is_of_file: bool,
 }
 
 /// The failure for a response that this program cannot parse.
@@ -58,6 +100,53 @@ pub(super) fn unexpected(error: serde_json::Error) -> Failure {
     Failure::transport(format!(
         "the store sent an unexpected response; do it and this program have the same version? {error}"
     ))
+}
+
+impl Place {
+    /// How to reach the store. A context adds nothing if flags name another store, which would
+    /// otherwise receive its password.
+    pub(super) fn find(
+        &self,
+        context: Option<&str>,
+        credentials: &Credentials,
+    ) -> Result<Found, Failure> {
+        if let Some(url) = &self.admin {
+            return Asked::at(url, credentials).map(Found::Admin);
+        }
+        if let Some(data) = &self.data {
+            return Ok(Found::Data(data.clone()));
+        }
+        let mut found = context::find(context)?.unwrap_or_default();
+        if let Some(url) = found.admin.take() {
+            let mut credentials = credentials.clone();
+            credentials.fill(found);
+            return Asked::at(&url, &credentials).map(Found::Admin);
+        }
+        match (found.data, context) {
+            (Some(data), _) => Ok(Found::Data(data)),
+            (None, None) => Ok(Found::Data("statehouse-data".into())),
+            (None, Some(name)) => Err(Failure::usage(format!(
+                "the context {} has neither --admin nor --data: add one with `statehouse context add`",
+                name.escape_debug()
+            ))),
+        }
+    }
+}
+
+impl Reach {
+    /// How to reach the store.
+    pub(super) fn find(&self) -> Result<Found, Failure> {
+        let Named { place, context } = &self.named;
+        place.find(context.as_deref(), &self.credentials)
+    }
+}
+
+impl Named {
+    /// The admin API. The account is that of the context.
+    pub(super) fn asked(&self) -> Result<Asked, Failure> {
+        let context = self.context.as_deref();
+        Asked::of(self.place.find(context, &Credentials::default())?)
+    }
 }
 
 impl Store {
@@ -79,17 +168,29 @@ impl Store {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Json, Failure> {
-        let endpoint = self.endpoint()?;
-        let asking = ask(&endpoint, method, path, body);
+        let asked = Asked::of(self.reach.find()?)?;
+        asked.send(method, path, body).await
+    }
+}
+
+impl Asked {
+    /// Sends a request with any body.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<Json, Failure> {
+        let asking = ask(&self.connection, method, path, body);
         let (status, answer) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
             .await
             .map_err(|_| {
-                let url = &endpoint.url;
+                let url = &self.connection.url;
                 Failure::transport(format!(
                     "{url} does not answer. The request may still take effect: check with `statehouse policy list`"
                 ))
             })?
-            .map_err(|error| self.unreachable(&endpoint, &error))?;
+            .map_err(|error| self.unreachable(&error))?;
         if status.is_success() {
             return Ok(answer);
         }
@@ -99,63 +200,99 @@ impl Store {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
             StatusCode::BAD_REQUEST => Failure::usage(error),
             _ if status.is_server_error() => Failure::transport(error),
-            _ => Failure::new(EXIT_REFUSED, error),
+            _ => Failure::refused(error),
         })
     }
 
-    /// The data directory: the given one, that of the context, or the default one.
-    fn data(&self) -> Result<PathBuf, Failure> {
-        if let Some(data) = &self.data {
-            return Ok(data.clone());
+    /// The admin API of a store that was found.
+    fn of(found: Found) -> Result<Self, Failure> {
+        match found {
+            Found::Admin(asked) => Ok(asked),
+            Found::Data(data) => Ok(Self {
+                connection: endpoint(&data)?.into(),
+                is_of_file: true,
+            }),
         }
-        let of_context = context::find(self.context.as_deref())?.and_then(|it| it.data);
-        Ok(of_context.unwrap_or_else(|| PathBuf::from("statehouse-data")))
     }
 
-    fn endpoint(&self) -> Result<Endpoint, Failure> {
-        if let Some(url) = &self.admin {
-            if let Some(path) = url.strip_prefix("unix:") {
-                let path = socket_path(path).map_err(Failure::usage)?;
-                let url = format!("unix:{}", path.display());
-                return Ok(Endpoint { url, token: None });
+    /// The admin API at a URL.
+    fn at(url: &str, credentials: &Credentials) -> Result<Self, Failure> {
+        let connection = if let Some(path) = url.strip_prefix("unix:") {
+            let path = socket_path(path).map_err(Failure::usage)?;
+            Connection {
+                url: format!("unix:{}", path.display()),
+                authorization: None,
+                tls: None,
             }
-            let token = std::env::var(ADMIN_TOKEN).map_err(|_| {
-                Failure::usage(format!(
-                    "--admin {url} needs the store's token in the environment variable {ADMIN_TOKEN}"
-                ))
-            })?;
-            if url.contains("://") && !url.starts_with("http://") {
-                return Err(Failure::usage(format!(
-                    "{url} is not an address of the admin API, such as http://127.0.0.1:8080 or unix:/run/statehouse/admin. The admin API uses HTTP without TLS"
-                )));
+        } else if is_tls_url(url) {
+            let tls = credentials.client_config();
+            let tls = tls.map_err(|it| it.with("--ca FILE names the CA of the store"))?;
+            let authorization = match credentials.operator()? {
+                Some(Login { user, password }) => {
+                    let login = BASE64.encode(format!("{user}:{password}").as_bytes());
+                    format!("Basic {login}")
+                }
+                None => bearer(url, "a user (--user and --password-file), or ")?,
+            };
+            Connection {
+                url: url.to_owned(),
+                authorization: Some(authorization),
+                tls: Some(tls),
             }
-            return Ok(Endpoint {
-                url: url.clone(),
-                token: Some(token),
-            });
-        }
-        let data = self.data()?;
-        Endpoint::read(&data).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Failure::transport(format!(
-                "no store runs in {}, or its admin API is off: start one with `statehouse serve`, give its directory with --data, or the address of its admin API with --admin",
-                data.display()
-            )),
-            io::ErrorKind::PermissionDenied => Failure::transport(format!(
-                "{} is not readable by this account: {error}. Run this command as the account of the store",
-                Endpoint::path(&data).display()
-            )),
-            _ => Failure::transport(format!(
-                "cannot read {}: {error}",
-                Endpoint::path(&data).display()
-            )),
-        })
-    }
-
-    fn unreachable(&self, endpoint: &Endpoint, error: &io::Error) -> Failure {
-        let advice = match self.admin {
-            Some(_) => "Is a store running there?".to_owned(),
-            None => "It has probably been killed, which leaves the file with this address behind. Start one with `statehouse serve`".to_owned(),
+        } else if url.contains("://") && !url.starts_with("http://") {
+            return Err(Failure::usage(format!(
+                "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
+            )));
+        } else {
+            Connection {
+                url: url.to_owned(),
+                authorization: Some(bearer(url, "")?),
+                tls: None,
+            }
         };
-        Failure::transport(format!("cannot reach {}: {error}. {advice}", endpoint.url))
+        Ok(Self {
+            connection,
+            is_of_file: false,
+        })
     }
+
+    fn unreachable(&self, error: &io::Error) -> Failure {
+        let advice = if is_untrusted(error) {
+            "--ca FILE names the CA certificates to trust"
+        } else if self.is_of_file {
+            "It has probably been killed, which leaves the file with this address behind. Start one with `statehouse serve`"
+        } else {
+            "Is a store running there?"
+        };
+        let (url, why) = (&self.connection.url, describe_io(error));
+        Failure::transport(format!("cannot reach {url}: {why}. {advice}"))
+    }
+}
+
+/// The Authorization header with the token of the environment.
+fn bearer(url: &str, alternative: &str) -> Result<String, Failure> {
+    let token = std::env::var(ADMIN_TOKEN).map_err(|_| {
+        Failure::usage(format!(
+            "--admin {url} needs {alternative}the store's token in the environment variable {ADMIN_TOKEN}"
+        ))
+    })?;
+    Ok(format!("Bearer {token}"))
+}
+
+/// The address that the store with this data directory has written.
+fn endpoint(data: &Path) -> Result<Endpoint, Failure> {
+    Endpoint::read(data).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::transport(format!(
+            "no store runs in {}, or its admin API is off: start one with `statehouse serve`, give its directory with --data, or the address of its admin API with --admin",
+            data.display()
+        )),
+        io::ErrorKind::PermissionDenied => Failure::transport(format!(
+            "{} is not readable by this account: {error}. Run this command as the account of the store",
+            Endpoint::path(data).display()
+        )),
+        _ => Failure::transport(format!(
+            "cannot read {}: {error}",
+            Endpoint::path(data).display()
+        )),
+    })
 }

@@ -9,10 +9,11 @@ use clap::Subcommand;
 
 use super::output::{self, Exit, Failure};
 use crate::limits;
+use statehouse_access::roles::{Role, RoleError};
 use statehouse_access::users::{self, Users, check_name};
 use statehouse_files::atomic::{replace_with, sync_name};
 
-/// Manage the users that may log in with a name and a password
+/// Manage the users that may log in with a name and a password, and the roles of operators
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -20,10 +21,16 @@ Examples:
   echo secret | statehouse user add press-4 --users users --password-stdin
   statehouse user list --users users
   statehouse user remove press-4 --users users
+  statehouse user add anna --role operate --users users        # an operator, for --admin https://...
+  statehouse user role anna read --users users                 # the same password, another role
   statehouse serve --users users
 
-The file contains a line NAME:HASH for each user, with an Argon2id hash, and never a password. A running store reloads it
-within two seconds, and disconnects users that were removed or whose password changed.
+The file contains a line NAME:HASH or NAME:HASH:ROLE for each user, with an Argon2id hash, and never a password. A running
+store reloads it within two seconds, and disconnects users that were removed or whose password changed.
+
+A role allows a user to use the admin API over TLS (serve --admin https://ADDR:PORT). `read` sees metrics, usage, clients,
+policies, log lines and history. `operate` may also disconnect clients, change which loaded policy answers, and hand a
+cluster over. `ship` may also load policies.
 
 Exit codes: 0 done, 1 the user does not exist, 2 usage or an unusable file.")]
 pub(super) struct Args {
@@ -42,6 +49,19 @@ enum Command {
         /// Read the password from standard input: its first line
         #[arg(long)]
         password_stdin: bool,
+        /// The role for the admin API: read, operate, ship or none [default: the role so far, or
+        /// none]
+        #[arg(long, value_name = "ROLE")]
+        role: Option<RoleChoice>,
+    },
+    /// Change the role of a user, which keeps its password
+    Role {
+        /// The user's name
+        name: String,
+        /// The role for the admin API: read, operate, ship or none
+        role: RoleChoice,
+        #[command(flatten)]
+        file: File,
     },
     /// Remove a user
     Remove {
@@ -50,11 +70,26 @@ enum Command {
         #[command(flatten)]
         file: File,
     },
-    /// Print the names of all users
+    /// Print the names of all users, each with a tab and its role if it has one
     List {
         #[command(flatten)]
         file: File,
     },
+}
+
+/// A role or none.
+#[derive(Clone, Copy, Debug)]
+struct RoleChoice(Option<Role>);
+
+impl std::str::FromStr for RoleChoice {
+    type Err = RoleError;
+
+    fn from_str(name: &str) -> Result<Self, RoleError> {
+        Ok(Self(match name {
+            "none" => None,
+            name => Some(name.parse()?),
+        }))
+    }
 }
 
 #[derive(clap::Args)]
@@ -72,6 +107,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             name,
             file,
             password_stdin,
+            role,
         } => {
             check_name(name).map_err(|error| usage(&error))?;
             // The file is checked before a user types a password in vain.
@@ -84,30 +120,49 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             check_password(&password)?;
             let hash = users::hash(password.as_bytes()).map_err(|error| usage(&error))?;
             let added = lines.set(name, &hash);
+            if let Some(RoleChoice(role)) = role {
+                lines.set_role(name, *role);
+            }
             lines.write()?;
             let what = if added { "added" } else { "changed" };
             output::notice(&format!("{what} {name}"));
         }
+        Command::Role {
+            name,
+            role: RoleChoice(role),
+            file,
+        } => {
+            let mut lines = Lines::read(&file.users)?;
+            if !lines.set_role(name, *role) {
+                return Err(unknown(file, name));
+            }
+            lines.write()?;
+            let role = role.map_or("no role".to_owned(), |role| format!("the role {role}"));
+            output::notice(&format!("{name} has {role}"));
+        }
         Command::Remove { name, file } => {
             let mut lines = Lines::read(&file.users)?;
             if !lines.remove(name) {
-                let path = file.users.display();
-                return Err(Failure::negative(format!("{path} has no user {name}")));
+                return Err(unknown(file, name));
             }
             lines.write()?;
             output::notice(&format!("removed {name}"));
         }
         Command::List { file } => {
-            let names = Lines::read(&file.users)?;
-            let names: Vec<_> = names.names().collect();
-            let mut text = names.join("\n");
-            if !text.is_empty() {
-                text.push('\n');
-            }
-            output::emit(text.as_bytes())?;
+            let lines = Lines::read(&file.users)?;
+            let users = lines.users().map(|(name, role)| match role {
+                Some(role) => format!("{name}\t{role}\n"),
+                None => format!("{name}\n"),
+            });
+            output::emit(users.collect::<String>().as_bytes())?;
         }
     }
     Ok(Exit::Done)
+}
+
+fn unknown(file: &File, name: &str) -> Failure {
+    let path = file.users.display();
+    Failure::negative(format!("{path} has no user {name}"))
 }
 
 fn piped_password() -> io::Result<String> {
@@ -185,9 +240,13 @@ impl Lines {
         })
     }
 
-    fn names(&self) -> impl Iterator<Item = &str> {
+    /// The users, each with its role.
+    fn users(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         let lines = self.lines.iter().filter(|line| !line.starts_with('#'));
-        lines.filter_map(|line| Some(line.split_once(':')?.0))
+        lines.filter_map(|line| {
+            let (name, rest) = line.split_once(':')?;
+            Some((name, rest.split_once(':').map(|(_, role)| role.trim())))
+        })
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -198,17 +257,31 @@ impl Lines {
         self.lines.iter().position(is_user)
     }
 
-    /// Sets a user's hash. Returns true if the user is new.
+    /// Sets a user's hash and keeps its role. Returns true if the user is new.
     fn set(&mut self, name: &str, hash: &str) -> bool {
         let line = format!("{name}:{hash}");
         match self.find(name) {
-            Some(at) => self.lines[at] = line,
+            Some(at) => {
+                let role = self.lines[at].splitn(3, ':').nth(2).map(str::trim);
+                self.lines[at] = role.map_or(line.clone(), |role| format!("{line}:{role}"));
+            }
             None => {
                 self.lines.push(line);
                 return true;
             }
         }
         false
+    }
+
+    /// Sets a user's role. Returns false if there is no such user.
+    fn set_role(&mut self, name: &str, role: Option<Role>) -> bool {
+        let Some(at) = self.find(name) else {
+            return false;
+        };
+        let parts: Vec<&str> = self.lines[at].splitn(3, ':').take(2).collect();
+        let line = parts.join(":").trim().to_owned();
+        self.lines[at] = role.map_or(line.clone(), |role| format!("{line}:{role}"));
+        true
     }
 
     /// Removes a user. Returns false if there is none.

@@ -30,9 +30,14 @@ pub enum ConfigError {
     Cluster(#[from] ClusterError),
     /// An admin API that other machines can reach.
     #[error(
-        "{0} can be reached from other machines, and the admin API listens there only with a token of your own in the environment variable {ADMIN_TOKEN}; the connection is not encrypted. Or choose an address such as 127.0.0.1:0 with --admin, and connect from other machines through a tunnel, such as `ssh -L`"
+        "{0} can be reached from other machines, and the admin API listens there only with a token of your own in the environment variable {ADMIN_TOKEN}; the connection is not encrypted. Or choose an address such as 127.0.0.1:0 with --admin, and connect from other machines through a tunnel, such as `ssh -L`; or use TLS: --admin https://{0}"
     )]
     Admin(SocketAddr),
+    /// An admin API over TLS that no operator can use.
+    #[error(
+        "no operator could log in at https://{0}: add --users FILE, where `statehouse user add NAME --role read` makes an operator, or set a token in the environment variable {ADMIN_TOKEN}"
+    )]
+    AdminUsers(SocketAddr),
     /// A duration outside of its limits.
     #[error("{name} is at least {least} and at most {most}")]
     Time {

@@ -27,10 +27,12 @@ settings! {
         /// chooses a free port. The file `admin` in the data directory holds the address and a
         /// token that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for
         /// metrics scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no
-        /// token; only the store's own account and root can connect to it [default: 127.0.0.1:0]
+        /// token; only the store's own account and root can connect to it. For operators on other
+        /// machines add https://ADDR:PORT, after a comma or alone: it uses --tls-cert and admits
+        /// users with a role (`statehouse user add NAME --role read`) [default: 127.0.0.1:0]
         #[arg(
             long,
-            value_name = "ADDR:PORT|unix:PATH",
+            value_name = "ADDR:PORT|unix:PATH|https://ADDR:PORT",
             env = "STATEHOUSE_ADMIN",
             help_heading = "Policies"
         )]

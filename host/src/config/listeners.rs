@@ -92,14 +92,14 @@ pub enum ListenError {
     /// TLS without a certificate.
     #[error("{listener} is TLS and needs a certificate: add {missing}")]
     NoCertificate {
-        /// The listener.
-        listener: Listen,
+        /// The listener or the admin API.
+        listener: String,
         /// The flags that are missing.
         missing: &'static str,
     },
     /// A TLS setting, but no TLS listener.
     #[error(
-        "{0} is about TLS, and no listener has it: add --listen mqtts://ADDR:PORT, or leave it out"
+        "{0} is about TLS, and no listener has it: add --listen mqtts://ADDR:PORT or --admin https://ADDR:PORT, or leave it out"
     )]
     WithoutTls(&'static str),
     /// A setting about client certificates, but clients are not asked for one.
@@ -119,7 +119,7 @@ pub enum ListenError {
 pub struct ListenConfig {
     /// The listeners, with their protocols.
     pub listeners: Vec<Listen>,
-    /// The certificate files, if a listener uses TLS.
+    /// The certificate files, if a listener or the admin API uses TLS.
     pub tls: Option<TlsFiles>,
     /// Origins whose pages may connect over WebSocket; if empty, pages of the requested host.
     pub ws_origins: Vec<Origin>,
@@ -222,13 +222,20 @@ impl FromStr for Origin {
 }
 
 impl ListenFlags {
-    /// Checks the settings against the configured authentication.
-    pub(super) fn load(self, access: &AccessConfig) -> Result<ListenConfig, ListenError> {
+    /// Checks the settings against the configured authentication, and against the address of the
+    /// admin API over TLS, which uses the same certificate.
+    pub(super) fn load(
+        self,
+        access: &AccessConfig,
+        admin: Option<SocketAddr>,
+    ) -> Result<ListenConfig, ListenError> {
         let mut listeners = self.listen;
         if listeners.is_empty() {
             listeners.push(Listen::default());
         }
-        let encrypted = listeners.iter().find(|it| it.scheme.tls).copied();
+        let encrypted = listeners.iter().find(|it| it.scheme.tls);
+        let encrypted = (encrypted.map(ToString::to_string))
+            .or_else(|| admin.map(|admin| format!("https://{admin}")));
         let about_tls = [
             (self.tls_cert.is_some(), "tls_cert"),
             (self.tls_key.is_some(), "tls_key"),
@@ -239,7 +246,7 @@ impl ListenFlags {
         // Checked before the refusal of listeners without TLS, since a missing TLS listener may be
         // the cause.
         let given = about_tls.into_iter().find(|(is_given, _)| *is_given);
-        if let (None, Some((_, name))) = (encrypted, given) {
+        if let (None, Some((_, name))) = (&encrypted, given) {
             return Err(ListenError::WithoutTls(name));
         }
         if self.tls_client_ca.is_none() {

@@ -4,6 +4,7 @@
 //! Yields a [`Config`] whose values are all checked, or an error that names the line and the
 //! allowed values.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -94,8 +95,10 @@ pub struct Config {
     pub access: AccessConfig,
     /// The policy to start with.
     pub policy: PolicyChoice,
-    /// Where the admin API listens, if it is on.
+    /// Where commands on this machine reach the admin API, if they do.
     pub admin: Option<AdminPlace>,
+    /// Where operators on other machines reach it, if they do.
+    pub admin_tls: Option<AdminTls>,
     /// Trusted public keys of policy signatures, or files with them.
     pub trusted_keys: Vec<String>,
     /// Whether unsigned policies are accepted too.
@@ -118,6 +121,15 @@ pub struct Config {
     pub bounds: Bounds,
     /// Number of threads that serve clients.
     pub threads: usize,
+}
+
+/// The admin API over TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminTls {
+    /// The address and port.
+    pub address: SocketAddr,
+    /// The certificates: those of the listeners.
+    pub files: TlsFiles,
 }
 
 /// The policy to start with.
@@ -188,7 +200,9 @@ impl Config {
             return Err(ConfigError::BrokerAndListen);
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
-        let listeners = listeners.load(&access)?;
+        let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
+        let listeners = listeners.load(&access, tls)?;
+        let admin_tls = admin_tls(tls, listeners.tls.clone(), &access)?;
 
         let limits = settings.limits.clone();
         let memory = Memory::here();
@@ -226,7 +240,8 @@ impl Config {
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
                 Some(path) => PolicyChoice::File(path),
             },
-            admin: admin(settings.admin)?,
+            admin: admin(local)?,
+            admin_tls,
             trusted_keys: settings.trusted_keys,
             allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop
@@ -249,15 +264,29 @@ impl Config {
 }
 
 /// An admin API that other machines can reach needs a token.
-fn admin(address: Option<AdminAddress>) -> Result<Option<AdminPlace>, ConfigError> {
-    let AdminAddress(admin) = address.unwrap_or_default();
-    match admin {
+fn admin(local: Option<AdminPlace>) -> Result<Option<AdminPlace>, ConfigError> {
+    match local {
         Some(AdminPlace::Tcp(open))
             if !open.ip().is_loopback() && std::env::var_os(ADMIN_TOKEN).is_none() =>
         {
             Err(ConfigError::Admin(open))
         }
         admin => Ok(admin),
+    }
+}
+
+/// An admin API over TLS needs a way to log in.
+fn admin_tls(
+    address: Option<SocketAddr>,
+    files: Option<TlsFiles>,
+    access: &AccessConfig,
+) -> Result<Option<AdminTls>, ConfigError> {
+    let Some((address, files)) = address.zip(files) else {
+        return Ok(None);
+    };
+    match access.users.is_some() || std::env::var_os(ADMIN_TOKEN).is_some() {
+        true => Ok(Some(AdminTls { address, files })),
+        false => Err(ConfigError::AdminUsers(address)),
     }
 }
 

@@ -25,6 +25,18 @@ fn nothing_given_is_a_loopback_store() {
 }
 
 #[test]
+fn an_admin_api_over_tls_needs_users() {
+    let tls = "tls_cert = \"c\"\ntls_key = \"k\"\nadmin = \"https://0.0.0.0:8443\"\n";
+    let error = file(tls).unwrap_err().to_string();
+    assert!(error.contains("--users FILE"), "{error}");
+    let config = file(&format!("{tls}users = \"u\"\n")).unwrap();
+    let remote = config.admin_tls.unwrap();
+    assert_eq!(remote.address, ([0, 0, 0, 0], 8443).into());
+    assert_eq!(remote.files.certificate, PathBuf::from("c"));
+    assert_eq!(config.admin, AdminAddress::default().local);
+}
+
+#[test]
 fn flags_win_over_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("statehouse.toml");

@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
-/// Authenticated connections: enough for some operators, a metrics scraper, and a few that hang.
+/// Authenticated connections of a listener: enough for some operators, a metrics scraper, and a few
+/// that hang. The listeners for this machine and for TLS have limits of their own, so that operators
+/// on other machines cannot keep those on this machine out.
 pub const ADMIN_OPERATORS_MAX: usize = 16;
 
-/// Connections whose first request is incomplete. Beyond this limit the address with most of them
+/// Connections of a listener whose first request is incomplete, or whose password is not checked
+/// yet. Beyond this limit the address with most of them
 /// loses its oldest. A probe that is sent in one packet needs its place for some milliseconds. This
 /// many places let it through even during a flood of new connections.
 pub const ADMIN_ARRIVING_MAX: usize = 128;
 
-/// The time limit for the head of a request.
+/// The time limit for the check of a password. A gateway does some ten checks in a second.
+pub const ADMIN_LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time limit for a TLS handshake, and for the head of a request.
 pub const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Header lines of a request.
@@ -21,6 +27,12 @@ pub const ADMIN_HEADER_BYTES_MAX: usize = 16 << 10;
 
 /// The time limit for a body: the largest policy over loopback takes a second.
 pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the body of a refused request is discarded, so that its sender reads the answer.
+pub const ADMIN_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long it waits for more of such a body.
+pub const ADMIN_DISCARD_IDLE: Duration = Duration::from_secs(1);
 
 /// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -59,6 +71,25 @@ pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 
 /// How often such a response looks for a line.
 pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
+
+/// Changes of a key in one answer, and the memory of their excerpts is 8 MiB.
+pub const ADMIN_HISTORY_CHANGES_MAX: usize = 2_000;
+
+/// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`].
+pub const ADMIN_PAST_BYTES_MAX: usize = 8 << 20;
+
+/// Differences in the answer to a replay.
+pub const ADMIN_REPLAY_DIFFERENCES_MAX: usize = 1_000;
+
+/// How long a request for history waits for another one. Reading a gigabyte takes some seconds.
+pub const ADMIN_PAST_WAIT: Duration = Duration::from_secs(20);
+
+/// How long a replay may take. It must be less than [`ADMIN_ANSWER_TIMEOUT`].
+pub const ADMIN_REPLAY_TIMEOUT: Duration = Duration::from_secs(240);
+
+/// The largest store that replays its records while it runs, in bytes of keys and values: a replay
+/// holds a copy of them. Less on a machine with less than four times this memory.
+pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
 
 /// Files of a project that `policy dev` watches.
 pub const PROJECT_FILES_MAX: usize = 10_000;

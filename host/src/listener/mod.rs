@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::config::{Listen, ListenConfig, Origin, Scheme};
 use crate::limits;
@@ -225,6 +226,21 @@ async fn drain(mut socket: TcpStream) {
     while matches!(socket.read(&mut discarded).await, Ok(1..)) {}
 }
 
+/// Does the handshake of TLS. A peer that fails it gets an alert, if it waits for one.
+pub(crate) async fn accept_tls(
+    certificates: &Certificates,
+    socket: TcpStream,
+) -> io::Result<TlsStream<TcpStream>> {
+    let acceptor = TlsAcceptor::from(certificates.config.clone());
+    match acceptor.accept(socket).into_fallible().await {
+        Ok(stream) => Ok(stream),
+        Err((error, socket)) => {
+            _ = timeout(limits::HANDSHAKE_LINGER, drain(socket)).await;
+            Err(error)
+        }
+    }
+}
+
 impl Acceptor {
     /// Whether the streams are MQTT over TCP, without a handshake.
     fn is_plain(&self) -> bool {
@@ -267,15 +283,8 @@ impl Acceptor {
             None => Box::new(socket),
             Some(watched) => {
                 let certificates = watched.current();
-                let acceptor = TlsAcceptor::from(certificates.config.clone());
-                let accepted = acceptor.accept(socket).into_fallible().await;
-                let stream = match accepted {
-                    Ok(stream) => stream,
-                    Err((error, socket)) => {
-                        _ = timeout(limits::HANDSHAKE_LINGER, drain(socket)).await;
-                        return Err(HandshakeError::Tls(error));
-                    }
-                };
+                let accepted = accept_tls(&certificates, socket).await;
+                let stream = accepted.map_err(HandshakeError::Tls)?;
                 let sent = stream.get_ref().1.peer_certificates().unwrap_or_default();
                 let chain = certificates.chain(sent);
                 door.certificates = chain.ok_or(HandshakeError::Certificates)?;

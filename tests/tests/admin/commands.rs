@@ -253,7 +253,7 @@ fn large_upload_with_a_wrong_token_names_the_token() {
             .env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
         finish(load, b"").code(4).says("the token is not the one");
     }
-    let mut list = command(&["policy", "list", "--admin", "https://localhost:1"]);
+    let mut list = command(&["policy", "list", "--admin", "mqtts://localhost:1"]);
     list.env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
     finish(list, b"").code(2).says("http://127.0.0.1");
 }

@@ -19,6 +19,7 @@ fn every_command_of_the_table_works() {
         shell.args(["-c", text]).current_dir(server.directory());
         shell
             .env("PATH", &path)
+            .env("XDG_CONFIG_HOME", server.directory())
             .env("STATEHOUSE_PORT", server.port().to_string());
         let ran = finish(shell, b"");
         assert_eq!(ran.code, Some(0), "{text}\n{ran:#?}");

@@ -8,6 +8,7 @@ mod authorization;
 mod browser;
 mod certificates;
 mod official;
+mod operators;
 mod refusals;
 mod revocation;
 mod tls;

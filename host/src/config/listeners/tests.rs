@@ -65,7 +65,10 @@ fn an_origin_has_no_path_and_no_wildcard() {
 #[test]
 fn a_reachable_listener_needs_tls_and_authentication() {
     let error_of = |flags: ListenFlags, authenticates| {
-        flags.load(&access(authenticates)).unwrap_err().to_string()
+        flags
+            .load(&access(authenticates), None)
+            .unwrap_err()
+            .to_string()
     };
     let plain = "0.0.0.0:1883";
     let error = error_of(flags(&["127.0.0.1:0", plain]), false);
@@ -99,42 +102,42 @@ fn a_reachable_listener_needs_tls_and_authentication() {
 
     assert!(
         certified(&["mqtts://0.0.0.0:8883"])
-            .load(&access(true))
+            .load(&access(true), None)
             .is_ok()
     );
     let risky = ListenFlags {
         insecure: true,
         ..flags(&[plain])
     };
-    assert!(risky.load(&access(false)).is_ok());
+    assert!(risky.load(&access(false), None).is_ok());
     // A required certificate excludes anonymous clients.
     let required = ListenFlags {
         tls_client_ca: Some("ca".into()),
         tls_client_required: true,
         ..certified(&["mqtts://0.0.0.0:8883"])
     };
-    assert!(required.load(&access(false)).is_ok());
+    assert!(required.load(&access(false), None).is_ok());
     let asked = AccessConfig {
         client_certificates: true,
         ..access(false)
     };
     let server = || certified(&["mqtts://0.0.0.0:8883"]);
-    assert!(server().load(&asked).is_ok());
+    assert!(server().load(&asked, None).is_ok());
     let everybody = AccessConfig {
         allow_anonymous: true,
         ..access(true)
     };
-    assert!(server().load(&everybody).is_err());
+    assert!(server().load(&everybody, None).is_err());
     assert!(
         flags(&["[::1]:1883", "ws://127.9.9.9:1"])
-            .load(&access(false))
+            .load(&access(false), None)
             .is_ok()
     );
 }
 
 #[test]
 fn settings_that_would_do_nothing_are_refused() {
-    let error = |flags: ListenFlags| flags.load(&access(true)).unwrap_err();
+    let error = |flags: ListenFlags| flags.load(&access(true), None).unwrap_err();
     assert_eq!(
         error(certified(&["127.0.0.1:0"])),
         ListenError::WithoutTls("tls_cert")
@@ -163,4 +166,21 @@ fn settings_that_would_do_nothing_are_refused() {
         ..flags(&[])
     };
     assert_eq!(error(stray), ListenError::WithoutWebSocket);
+}
+
+#[test]
+fn an_admin_api_over_tls_needs_the_certificate_of_the_listeners() {
+    let admin = Some(([0, 0, 0, 0], 8443).into());
+    let error = flags(&[]).load(&access(true), admin).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("https://0.0.0.0:8443") && error.contains("--tls-cert FILE"),
+        "{error}"
+    );
+    let config = certified(&[]).load(&access(true), admin).unwrap();
+    assert!(config.tls.is_some());
+    assert_eq!(
+        certified(&[]).load(&access(true), None).unwrap_err(),
+        ListenError::WithoutTls("tls_cert")
+    );
 }

@@ -11,7 +11,7 @@ const DAY_MS: i64 = 86_400_000;
 const YEAR_MAX: i64 = 9999;
 
 /// Milliseconds since 1970 as `2026-11-21T03:00:00.000Z`.
-pub(super) fn utc(ms: u64) -> String {
+pub(crate) fn utc(ms: u64) -> String {
     let ms = i64::try_from(ms).unwrap_or(i64::MAX);
     let (day, rest) = (ms / DAY_MS, ms % DAY_MS);
     let (year, month, day) = civil(day);
@@ -24,7 +24,7 @@ pub(super) fn utc(ms: u64) -> String {
 }
 
 /// Parses a date, a date and time, or how long ago; `now_ms` is the current time.
-pub(super) fn parse(text: &str, now_ms: u64) -> Option<u64> {
+pub(crate) fn parse(text: &str, now_ms: u64) -> Option<u64> {
     if let Ok(ago) = parse_duration(text) {
         let ago_ms = u64::try_from(Duration::as_millis(&ago)).unwrap_or(u64::MAX);
         return Some(now_ms.saturating_sub(ago_ms));

@@ -1,0 +1,350 @@
+//! The past of the store, for operators on other machines: the history of a key, its value at a
+//! moment, and a replay.
+//!
+//! It must never delay the store: it takes no lock of the store, reads the data directory as the
+//! offline commands do, on threads that may block, and does one of its kind at a time.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use hyper::{StatusCode, Uri};
+use serde_json::{Value as Json, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::answer::{Answer, Refusal, with};
+use crate::config::{Fuel, memory_bytes};
+use crate::{limits, past, percent};
+use statehouse_core::clock::wall_ms;
+use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
+
+/// The data directory of a store.
+#[derive(Clone)]
+pub struct DataDirectory {
+    /// Its path.
+    pub path: PathBuf,
+    /// The node name of the store in versions.
+    pub node: String,
+}
+
+/// Reads one data directory.
+pub(super) struct Reader {
+    /// None if the store is in memory.
+    directory: Option<DataDirectory>,
+    reading: Arc<Semaphore>,
+    replaying: Arc<Semaphore>,
+}
+
+/// A replay to do.
+pub(super) struct Wanted {
+    from: Option<Bound>,
+    to: Option<Bound>,
+    limit: usize,
+    fuel: Fuel,
+    directory: DataDirectory,
+    turn: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    pub(super) fn new(directory: Option<DataDirectory>) -> Self {
+        Self {
+            directory,
+            reading: Arc::new(Semaphore::new(1)),
+            replaying: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// The changes of a key.
+    pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
+        let max = limits::ADMIN_HISTORY_CHANGES_MAX;
+        let key = key(uri)?;
+        let limit = number(uri, "limit", 100, max)?;
+        self.read(move |DataDirectory { path, node }| {
+            let found = Past::open(path)?.history(&key, limit)?;
+            Ok(past::history(
+                &key,
+                &found,
+                node,
+                limits::ADMIN_PAST_BYTES_MAX,
+            ))
+        })
+        .await
+    }
+
+    /// The value of a key at a moment.
+    pub(super) async fn value(&self, uri: &Uri) -> Result<Answer, Refusal> {
+        let key = key(uri)?;
+        let moment = text(uri, "as_of")?.ok_or_else(|| {
+            bad("name the version or the time: /v1/value?key=KEY&as_of=2026-11-21T03:00:00Z")
+        })?;
+        let moment = past::moment(&moment).map_err(bad)?;
+        if matches!(moment, Moment::Time(ms) if ms > wall_ms()) {
+            return Err(bad("`as_of` is still to come"));
+        }
+        self.read(move |DataDirectory { path, node }| {
+            let found = Past::open(path)?.as_of(&key, moment)?;
+            past::as_of(&key, found, node).map_err(bad)
+        })
+        .await
+    }
+
+    /// Reads on a thread that may block.
+    async fn read<F>(&self, read: F) -> Result<Answer, Refusal>
+    where
+        F: FnOnce(&DataDirectory) -> Result<Json, Refusal> + Send + 'static,
+    {
+        let directory = self.directory()?;
+        let waiting = self.reading.clone().acquire_owned();
+        let Ok(Ok(turn)) = tokio::time::timeout(limits::ADMIN_PAST_WAIT, waiting).await else {
+            return Err(busy("another operator reads the history: try again later"));
+        };
+        blocking(turn, move || read(&directory)).await
+    }
+
+    /// Checks what a replay is to do, and takes the turn of the one replay.
+    pub(super) fn wanted(&self, uri: &Uri, store_bytes: u64) -> Result<Wanted, Refusal> {
+        let bound = |name| match text(uri, name)? {
+            None => Ok(None),
+            Some(text) => past::bound(&text).map(Some).map_err(bad),
+        };
+        let fuel = text(uri, "max_fuel")?.map(|it| Fuel::from_str(&it).map_err(bad));
+        let (from, to) = (bound("from")?, bound("to")?);
+        let limit = number(uri, "limit", 20, limits::ADMIN_REPLAY_DIFFERENCES_MAX)?;
+        let max = limits::ADMIN_REPLAY_STORE_BYTES_MAX;
+        let max = memory_bytes().map_or(max, |memory| max.min(memory / 4));
+        if store_bytes > max {
+            let error = format!(
+                "a replay holds a copy of all keys, and the store has {store_bytes} bytes, more than the {max} that it may add: run `statehouse replay` on a copy of the data directory"
+            );
+            return Err(Refusal::new(StatusCode::CONFLICT, error));
+        }
+        let directory = self.directory()?;
+        let turn = (self.replaying.clone().try_acquire_owned())
+            .map_err(|_| busy("another replay is running: try again when it has ended"))?;
+        Ok(Wanted {
+            from,
+            to,
+            limit,
+            fuel: fuel.transpose()?.unwrap_or_default(),
+            directory,
+            turn,
+        })
+    }
+
+    fn directory(&self) -> Result<DataDirectory, Refusal> {
+        self.directory.clone().ok_or_else(|| {
+            let error = "this store is in memory, so it has no history";
+            Refusal::new(StatusCode::CONFLICT, error)
+        })
+    }
+}
+
+impl Wanted {
+    /// Replays the records, with the policies that handled them or with the one in `file`. Ends
+    /// early if the answer is not awaited any more.
+    pub(super) async fn run(self, file: Option<Vec<u8>>) -> Result<Answer, Refusal> {
+        let Self {
+            from,
+            to,
+            limit,
+            fuel,
+            directory,
+            turn,
+        } = self;
+        let awaited = Awaited(Arc::default());
+        let mut found = Differences {
+            is_given_up: awaited.0.clone(),
+            began: Instant::now(),
+            left: limit,
+            bytes: 0,
+            node: directory.node,
+            documents: Vec::new(),
+        };
+        blocking(turn, move || {
+            let fuel_max = fuel.get();
+            let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
+            let replayed = Past::open(&directory.path)?.replay(from, to, candidate, &mut found);
+            if found.is_cancelled() {
+                let seconds = limits::ADMIN_REPLAY_TIMEOUT.as_secs();
+                return Err(busy(&format!(
+                    "the replay took longer than {seconds} s: name fewer records with `from` and `to`"
+                )));
+            }
+            let totals = past::summary(&replayed?);
+            Ok(json!({ "differences": found.documents, "totals": totals }))
+        })
+        .await
+    }
+}
+
+/// The wait for a replay. Its end, also that of the connection, ends the replay.
+struct Awaited(Arc<AtomicBool>);
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps the first differences, within the limits of an answer.
+struct Differences {
+    is_given_up: Arc<AtomicBool>,
+    began: Instant,
+    left: usize,
+    bytes: usize,
+    node: String,
+    documents: Vec<Json>,
+}
+
+impl Observer for Differences {
+    fn progress(&mut self, _: u64, _: u64, _: &Tally) {}
+
+    fn different(&mut self, difference: &Difference<'_>) {
+        if self.left == 0 {
+            return;
+        }
+        let document = past::difference(difference, &self.node);
+        self.bytes += document.to_string().len();
+        if self.bytes > limits::ADMIN_PAST_BYTES_MAX {
+            self.left = 0;
+            return;
+        }
+        self.left -= 1;
+        self.documents.push(document);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_given_up.load(Ordering::Relaxed)
+            || self.began.elapsed() > limits::ADMIN_REPLAY_TIMEOUT
+    }
+}
+
+/// Works on a thread that may block, and keeps the turn until the work is done, even if the client
+/// has disconnected.
+async fn blocking<F>(turn: OwnedSemaphorePermit, work: F) -> Result<Answer, Refusal>
+where
+    F: FnOnce() -> Result<Json, Refusal> + Send + 'static,
+{
+    let done = tokio::task::spawn_blocking(move || {
+        let done = work();
+        drop(turn);
+        done.map(|document| document.to_string().into_bytes())
+    });
+    let body = done.await.map_err(|_| {
+        let error = "reading the data directory failed because of a bug: see the log";
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
+    })??;
+    if body.len() > limits::ADMIN_ANSWER_BYTES_MAX {
+        let error = format!(
+            "the answer has {} bytes, more than the limit of {}: read the data directory on the store's machine",
+            body.len(),
+            limits::ADMIN_ANSWER_BYTES_MAX
+        );
+        return Err(Refusal::new(StatusCode::CONFLICT, error));
+    }
+    Ok(with(StatusCode::OK, "application/json", body))
+}
+
+impl From<PastError> for Refusal {
+    fn from(error: PastError) -> Self {
+        let status = match error {
+            PastError::NoLog(_) | PastError::NoCopy(..) | PastError::Refused(_) => {
+                StatusCode::CONFLICT
+            }
+            PastError::Policy(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            PastError::Missing(_)
+            | PastError::Log(..)
+            | PastError::Backup(..)
+            | PastError::Io(..) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+fn bad(error: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, error)
+}
+
+fn busy(error: &str) -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+}
+
+fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
+    percent::value(uri.query(), "key")
+        .filter(|key| !key.is_empty())
+        .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
+}
+
+fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
+    let value = percent::value(uri.query(), name).map(String::from_utf8);
+    value
+        .transpose()
+        .map_err(|_| bad(format!("`{name}` is not UTF-8")))
+}
+
+fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
+    let Some(text) = text(uri, name)? else {
+        return Ok(default);
+    };
+    let number = text.parse().ok().filter(|it| *it <= max);
+    number.ok_or_else(|| bad(format!("`{name}` must be a number from 0 to {max}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(reader: &Reader, query: &str, store_bytes: u64) -> Result<Wanted, u16> {
+        let uri = format!("/v1/replay?{query}").parse().unwrap();
+        let wanted = reader.wanted(&uri, store_bytes);
+        wanted.map_err(|refusal| refusal.status.as_u16())
+    }
+
+    fn reader() -> Reader {
+        Reader::new(Some(DataDirectory {
+            path: "/none".into(),
+            node: "StateStore".into(),
+        }))
+    }
+
+    #[test]
+    fn one_replay_runs_at_a_time_and_large_stores_have_none() {
+        let reader = reader();
+        let first = wanted(&reader, "from=3&to=2026-11-21T03:00:00Z&limit=1", 0);
+        let first = first.ok().unwrap();
+        assert_eq!(
+            first.from,
+            Some(Bound::LogPosition(statehouse_wal::LogPosition(3)))
+        );
+        assert_eq!(wanted(&reader, "", 0).err(), Some(503));
+        drop(first);
+        assert!(wanted(&reader, "", 0).is_ok());
+        let large = limits::ADMIN_REPLAY_STORE_BYTES_MAX + 1;
+        assert_eq!(wanted(&reader, "", large).err(), Some(409));
+        assert_eq!(wanted(&Reader::new(None), "", 0).err(), Some(409));
+        for wrong in [
+            "from=soon",
+            "limit=-1",
+            "limit=1001",
+            "max_fuel=1",
+            "to=%FF",
+        ] {
+            assert_eq!(wanted(&reader, wrong, 0).err(), Some(400), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn reads_of_history_wait_for_each_other() {
+        let reader = reader();
+        let turn = reader.reading.clone().acquire_owned().await.unwrap();
+        let uri: Uri = "/v1/history?key=k".parse().unwrap();
+        let wait = std::time::Duration::from_millis(20);
+        let waiting = tokio::time::timeout(wait, reader.history(&uri)).await;
+        assert!(waiting.is_err());
+        drop(turn);
+        let error = reader.history(&uri).await.unwrap_err().error;
+        assert!(error.contains("there is no directory /none"), "{error}");
+    }
+}

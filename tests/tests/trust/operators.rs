@@ -1,0 +1,365 @@
+//! The admin API over TLS. Users must be able to do what their role allows and nothing more, and the
+//! commands must work on a store of another machine.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::Arc,
+};
+
+use data_encoding::BASE64;
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use serde_json::Value as Json;
+use statehouse_tests::{
+    Ran, Server, admin::Admin, client::PATIENCE, command, command::finish, policies, run,
+    wait::eventually,
+};
+use tempfile::TempDir;
+
+use crate::{authority::Authority, tls::text};
+
+const PASSWORD: &str = "right horse";
+
+/// A store whose admin API listens over TLS, with a user for each role, and without one.
+struct Plant {
+    server: Server,
+    files: TempDir,
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+}
+
+impl Plant {
+    fn start(further: &[&str]) -> Plant {
+        let files = tempfile::tempdir().unwrap();
+        let path = |name: &str| text(&files.path().join(name));
+        let authority = Authority::new(files.path(), "ca");
+        Authority::new(files.path(), "stranger");
+        let pair = authority.server("server");
+        let users = path("users");
+        let add = ["user", "add", "reader", "--role", "read", "--users", &users];
+        run(
+            &[&add[..], &["--password-stdin"]].concat(),
+            PASSWORD.as_bytes(),
+        )
+        .code(0);
+        let line = fs::read_to_string(&users).unwrap();
+        let hash = line.trim().strip_prefix("reader:").unwrap();
+        let hash = hash.strip_suffix(":read").unwrap();
+        let lines = format!("{line}operator:{hash}:operate\nshipper:{hash}:ship\nclient:{hash}\n");
+        fs::write(&users, lines).unwrap();
+        fs::set_permissions(&users, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(path("password"), PASSWORD).unwrap();
+        fs::set_permissions(path("password"), fs::Permissions::from_mode(0o600)).unwrap();
+        let (certificate, key) = (text(&pair.certificate), text(&pair.key));
+        let own = ["--admin", "https://127.0.0.1:0", "--users", &users];
+        let tls = [
+            "--tls-cert",
+            &certificate,
+            "--tls-key",
+            &key,
+            "--allow-anonymous",
+        ];
+        let server = Server::with("", &[&own[..], &tls, further].concat());
+        let line = server.wait_for_log("the administration listens on https://");
+        let address = line.rsplit_once("https://").unwrap().1;
+        let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
+        let address = address.split(end).next().unwrap().parse().unwrap();
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_file(&authority.certificate).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Plant {
+            server,
+            files,
+            address,
+            config: Arc::new(config),
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    fn file(&self, name: &str) -> String {
+        text(&self.files.path().join(name))
+    }
+
+    /// Sends a request over TLS with further header lines. Returns the status and the body.
+    fn ask(&self, method: &str, path: &str, headers: &str) -> (u16, String) {
+        let host = self.address;
+        self.send(&format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
+        ))
+    }
+
+    fn send(&self, request: &str) -> (u16, String) {
+        let name = ServerName::try_from("localhost").unwrap();
+        let connection = ClientConnection::new(self.config.clone(), name).unwrap();
+        let socket = TcpStream::connect(self.address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = StreamOwned::new(connection, socket);
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // The server may close without a close_notify.
+        _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+
+    fn as_user(&self, user: &str, method: &str, path: &str) -> (u16, String) {
+        self.ask(method, path, &basic(user, PASSWORD))
+    }
+
+    /// Runs a command with contexts of its own, and no other settings.
+    fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = command(arguments);
+        command.env("XDG_CONFIG_HOME", self.files.path());
+        command.current_dir(self.files.path());
+        finish(command, b"")
+    }
+
+    /// Runs a command as a user, who names the store by flags.
+    fn run_as(&self, user: &str, arguments: &[&str]) -> Ran {
+        let (url, ca, password) = (self.url(), self.file("ca.crt"), self.file("password"));
+        let login = ["--admin", &url, "--ca", &ca, "--user", user];
+        let password = ["--password-file", &password];
+        self.run(&[arguments, &login, &password].concat())
+    }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    let login = BASE64.encode(format!("{user}:{password}").as_bytes());
+    format!("Authorization: Basic {login}\r\n")
+}
+
+/// Each endpoint with the role that it needs. The path names things that do not exist.
+const ENDPOINTS: [(&str, &str, &str); 22] = [
+    ("GET", "/v1/policies", "read"),
+    ("GET", "/v1/log", "read"),
+    ("GET", "/v1/shadow", "read"),
+    ("POST", "/v1/authz", "read"),
+    ("GET", "/v1/usage", "read"),
+    ("GET", "/v1/clients", "read"),
+    ("GET", "/v1/history?key=k", "read"),
+    ("GET", "/v1/value?key=k&as_of=0s", "read"),
+    ("GET", "/v1/replay", "read"),
+    ("GET", "/metrics", "read"),
+    ("DELETE", "/v1/policies/none", "operate"),
+    ("POST", "/v1/policies/none/promote", "operate"),
+    ("POST", "/v1/rollback", "operate"),
+    ("PUT", "/v1/shadow", "operate"),
+    ("PUT", "/v1/canary", "operate"),
+    ("PUT", "/v1/routes?prefix=x", "operate"),
+    ("DELETE", "/v1/routes?prefix=x", "operate"),
+    ("DELETE", "/v1/clients/watcher", "operate"),
+    ("POST", "/v1/cluster/handover", "operate"),
+    ("POST", "/v1/cluster/upgrade", "operate"),
+    ("POST", "/v1/policies", "ship"),
+    ("POST", "/v1/replay", "ship"),
+];
+
+#[test]
+fn roles_decide_what_users_do_over_tls() {
+    let plant = Plant::start(&[]);
+    let mut watcher = plant.server.store("watcher");
+    watcher.set("k", "v");
+    let admin = Admin::of(&plant.server);
+    let state = || {
+        let policies = admin.done("GET", "/v1/policies", b"");
+        let clients = admin.done("GET", "/v1/clients?clients=9", b"");
+        (policies["assignment"].clone(), clients["connected"].clone())
+    };
+    let before = state();
+    for (method, path, role) in ENDPOINTS {
+        let (below, enough) = match role {
+            "read" => ("client", "reader"),
+            "operate" => ("reader", "operator"),
+            _ => ("operator", "shipper"),
+        };
+        let (status, body) = plant.as_user(below, method, path);
+        let says = format!("needs the role {role}");
+        assert!(
+            status == 403 && body.contains(&says) && body.contains(below),
+            "{method} {path}: {status} {body}"
+        );
+        assert_eq!(state(), before, "{method} {path} was refused");
+        let (status, body) = match path {
+            "/v1/clients/watcher" => plant.as_user(enough, method, "/v1/clients/none"),
+            _ => plant.as_user(enough, method, path),
+        };
+        assert!(
+            ![401, 403, 405].contains(&status),
+            "{method} {path}: {status} {body}"
+        );
+    }
+    assert_eq!(
+        plant.as_user("operator", "DELETE", "/v1/clients/watcher").0,
+        200
+    );
+    assert_eq!(plant.as_user("shipper", "GET", "/v1/nothing").0, 404);
+    // A changed role holds for the next request.
+    let users = plant.file("users");
+    run(&["user", "role", "client", "read", "--users", &users], b"").code(0);
+    eventually("the role is read again", || {
+        let (status, _) = plant.as_user("client", "GET", "/v1/usage");
+        (status == 200).then_some(())
+    });
+}
+
+#[test]
+fn only_credentials_are_admitted_over_tls() {
+    let plant = Plant::start(&[]);
+    let status = |headers: &str| plant.ask("GET", "/v1/usage", headers).0;
+    let right = basic("reader", PASSWORD);
+    assert_eq!(status(&right), 200);
+    let token = fs::read(plant.server.directory().join("statehouse-data/admin")).unwrap();
+    let token: Json = serde_json::from_slice(&token).unwrap();
+    let token = token["token"].as_str().unwrap();
+    assert_eq!(status(&format!("Authorization: Bearer {token}\r\n")), 200);
+    assert_eq!(status("Authorization: Bearer wrong\r\n"), 401);
+    assert_eq!(status(""), 401);
+    assert_eq!(status("Authorization: Basic ?\r\n"), 400);
+    assert_eq!(
+        status(&format!("Origin: https://evil.example\r\n{right}")),
+        403
+    );
+    let rebound = format!("GET /v1/usage HTTP/1.1\r\nHost: evil.example\r\n{right}\r\n");
+    assert_eq!(plant.send(&rebound).0, 403);
+    // Probes need no login.
+    assert_eq!(plant.ask("GET", "/readyz", "").0, 200);
+
+    let refused = plant.server.refused("authenticate");
+    let (code, body) = plant.ask("GET", "/v1/usage", &basic("reader", "wrong"));
+    assert_eq!(
+        (code, body.contains("wrong user name or password")),
+        (401, true)
+    );
+    assert_eq!(status(&basic("nobody", PASSWORD)), 401);
+    assert_eq!(plant.server.refused("authenticate"), refused + 2);
+    let log = plant.server.wait_for_log("user=nobody");
+    assert!(
+        log.contains("statehouse::audit") && log.contains("127.0.0.1:"),
+        "{log}"
+    );
+
+    // The commands: a wrong password, no answer, another CA, and no TLS.
+    let wrong = plant.file("wrong");
+    fs::write(&wrong, "wrong").unwrap();
+    let (url, ca) = (plant.url(), plant.file("ca.crt"));
+    let usage = [
+        "usage",
+        "--user",
+        "reader",
+        "--password-file",
+        &wrong,
+        "--admin",
+    ];
+    let ran = plant.run(&[&usage[..], &[&url, "--ca", &ca]].concat());
+    ran.code(4).says("wrong user name or password");
+    let stranger = plant.file("stranger.crt");
+    let ran = plant.run(&[&usage[..], &[&url, "--ca", &stranger]].concat());
+    ran.code(3).says("--ca FILE");
+    let ran = plant.run(&[&usage[..], &["https://127.0.0.1:1", "--ca", &ca]].concat());
+    ran.code(3).says("connection refused");
+    let plain = format!("https://127.0.0.1:{}", plant.server.port());
+    let ran = plant.run(&[&usage[..], &[&plain, "--ca", &ca]].concat());
+    ran.code(3);
+    let mut socket = TcpStream::connect(plant.address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(socket, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    _ = socket.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+
+    // Guesses are limited as those of clients are, and do not lock out a user who has logged in.
+    let long = "x".repeat(1100);
+    let guesses = (0..40).map(|_| status(&basic("operator", &long)));
+    assert!(guesses.into_iter().any(|status| status == 429));
+    assert_eq!(status(&right), 200);
+}
+
+#[test]
+fn commands_read_a_store_of_another_machine() {
+    let plant = Plant::start(&[]);
+    let mut store = plant.server.store("press-4");
+    let first = store.set("k", "one").to_string();
+    store.set("k", "two\n");
+    store.ask(&["DEL", "k"]);
+    store.set("k", b"\xFF".repeat(5000));
+    let data = text(&plant.server.directory().join("statehouse-data"));
+    // What the store prints of its own directory.
+    for arguments in [
+        &["history", "k"][..],
+        &["history", "k", "--json"],
+        &["history", "k", "--limit", "1"],
+        &["get", "k", "--as-of", &first, "--with-version"],
+        &["get", "k", "--as-of", "0s"],
+        &["get", "k", "--as-of", &first, "--json"],
+        &["replay", "--json"],
+    ] {
+        let here = plant
+            .run(&[arguments, &["--data", data.as_str()]].concat())
+            .code(0);
+        let there = plant.run_as("reader", arguments).code(0);
+        assert_eq!(there.stdout, here.stdout, "{arguments:?}");
+    }
+    plant.run_as("reader", &["history", "none"]).code(1);
+    let early = ["get", "k", "--as-of", "2020-01-01T00:00:00Z"];
+    let here = plant.run(&[&early[..], &["--data", &data]].concat());
+    let there = plant.run_as("reader", &early);
+    assert_eq!((there.code, &there.stderr), (here.code, &here.stderr));
+
+    // A context names the address and the account.
+    let (url, ca, password) = (plant.url(), plant.file("ca.crt"), plant.file("password"));
+    for user in ["reader", "shipper", "client"] {
+        let add = [
+            "context", "add", user, "--admin", &url, "--ca", &ca, "--user", user,
+        ];
+        plant
+            .run(&[&add[..], &["--password-file", &password]].concat())
+            .code(0);
+    }
+    plant.run(&["context", "use", "reader"]).code(0);
+    let clients = plant.run(&["clients"]).code(0).text();
+    assert!(clients.contains("press-4"), "{clients}");
+    let history = plant.run(&["history", "k"]).code(0).text();
+    assert!(history.contains("4 changes of k"), "{history}");
+    let usage = plant.run(&["usage", "--context", "client"]);
+    usage.code(4).says("needs the role read");
+    let listed = plant.run(&["policy", "list", "--json"]).code(0).text();
+    let listed: Json = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["policies"].as_array().unwrap().len(), 1);
+
+    // A policy from this machine.
+    let ours = text(Path::new(&policies::marked("ship")));
+    let load = ["policy", "load", &ours];
+    plant.run(&load).code(4).says("needs the role ship");
+    let replay = ["replay", "--policy", &ours];
+    plant.run(&replay).code(4).says("needs the role ship");
+    let replayed = plant.run(&[&replay[..], &["--context", "shipper", "--json"]].concat());
+    let here = plant.run(&[&replay[..], &["--data", &data, "--json"]].concat());
+    assert_eq!((replayed.code, replayed.stdout), (here.code, here.stdout));
+    plant
+        .run(&[&load[..], &["--context", "shipper"]].concat())
+        .code(0);
+    plant
+        .run(&["policy", "promote", "marked-ship", "--context", "shipper"])
+        .code(0);
+    let log = plant
+        .server
+        .wait_for_log("path=\"/v1/policies/marked-ship/promote\"");
+    assert!(log.contains("user=shipper"), "{log}");
+}
