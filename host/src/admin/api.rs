@@ -23,7 +23,7 @@
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
-//! GET    /metrics                    OpenMetrics
+//! GET    /metrics                    OpenMetrics, or the text format of Prometheus
 //! GET    /livez                      whether the process answers; no token needed
 //! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
 //!                                    token needed
@@ -129,8 +129,8 @@ impl Api {
             ["metrics"] if method == Method::GET => {
                 let listing = self.control().list();
                 let shadow = self.control().diff();
-                let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
-                Ok(metrics::answer(text))
+                let page = metrics::of_store(&listing, shadow.as_ref(), &self.sources);
+                Ok(metrics::answer(page, request.headers()))
             }
             ["metrics"] => Err(not_allowed(&method, &uri)),
             _ => {

@@ -33,7 +33,7 @@ pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::ask;
 pub(crate) use clients::Clients;
 pub use cluster::{
-    ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
+    ClusterFigures, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 pub(crate) use log::{Logged, LoggedLine};
 pub use requests::Subject;

@@ -95,9 +95,10 @@ impl Requests {
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match subject {
             Subject::Store(api) => api.route(request).await,
-            Subject::Follower { figures, .. } if is_metrics(&request) => {
-                Ok(metrics::answer(metrics::of_follower(&figures())))
-            }
+            Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
+                metrics::of_follower(&figures()),
+                request.headers(),
+            )),
             Subject::Follower { leader, .. } => {
                 Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
             }
