@@ -42,6 +42,7 @@ pub(crate) use usage::Usage;
 pub(crate) use usage::{Owner, Taken};
 
 use crate::config::AdminPlace;
+use crate::data_directory::Disk;
 use crate::limits;
 use crate::listener::handshakes::Handshakes;
 use crate::server::Server;
@@ -65,6 +66,8 @@ pub struct Sources {
     pub reloads: Arc<Reloads>,
     /// The refusals.
     pub audit: Arc<Audit>,
+    /// The log of the data directory, if there is one.
+    pub disk: Option<Arc<Disk>>,
     /// The leadership of this host, if it is one of a cluster.
     pub leadership: Option<Arc<dyn Leadership>>,
 }

@@ -210,6 +210,7 @@ impl Roles for Host {
             access: self.access.clone(),
             reloads: self.reloads.clone(),
             audit: self.audit.clone(),
+            disk: None,
             leadership: Some(Arc::new(Operations {
                 log: log.clone(),
                 shared: self.shared.clone(),

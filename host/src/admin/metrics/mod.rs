@@ -4,6 +4,7 @@
 
 mod broker;
 mod cluster;
+mod disk;
 mod exposition;
 mod page;
 mod policies;
@@ -37,6 +38,14 @@ pub(super) fn of_store(
     let stats = server.stats();
     store::state(&mut page, &stats);
     store::duplicates(&mut page, &stats);
+    store::times(&mut page, server.times());
+    let log = sources.disk.as_ref().map(|disk| disk.log().figures());
+    let unwritten = log.as_ref().map_or(0, |it| it.unwritten);
+    let of_broker = broker.as_ref().map(Broker::stats);
+    store::memory(&mut page, &stats, of_broker.as_ref(), unwritten);
+    if let Some(log) = log {
+        disk::log(&mut page, log);
+    }
     let in_force = config::named(&server.quota(), limits.as_deref());
     store::limits(&mut page, &in_force);
     store::refusals(&mut page, &sources.audit.counts());

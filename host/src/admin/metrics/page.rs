@@ -243,7 +243,7 @@ mod tests {
 statehouse_read_bytes_total 7
 # HELP statehouse_limit The largest number.
 # TYPE statehouse_limit gauge
-statehouse_limit 18446744073709552000.0
+statehouse_limit 18446744073709553000.0
 # HELP statehouse_age_seconds Age.
 # TYPE statehouse_age_seconds gauge
 # UNIT statehouse_age_seconds seconds

@@ -31,6 +31,12 @@ pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
             .map(|(name, requests)| (Some(("command", name.clone())), requests))
             .collect()
     });
+    let help = "Errors that a policy answered with, by their texts; `other` beyond a limit";
+    let errors = page.counter("policy_errors", help);
+    each(errors, policies, |policy| named("error", &policy.errors));
+    let help = "Counters that a policy increases, by their names; `other` beyond a limit";
+    let counts = page.counter("policy_count", help);
+    each(counts, policies, |policy| named("name", &policy.counters));
     let failures = page.counter(
         "policy_call_failures",
         "Failed policy calls, by kind of failure",
@@ -55,6 +61,17 @@ pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
     let help = "Sampled requests that a fresh instance answered differently";
     let impure = page.counter("policy_impure", help);
     each(impure, policies, |policy| vec![(None, policy.done.impure)]);
+}
+
+/// The values of a policy with a label, each a name and a count.
+fn named(
+    label: &'static str,
+    counts: &BTreeMap<String, u64>,
+) -> Vec<(Option<(&'static str, String)>, u64)> {
+    let counts = counts.iter();
+    counts
+        .map(|(name, count)| (Some((label, name.clone())), *count))
+        .collect()
 }
 
 /// Adds the values of each policy, each with an extra label or none.
@@ -128,6 +145,8 @@ mod tests {
             roles: Vec::new(),
             done: Done::default(),
             commands: commands.into(),
+            counters: BTreeMap::new(),
+            errors: BTreeMap::new(),
         };
         let mut page = Page::default();
         policies(&mut page, &[view]);

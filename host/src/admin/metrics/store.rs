@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::page::Page;
-use crate::server::Stats;
+use crate::server::{Stats, Times};
 use statehouse_files::watch::Count;
 
 /// What the store did and holds.
@@ -13,11 +13,6 @@ pub(super) fn state(page: &mut Page, stats: &Stats) {
             "requests",
             "Requests that a policy answered",
             stats.requests,
-        ),
-        (
-            "refused",
-            "Messages on a request topic that were malformed or refused",
-            stats.refused,
         ),
         (
             "kicked",
@@ -35,6 +30,11 @@ pub(super) fn state(page: &mut Page, stats: &Stats) {
             stats.policy_failures,
         ),
         ("swaps", "Changes of the active policy", stats.swaps),
+        (
+            "slow_requests",
+            "Requests that took longer than slow_threshold",
+            stats.slow,
+        ),
     ]);
     page.gauges(&[
         ("keys", "Keys", stats.keys),
@@ -50,9 +50,60 @@ pub(super) fn state(page: &mut Page, stats: &Stats) {
             stats.disk_full.into(),
         ),
     ]);
+    let help = "Messages on a request topic that no policy handled, by cause";
+    let refused = page.counter("refused", help);
+    for (cause, count) in stats.refused.causes() {
+        refused.sample([("cause", cause.to_owned())], count);
+    }
     let behind = Duration::from_millis(stats.clock_behind_ms);
     let help = "How far the system clock is behind the store's time";
     page.seconds("clock_behind_seconds", help, behind);
+}
+
+/// How long requests, policy calls and notifications took.
+pub(super) fn times(page: &mut Page, times: Times) {
+    let help = "Time from the turn of a client to its response, by command and outcome";
+    let requests = page.histogram("request_seconds", help);
+    for it in times.requests {
+        let labels = [("command", it.command), ("outcome", it.outcome.to_owned())];
+        requests.times(labels, it.times);
+    }
+    let help = "Time to decide a request: the policy, and the commit of its writes";
+    let calls = page.histogram("policy_call_seconds", help);
+    calls.times(Vec::new(), times.calls);
+    let help = "Time from a change to the departure of its notifications, which wait for the log";
+    let notifications = page.histogram("notification_delay_seconds", help);
+    notifications.times(Vec::new(), times.notifications);
+}
+
+/// Memory by its owner, and the queues. Without an embedded broker the clients have none.
+pub(super) fn memory(
+    page: &mut Page,
+    stats: &Stats,
+    broker: Option<&statehouse_mqtt::Stats>,
+    log: u64,
+) {
+    let help = "Memory by owner, as the limits account it";
+    let family = page.gauge("memory_bytes", help);
+    let mut owned = |owner: &str, bytes| family.sample([("owner", owner.to_owned())], bytes);
+    owned("table", stats.bytes);
+    owned("watches", stats.watch_bytes);
+    owned("remembered", stats.remembered_bytes);
+    owned("policies", stats.policy_bytes);
+    if let Some(broker) = broker {
+        let sessions = broker.queued_bytes + broker.state_bytes;
+        owned("sessions", sessions as u64);
+        owned("retained", broker.retained_bytes as u64);
+    }
+    let help = "Size of what waits: for the log, for clients, for the disk, for re-execution";
+    let family = page.gauge("queue_bytes", help);
+    let mut queued = |queue: &str, bytes| family.sample([("queue", queue.to_owned())], bytes);
+    queued("unreleased", stats.unreleased_bytes);
+    queued("unwritten", log);
+    queued("sampled", stats.sampled_bytes);
+    if let Some(broker) = broker {
+        queued("sessions", broker.queued_bytes as u64);
+    }
 }
 
 /// Redelivered requests.
