@@ -19,6 +19,8 @@
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
+//! GET    /v1/slow?from=N             the last slow requests with their times, those after the first N
+//!                                    slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
@@ -123,7 +125,7 @@ impl Api {
                 let answer = cluster::answer(leadership, what, &method, &uri).await;
                 answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
             }
-            ["v1", "authz" | "usage" | "clients", ..] => {
+            ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
             ["metrics"] if method == Method::GET => {
@@ -221,7 +223,7 @@ impl Api {
         }
     }
 
-    /// Rights, usage and clients.
+    /// Rights, usage, clients and slow requests.
     async fn questions(
         self: Arc<Self>,
         method: &Method,
@@ -240,6 +242,13 @@ impl Api {
                 let clients = client_count(request.uri())?;
                 self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
                     .await
+            }
+            (&Method::GET, ["slow"]) => {
+                let from = log::position(request.uri())?.unwrap_or(0);
+                Ok(json(
+                    StatusCode::OK,
+                    &self.sources.server.slow_requests(from),
+                ))
             }
             (&Method::GET, ["clients"]) => {
                 let count = client_count(request.uri())?;

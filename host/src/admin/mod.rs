@@ -77,6 +77,16 @@ pub struct Admin {
     listener: Listener,
     place: AdminPlace,
     token: Option<String>,
+    scope: Scope,
+}
+
+/// What a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All requests of operators.
+    All,
+    /// Metrics and probes, without a token.
+    Metrics,
 }
 
 impl Admin {
@@ -88,6 +98,15 @@ impl Admin {
             place: listener.place()?,
             listener,
             token,
+            scope: Scope::All,
+        })
+    }
+
+    /// The same for metrics and probes alone.
+    pub fn bind_for_metrics(place: &AdminPlace) -> io::Result<Self> {
+        Ok(Self {
+            scope: Scope::Metrics,
+            ..Self::bind(place, None)?
         })
     }
 
@@ -103,7 +122,8 @@ impl Admin {
     pub async fn run(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) {
         let listener = self.listener;
         let access = Access::new(self.token.as_deref(), &self.place);
-        let requests = Arc::new(Requests::new(access, audit, subject));
+        let requests = Requests::new(access, self.scope, audit, subject);
+        let requests = Arc::new(requests);
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
         let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
         loop {

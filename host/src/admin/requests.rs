@@ -15,8 +15,8 @@ use super::access::Access;
 use super::answer::{Answer, Refusal, json};
 use super::api::Api;
 use super::cluster::ReadFigures;
-use super::metrics;
 use super::seat::Seat;
+use super::{Scope, metrics};
 use statehouse_access::audit::{self, Audit, Refused};
 
 /// What the admin API reports on.
@@ -38,6 +38,7 @@ pub enum Subject {
 /// Admits requests.
 pub(super) struct Requests {
     access: Access,
+    scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
 }
@@ -45,11 +46,13 @@ pub(super) struct Requests {
 impl Requests {
     pub(super) fn new(
         access: Access,
+        scope: Scope,
         audit: Arc<Audit>,
         subject: watch::Receiver<Subject>,
     ) -> Self {
         Self {
             access,
+            scope,
             audit,
             subject,
         }
@@ -68,6 +71,10 @@ impl Requests {
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
             return Ok(last(answer));
+        }
+        if self.scope == Scope::Metrics && !is_metrics(&request) {
+            let error = "this address answers GET /metrics, /livez and /readyz only";
+            return Ok(last(Refusal::new(StatusCode::NOT_FOUND, error).answer()));
         }
         if let Err((status, error)) = self.access.check(request.headers()) {
             self.audit.refused(&Refused {

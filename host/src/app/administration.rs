@@ -20,14 +20,16 @@ use statehouse_mqtt::Broker;
 /// The admin API before it runs, and the watched directory.
 pub(super) struct Administration {
     admin: Option<Admin>,
+    /// The listener for metrics alone.
+    metrics: Option<Admin>,
     /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
     drop: Option<(PathBuf, DropAction)>,
 }
 
-/// The running admin API.
+/// The running listeners.
 pub(super) struct Running {
-    task: Option<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
     /// The data directory with the file `admin` of this run.
     published_in: Option<PathBuf>,
 }
@@ -51,6 +53,7 @@ impl Administration {
         }
         Ok(Self {
             admin: open(config, data.is_some())?,
+            metrics: open_for_metrics(config)?,
             data,
             drop: config.policy_drop.clone(),
         })
@@ -81,9 +84,14 @@ impl Administration {
         subject: watch::Receiver<Subject>,
         audit: Arc<Audit>,
     ) -> Running {
+        let mut tasks = Vec::new();
+        if let Some(metrics) = self.metrics.take() {
+            tracing::info!("metrics are at {}/metrics", metrics.endpoint().url);
+            tasks.push(tokio::spawn(metrics.run(subject.clone(), audit.clone())));
+        }
         let Some(admin) = self.admin.take() else {
             return Running {
-                task: None,
+                tasks,
                 published_in: None,
             };
         };
@@ -96,8 +104,9 @@ impl Administration {
             }
         });
         tracing::info!("the administration listens on {}", endpoint.url);
+        tasks.push(tokio::spawn(admin.run(subject, audit)));
         Running {
-            task: Some(tokio::spawn(admin.run(subject, audit))),
+            tasks,
             published_in,
         }
     }
@@ -137,6 +146,16 @@ fn open(config: &Config, keeps: bool) -> anyhow::Result<Option<Admin>> {
     Ok(Some(admin))
 }
 
+fn open_for_metrics(config: &Config) -> anyhow::Result<Option<Admin>> {
+    let Some(place) = &config.metrics else {
+        return Ok(None);
+    };
+    let bound = Admin::bind_for_metrics(place).with_context(|| {
+        format!("metrics cannot be served at {place}: choose another address with --metrics")
+    })?;
+    Ok(Some(bound))
+}
+
 /// The token for TCP; none if no client could learn it.
 fn token(keeps: bool) -> anyhow::Result<Option<String>> {
     match std::env::var(ADMIN_TOKEN) {
@@ -163,7 +182,7 @@ impl Running {
     /// Stops the admin API and removes the file `admin`, so that commands report at once that no
     /// store runs.
     pub(super) fn stop(self) {
-        if let Some(task) = self.task {
+        for task in self.tasks {
             task.abort();
         }
         if let Some(data) = self.published_in

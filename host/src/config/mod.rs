@@ -6,6 +6,7 @@
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::limits;
 use statehouse_core::policy::GuardSettings;
@@ -33,7 +34,7 @@ mod values;
 
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
 pub(crate) use admin::socket_path;
-pub use admin::{AdminAddress, AdminPlace};
+pub use admin::{AdminAddress, AdminPlace, MetricsAddress};
 pub(crate) use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
 pub use cluster::*;
@@ -96,6 +97,10 @@ pub struct Config {
     pub policy: PolicyChoice,
     /// Where the admin API listens, if it is on.
     pub admin: Option<AdminPlace>,
+    /// Where metrics and probes alone are served.
+    pub metrics: Option<AdminPlace>,
+    /// From which time on a request is slow.
+    pub slow_threshold: Duration,
     /// Trusted public keys of policy signatures, or files with them.
     pub trusted_keys: Vec<String>,
     /// Whether unsigned policies are accepted too.
@@ -227,6 +232,8 @@ impl Config {
                 Some(path) => PolicyChoice::File(path),
             },
             admin: admin(settings.admin)?,
+            metrics: (settings.metrics).map(|MetricsAddress(it)| AdminPlace::Tcp(it)),
+            slow_threshold: slow_threshold(settings.slow_threshold)?,
             trusted_keys: settings.trusted_keys,
             allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop
@@ -259,6 +266,13 @@ fn admin(address: Option<AdminAddress>) -> Result<Option<AdminPlace>, ConfigErro
         }
         admin => Ok(admin),
     }
+}
+
+fn slow_threshold(set: Option<Span>) -> Result<Duration, ConfigError> {
+    // Cannot truncate: the default is far below the greatest time.
+    let default_ms = limits::SLOW_THRESHOLD_DEFAULT.as_millis() as u64;
+    let bounds = ("slow_threshold", 1, "1ms", 3_600_000, "1h");
+    time(set, default_ms, bounds).map(Duration::from_millis)
 }
 
 fn supervision(settings: &Flags) -> Supervision {

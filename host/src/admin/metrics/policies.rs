@@ -131,7 +131,7 @@ mod tests {
 
     /// Scrapers reject a page that repeats a sample.
     #[test]
-    fn two_commands_of_one_name_are_one_sample() {
+    fn counts_are_samples_by_name_and_no_name_is_repeated() {
         let commands = [1, 2].map(|requests| CommandView {
             name: "SET".into(),
             requests,
@@ -145,19 +145,22 @@ mod tests {
             roles: Vec::new(),
             done: Done::default(),
             commands: commands.into(),
-            counters: BTreeMap::new(),
-            errors: BTreeMap::new(),
+            counters: [("cache misses".to_owned(), 7)].into(),
+            errors: [("syntax error".to_owned(), 2)].into(),
         };
         let mut page = Page::default();
         policies(&mut page, &[view]);
         let text = page.text(Format::OpenMetrics);
-        let samples: Vec<&str> = text
-            .lines()
-            .filter(|line| line.contains("\"SET\""))
-            .collect();
-        assert!(
-            matches!(samples[..], [one] if one.ends_with("} 3")),
-            "{samples:?}"
-        );
+        let digest = Digest::of(b"").short();
+        for (metric, label, value) in [
+            ("command_requests", "command=\"SET\"", 3),
+            ("count", "name=\"cache misses\"", 7),
+            ("errors", "error=\"syntax error\"", 2),
+        ] {
+            let samples: Vec<&str> = text.lines().filter(|line| line.contains(label)).collect();
+            let policy = format!("policy=\"rule\",version=\"1\",digest=\"{digest}\"");
+            let expected = format!("statehouse_policy_{metric}_total{{{policy},{label}}} {value}");
+            assert_eq!(samples, [expected]);
+        }
     }
 }
