@@ -1,7 +1,7 @@
 //! The last slow requests, with where their time went.
 //!
-//! A request is looked at when its response leaves, by a comparison. Only one that was slow costs
-//! more. Many are slow at once when the disk stalls, so the number of those that are kept is limited.
+//! When a response leaves, a comparison tells whether its request was slow; only a slow one costs
+//! more. Many are slow at once when the disk stalls, so the number that is kept is limited.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,8 +2,8 @@
 //! they leave.
 //!
 //! The clock is read once for several requests, because a reading would be a noticeable part of a
-//! request. So the time of a light call is the mean of its neighbours; a heavy call, which its fuel
-//! tells, is measured.
+//! request. So a light call counts with the mean of its neighbours. A call that used much fuel is
+//! measured.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ static CALL_BOUNDS: [Duration; 12] = [
     Duration::from_millis(500),
 ];
 
-/// The bounds of the times until outputs leave: a read takes some ten microseconds, and a flush from
-/// 50 µs to some seconds on a failing disk.
+/// The bounds of the times until outputs leave: a read takes some ten microseconds, and a flush
+/// from 50 µs to some seconds on a failing disk.
 static LEAVE_BOUNDS: [Duration; 14] = [
     Duration::from_micros(50),
     Duration::from_micros(100),

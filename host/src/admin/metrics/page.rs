@@ -76,17 +76,17 @@ impl Page {
         self.gauge(name, help).time(Vec::new(), value);
     }
 
-    /// Adds a counter, whose samples follow. The name is without `_total`.
+    /// Adds a counter without samples. The name is without `_total`.
     pub(super) fn counter(&mut self, name: &str, help: &'static str) -> &mut Family {
         self.family(name, MetricType::Counter, help)
     }
 
-    /// Adds a gauge, whose samples follow.
+    /// Adds a gauge without samples.
     pub(super) fn gauge(&mut self, name: &str, help: &'static str) -> &mut Family {
         self.family(name, MetricType::Gauge, help)
     }
 
-    /// Adds a histogram, whose samples follow. The name must end with `_seconds`.
+    /// Adds a histogram without samples. The name must end with `_seconds`.
     pub(super) fn histogram(&mut self, name: &str, help: &'static str) -> &mut Family {
         self.family(name, MetricType::Histogram, help)
     }
