@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Server, command::finish, run_in};
+use statehouse_tests::{Admin, Server, Store, command::finish, run_in};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -20,17 +20,17 @@ fn page(server: &Server, lines: &str) -> String {
     page
 }
 
-/// A store that has done something of each kind.
-fn busy() -> Server {
+/// A store with one key, and the client that wrote the key.
+fn busy() -> (Server, Store) {
     let server = Server::start();
     let mut store = server.store("client");
     store.set("key", "value");
-    server
+    (server, store)
 }
 
 #[test]
 fn promtool_accepts_the_page_in_prometheus_format() {
-    let server = busy();
+    let (server, _client) = busy();
     let page = page(&server, "");
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]);
@@ -46,18 +46,17 @@ fn promtool_accepts_the_page_in_prometheus_format() {
     ] {
         assert!(page.contains(&format!("\n{line}\n")), "{line}: {page}");
     }
-    let set = (page.lines()).find(|line| line.contains("command=\"SET\""));
-    let set = set.unwrap_or_else(|| panic!("{page}"));
-    assert!(
-        set.starts_with("statehouse_policy_command_requests_total{policy=\"standard\",version=\""),
-        "{set}"
-    );
-    assert!(set.ends_with("} 1"), "{set}");
+    let commands = "statehouse_policy_command_requests_total{policy=\"standard\",version=\"";
+    let mut commands = page.lines().filter(|line| line.starts_with(commands));
+    let set = commands.find(|line| line.contains("command=\"SET\""));
+    assert!(set.is_some_and(|line| line.ends_with("} 1")), "{page}");
+    let times = "statehouse_request_seconds_count{command=\"SET\",outcome=\"ok\"} 1";
+    assert!(page.contains(times), "{page}");
 }
 
 #[test]
 fn reference_parser_accepts_the_page_in_openmetrics_format() {
-    let server = busy();
+    let (server, _client) = busy();
     let page = page(&server, OPEN_METRICS);
     assert!(page.ends_with("\n# EOF\n"), "{page}");
     let samples = page.lines().filter(|line| !line.starts_with('#'));
