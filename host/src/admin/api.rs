@@ -129,10 +129,9 @@ impl Api {
                 self.questions(&method, &segments[1..], request).await
             }
             ["metrics"] if method == Method::GET => {
-                let listing = self.control().list();
-                let shadow = self.control().diff();
-                let page = metrics::of_store(&listing, shadow.as_ref(), &self.sources);
-                Ok(metrics::answer(page, request.headers()))
+                let headers = request.headers().clone();
+                self.run_blocking(move |api| Ok(metrics::answer(api.metrics(), &headers)))
+                    .await
             }
             ["metrics"] => Err(not_allowed(&method, &uri)),
             _ => {
@@ -140,6 +139,11 @@ impl Api {
                 Err(Refusal::new(StatusCode::NOT_FOUND, error))
             }
         }
+    }
+
+    fn metrics(&self) -> metrics::Page {
+        let shadow = self.control().diff();
+        metrics::of_store(&self.control().list(), shadow.as_ref(), &self.sources)
     }
 
     /// Loaded policies, and which one is active.
@@ -296,13 +300,22 @@ impl Api {
         T: serde::Serialize + Send + 'static,
         F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
     {
+        let given = self.run_blocking(f).await?;
+        Ok(json(StatusCode::OK, &given))
+    }
+
+    /// Like [`blocking`](Self::blocking), and returns the result.
+    async fn run_blocking<T, F>(self: &Arc<Self>, f: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
+    {
         let api = self.clone();
         let done = tokio::task::spawn_blocking(move || f(&api)).await;
-        let given = done.map_err(|_| {
+        done.map_err(|_| {
             let error = "the request failed because of a bug in the admin API: see the log";
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-        })??;
-        Ok(json(StatusCode::OK, &given))
+        })?
     }
 
     /// Like [`blocking`](Self::blocking), and answers with an empty object.

@@ -369,6 +369,12 @@ mod tests {
     }
 
     #[test]
+    fn accounted_overhead_covers_the_places_in_the_queue() {
+        let places = size_of::<Waiting>() + size_of::<Timed>();
+        assert!(places <= limits::UNRELEASED_OVERHEAD_BYTES, "{places}");
+    }
+
+    #[test]
     fn unordered_output_does_not_wait() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
         gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
