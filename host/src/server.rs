@@ -32,7 +32,10 @@ use self::client_errors::ClientErrors;
 pub use self::gate::ResponseGate;
 use self::locked::Locked;
 pub use self::policies::AssignError;
-pub use self::stats::Stats;
+pub use self::slow::{SlowRequest, SlowRequests};
+pub use self::stats::{Refused as RefusedMessages, Stats};
+use self::timing::Timed;
+pub use self::timing::{RequestTimes, Times};
 pub use self::usage::{Owned, Usage};
 
 mod bounds;
@@ -41,7 +44,9 @@ mod gate;
 mod locked;
 mod policies;
 mod request_log;
+mod slow;
 mod stats;
+mod timing;
 mod usage;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
@@ -169,6 +174,7 @@ impl Server {
         let mut locked = self.lock();
         // Updates the figures about the clock.
         locked.now_ms();
+        let policy_bytes = locked.core.store_mut().registry().memory_bytes() as u64;
         let store = locked.core.store();
         let (state, duplicates) = (store.state(), store.duplicates());
         Stats {
@@ -178,8 +184,34 @@ impl Server {
             remembered: duplicates.len() as u64,
             forgotten: duplicates.evicted(),
             disk_full: !self.journal.has_room(),
+            remembered_bytes: duplicates.bytes(),
+            watch_bytes: state.watches.bytes() as u64,
+            policy_bytes,
+            unreleased_bytes: self.gate.waiting_bytes(),
+            sampled_bytes: self.observer.queued_bytes(),
+            slow: self.gate.slow.count(),
             ..locked.stats
         }
+    }
+
+    /// How long requests took since the start.
+    pub fn times(&self) -> Times {
+        let (requests, notifications) = self.gate.times();
+        Times {
+            requests,
+            notifications,
+            calls: self.lock().calls.times().clone(),
+        }
+    }
+
+    /// The slow requests that are kept, after the first `from`.
+    pub fn slow_requests(&self, from: u64) -> SlowRequests {
+        self.gate.slow.since(from)
+    }
+
+    /// Sets from which time on a request is slow.
+    pub fn set_slow_threshold(&self, threshold: Duration) {
+        self.gate.slow.set_threshold(threshold);
     }
 
     /// Why the store is not ready, if it is not.
@@ -316,6 +348,14 @@ impl Server {
             _ => None,
         };
         let mut decision = locked.handle(input, now);
+        let timed = match (input, &decision.outcome) {
+            (Input::Publish(incoming), Outcome::Handled(..)) => {
+                let effects = &decision.effects;
+                let call = locked.calls.called(effects.fuel);
+                Some(Timed::of(incoming, effects, now.instant, call))
+            }
+            _ => None,
+        };
         if let Some(sampled) = decision.effects.sampled.take() {
             self.observer.offer(sampled);
         }
@@ -336,7 +376,8 @@ impl Server {
             });
             bytes
         } else {
-            let mut outputs = self.gate.begin(position, connection);
+            let outputs = self.gate.begin(position, connection);
+            let mut outputs = outputs.measured(timed, now.instant);
             outbound(&locked.core, decision, publisher, ticket, |to, out| {
                 outputs.push(to, out);
             });
@@ -392,7 +433,7 @@ impl Server {
     /// Acknowledges a message that arrived after its connection was ended, without handling it.
     fn skip(&self, locked: &mut Locked, inbound: Inbound<'_>) {
         if let Inbound::Publish(incoming, Some(ticket)) = inbound {
-            locked.stats.refused += 1;
+            locked.stats.refused.disconnected += 1;
             let reason = ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR;
             let connection = incoming.peer.connection;
             let mut outputs = self.gate.begin(LogPosition::NONE, connection);
@@ -450,6 +491,7 @@ impl Server {
             let unreleased_max = locked.core.store_mut().quota().unreleased_bytes_max;
             let has_room = || owner.is_none_or(|it| self.gate.has_room(it, unreleased_max));
             locked.swaps.begin();
+            locked.calls.begin(Instant::now());
             let mut steps = 0_u32;
             // A turn ends after some bytes, so that the limit of a client sees its responses in
             // time.
@@ -457,9 +499,13 @@ impl Server {
                 // The clock is not read at each step: most take some microseconds.
                 steps += 1;
                 let reads_clock = steps.is_multiple_of(STEPS_PER_CLOCK_READING) && !*disconnected;
-                if reads_clock && end.is_some_and(|end| Instant::now() >= end) {
-                    more = false;
-                    break;
+                if reads_clock {
+                    let now = Instant::now();
+                    locked.calls.read(now);
+                    if end.is_some_and(|end| now >= end) {
+                        more = false;
+                        break;
+                    }
                 }
                 let Some(inbound) = batch.next() else {
                     more = false;
@@ -475,6 +521,7 @@ impl Server {
                 }
             }
             locked.swaps.end();
+            locked.calls.read(Instant::now());
             let after = locked.core.store().next_expiry_ms();
             if after.is_some() && (next_expiry_ms.is_none() || after < next_expiry_ms) {
                 self.expiry.notify_one();

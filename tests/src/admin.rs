@@ -51,13 +51,18 @@ impl Admin {
 
     /// Sends a request. Returns the status and the body.
     pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+        self.ask_with(method, path, "", body)
+    }
+
+    /// Like [`ask`](Self::ask), with further header lines, each with its line end.
+    pub fn ask_with(&self, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, String) {
         let (host, stream) = self.open();
         let bearer = match &self.token {
             Some(token) => format!("Authorization: Bearer {token}\r\n"),
             None => String::new(),
         };
         let mut request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}Content-Length: {}\r\nConnection: close\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}{lines}Content-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         )
         .into_bytes();

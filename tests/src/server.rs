@@ -300,7 +300,8 @@ impl Server {
         }
     }
 
-    /// The value of a metric, such as `keys` or `limit{setting="max_keys"}`. It must exist.
+    /// The value of a metric, such as `keys` or `limit{setting="max_keys"}`, or its sum over all
+    /// labels if none are named. It must exist.
     pub fn metric(&self, name: &str) -> u64 {
         self.metric_if_any(name)
             .unwrap_or_else(|| panic!("there is no metric {name}"))
@@ -310,11 +311,12 @@ impl Server {
     pub fn metric_if_any(&self, name: &str) -> Option<u64> {
         let (status, page) = Admin::of(self).ask("GET", "/metrics", b"");
         assert_eq!(status, 200, "{page}");
-        let value = page.lines().find_map(|line| {
-            let line = line.strip_prefix("statehouse_")?;
-            line.strip_prefix(name)?.strip_prefix(' ')
+        let values = page.lines().filter_map(|line| {
+            let rest = line.strip_prefix("statehouse_")?.strip_prefix(name)?;
+            let value = rest.starts_with([' ', '{']).then(|| rest.rsplit_once(' '));
+            Some(value??.1.parse::<u64>().unwrap())
         });
-        value.map(|value| value.parse().unwrap())
+        values.reduce(|sum, value| sum + value)
     }
 
     /// How often the server has refused an action to clients.

@@ -1,16 +1,17 @@
 //! Figures of a host for operators. Nothing is decided on them, so each is read on its own.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{Histogram, LogPosition};
 
 use crate::engine::EngineError;
 use crate::head::Head;
 
 /// The bounds of the buckets of [`Figures::appends`]: a commit on a fast disk and network takes
 /// 1 ms, and an election in etcd some seconds.
-pub const APPEND_BOUNDS: [Duration; 13] = [
+static APPEND_BOUNDS: [Duration; 13] = [
     Duration::from_micros(500),
     Duration::from_millis(1),
     Duration::from_micros(2_500),
@@ -38,10 +39,11 @@ pub enum After {
 }
 
 /// What a process counted since its start, and what it knows of the log.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Figures {
     takeovers: [AtomicU64; 3],
-    appends: Appends,
+    /// Times from append to commit.
+    appends: Mutex<Histogram>,
     /// Whether the engine answered the last call.
     is_answered: AtomicBool,
     /// The number of the newest leadership.
@@ -55,22 +57,20 @@ pub struct Figures {
     log_bytes: AtomicU64,
 }
 
-/// Times from append to commit.
-#[derive(Debug, Default)]
-struct Appends {
-    /// The last bucket has no bound.
-    buckets: [AtomicU64; APPEND_BOUNDS.len() + 1],
-    sum_ns: AtomicU64,
-}
-
-/// A histogram of times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
-    /// How many times are in each bucket: those up to its bound of [`APPEND_BOUNDS`] and above the
-    /// bound before. The last bucket has no bound.
-    pub buckets: [u64; APPEND_BOUNDS.len() + 1],
-    /// The sum of all times.
-    pub sum: Duration,
+impl Default for Figures {
+    fn default() -> Self {
+        Self {
+            takeovers: Default::default(),
+            appends: Mutex::new(Histogram::new(&APPEND_BOUNDS)),
+            is_answered: AtomicBool::default(),
+            epoch: AtomicU64::default(),
+            applied: AtomicU64::default(),
+            head: AtomicU64::default(),
+            after_snapshot: AtomicU64::default(),
+            snapshot_ms: AtomicU64::default(),
+            log_bytes: AtomicU64::default(),
+        }
+    }
 }
 
 impl Figures {
@@ -82,12 +82,8 @@ impl Figures {
 
     /// The times from the append of groups of records to their commit, while this process led.
     #[must_use]
-    pub fn appends(&self) -> Times {
-        let load = |it: &AtomicU64| it.load(Relaxed);
-        Times {
-            buckets: self.appends.buckets.each_ref().map(load),
-            sum: Duration::from_nanos(load(&self.appends.sum_ns)),
-        }
+    pub fn appends(&self) -> Histogram {
+        self.lock().clone()
     }
 
     /// Whether the engine answered the last call of this host.
@@ -144,10 +140,12 @@ impl Figures {
     }
 
     pub(crate) fn committed(&self, time: Duration) {
-        let bucket = APPEND_BOUNDS.partition_point(|bound| *bound < time);
-        self.appends.buckets[bucket].fetch_add(1, Relaxed);
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.appends.sum_ns.fetch_add(ns, Relaxed);
+        self.lock().record(time);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Histogram> {
+        // A poisoned lock only means that a thread panicked between two complete updates.
+        self.appends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The host reads the log from a snapshot or from its beginning.

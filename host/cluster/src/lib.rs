@@ -151,7 +151,7 @@ pub use engine::{
     Transaction, Value, Watch,
 };
 pub use error::Stop;
-pub use figures::{APPEND_BOUNDS, After, Figures, Times};
+pub use figures::{After, Figures};
 pub use frame::{Assembler, FRAME_FORMAT, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
 pub use head::{Chain, HEAD_FORMAT, Head, Id, SnapshotInfo};
 pub use leader::{LeaderLog, NotLeading, TooLarge};

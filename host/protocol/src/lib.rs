@@ -1,5 +1,6 @@
 //! Definitions that all parts of a state store share, on both sides of the wire and of the sandbox.
 //!
+//! * [`Histogram`]: times, for metrics.
 //! * [`pattern`]: key patterns, as SCAN reads them.
 //! * [`LogPosition`]: the number of a log record. [`SessionId`], [`ConnectionId`]: numbers of MQTT
 //!   sessions and connections.
@@ -16,6 +17,7 @@ extern crate std;
 
 extern crate alloc;
 
+mod histogram;
 mod ids;
 pub mod pattern;
 mod peer;
@@ -23,6 +25,7 @@ mod position;
 pub mod rights;
 pub mod topics;
 
+pub use histogram::Histogram;
 pub use ids::{ConnectionId, SessionId};
 pub use peer::Peer;
 pub use position::LogPosition;

@@ -103,7 +103,7 @@ pub(super) struct Access {
     /// Hash of the token, compared in constant time.
     token: Option<blake3::Hash>,
     /// Whether the ability to connect suffices.
-    is_socket: bool,
+    admits_anyone: bool,
     /// Whether the address is reachable from this machine only.
     loopback: bool,
     /// The users who may log in, over TLS only: elsewhere a password could be read on its way.
@@ -112,10 +112,10 @@ pub(super) struct Access {
 
 impl Access {
     /// Every client that can connect is admitted.
-    pub(super) fn of_socket() -> Self {
+    pub(super) fn of_anyone() -> Self {
         Self {
             token: None,
-            is_socket: true,
+            admits_anyone: true,
             loopback: true,
             users: None,
         }
@@ -129,7 +129,7 @@ impl Access {
     ) -> Self {
         Self {
             token: token.map(|token| blake3::hash(token.as_bytes())),
-            is_socket: false,
+            admits_anyone: false,
             loopback: address.ip().is_loopback(),
             users,
         }
@@ -152,7 +152,7 @@ impl Access {
         headers: &HeaderMap,
         peer: SocketAddr,
     ) -> Result<Operator, Denial> {
-        if self.is_socket {
+        if self.admits_anyone {
             return Ok(Operator::LOCAL);
         }
         if headers.contains_key(ORIGIN) {

@@ -19,6 +19,8 @@
 //! DELETE /v1/routes?prefix=PREFIX
 //! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
+//! GET    /v1/slow?from=N             the last slow requests with their times, those after the first N
+//!                                    slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
@@ -27,7 +29,7 @@
 //! POST   /v1/replay?max_fuel=N       the same with another policy; the body is its file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
-//! GET    /metrics                    OpenMetrics
+//! GET    /metrics                    OpenMetrics, or the text format of Prometheus
 //! GET    /livez                      whether the process answers; no token needed
 //! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
 //!                                    token needed
@@ -127,17 +129,16 @@ impl Api {
                 let answer = cluster::answer(leadership, what, &method, &uri).await;
                 answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
             }
-            ["v1", "authz" | "usage" | "clients", ..] => {
+            ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
             ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
             ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,
             ["metrics"] if method == Method::GET => {
-                let listing = self.control().list();
-                let shadow = self.control().diff();
-                let text = metrics::text(&listing, shadow.as_ref(), &self.sources);
-                Ok(metrics::answer(text))
+                let headers = request.headers().clone();
+                self.run_blocking(move |api| Ok(metrics::answer(api.metrics(), &headers)))
+                    .await
             }
             ["metrics"] => Err(not_allowed(&method, &uri)),
             _ => {
@@ -145,6 +146,11 @@ impl Api {
                 Err(Refusal::new(StatusCode::NOT_FOUND, error))
             }
         }
+    }
+
+    fn metrics(&self) -> metrics::Page {
+        let shadow = self.control().diff();
+        metrics::of_store(&self.control().list(), shadow.as_ref(), &self.sources)
     }
 
     /// Loaded policies, and which one is active.
@@ -228,7 +234,7 @@ impl Api {
         }
     }
 
-    /// Rights, usage and clients.
+    /// Rights, usage, clients and slow requests.
     async fn questions(
         self: Arc<Self>,
         method: &Method,
@@ -247,6 +253,13 @@ impl Api {
                 let clients = client_count(request.uri())?;
                 self.blocking(move |api| Ok(usage::usage(&api.sources, clients)))
                     .await
+            }
+            (&Method::GET, ["slow"]) => {
+                let from = log::position(request.uri())?.unwrap_or(0);
+                Ok(json(
+                    StatusCode::OK,
+                    &self.sources.server.slow_requests(from),
+                ))
             }
             (&Method::GET, ["clients"]) => {
                 let count = client_count(request.uri())?;
@@ -307,13 +320,22 @@ impl Api {
         T: serde::Serialize + Send + 'static,
         F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
     {
+        let given = self.run_blocking(f).await?;
+        Ok(json(StatusCode::OK, &given))
+    }
+
+    /// Like [`blocking`](Self::blocking), and returns the result.
+    async fn run_blocking<T, F>(self: &Arc<Self>, f: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
+    {
         let api = self.clone();
         let done = tokio::task::spawn_blocking(move || f(&api)).await;
-        let given = done.map_err(|_| {
+        done.map_err(|_| {
             let error = "the request failed because of a bug in the admin API: see the log";
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-        })??;
-        Ok(json(StatusCode::OK, &given))
+        })?
     }
 
     /// Like [`blocking`](Self::blocking), and answers with an empty object.

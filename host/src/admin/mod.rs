@@ -37,7 +37,7 @@ pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::{Connection, ask, is_tls_url};
 pub(crate) use clients::Clients;
 pub use cluster::{
-    ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
+    ClusterFigures, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 pub(crate) use log::{Logged, LoggedLine};
 pub use past::DataDirectory;
@@ -47,6 +47,7 @@ pub(crate) use usage::Usage;
 pub(crate) use usage::{Owner, Taken};
 
 use crate::config::AdminPlace;
+use crate::data_directory::Disk;
 use crate::limits;
 use crate::listener::Certificates;
 use crate::listener::handshakes::Handshakes;
@@ -73,6 +74,8 @@ pub struct Sources {
     pub audit: Arc<Audit>,
     /// The data directory; none if the store is in memory.
     pub directory: Option<DataDirectory>,
+    /// The log of the data directory, if there is one.
+    pub disk: Option<Arc<Disk>>,
     /// The leadership of this host, if it is one of a cluster.
     pub leadership: Option<Arc<dyn Leadership>>,
 }
@@ -83,6 +86,16 @@ pub struct Admin {
     url: String,
     token: Option<String>,
     access: Access,
+    scope: Scope,
+}
+
+/// What a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All requests of operators.
+    All,
+    /// Metrics and probes, without a token.
+    Metrics,
 }
 
 impl Admin {
@@ -91,7 +104,7 @@ impl Admin {
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
         let access = match place {
             AdminPlace::Tcp(address) => Access::of_tcp(*address, token.as_deref(), None),
-            AdminPlace::Unix(_) => Access::of_socket(),
+            AdminPlace::Unix(_) => Access::of_anyone(),
         };
         Self::of(Listener::bind(place)?, token, access)
     }
@@ -114,6 +127,16 @@ impl Admin {
             listener,
             token,
             access,
+            scope: Scope::All,
+        })
+    }
+
+    /// The same for metrics and probes alone.
+    pub fn bind_for_metrics(place: &AdminPlace) -> io::Result<Self> {
+        Ok(Self {
+            scope: Scope::Metrics,
+            access: Access::of_anyone(),
+            ..Self::bind(place, None)?
         })
     }
 
@@ -127,7 +150,8 @@ impl Admin {
 
     /// Serves requests about the present subject until it is dropped.
     pub async fn run(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) {
-        let requests = Arc::new(Requests::new(self.access, audit.clone(), subject));
+        let requests = Requests::new(self.access, self.scope, audit.clone(), subject);
+        let requests = Arc::new(requests);
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
         let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
         loop {

@@ -19,7 +19,7 @@ use super::answer::{Answer, Refusal, json};
 use super::api::{Api, segments};
 use super::cluster::ReadFigures;
 use super::seat::Seat;
-use super::{metrics, roles};
+use super::{Scope, metrics, roles};
 use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
 
@@ -42,6 +42,7 @@ pub enum Subject {
 /// Admits requests.
 pub(super) struct Requests {
     access: Access,
+    scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
 }
@@ -49,11 +50,13 @@ pub(super) struct Requests {
 impl Requests {
     pub(super) fn new(
         access: Access,
+        scope: Scope,
         audit: Arc<Audit>,
         subject: watch::Receiver<Subject>,
     ) -> Self {
         Self {
             access,
+            scope,
             audit,
             subject,
         }
@@ -74,6 +77,11 @@ impl Requests {
         if let Some(answer) = probe(&subject, &request) {
             seat.arrived();
             return Ok(last(answer));
+        }
+        if self.scope == Scope::Metrics && !is_metrics(&request) {
+            seat.arrived();
+            let error = "this address answers GET /metrics, /livez and /readyz only";
+            return Ok(last(Refusal::new(StatusCode::NOT_FOUND, error).answer()));
         }
         // The connection keeps its place while a password is checked, since that takes time.
         let operator = match self.access.check(request.headers(), peer).await {
@@ -188,9 +196,10 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
 async fn route(subject: Subject, request: Request<Incoming>) -> Result<Answer, Refusal> {
     match subject {
         Subject::Store(api) => api.route(request).await,
-        Subject::Follower { figures, .. } if is_metrics(&request) => {
-            Ok(metrics::answer(metrics::of_follower(&figures())))
-        }
+        Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
+            metrics::of_follower(&figures()),
+            request.headers(),
+        )),
         Subject::Follower { leader, .. } => {
             Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
         }

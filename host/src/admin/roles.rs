@@ -25,6 +25,7 @@ const ENDPOINTS: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/routes", Operate),
     (Method::POST, "/v1/authz", Read),
     (Method::GET, "/v1/usage", Read),
+    (Method::GET, "/v1/slow", Read),
     (Method::GET, "/v1/clients", Read),
     (Method::DELETE, "/v1/clients/ID", Operate),
     (Method::GET, "/v1/history", Read),

@@ -24,6 +24,8 @@ use statehouse_mqtt::Broker;
 pub(super) struct Administration {
     local: Option<Admin>,
     tls: Option<Remote>,
+    /// The listener for metrics alone.
+    metrics: Option<Admin>,
     /// The data directory, for the file `admin`.
     data: Option<PathBuf>,
     drop: Option<(PathBuf, DropAction)>,
@@ -35,7 +37,7 @@ struct Remote {
     certificates: Arc<Watched<Certificates>>,
 }
 
-/// The running admin API.
+/// The running listeners.
 pub(super) struct Running {
     tasks: Vec<JoinHandle<()>>,
     /// The data directory with the file `admin` of this run.
@@ -68,6 +70,7 @@ impl Administration {
             tls: (config.admin_tls.as_ref())
                 .map(|tls| Remote::open(tls, token, access))
                 .transpose()?,
+            metrics: open_for_metrics(config)?,
             data,
             drop: config.policy_drop.clone(),
         })
@@ -115,14 +118,20 @@ impl Administration {
                 }
             })
         });
+        let mut tasks = Vec::new();
+        if let Some(metrics) = self.metrics.take() {
+            tracing::info!("metrics are at {}/metrics", metrics.endpoint().url);
+            tasks.push(tokio::spawn(
+                metrics.run(subject.subscribe(), audit.clone()),
+            ));
+        }
         let remote = self.tls.take().map(|it| it.admin);
-        let admins = self.local.take().into_iter().chain(remote);
-        let tasks = admins.map(|admin| {
+        for admin in self.local.take().into_iter().chain(remote) {
             tracing::info!("the administration listens on {}", admin.endpoint().url);
-            tokio::spawn(admin.run(subject.subscribe(), audit.clone()))
-        });
+            tasks.push(tokio::spawn(admin.run(subject.subscribe(), audit.clone())));
+        }
         Running {
-            tasks: tasks.collect(),
+            tasks,
             published_in,
         }
     }
@@ -182,6 +191,16 @@ fn open(config: &Config, token: Option<String>) -> anyhow::Result<Option<Admin>>
     };
     let admin = Admin::bind(place, token).with_context(|| unusable(&place.to_string()))?;
     Ok(Some(admin))
+}
+
+fn open_for_metrics(config: &Config) -> anyhow::Result<Option<Admin>> {
+    let Some(place) = &config.metrics else {
+        return Ok(None);
+    };
+    let bound = Admin::bind_for_metrics(place).with_context(|| {
+        format!("metrics cannot be served at {place}: choose another address with --metrics")
+    })?;
+    Ok(Some(bound))
 }
 
 /// The token for TCP; none if no client could learn it.

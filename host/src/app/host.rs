@@ -211,6 +211,7 @@ impl Roles for Host {
             reloads: self.reloads.clone(),
             audit: self.audit.clone(),
             directory: Some(data_directory_of(&self.config)),
+            disk: None,
             leadership: Some(Arc::new(Operations {
                 log: log.clone(),
                 shared: self.shared.clone(),

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use serde_json::json;
 use statehouse_cluster::{
-    APPEND_BOUNDS, After, Clock, Engine, FRAME_FORMAT, Figures, OperationError, Upgraded,
-    check_successor, upgrade,
+    After, Clock, Engine, FRAME_FORMAT, Figures, OperationError, Upgraded, check_successor, upgrade,
 };
 
 use super::present::Shared;
 use crate::admin::{
-    ClusterFigures, ClusterRefusal, Histogram, LeaderFigures, Leadership, Operation, ReadFigures,
+    ClusterFigures, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 use crate::cluster::log::ClusterLog;
 use statehouse_core::clock::wall_ms;
@@ -107,7 +106,6 @@ pub(super) fn of_follower(
 }
 
 fn figures(known: &Figures, position: u64, history: u64) -> ClusterFigures {
-    let appends = known.appends();
     let age_ms = known.snapshot_ms().map(|it| wall_ms().saturating_sub(it));
     ClusterFigures {
         epoch: known.epoch(),
@@ -120,11 +118,7 @@ fn figures(known: &Figures, position: u64, history: u64) -> ClusterFigures {
             ("restart", known.takeovers(After::Restart)),
             ("silence", known.takeovers(After::Silence)),
         ],
-        appends: Histogram {
-            bounds: &APPEND_BOUNDS,
-            buckets: appends.buckets.to_vec(),
-            sum: appends.sum,
-        },
+        appends: known.appends(),
         log_records: known.log_records(),
         log_bytes: known.log_bytes(),
         snapshot_age: age_ms.map(Duration::from_millis),

@@ -52,6 +52,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         reloads: reloads.clone(),
         audit: audit.clone(),
         directory,
+        disk: disk.clone(),
         leadership: None,
     };
     let listing = gate.control().list();
@@ -99,7 +100,7 @@ pub(super) fn log_figures(server: &Server) {
     let stats = server.stats();
     tracing::info!(
         requests = stats.requests,
-        refused = stats.refused,
+        refused = stats.refused.all(),
         kicked = stats.kicked,
         notifications = stats.notifications,
         policy_failures = stats.policy_failures,

@@ -274,8 +274,10 @@ impl Serving {
         };
         let mut core = Core::new(store, recorder, run, settings);
         begin(&mut core, named, clock.read().now_ms);
+        let server = Server::new(core, clock, mode);
+        server.set_slow_threshold(config.slow_threshold);
         Self {
-            server: Server::new(core, clock, mode),
+            server,
             run,
             sessions: image.sessions,
             expired,

@@ -33,6 +33,7 @@ mod restore;
 mod scan;
 mod serve;
 mod set;
+mod slow;
 mod snapshot;
 mod store;
 mod table;
@@ -99,6 +100,7 @@ that is durable.")]
     Authz(authz::Args),
     Usage(usage::Args),
     Clients(clients::Args),
+    Slow(slow::Args),
     #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
@@ -137,6 +139,7 @@ pub fn main() -> ExitCode {
         Command::Authz(args) => output::finish(async { authz::run(&args).await }),
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
         Command::Clients(args) => output::finish(async { clients::run(&args).await }),
+        Command::Slow(args) => output::finish(async { slow::run(&args).await }),
         #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),

@@ -26,6 +26,21 @@ pub enum AdminPlace {
     Unix(PathBuf),
 }
 
+/// The address of the listener for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsAddress(pub SocketAddr);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = socket_address(text).map(Self);
+        address.ok_or_else(|| {
+            format!("`{text}` is not an address and port, such as 127.0.0.1:9464 or [::]:9464")
+        })
+    }
+}
+
 impl Default for AdminAddress {
     fn default() -> Self {
         Self {

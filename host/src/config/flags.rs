@@ -10,7 +10,7 @@ use super::layer::settings;
 use super::values;
 use super::{
     AccessFlags, AdminAddress, ClusterFlags, DialectSetting, DropAction, Durability, ForeignFlags,
-    LimitFlags, ListenFlags, LogFormat, Node, Span, Threads,
+    LimitFlags, ListenFlags, LogFormat, MetricsAddress, Node, Span, Threads,
 };
 
 settings! {
@@ -37,6 +37,11 @@ settings! {
             help_heading = "Policies"
         )]
         pub admin: Option<AdminAddress>,
+
+        /// Also serve metrics and health probes at this address, without a token and nothing else:
+        /// for scrapers. Whoever can connect can read them
+        #[arg(long, value_name = "ADDR:PORT", env = "STATEHOUSE_METRICS")]
+        pub metrics: Option<MetricsAddress>,
 
         /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
         /// than once. Without such keys the store accepts every policy from the admin API and the
@@ -212,6 +217,10 @@ settings! {
         /// The log filter: a level, or directives such as `warn,statehouse=debug`
         #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
         pub log_filter: Option<String>,
+
+        /// From which time on a request is slow, for `statehouse slow` [default: 100ms]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_SLOW_THRESHOLD")]
+        pub slow_threshold: Option<Span>,
 
         /// The protocol dialect on the current topic; `auto` chooses by the properties of each
         /// request

@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::limits;
 use statehouse_core::policy::GuardSettings;
@@ -34,7 +35,7 @@ mod values;
 
 pub use access::{AccessConfig, AccessFlags, CertificateUsers, TokenConfig};
 pub(crate) use admin::socket_path;
-pub use admin::{AdminAddress, AdminPlace};
+pub use admin::{AdminAddress, AdminPlace, MetricsAddress};
 pub(crate) use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
 pub use cluster::*;
@@ -99,6 +100,10 @@ pub struct Config {
     pub admin: Option<AdminPlace>,
     /// Where operators on other machines reach it, if they do.
     pub admin_tls: Option<AdminTls>,
+    /// Where metrics and probes alone are served.
+    pub metrics: Option<AdminPlace>,
+    /// From which time on a request is slow.
+    pub slow_threshold: Duration,
     /// Trusted public keys of policy signatures, or files with them.
     pub trusted_keys: Vec<String>,
     /// Whether unsigned policies are accepted too.
@@ -242,6 +247,8 @@ impl Config {
             },
             admin: admin(local)?,
             admin_tls,
+            metrics: (settings.metrics).map(|MetricsAddress(it)| AdminPlace::Tcp(it)),
+            slow_threshold: slow_threshold(settings.slow_threshold)?,
             trusted_keys: settings.trusted_keys,
             allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop
@@ -288,6 +295,13 @@ fn admin_tls(
         true => Ok(Some(AdminTls { address, files })),
         false => Err(ConfigError::AdminUsers(address)),
     }
+}
+
+fn slow_threshold(set: Option<Span>) -> Result<Duration, ConfigError> {
+    // Cannot truncate: the default is far below the greatest time.
+    let default_ms = limits::SLOW_THRESHOLD_DEFAULT.as_millis() as u64;
+    let bounds = ("slow_threshold", 1, "1ms", 3_600_000, "1h");
+    time(set, default_ms, bounds).map(Duration::from_millis)
 }
 
 fn supervision(settings: &Flags) -> Supervision {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
-use super::admin::AdminAddress;
+use super::admin::{AdminAddress, MetricsAddress};
 use super::foreign::{ClientId, Window};
 use super::listeners::{Listen, Origin};
 use super::url::BrokerUrl;
@@ -265,6 +265,7 @@ deserialize_by_parsing!(
     Listen,
     Origin,
     AdminAddress,
+    MetricsAddress,
     Node,
     PacketBytes,
     KeyBytes,

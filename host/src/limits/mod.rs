@@ -11,6 +11,7 @@ mod foreign;
 mod front;
 mod listener;
 mod logging;
+mod metrics;
 mod past;
 mod process;
 
@@ -21,6 +22,7 @@ pub use foreign::*;
 pub use front::*;
 pub use listener::*;
 pub use logging::*;
+pub use metrics::*;
 pub use past::*;
 pub use process::*;
 pub use statehouse_access::limits::*;

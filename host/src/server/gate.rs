@@ -20,10 +20,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use statehouse_protocol::ConnectionId;
 
+use super::slow::{Departures, SlowLog};
+use super::timing::{LeaveTimes, RequestTimes, Timed};
 use crate::limits;
 use crate::transport::{Outbound, Transport};
 use statehouse_core::log::LogPosition;
@@ -34,14 +37,21 @@ pub struct ResponseGate {
     queue: Mutex<Queue>,
     /// The bytes of all waiting outputs, readable without the lock of the queue.
     bytes: AtomicUsize,
+    pub(super) slow: SlowLog,
 }
 
 #[derive(Default)]
 struct Queue {
     /// Outputs that may leave now.
     ready: Vec<Outbound>,
+    /// What is measured of the outputs that may leave.
+    ready_responses: Vec<Timed>,
+    ready_notifications: Vec<Instant>,
     /// Outputs that wait for their position, in order.
     waiting: VecDeque<Waiting>,
+    /// The requests of the waiting responses that are measured, in the same order.
+    waiting_responses: VecDeque<Timed>,
+    times: LeaveTimes,
     /// The number of waiting outputs by the connection that they are for.
     destinations: FxHashMap<ConnectionId, usize>,
     /// The bytes of waiting outputs by the connection whose requests caused them.
@@ -54,7 +64,18 @@ struct Waiting {
     destination: ConnectionId,
     owner: ConnectionId,
     bytes: usize,
+    measured: Measured,
     out: Outbound,
+}
+
+/// How the time of an output is measured.
+#[derive(Clone, Copy)]
+enum Measured {
+    No,
+    /// By the next of [`Queue::waiting_responses`].
+    Response,
+    /// From its decision.
+    Notification(Instant),
 }
 
 impl ResponseGate {
@@ -68,6 +89,8 @@ impl ResponseGate {
             queue,
             position,
             owner,
+            response: None,
+            notified: None,
             shared: std::ptr::null(),
             sum: 0,
             waiting_bytes: 0,
@@ -88,6 +111,17 @@ impl ResponseGate {
                 .caused
                 .get(&owner)
                 .is_none_or(|own| *own <= own_max)
+    }
+
+    /// The bytes of all waiting outputs.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.bytes.load(Relaxed) as u64
+    }
+
+    /// How long responses and notifications took until they left.
+    pub fn times(&self) -> (Vec<RequestTimes>, statehouse_protocol::Histogram) {
+        let queue = self.lock();
+        (queue.times.requests(), queue.times.notifications())
     }
 
     /// Whether an output waits for its position.
@@ -112,12 +146,14 @@ impl ResponseGate {
                 return;
             }
         }
+        let mut departures = Departures::new(self.slow.threshold());
         transport.deliver(&mut |out| {
-            let left_bytes = self.lock().ready(out);
+            let left_bytes = self.lock().ready(out, &mut departures);
             if left_bytes > 0 {
                 self.bytes.fetch_sub(left_bytes, Relaxed);
             }
         });
+        self.slow.note(departures);
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -132,6 +168,9 @@ pub struct Outputs<'a> {
     bytes: &'a AtomicUsize,
     position: LogPosition,
     owner: ConnectionId,
+    /// What is measured of the response, and when the notifications were decided.
+    response: Option<Timed>,
+    notified: Option<Instant>,
     waits: bool,
     /// The message body that was counted last: watchers share one, so it is counted once.
     shared: *const u8,
@@ -140,16 +179,40 @@ pub struct Outputs<'a> {
 }
 
 impl Outputs<'_> {
+    /// Measures the response, if there is one, and the notifications, which were decided at this
+    /// time.
+    pub(super) fn measured(mut self, response: Option<Timed>, decided: Instant) -> Self {
+        (self.response, self.notified) = (response, Some(decided));
+        self
+    }
+
     /// Queues the next output, for the connection `destination`.
     pub fn push(&mut self, destination: ConnectionId, out: Outbound) {
         let bytes = out.own_bytes() + out.shared_bytes(&mut self.shared);
         self.sum += bytes;
         let queue = &mut *self.queue;
+        let (response, notified) = match &out {
+            Outbound::Response(..) | Outbound::AcknowledgedResponse(..) => {
+                (self.response.take(), None)
+            }
+            Outbound::Notification(..) => (None, self.notified),
+            Outbound::Acknowledge(..) | Outbound::Disconnect(..) => (None, None),
+        };
         self.waits |= queue.destinations.contains_key(&destination);
         if !self.waits {
+            queue.ready_responses.extend(response);
+            queue.ready_notifications.extend(notified);
             queue.ready.push(out);
             return;
         }
+        let measured = match (response, notified) {
+            (Some(timed), _) => {
+                queue.waiting_responses.push_back(timed);
+                Measured::Response
+            }
+            (None, Some(decided)) => Measured::Notification(decided),
+            (None, None) => Measured::No,
+        };
         // It must not overtake an output to the same connection, or of the same decision.
         let last = queue.waiting.back();
         queue.waiting.push_back(Waiting {
@@ -157,6 +220,7 @@ impl Outputs<'_> {
             destination,
             owner: self.owner,
             bytes,
+            measured,
             out,
         });
         self.waiting_bytes += bytes;
@@ -181,9 +245,21 @@ impl Queue {
 
     /// Moves outputs that may leave to an empty list, whose allocation is reused. Returns the bytes
     /// that waited.
-    fn ready(&mut self, out: &mut Vec<Outbound>) -> usize {
+    fn ready(&mut self, out: &mut Vec<Outbound>, departures: &mut Departures) -> usize {
+        if !self.has_ready() {
+            return 0;
+        }
         std::mem::swap(&mut self.ready, out);
         let mut bytes = 0;
+        // One reading of the clock for all.
+        let now = Instant::now();
+        for decided in self.ready_notifications.drain(..) {
+            self.times.notification(decided, now);
+        }
+        for timed in self.ready_responses.drain(..) {
+            self.times.response(&timed, now);
+            departures.left(timed, now);
+        }
         while let Some(next) = self
             .waiting
             .pop_front_if(|next| next.position <= self.released)
@@ -191,6 +267,16 @@ impl Queue {
             subtract(&mut self.destinations, next.destination, 1);
             subtract(&mut self.caused, next.owner, next.bytes);
             bytes += next.bytes;
+            match next.measured {
+                Measured::Notification(decided) => self.times.notification(decided, now),
+                Measured::Response => {
+                    if let Some(timed) = self.waiting_responses.pop_front() {
+                        self.times.response(&timed, now);
+                        departures.left(timed, now);
+                    }
+                }
+                Measured::No => {}
+            }
             out.push(next.out);
         }
         bytes
@@ -280,6 +366,12 @@ mod tests {
         assert_eq!(*recording.0.lock().unwrap(), [10, 11, 20]);
         gate.release(LogPosition(3), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [10, 11, 20, 30]);
+    }
+
+    #[test]
+    fn accounted_overhead_covers_the_places_in_the_queue() {
+        let places = size_of::<Waiting>() + size_of::<Timed>();
+        assert!(places <= limits::UNRELEASED_OVERHEAD_BYTES, "{places}");
     }
 
     #[test]
@@ -389,7 +481,8 @@ mod tests {
         // The recording accepts only kicks.
         gate.lock().released = LogPosition(2);
         let mut out = Vec::new();
-        let left = gate.lock().ready(&mut out);
+        let mut departures = Departures::new(gate.slow.threshold());
+        let left = gate.lock().ready(&mut out, &mut departures);
         assert_eq!((out.len(), left), (4001, gate.bytes.load(Relaxed)));
     }
 }

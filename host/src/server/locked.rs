@@ -6,10 +6,12 @@ use crate::limits;
 use statehouse_core::clock::{Clock, Reading};
 use statehouse_core::log::{Journal, LogPosition};
 use statehouse_core::policy::{Absent, Assignment, Instance, Swaps};
+use statehouse_core::request::Early;
 use statehouse_core::store::{Renotified, Rerun, Transaction};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Swapped};
 
 use super::Stats;
+use super::timing::{CallTimes, error_of};
 
 /// The state under the server's lock.
 pub(super) struct Locked {
@@ -17,6 +19,7 @@ pub(super) struct Locked {
     clock: Clock,
     pub(super) swaps: Swaps,
     pub(super) stats: Stats,
+    pub(super) calls: CallTimes,
     wall_behind: bool,
     pub(super) journal_full: bool,
 }
@@ -28,6 +31,7 @@ impl Locked {
             clock,
             swaps: Swaps::default(),
             stats: Stats::default(),
+            calls: CallTimes::default(),
             wall_behind: false,
             journal_full: false,
         }
@@ -38,9 +42,15 @@ impl Locked {
         let decision = self.core.handle(input, now);
         let stats = &mut self.stats;
         match &decision.outcome {
-            Outcome::Event | Outcome::ForbiddenResponseTopic(_) => {}
+            Outcome::Event => {}
             Outcome::Handled(..) => stats.requests += 1,
-            Outcome::Expired | Outcome::Answered(..) | Outcome::Refused(..) => stats.refused += 1,
+            Outcome::ForbiddenResponseTopic(_) => stats.refused.response_topic += 1,
+            Outcome::Expired => stats.refused.expired += 1,
+            Outcome::Answered(_, Early::UnsupportedVersion(_)) => {
+                stats.refused.unsupported_version += 1;
+            }
+            Outcome::Answered(_, Early::QosZero) => stats.refused.qos_0 += 1,
+            Outcome::Refused(..) => stats.refused.malformed += 1,
             Outcome::Disconnected(..) => stats.kicked += 1,
         }
         let effects = &decision.effects;
@@ -48,6 +58,10 @@ impl Locked {
         if let Some(rerun) = effects.repeated {
             stats.duplicates += 1;
             stats.duplicates_different += u64::from(rerun == Rerun::Different);
+        } else if effects.failed.is_none()
+            && let (Some(policy), Some(error)) = (&effects.by, error_of(effects))
+        {
+            policy.counters.add_error(error);
         }
         match effects.renotified {
             Some(Renotified::Sent) => stats.renotified += 1,

@@ -5,8 +5,8 @@
 pub struct Stats {
     /// Requests that the state machine handled.
     pub requests: u64,
-    /// Messages on a request topic that were not handled: malformed, expired, or refused.
-    pub refused: u64,
+    /// Messages on a request topic that were not handled.
+    pub refused: Refused,
     /// Requests with a reserved response topic or a wildcard in it. Their clients are disconnected,
     /// if the transport can do so.
     pub kicked: u64,
@@ -39,4 +39,52 @@ pub struct Stats {
     pub clock_behind_ms: u64,
     /// Whether writes are refused because the disk is full.
     pub disk_full: bool,
+    /// Accounted bytes of remembered requests.
+    pub remembered_bytes: u64,
+    /// Accounted bytes of watches.
+    pub watch_bytes: u64,
+    /// Linear memory of the instances of policies that handle requests.
+    pub policy_bytes: u64,
+    /// Bytes of outputs that wait for the log.
+    pub unreleased_bytes: u64,
+    /// Bytes of requests that wait for their re-execution.
+    pub sampled_bytes: u64,
+    /// Requests that took longer than the threshold.
+    pub slow: u64,
+}
+
+/// Messages on a request topic that no policy handled, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// The request had expired.
+    pub expired: u64,
+    /// The protocol version is not supported.
+    pub unsupported_version: u64,
+    /// A request at QoS 0.
+    pub qos_0: u64,
+    /// The client may not publish to the response topic.
+    pub response_topic: u64,
+    /// A property that a request needs is missing or malformed, so there is no response either.
+    pub malformed: u64,
+    /// The connection was being ended.
+    pub disconnected: u64,
+}
+
+impl Refused {
+    /// All counts, by the names of their causes.
+    pub fn causes(&self) -> [(&'static str, u64); 6] {
+        [
+            ("expired", self.expired),
+            ("unsupported_version", self.unsupported_version),
+            ("qos_0", self.qos_0),
+            ("response_topic", self.response_topic),
+            ("malformed", self.malformed),
+            ("disconnected", self.disconnected),
+        ]
+    }
+
+    /// The sum.
+    pub fn all(&self) -> u64 {
+        self.causes().iter().map(|(_, count)| count).sum()
+    }
 }

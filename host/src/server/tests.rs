@@ -100,6 +100,56 @@ fn publish(
     server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
 }
 
+#[test]
+fn requests_are_timed_by_command_and_outcome() {
+    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let source = Arc::new(ManualSource::at(START_MS));
+    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
+    let server = server(Registry::new(policy.clone(), None), source, recorder);
+    server.attach(Arc::new(RecordingTransport::default()));
+    let long = "k".repeat(limits::SLOW_KEY_BYTES_MAX + 1);
+    server.set_slow_threshold(Duration::from_secs(3_600));
+    publish(&server, START_MS, &[b"SET", b"k", b"v"], FIRST, None);
+    assert!(server.slow_requests(0).requests.is_empty());
+    server.set_slow_threshold(Duration::ZERO);
+    for request in [
+        &[b"GET", long.as_bytes()][..],
+        &[b"SET", b"", b"v"],
+        &[b"GET", b"\n"],
+    ] {
+        publish(&server, START_MS, request, FIRST, None);
+    }
+
+    let times = server.times();
+    let requests = times.requests.iter();
+    let counts: Vec<_> = requests
+        .map(|it| (it.command.as_str(), it.outcome, it.times.count()))
+        .collect();
+    let expected = [("SET", "ok", 1), ("SET", "error", 1), ("GET", "ok", 2)];
+    assert_eq!(counts, expected);
+    assert_eq!((times.calls.count(), times.notifications.count()), (4, 0));
+    let errors = [("the key length is zero".to_owned(), 1)];
+    assert_eq!(policy.counters.errors(), errors.into());
+
+    let slow = server.slow_requests(0);
+    assert_eq!((slow.next, slow.threshold_us), (3, 0));
+    let keys: Vec<_> = slow.requests.iter().map(|it| it.key.as_deref()).collect();
+    let cut = format!("{}…", "k".repeat(limits::SLOW_KEY_BYTES_MAX));
+    assert_eq!(keys, [Some(&*cut), None, Some("\\n")]);
+    for it in &slow.requests {
+        assert_eq!(
+            (&*it.client, it.policy.as_deref()),
+            ("client", Some(&*policy.tag))
+        );
+        // Each part is rounded down.
+        let parts = it.queue_us + it.policy_us + it.flush_us + it.socket_us;
+        assert!((parts..=parts + 4).contains(&it.total_us), "{it:?}");
+        assert!(it.fuel > 0);
+    }
+    assert_eq!(server.slow_requests(2).requests, slow.requests[2..]);
+    assert!(server.slow_requests(3).requests.is_empty());
+}
+
 /// Over sockets the sweeper is nearly always faster than a request, so only this test covers the
 /// order.
 #[test]
@@ -131,7 +181,7 @@ fn expired_keys_notify_and_expired_requests_do_not_run() {
     let set: &[&[u8]] = &[b"SET", b"k", b"v"];
     assert!(request_until(expired, set).is_empty());
     assert_eq!(request(&[b"GET", b"k"]), ["$-1\r\n"]);
-    assert_eq!(server.stats().refused, 1);
+    assert_eq!(server.stats().refused.all(), 1);
     assert_eq!(request_until(later, set), ["+OK\r\n"]);
 
     // The expirations of an earlier run are renotified in steps until all are sent.
@@ -187,7 +237,7 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     request(&first, set, None);
     // The run that executed the request has already notified the watchers.
     request(&first, set, expired);
-    assert_eq!(first.stats().refused, 1);
+    assert_eq!(first.stats().refused.all(), 1);
 
     let mut locked = first.lock();
     let store = locked.core.store_mut();

@@ -72,6 +72,11 @@ impl Observer {
         }
     }
 
+    /// The bytes of requests that wait.
+    pub fn queued_bytes(&self) -> u64 {
+        self.shared.queued_bytes.load(Relaxed)
+    }
+
     /// Queues a request, or skips it if the queue is full. Never waits.
     pub fn offer(&self, observed: Box<SampledRequest>) {
         let cost = observed.cost_bytes();

@@ -19,6 +19,7 @@
 //! * `upkeep` prepares spare segments and takes snapshots. `retention` removes history. `budget`
 //!   divides the disk.
 //! * `newest` records which segment is the newest, so that a missing one is recognized.
+//! * `figures` reports space and times to operators.
 //! * `survey` and `recovery` read the newest intact snapshot and the log after it, or fail with a
 //!   reason. [`read`] does the same for tools while another process writes. `reopen` makes durable
 //!   what was read.
@@ -37,6 +38,7 @@ mod budget;
 mod catalogue;
 mod disk;
 mod error;
+mod figures;
 mod files;
 mod frame;
 mod inspect;
@@ -64,6 +66,7 @@ mod writer;
 pub use budget::disk_bytes;
 pub use disk::{Directory, Disk, File};
 pub use error::{Damage, Error, Failure};
+pub use figures::{LogFigures, LogTimes};
 pub use files::Kind;
 pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};

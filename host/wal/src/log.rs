@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::catalogue::Catalogue;
 use crate::disk::Disk;
 use crate::error::{Error, Failure};
+use crate::figures::LogTimes;
 use crate::files;
 use crate::limits;
 use crate::options::{Durability, Options};
@@ -74,6 +75,7 @@ pub struct Log {
     pub(crate) snapshot_at_bytes: AtomicU64,
     pub(crate) snapshotting: Arc<AtomicBool>,
     segments: AtomicU64,
+    pub(crate) times: Mutex<LogTimes>,
     failure: OnceLock<Failure>,
     pub(crate) on_failure: OnceLock<Hook<Failure>>,
 }

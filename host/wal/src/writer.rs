@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Failure};
+use crate::figures::LogFigures;
 use crate::limits;
 use crate::log::{Log, locked};
 use crate::notifier::Notifier;
@@ -147,6 +148,12 @@ impl WriteAheadLog {
     #[must_use]
     pub fn released(&self) -> LogPosition {
         self.log.released()
+    }
+
+    /// See [`Log::figures`].
+    #[must_use]
+    pub fn figures(&self) -> LogFigures {
+        self.log.figures()
     }
 
     /// See [`Log::room`].
@@ -432,5 +439,7 @@ fn take_snapshot(
         notifier.wake(log.released());
         committed?;
     }
-    log.finish_snapshot_at(snapshot, complete)
+    let finished = log.finish_snapshot_at(snapshot, complete)?;
+    locked(&log.times).snapshots.record(begun.elapsed());
+    Ok(finished)
 }

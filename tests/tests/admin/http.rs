@@ -1,4 +1,4 @@
-//! Tests the admin API over HTTP: authentication, hostile requests, limits and metrics. A request
+//! Tests the admin API over HTTP: authentication, hostile requests and limits. A request
 //! without the token must be refused before its body is read.
 
 use std::{
@@ -301,51 +301,6 @@ fn token_in_memory_comes_from_the_environment() {
     statehouse_tests::command::finish(serve, b"")
         .code(2)
         .says("guessed");
-}
-
-#[test]
-fn metrics_page_is_openmetrics() {
-    let server = Server::start();
-    let mut store = server.store("client");
-    store.set("key", "value");
-    let (status, page) = api(&server).get("/metrics");
-    assert_eq!(status, 200);
-    assert!(page.ends_with("# EOF\n"), "{page}");
-    assert!(page.contains("\nstatehouse_keys 1\n"), "{page}");
-    for line in [
-        "statehouse_sessions 1",
-        "statehouse_messages_in_total 1",
-        "statehouse_throttled_total 0",
-    ] {
-        assert!(page.contains(&format!("\n{line}\n")), "{line}: {page}");
-    }
-    let mut families = Vec::new();
-    for line in page.lines() {
-        if let Some(family) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = family.split_once(' ').unwrap();
-            assert!(
-                !families.iter().any(|(known, _)| *known == name),
-                "{name} twice"
-            );
-            families.push((name, kind));
-        } else if !line.starts_with('#') {
-            let (sample, value) = line.rsplit_once(' ').unwrap();
-            let (family, kind) = families.last().unwrap();
-            let name = sample.split('{').next().unwrap();
-            let suffix = if *kind == "counter" { "_total" } else { "" };
-            assert_eq!(name, format!("{family}{suffix}"));
-            value.parse::<u64>().unwrap();
-        }
-    }
-    let set = page
-        .lines()
-        .find(|line| line.contains("command=\"SET\""))
-        .unwrap();
-    assert!(
-        set.starts_with("statehouse_policy_command_requests_total{policy=\"standard\",version=\""),
-        "{set}"
-    );
-    assert!(set.ends_with("} 1"), "{set}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod hostile;
 mod http;
 mod limits;
 mod logs;
+mod metrics;
 mod orders;
 mod socket;
 mod trust;

@@ -238,9 +238,9 @@ fn figures_follow_the_log() {
             assert!(figures.reaches_log());
         }
         let appends = leader.appends();
-        assert_eq!(appends.buckets.iter().sum::<u64>(), 10);
-        assert!(!appends.sum.is_zero());
-        assert_eq!(follower.appends().buckets.iter().sum::<u64>(), 0);
+        assert_eq!(appends.count(), 10);
+        assert!(!appends.sum().is_zero());
+        assert_eq!(follower.appends().count(), 0);
         assert_eq!(leader.takeovers(After::Silence), 0, "the first leadership");
         assert!(log.lease_left() < Duration::from_secs(2));
         log.may_decide().await.unwrap();

@@ -244,5 +244,12 @@ pub const GUEST_LOG_LINES_KEPT_MAX: usize = 512;
 /// Log lines by and about a policy in one second. Further lines are only counted.
 pub const GUEST_LOG_LINES_PER_SECOND_MAX: u32 = 20;
 
-/// Distinct counters of a policy.
+/// Distinct counters of a policy. Further ones are counted as `other`.
 pub const GUEST_COUNTERS_MAX: usize = 256;
+
+/// Distinct errors that a policy answers with. Its texts may contain words of clients, so further
+/// ones are counted as `other`.
+pub const GUEST_ERRORS_MAX: usize = 32;
+
+/// Bytes of such a text: those of the standard policy have at most 40.
+pub const GUEST_ERROR_BYTES_MAX: usize = 96;

@@ -101,9 +101,9 @@ pub const UNRELEASED_BYTES_MAX: u64 = 256 << 20;
 /// What a connection may always cause, so that it need not wait because others write too fast.
 pub const UNRELEASED_BYTES_FREE: usize = 16 << 10;
 
-/// What a waiting answer or notification costs apart from its bytes: its places in the queue,
-/// rounded up.
-pub const UNRELEASED_OVERHEAD_BYTES: usize = 256;
+/// What a waiting answer or notification costs apart from its bytes: its places in the queue, with
+/// what is measured of its request, rounded up.
+pub const UNRELEASED_OVERHEAD_BYTES: usize = 384;
 
 /// How long the requests of one connection may run before other connections get their turns: some
 /// hundred ordinary requests, or some pages of long keys.

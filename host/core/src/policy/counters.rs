@@ -3,7 +3,7 @@
 //! Names and numbers come from the guest, so everything must be bounded.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bindings::statehouse::policy::log::Level;
 use super::digest::Digest;
@@ -16,11 +16,48 @@ pub struct Counters {
     pub policy: Arc<str>,
     digest: Digest,
     lines: Arc<Lines>,
-    values: Mutex<BTreeMap<String, u64>>,
+    values: Mutex<Tally>,
+    /// The errors that it answered with, by their texts.
+    errors: Mutex<Tally>,
     /// The second of the last log line about this policy, and the number of lines in it.
     logged: Mutex<(u64, u32)>,
     /// The minute of the last warning.
     warned: Mutex<u64>,
+}
+
+/// Counts by name. Names beyond the limits are counted as `other`.
+struct Tally {
+    counts: BTreeMap<String, u64>,
+    names_max: usize,
+    name_bytes_max: usize,
+}
+
+/// The name of everything beyond the limits.
+const OTHER: &str = "other";
+
+impl Tally {
+    fn new(names_max: usize, name_bytes_max: usize) -> Mutex<Self> {
+        Mutex::new(Self {
+            counts: BTreeMap::new(),
+            names_max,
+            name_bytes_max,
+        })
+    }
+
+    fn add(&mut self, name: &str, by: u64) {
+        let is_known = self.counts.contains_key(name);
+        let fits = self.counts.len() < self.names_max && name.len() <= self.name_bytes_max;
+        let name = if is_known || fits { name } else { OTHER };
+        match self.counts.get_mut(name) {
+            Some(count) => *count = count.saturating_add(by),
+            None => _ = self.counts.insert(name.to_owned(), by),
+        }
+    }
+}
+
+fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    // A poisoned lock only means that a thread panicked between two complete updates.
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Counters {
@@ -29,7 +66,8 @@ impl Counters {
             policy: policy.into(),
             digest,
             lines,
-            values: Mutex::default(),
+            values: Tally::new(limits::GUEST_COUNTERS_MAX, limits::POLICY_NAME_BYTES_MAX),
+            errors: Tally::new(limits::GUEST_ERRORS_MAX, limits::GUEST_ERROR_BYTES_MAX),
             logged: Mutex::default(),
             warned: Mutex::default(),
         }
@@ -45,17 +83,14 @@ impl Counters {
         self.lines.push(self.digest, &self.policy, level, text);
     }
 
-    /// Adds to a counter. New names beyond the limit are dropped.
+    /// Adds to a counter.
     pub fn add(&self, name: &str, by: u64) {
-        // A poisoned lock only means that a thread panicked between two complete updates.
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = values.get_mut(name) {
-            *value = value.saturating_add(by);
-        } else if values.len() < limits::GUEST_COUNTERS_MAX
-            && name.len() <= limits::POLICY_NAME_BYTES_MAX
-        {
-            values.insert(name.to_owned(), by);
-        }
+        locked(&self.values).add(name, by);
+    }
+
+    /// Counts an error that the policy answered with.
+    pub fn add_error(&self, text: &[u8]) {
+        locked(&self.errors).add(str::from_utf8(text).unwrap_or(OTHER), 1);
     }
 
     /// Whether another line by or about this policy may be logged. The policy and its clients cause
@@ -87,18 +122,18 @@ impl Counters {
 
     /// Resets the counters after a trial, which handled no client's request.
     pub fn clear(&self) {
-        self.values
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        locked(&self.values).counts.clear();
+        locked(&self.errors).counts.clear();
     }
 
     /// All counters.
     pub fn all(&self) -> BTreeMap<String, u64> {
-        self.values
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        locked(&self.values).counts.clone()
+    }
+
+    /// The errors that it answered with, by their texts.
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        locked(&self.errors).counts.clone()
     }
 }
 
@@ -122,6 +157,26 @@ mod tests {
         }
         assert_eq!(counters.all()["log_lines_dropped"], 4);
         assert!(counters.may_log(6_000));
+    }
+
+    #[test]
+    fn names_beyond_the_limit_are_counted_as_other() {
+        let counters = counters();
+        for name in 0..limits::GUEST_COUNTERS_MAX + 3 {
+            counters.add(&name.to_string(), 2);
+        }
+        counters.add("0", 1);
+        counters.add(&"x".repeat(limits::POLICY_NAME_BYTES_MAX + 1), 5);
+        let all = counters.all();
+        assert_eq!(all.len(), limits::GUEST_COUNTERS_MAX + 1);
+        assert_eq!((all["0"], all["other"]), (3, 11));
+        for text in [&b"a"[..], b"a", b"\xff"] {
+            counters.add_error(text);
+        }
+        let errors = [("a".to_owned(), 2), ("other".to_owned(), 1)];
+        assert_eq!(counters.errors(), errors.into());
+        counters.clear();
+        assert!(counters.all().is_empty() && counters.errors().is_empty());
     }
 
     #[test]

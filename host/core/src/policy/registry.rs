@@ -241,6 +241,11 @@ impl<H: Host> Registry<H> {
         self.slots.iter().map(Instance::policy)
     }
 
+    /// The linear memory of the instances that handle requests, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.slots.iter().map(Instance::memory_bytes).sum()
+    }
+
     /// The loaded or retired policy with this digest.
     pub fn by_digest(&self, digest: &blake3::Hash) -> Option<Arc<Policy<H>>> {
         let mut all = self.policies().chain(&self.retired);

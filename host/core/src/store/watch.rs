@@ -371,6 +371,11 @@ impl Watches {
         self.by_key.contains_key(key) || self.prefixes_of(key).next().is_some()
     }
 
+    /// The memory of all watches in bytes, as `max_watches` limits it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The number of watches.
     pub fn len(&self) -> usize {
         self.count

@@ -6,6 +6,7 @@
 //! lock is held only to exchange instances that are ready. So no request ever waits for a compiler,
 //! for the start of an instance or for a disk because of this module.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
@@ -68,6 +69,12 @@ pub struct PolicyView {
     pub done: Done,
     /// Requests by command.
     pub commands: Vec<CommandView>,
+    /// Its own counters, for metrics.
+    #[serde(skip)]
+    pub counters: BTreeMap<String, u64>,
+    /// The errors that it answered with, by their texts, for metrics.
+    #[serde(skip)]
+    pub errors: BTreeMap<String, u64>,
 }
 
 /// Requests of one command.
@@ -194,6 +201,8 @@ impl Seen {
             bytes: policy.bytes,
             built_in: digest == self.assignment.built_in,
             roles: self.assignment.roles(&digest),
+            counters: policy.counters.all(),
+            errors: policy.counters.errors(),
             done: policy.work.done(),
             commands: commands
                 .map(|(name, requests)| CommandView {

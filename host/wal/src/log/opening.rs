@@ -192,6 +192,7 @@ impl Log {
             snapshot_at_bytes: AtomicU64::new(0),
             snapshotting: Arc::default(),
             segments: AtomicU64::new(0),
+            times: Mutex::default(),
             failure: OnceLock::new(),
             on_failure: OnceLock::new(),
         };

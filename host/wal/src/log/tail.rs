@@ -5,6 +5,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::{Log, locked};
 use crate::disk::File;
@@ -173,9 +174,11 @@ impl Log {
         self.check()?;
         if tail.dirty {
             let name = || files::segment(tail.header.number);
+            let begun = Instant::now();
             tail.file
                 .sync()
                 .map_err(|error| self.fail("sync", name(), &error))?;
+            locked(&self.times).flushes.record(begun.elapsed());
             // Records in a file without a name would be lost with its handle, so they must not be
             // acknowledged.
             let is_linked = tail.file.is_linked();

@@ -1,0 +1,38 @@
+//! Metrics of the data directory: its space, flushes and snapshots.
+
+use statehouse_wal::LogFigures;
+
+use super::page::Page;
+
+/// The write-ahead log of the store.
+pub(super) fn log(page: &mut Page, it: LogFigures) {
+    page.gauges(&[
+        (
+            "disk_free_bytes",
+            "Free space of the file system of the data directory",
+            it.free,
+        ),
+        (
+            "disk_room_bytes",
+            "Records that can be appended until writes are refused, unless a snapshot makes room",
+            it.room,
+        ),
+    ]);
+    let help = "Disk space of the data directory, by what takes it";
+    let family = page.gauge("disk_used_bytes", help);
+    for (part, bytes) in [
+        ("log", it.log),
+        ("snapshot", it.snapshot),
+        ("history", it.history),
+        ("spares", it.spares),
+        ("temporary", it.temporary),
+    ] {
+        family.sample([("part", part.to_owned())], bytes);
+    }
+    let help = "Time of a flush of the log to the disk";
+    page.histogram("flush_seconds", help)
+        .times(Vec::new(), it.times.flushes);
+    let help = "Time of a snapshot, from its beginning until it is complete";
+    page.histogram("snapshot_seconds", help)
+        .times(Vec::new(), it.times.snapshots);
+}

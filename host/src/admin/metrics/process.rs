@@ -1,0 +1,106 @@
+//! Metrics of the process, under the names that all Prometheus clients use, and of its build.
+
+use std::fs;
+use std::time::Duration;
+
+use super::page::Page;
+
+/// The unit of times in `/proc`: user space always sees a hundredth of a second (proc(5)).
+const TICK: Duration = Duration::from_millis(10);
+
+/// The build, and what the system reports of the process.
+pub(super) fn process(page: &mut Page) {
+    let build = vec![
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("arch", std::env::consts::ARCH.to_owned()),
+    ];
+    page.info("build", "The version of the program", build);
+    if let Some(times) = Times::read() {
+        let help = "CPU time of the process in user and system mode";
+        (page.counter("process_cpu_seconds", help)).time(Vec::new(), times.cpu);
+        let help = "Start of the process, since 1970";
+        page.seconds("process_start_time_seconds", help, times.start);
+    }
+    if let Some(resident_bytes) = status_bytes("VmRSS:") {
+        let help = "Memory of the process in RAM";
+        page.gauges(&[("process_resident_memory_bytes", help, resident_bytes)]);
+    }
+    if let Some(virtual_bytes) = status_bytes("VmSize:") {
+        let help = "Address space of the process";
+        page.gauges(&[("process_virtual_memory_bytes", help, virtual_bytes)]);
+    }
+    if let Ok(open) = fs::read_dir("/proc/self/fd") {
+        // One of them is the directory that is being read.
+        let open = (open.count() as u64).saturating_sub(1);
+        page.gauges(&[("process_open_fds", "Open files and sockets", open)]);
+    }
+    if let Some(max) = files_max() {
+        let help = "The most files and sockets that the process may open";
+        page.gauges(&[("process_max_fds", help, max)]);
+    }
+}
+
+/// Lines of the log that could not be written.
+pub(super) fn log(page: &mut Page, dropped: u64) {
+    let help = "Log lines dropped because stderr was not read in time";
+    page.counters(&[("log_dropped", help, dropped)]);
+}
+
+/// The CPU time, and the start since 1970.
+struct Times {
+    cpu: Duration,
+    start: Duration,
+}
+
+impl Times {
+    fn read() -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/stat").ok()?;
+        let system = fs::read_to_string("/proc/stat").ok()?;
+        Self::of(&own, &system)
+    }
+
+    /// The fields are counted after the name of the program, which may contain anything.
+    fn of(own: &str, system: &str) -> Option<Self> {
+        let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |field: usize| -> Option<Duration> {
+            let ticks: u64 = fields.get(field)?.parse().ok()?;
+            TICK.checked_mul(u32::try_from(ticks).ok()?)
+        };
+        let boot = system
+            .lines()
+            .find_map(|line| line.strip_prefix("btime "))?;
+        let boot = Duration::from_secs(boot.trim().parse().ok()?);
+        Some(Self {
+            cpu: ticks(11)? + ticks(12)?,
+            start: boot + ticks(19)?,
+        })
+    }
+}
+
+fn status_bytes(name: &str) -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// None if the number of files is not limited.
+fn files_max() -> Option<u64> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = (limits.lines()).find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_after_a_name_with_spaces() {
+        let own = "7 (a ) 1 2) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 4 0 12345 1000 200";
+        let times = Times::of(own, "cpu 1 2\nbtime 1700000000\nprocesses 3\n").unwrap();
+        assert_eq!(times.cpu, Duration::from_secs(3));
+        assert_eq!(times.start, Duration::from_millis(1_700_000_123_450));
+        assert!(Times::of("7 (a) S 1", "btime 1\n").is_none());
+    }
+}

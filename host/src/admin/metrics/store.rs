@@ -1,0 +1,172 @@
+//! Metrics of the store: requests, the table, limits, files that are reloaded.
+
+use std::time::Duration;
+
+use super::page::Page;
+use crate::server::{Stats, Times};
+use statehouse_files::watch::Count;
+
+/// What the store did and holds.
+pub(super) fn state(page: &mut Page, stats: &Stats) {
+    page.counters(&[
+        (
+            "requests",
+            "Requests that a policy answered",
+            stats.requests,
+        ),
+        (
+            "kicked",
+            "Clients disconnected for a forbidden response topic",
+            stats.kicked,
+        ),
+        (
+            "notifications",
+            "Notifications handed to watchers",
+            stats.notifications,
+        ),
+        (
+            "policy_failures",
+            "Policy calls that failed",
+            stats.policy_failures,
+        ),
+        ("swaps", "Changes of the active policy", stats.swaps),
+        (
+            "slow_requests",
+            "Requests that took longer than slow_threshold",
+            stats.slow,
+        ),
+    ]);
+    page.gauges(&[
+        ("keys", "Keys", stats.keys),
+        (
+            "key_bytes",
+            "Accounted size of the keys and values",
+            stats.bytes,
+        ),
+        ("watches", "Watches", stats.watches),
+        (
+            "disk_full",
+            "1 while writes are refused because the disk is full",
+            stats.disk_full.into(),
+        ),
+    ]);
+    let help = "Messages on a request topic that no policy handled, by cause";
+    let refused = page.counter("refused", help);
+    for (cause, count) in stats.refused.causes() {
+        refused.sample([("cause", cause.to_owned())], count);
+    }
+    let behind = Duration::from_millis(stats.clock_behind_ms);
+    let help = "How far the system clock is behind the store's time";
+    page.seconds("clock_behind_seconds", help, behind);
+}
+
+/// How long requests, policy calls and notifications took.
+pub(super) fn times(page: &mut Page, times: Times) {
+    let help = "Time from the turn of a client to its response, by command and outcome";
+    let requests = page.histogram("request_seconds", help);
+    for it in times.requests {
+        let labels = [("command", it.command), ("outcome", it.outcome.to_owned())];
+        requests.times(labels, it.times);
+    }
+    let help = "Time to decide a request: the policy, and the commit of its writes";
+    let calls = page.histogram("policy_call_seconds", help);
+    calls.times(Vec::new(), times.calls);
+    let help = "Time from a change to the departure of its notifications, which wait for the log";
+    let notifications = page.histogram("notification_delay_seconds", help);
+    notifications.times(Vec::new(), times.notifications);
+}
+
+/// Memory by its owner, and the queues. Without an embedded broker the clients have none.
+pub(super) fn memory(
+    page: &mut Page,
+    stats: &Stats,
+    broker: Option<&statehouse_mqtt::Stats>,
+    log: u64,
+) {
+    let help = "Memory by owner, as the limits account it";
+    let family = page.gauge("memory_bytes", help);
+    let mut owned = |owner: &str, bytes| family.sample([("owner", owner.to_owned())], bytes);
+    owned("table", stats.bytes);
+    owned("watches", stats.watch_bytes);
+    owned("remembered", stats.remembered_bytes);
+    owned("policies", stats.policy_bytes);
+    if let Some(broker) = broker {
+        let sessions = broker.queued_bytes + broker.state_bytes;
+        owned("sessions", sessions as u64);
+        owned("retained", broker.retained_bytes as u64);
+    }
+    let help = "Size of what waits: for the log, for clients, for the disk, for re-execution";
+    let family = page.gauge("queue_bytes", help);
+    let mut queued = |queue: &str, bytes| family.sample([("queue", queue.to_owned())], bytes);
+    queued("unreleased", stats.unreleased_bytes);
+    queued("unwritten", log);
+    queued("sampled", stats.sampled_bytes);
+    if let Some(broker) = broker {
+        queued("sessions", broker.queued_bytes as u64);
+    }
+}
+
+/// Redelivered requests.
+pub(super) fn duplicates(page: &mut Page, stats: &Stats) {
+    page.counters(&[
+        (
+            "duplicates",
+            "Duplicate requests that were answered as before",
+            stats.duplicates,
+        ),
+        (
+            "duplicates_different",
+            "Duplicate requests for which re-execution gave another answer",
+            stats.duplicates_different,
+        ),
+        (
+            "renotified",
+            "Duplicate requests of an earlier run whose notifications were sent again",
+            stats.renotified,
+        ),
+        (
+            "not_renotified",
+            "Duplicate requests of an earlier run whose notifications could not be sent again",
+            stats.not_renotified,
+        ),
+        (
+            "forgotten",
+            "Remembered requests removed although a redelivery was possible",
+            stats.forgotten,
+        ),
+    ]);
+    page.gauges(&[("remembered", "Remembered requests", stats.remembered)]);
+}
+
+/// Limits in force.
+pub(super) fn limits(page: &mut Page, limits: &[(&str, u64)]) {
+    let family = page.gauge("limit", "Limits in force, by their settings");
+    for (setting, value) in limits {
+        family.sample([("setting", (*setting).to_owned())], *value);
+    }
+}
+
+/// Refusals of access and by limits.
+pub(super) fn refusals(page: &mut Page, refused: &[(&str, u64)]) {
+    let help = "Refusals, by the attempted action or the limit that was reached";
+    let family = page.counter("access_refused", help);
+    for (what, count) in refused {
+        family.sample([("what", (*what).to_owned())], *count);
+    }
+}
+
+/// Reloaded files.
+pub(super) fn reloads(page: &mut Page, reloads: impl Iterator<Item = Count>) {
+    let family = page.counter("reloads", "Reloads of changed files, by result");
+    for Count {
+        what,
+        taken,
+        refused,
+    } in reloads
+    {
+        for (result, count) in [("taken", taken), ("refused", refused)] {
+            let labels = [("what", what.to_owned()), ("result", result.to_owned())];
+            family.sample(labels, count);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `statehouse slow`: the last slow requests of a running store, with where their time went.
+
+use std::time::Duration;
+
+use hyper::Method;
+
+use super::output::{Exit, Failure, emit, emit_json};
+use super::store::{Store, unexpected};
+use super::table;
+use super::time::utc;
+use super::usage::cell;
+use crate::server::{SlowRequest, SlowRequests};
+
+/// How often `--follow` asks.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Show the last slow requests of a running store, and where their time went
+///
+/// A request is slow from slow_threshold on. Its parts, in milliseconds: `queue` is the time from
+/// the turn of its connection to the policy, `policy` the policy itself, `flush` the wait until the
+/// log position of its response was durable, `socket` the handover to the connection. The time of a
+/// call with little fuel is estimated. A key is cut after 48 bytes. The store keeps the last 256.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  statehouse slow
+  statehouse slow --follow
+  statehouse slow --json | jq '.requests[] | select(.flush_us > 50000)'")]
+pub(super) struct Args {
+    /// Also show further slow requests, until interrupted
+    #[arg(long)]
+    follow: bool,
+
+    #[command(flatten)]
+    store: Store,
+}
+
+pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut from = 0;
+    loop {
+        let path = format!("/v1/slow?from={from}");
+        let answer = args.store.ask(Method::GET, &path).await?;
+        let slow: SlowRequests = serde_json::from_value(answer.clone()).map_err(unexpected)?;
+        let is_first = from == 0;
+        if args.store.json && (is_first || !slow.requests.is_empty()) {
+            emit_json(&answer)?;
+        } else if !args.store.json {
+            emit(text(&slow, is_first).as_bytes())?;
+        }
+        if !args.follow {
+            return Ok(Exit::Done);
+        }
+        from = slow.next;
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+fn text(slow: &SlowRequests, is_first: bool) -> String {
+    let threshold = ms(slow.threshold_us);
+    if slow.requests.is_empty() {
+        return match is_first {
+            true => format!("no request took {threshold} ms or longer\n"),
+            false => String::new(),
+        };
+    }
+    let header = [
+        "time",
+        "client",
+        "command",
+        "key",
+        "outcome",
+        "answered by",
+        "ms",
+        "queue",
+        "policy",
+        "flush",
+        "socket",
+        "fuel",
+    ];
+    let mut rows = vec![header.map(str::to_owned)];
+    rows.extend(slow.requests.iter().map(row));
+    let mut text = table::of(&rows, 6);
+    if is_first {
+        let requests = slow.next;
+        text.push_str(&format!(
+            "{requests} took {threshold} ms or longer since the start\n"
+        ));
+    }
+    text
+}
+
+fn row(it: &SlowRequest) -> [String; 12] {
+    let or_none = |it: &Option<String>| it.as_deref().map_or("-".to_owned(), cell);
+    [
+        utc(it.at_ms),
+        cell(&it.client),
+        or_none(&it.command),
+        or_none(&it.key),
+        it.outcome.clone(),
+        or_none(&it.policy),
+        ms(it.total_us),
+        ms(it.queue_us),
+        ms(it.policy_us),
+        ms(it.flush_us),
+        ms(it.socket_us),
+        it.fuel.to_string(),
+    ]
+}
+
+/// Microseconds as milliseconds with one digit.
+fn ms(us: u64) -> String {
+    format!("{}.{}", us / 1_000, us / 100 % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_requests_are_a_table_of_their_parts() {
+        let request = SlowRequest {
+            at_ms: 1_700_000_000_000,
+            client: "press\n4".into(),
+            command: Some("SET".into()),
+            key: None,
+            policy: Some("standard@0123".into()),
+            outcome: "ok".into(),
+            fuel: 4_000,
+            total_us: 250_190,
+            queue_us: 40,
+            policy_us: 5,
+            flush_us: 250_000,
+            socket_us: 145,
+        };
+        let mut slow = SlowRequests {
+            threshold_us: 100_000,
+            next: 9,
+            requests: vec![request],
+        };
+        let shown = text(&slow, true);
+        let row = shown.lines().nth(1).unwrap().split_whitespace().skip(1);
+        let row: Vec<&str> = row.collect();
+        let names = ["press\\n4", "SET", "-", "ok", "standard@0123"];
+        assert_eq!(row[..5], names, "{shown}");
+        assert_eq!(row[5..], ["250.1", "0.0", "0.0", "250.0", "0.1", "4000"]);
+        assert!(shown.ends_with("9 took 100.0 ms or longer since the start\n"));
+        slow.requests.clear();
+        assert_eq!(text(&slow, true), "no request took 100.0 ms or longer\n");
+        assert_eq!(text(&slow, false), "");
+    }
+}

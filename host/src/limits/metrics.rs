@@ -1,0 +1,16 @@
+//! Limits of metrics and of the list of slow requests.
+
+use std::time::Duration;
+
+/// Commands with time series of their own. Policies name their commands, and each has a histogram
+/// for each outcome: further commands are `other`.
+pub const METRIC_COMMANDS_MAX: usize = 32;
+
+/// Slow requests that are kept: enough to see a pattern, in some hundred KiB.
+pub const SLOW_REQUESTS_MAX: usize = 256;
+
+/// Bytes of a key in the list of slow requests. Each waiting response holds as much.
+pub const SLOW_KEY_BYTES_MAX: usize = 48;
+
+/// From which time on a request is slow (`slow_threshold`): a flush of a slow disk is not.
+pub const SLOW_THRESHOLD_DEFAULT: Duration = Duration::from_millis(100);

@@ -1,0 +1,144 @@
+//! Tests the page of metrics of a live store, with the programs that read such pages.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+};
+
+use serde_json::Value as Json;
+use statehouse_tests::{Admin, Server, Store, command::finish, run_in};
+
+const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
+
+/// The page in the format that the header lines ask for.
+fn page(server: &Server, lines: &str) -> String {
+    let (status, page) = Admin::of(server).ask_with("GET", "/metrics", lines, b"");
+    assert_eq!(status, 200, "{page}");
+    page
+}
+
+/// A store with one key, and the client that wrote the key.
+fn busy() -> (Server, Store) {
+    let server = Server::start();
+    let mut store = server.store("client");
+    store.set("key", "value");
+    (server, store)
+}
+
+#[test]
+fn promtool_accepts_the_page_in_prometheus_format() {
+    let (server, _client) = busy();
+    let page = page(&server, "");
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]);
+    let ran = finish(promtool, page.as_bytes()).code(0);
+    assert_eq!(ran.text(), "");
+    for line in [
+        "statehouse_keys 1",
+        "statehouse_sessions 1",
+        "statehouse_messages_in_total 1",
+        "statehouse_throttled_total 0",
+        "# TYPE statehouse_throttled_total counter",
+        "# TYPE process_resident_memory_bytes gauge",
+    ] {
+        assert!(page.contains(&format!("\n{line}\n")), "{line}: {page}");
+    }
+    let commands = "statehouse_policy_command_requests_total{policy=\"standard\",version=\"";
+    let mut commands = page.lines().filter(|line| line.starts_with(commands));
+    let set = commands.find(|line| line.contains("command=\"SET\""));
+    assert!(set.is_some_and(|line| line.ends_with("} 1")), "{page}");
+    let times = "statehouse_request_seconds_count{command=\"SET\",outcome=\"ok\"} 1";
+    assert!(page.contains(times), "{page}");
+}
+
+#[test]
+fn reference_parser_accepts_the_page_in_openmetrics_format() {
+    let (server, _client) = busy();
+    let page = page(&server, OPEN_METRICS);
+    assert!(page.ends_with("\n# EOF\n"), "{page}");
+    let samples = page.lines().filter(|line| !line.starts_with('#'));
+    let names = samples.clone().map(|line| line.rsplit_once(' ').unwrap().0);
+    let distinct: BTreeSet<&str> = names.collect();
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut python = Command::new(tests.join("../target/venv/bin/python"));
+    python.arg(tests.join("tests/admin/openmetrics.py"));
+    let ran = finish(python, page.as_bytes()).code(0);
+    assert_eq!(ran.text(), format!("{}\n", distinct.len()));
+    assert_eq!(samples.count(), distinct.len());
+}
+
+/// The status and the body of a request to an address, without a token.
+fn ask(address: &str, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn metrics_listener_answers_metrics_and_probes_only() {
+    let server = Server::with("", &["--metrics", "127.0.0.1:0"]);
+    let line = server.wait_for_log("metrics are at http://");
+    let address = line.split("http://").nth(1).unwrap();
+    let address = address.split('/').next().unwrap();
+    let (status, page) = ask(address, "GET /metrics");
+    assert_eq!(status, 200, "{page}");
+    assert!(page.contains("\nstatehouse_keys 0\n"), "{page}");
+    for probe in ["GET /livez", "GET /readyz"] {
+        assert_eq!(ask(address, probe), (200, "{}".to_owned()), "{probe}");
+    }
+    for other in [
+        "GET /v1/policies",
+        "GET /v1/slow",
+        "GET /",
+        "POST /metrics",
+        "POST /v1/rollback",
+    ] {
+        let (status, answer) = ask(address, other);
+        assert_eq!(status, 404, "{other}: {answer}");
+    }
+}
+
+/// With a commit delay each write takes some milliseconds, however fast the disk is.
+#[test]
+fn slow_requests_show_where_their_time_went() {
+    let settings = "slow_threshold = \"4ms\"\ncommit_delay = \"5ms\"\n";
+    let server = Server::with(settings, &[]);
+    let mut store = server.store("press-4");
+    store.set("pressure", "7");
+    let list = |arguments: &[&str]| {
+        let all = [&["slow"], arguments].concat();
+        run_in(server.directory(), &all, b"").code(0).text()
+    };
+    let json: Json = serde_json::from_str(&list(&["--json"])).unwrap();
+    assert_eq!(json["threshold_us"], 4_000);
+    let requests = json["requests"].as_array().unwrap();
+    let set = requests.iter().find(|it| it["command"] == "SET").unwrap();
+    assert_eq!(
+        (&set["client"], &set["key"]),
+        (&"press-4".into(), &"pressure".into())
+    );
+    assert_eq!(set["outcome"], "ok");
+    let part = |name: &str| set[name].as_u64().unwrap();
+    assert!(part("flush_us") >= 4_000, "{set}");
+    let parts = ["queue_us", "policy_us", "flush_us", "socket_us"].map(part);
+    let sum: u64 = parts.iter().sum();
+    assert!((sum..=sum + 4).contains(&part("total_us")), "{set}");
+    assert!(set["policy"].as_str().unwrap().starts_with("standard@"));
+    let table = list(&[]);
+    let row = table.lines().find(|line| line.contains(" SET "));
+    assert!(row.unwrap().contains("pressure"), "{table}");
+    assert_eq!(
+        server.metric("slow_requests_total"),
+        json["next"].as_u64().unwrap()
+    );
+    let next = format!("/v1/slow?from={}", json["next"]);
+    let none = Admin::of(&server).done("GET", &next, b"");
+    assert_eq!(none["requests"].as_array().unwrap().len(), 0, "{none}");
+}
