@@ -23,9 +23,9 @@ use statehouse_offline::{Moment, Past};
 /// Writes the bytes unchanged to stdout; a newline follows only on a terminal. Exit code 1 if the
 /// key does not exist.
 ///
-/// With --as-of it reads the data directory, on this machine and without a lock, even while a server
-/// runs. With --as-of and --admin it asks the admin API of a store on another machine. It reaches as
-/// far back as `statehouse history`.
+/// With --as-of it reads the data directory, on this machine and without a lock, even while a
+/// server runs. With --as-of and --admin it asks the admin API of a store on another machine. It
+/// reaches as far back as `statehouse history`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
