@@ -201,7 +201,7 @@ fn denial(status: StatusCode, why: &'static str) -> Denial {
     }
 }
 
-/// The credentials after a scheme, whose name has no case (RFC 9110 section 11.1).
+/// The credentials after a scheme. The name of a scheme has no case (RFC 9110 section 11.1).
 fn after(scheme: &[u8]) -> impl Fn(&[u8]) -> Option<&[u8]> {
     move |value| {
         let (name, rest) = value.split_at_checked(scheme.len())?;

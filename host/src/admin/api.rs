@@ -25,7 +25,8 @@
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
-//! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or times
+//! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
+//!                                    times
 //! POST   /v1/replay?max_fuel=N       the same with another policy; the body is its file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read

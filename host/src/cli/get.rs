@@ -24,9 +24,9 @@ use statehouse_offline::{Moment, Past, Writer};
 /// Writes the bytes unchanged to stdout; a newline follows only on a terminal. Exit code 1 if the
 /// key does not exist.
 ///
-/// With --as-of it reads the data directory, on this machine and without a lock, even while a server
-/// runs. With --as-of and --admin it asks the admin API of a store on another machine. It reaches as
-/// far back as `statehouse history`.
+/// With --as-of it reads the data directory, on this machine and without a lock, even while a
+/// server runs. With --as-of and --admin it asks the admin API of a store on another machine. It
+/// reaches as far back as `statehouse history`.
 ///
 /// With --meta it asks the server, and looks for the writer in the data directory or asks the admin
 /// API. If the directory is not on this machine, or the history does not contain this version of

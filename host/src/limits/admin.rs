@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 /// Authenticated connections of a listener: enough for some operators, a metrics scraper, and a few
-/// that hang. The listeners for this machine and for TLS have limits of their own, so that operators
-/// on other machines cannot keep those on this machine out.
+/// that hang. The listeners for this machine and for TLS have limits of their own. So operators on
+/// other machines cannot block those on this machine.
 pub const ADMIN_OPERATORS_MAX: usize = 16;
 
 /// Connections of a listener whose first request is incomplete, or whose password is not checked
@@ -72,7 +72,7 @@ pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 /// How often such a response looks for a line.
 pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
 
-/// Changes of a key in one answer, and the memory of their excerpts is 8 MiB.
+/// Changes of a key in one answer. Their excerpts take at most 8 MiB of memory.
 pub const ADMIN_HISTORY_CHANGES_MAX: usize = 2_000;
 
 /// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`].

@@ -1,4 +1,4 @@
-//! What is read of the past of a store, as JSON: for `--json` of the commands, and for the admin API.
+//! The past of a store as JSON, for `--json` of the commands and for the admin API.
 //!
 //! A command prints the same for a data directory and for a store on another machine, because both
 //! give these documents.
@@ -58,8 +58,8 @@ pub(crate) fn bound(text: &str) -> Result<Bound, String> {
     })
 }
 
-/// Parses a version or a time. The node of a version does not matter, since a store never assigns a version
-/// twice.
+/// Parses a version or a time. The node of a version does not matter, since a store never assigns a
+/// version twice.
 pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     let mut parts = text.splitn(3, ':');
     let (wall, counter) = (parts.next().unwrap_or_default(), parts.next());

@@ -1,5 +1,5 @@
-//! The admin API over TLS. Users must be able to do what their role allows and nothing more, and the
-//! commands must work on a store of another machine.
+//! The admin API over TLS. Users must be able to do what their role allows and nothing more.
+//! Commands must work on a store of another machine.
 
 use std::{
     fs,
@@ -131,7 +131,7 @@ impl Plant {
         finish(command, b"")
     }
 
-    /// Runs a command as a user, who names the store by flags.
+    /// Runs a command as a user. Flags name the store.
     fn run_as(&self, user: &str, arguments: &[&str]) -> Ran {
         let (url, ca, password) = (self.url(), self.file("ca.crt"), self.file("password"));
         let login = ["--admin", &url, "--ca", &ca, "--user", user];
