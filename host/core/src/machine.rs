@@ -17,7 +17,7 @@ use statehouse_mqtt::{Message, QoS, ReasonCode};
 use crate::clock::Stamp;
 use crate::log::record::PolicyRecord;
 use crate::log::{Journal, LogPosition, Memory, Meta, Progress, Recorder};
-use crate::policy::{Absent, Act, Actor, Assignment, Digest, Instance, Part, Policy};
+use crate::policy::{Absent, Assignment, Digest, Instance, Part, Policy};
 use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
 use crate::store::{
     Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
@@ -378,11 +378,6 @@ impl Core {
         };
         let policy = registry.by_digest(&bad.0)?;
         let why = &trip.why;
-        let act = Act {
-            at_ms: now_ms,
-            by: Actor::guard(),
-        };
-        let next = next.map(|next| next.noted(assignment, &act, None));
         let done = next.map_err(|error| error.to_string()).and_then(|next| {
             // The policy before the active one is kept warm. The failing instance is dropped at
             // once, which takes some ten microseconds.

@@ -6,8 +6,8 @@
 //! durable**, or a crash could undo what a client has seen.
 //!
 //! Durable are sessions whose connection began with a Session Expiry above zero, their messages
-//! above QoS 0, and retained messages. Of any other session that sends requests to the service, only
-//! the user is recorded. Without a log nothing is recorded and nothing waits.
+//! above QoS 0, and retained messages. Of any other session that sends requests to the service,
+//! only the user is recorded. Without a log nothing is recorded and nothing waits.
 //!
 //! Nothing here may wait for a disk under a lock. While the log is behind, connections that add to
 //! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of

@@ -20,6 +20,10 @@ use statehouse_core::log::{Block, Malformed, read_block};
 use statehouse_core::store::{self, Entry, Write};
 use statehouse_mqtt::SessionUsers;
 
+mod writer;
+
+pub use writer::Writer;
+
 /// One change of a key.
 #[derive(Debug)]
 pub struct Change {
@@ -74,18 +78,6 @@ pub struct History {
     pub before: Option<Entry>,
 }
 
-/// The client that wrote a key last.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Writer {
-    /// The client id.
-    pub client: String,
-    /// Its user, as in [`Change::user`]. `None` also if the history does not reach back to the
-    /// write.
-    pub user: Option<Arc<str>>,
-    /// Whether the client holds the key as a lock: the value is its client id, and expires.
-    pub is_holder: bool,
-}
-
 /// A point in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
@@ -120,21 +112,6 @@ impl Past {
     /// The state of a key at a moment.
     pub fn as_of(&self, key: &[u8], moment: Moment) -> Result<AsOf, PastError> {
         AsOf::read(key, moment, |sink| self.read_oldest(sink))
-    }
-
-    /// The writer of this version of a key; `None` if no snapshot and no record names it.
-    pub fn writer(&self, key: &[u8], version: Stamp) -> Result<Option<Writer>, PastError> {
-        let read = |base| {
-            let until = LogPosition::END;
-            Writer::read(key, version, |sink| self.read(base, until, sink).map(drop))
-        };
-        let newest = read(Base::Newest)?;
-        match newest {
-            // The newest snapshot contains the write, and only the record of a write tells its
-            // user.
-            Some(Writer { user: None, .. }) => Ok(read(Base::Oldest)?.or(newest)),
-            _ => Ok(newest),
-        }
     }
 
     fn read_oldest(&self, sink: &mut dyn Sink) -> Result<(), PastError> {
@@ -221,43 +198,6 @@ impl AsOf {
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(search.finish(moment))
-    }
-}
-
-impl Writer {
-    /// Finds the writer of a version in the blocks and records that `reading` delivers.
-    fn read<E>(
-        key: &[u8],
-        version: Stamp,
-        reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
-    ) -> Result<Option<Self>, E> {
-        let mut writer = None;
-        let mut visit = |event: KeyEvent<'_>| match event {
-            KeyEvent::Reset => writer = None,
-            KeyEvent::SnapshotEntry(entry, client) => {
-                let found = client.map(|client| Self::new(&entry, client, None));
-                writer = found.filter(|_| entry.version() == version);
-            }
-            KeyEvent::Written(write, origin) => {
-                // A record without a client only moves the deadline of the entry.
-                if let (Some(entry), Some(client)) = (write.entry(), origin.client)
-                    && entry.version() == version
-                {
-                    writer = Some(Self::new(entry, client, origin.user));
-                }
-            }
-            KeyEvent::SnapshotEnd { .. } | KeyEvent::RecordEnd { .. } => {}
-        };
-        reading(&mut KeyReader::of(key, &mut visit))?;
-        Ok(writer)
-    }
-
-    fn new(entry: &Entry, client: &str, user: Option<&Arc<str>>) -> Self {
-        Self {
-            client: client.to_owned(),
-            user: user.cloned(),
-            is_holder: entry.expires_ms().is_some() && entry.value() == client.as_bytes(),
-        }
     }
 }
 

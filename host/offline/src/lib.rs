@@ -3,7 +3,7 @@
 //! A server may write to the directory at the same time. This crate takes no lock and must never
 //! change the directory; only [`restore`] creates one.
 //!
-//! * `changes`: the changes of one key, and its value as of a version or a time.
+//! * `changes`: the changes of one key, its value as of a version or a time, and its last writer.
 //! * `replay`: runs recorded requests with the policy that handled them, or with another one.
 //! * `backup`: writes a whole store to one file. `restore` creates a data directory from it.
 //! * `checkup`: checks every file, block, record and module.

@@ -38,6 +38,15 @@ pub(crate) struct Opening<'a> {
 
 type Loaded = Vec<Arc<Policy<Transaction>>>;
 
+/// The policy of the setting `policy`.
+struct Configured {
+    digest: Digest,
+    /// None if it is the built-in one.
+    policy: Option<Arc<Policy<Transaction>>>,
+    /// The id of the trusted key that signed it.
+    signed_by: Option<String>,
+}
+
 /// Why a saved policy cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 enum LoadFailure {
@@ -85,10 +94,10 @@ impl Opening<'_> {
             PolicyChoice::Last => {}
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
-                let (digest, policy, key) = self.read(path)?;
-                signed_by = key;
-                loaded.extend(policy);
-                assignment = promote_configured(assignment.load(digest)?, digest, path)?;
+                let it = self.read(path)?;
+                signed_by = it.signed_by;
+                loaded.extend(it.policy);
+                assignment = promote_configured(assignment.load(it.digest)?, it.digest, path)?;
             }
         }
         let act = Act {
@@ -126,27 +135,31 @@ impl Opening<'_> {
         Ok((registry, records))
     }
 
-    /// Loads the policy of the setting `policy` and tries it out. Returns no policy if it is the
-    /// built-in one, and the id of the trusted key that signed it.
-    fn read(
-        &self,
-        path: &Path,
-    ) -> anyhow::Result<(Digest, Option<Arc<Policy<Transaction>>>, Option<String>)> {
+    /// Loads the policy of the setting `policy` and tries it out.
+    fn read(&self, path: &Path) -> anyhow::Result<Configured> {
         let file = read_file(path)
             .with_context(|| format!("cannot read the policy {}", path.display()))?;
         let unusable = || format!("{} cannot be used", path.display());
-        let key = self.trust.check(&file).with_context(unusable)?;
+        let signed_by = self.trust.check(&file).with_context(unusable)?;
         let policy = self.engine.load(&file).with_context(unusable)?;
         let digest = Digest::from(policy.digest);
         if policy.digest == self.standard.digest {
-            return Ok((digest, None, key));
+            return Ok(Configured {
+                digest,
+                policy: None,
+                signed_by,
+            });
         }
         let policy = Arc::new(policy);
         trial::run(&policy).with_context(unusable)?;
         if self.keeps {
             self.save(&policy.digest, &file)?;
         }
-        Ok((digest, Some(policy), key))
+        Ok(Configured {
+            digest,
+            policy: Some(policy),
+            signed_by,
+        })
     }
 
     /// The assignment when the store stopped, with the built-in policy of this program.

@@ -62,7 +62,10 @@ pub(crate) struct Link {
     pub(crate) exchanges: HashMap<u16, u64>,
     /// The position of the CONNECT, and of each SUBSCRIBE.
     pub(crate) positions: HashMap<u16, u64>,
+    /// Zero if the session is not durable.
     pub(crate) connected_at: u64,
+    /// Whether the user of a session that is not durable is recorded.
+    pub(crate) user_recorded: bool,
     /// Whether the broker had a session, and the session's number.
     pub(crate) resumed: bool,
     pub(crate) session: SessionId,
@@ -93,6 +96,7 @@ impl Link {
             exchanges: HashMap::new(),
             positions: HashMap::new(),
             connected_at: 0,
+            user_recorded: false,
             resumed: false,
             session: SessionId::NONE,
             watches: BTreeMap::new(),

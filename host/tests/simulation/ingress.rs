@@ -132,6 +132,7 @@ impl World {
                 let records = (first, last);
                 match &operation {
                     Operation::Request { key, command } => {
+                        let records = self.without_user(who, at, records, full);
                         assert!(
                             qos == 2 || !self.has_expired(),
                             "an expired key is in the table"
@@ -252,6 +253,20 @@ impl World {
             0 => NO_RECORDS,
             _ => records,
         }
+    }
+
+    /// The records of a request without that of the user, which precedes the first request of a
+    /// session that is not durable. No response depends on it.
+    fn without_user(&mut self, who: usize, at: usize, records: Records, full: bool) -> Records {
+        let link = &mut self.clients[who].links[at];
+        let (first, last) = records;
+        let is_due = link.connected_at == 0 && !link.user_recorded && !full;
+        if !is_due || first > last {
+            return records;
+        }
+        link.user_recorded = true;
+        self.tally.count("users of transient sessions recorded");
+        (first + 1, last)
     }
 
     fn take_request(&mut self, handled: &Handled<'_>, at: usize, qos: u8) {

@@ -65,6 +65,7 @@ const REQUIRED: &[&str] = &[
     "starts from an older snapshot",
     "steps of the clock",
     "torn tails",
+    "users of transient sessions recorded",
     "watchers notified before an acknowledgement",
     "watchers notified of expirations",
     "watches recovered by a start",

@@ -181,9 +181,10 @@ fn history_and_meta_name_the_user_of_every_session() {
 
     let password = directory.path().join("password");
     std::fs::write(&password, "anna").unwrap();
-    let (port, password) = (server.port().to_string(), password.display().to_string());
+    let url = format!("mqtt://{}", server.address());
+    let password = password.display().to_string();
     let meta = |more: &[&str]| {
-        let get = ["get", "key", "--meta", "--port", &port, "--user", "anna"];
+        let get = ["get", "key", "--meta", "--url", &url, "--user", "anna"];
         let all = [&get[..], &["--password-file", &password], more].concat();
         run_for(&server, &all).code(0)
     };

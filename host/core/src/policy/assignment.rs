@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
-use super::origin::Origin;
+use super::origin::{Act, Actor, Origin};
 use crate::limits;
 use statehouse_protocol::pattern;
 
@@ -342,7 +342,11 @@ impl Assignment {
             why,
             now_ms,
         });
-        Ok(next)
+        let act = Act {
+            at_ms: now_ms,
+            by: Actor::guard(),
+        };
+        Ok(next.noted(self, &act, None))
     }
 
     /// Records the end of a canary that the guard decided.

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::writer::Found;
 use super::*;
 use statehouse_core::clock::Hlc;
 use statehouse_core::log::{Meta, Progress, Recorder, Records};
@@ -215,7 +216,8 @@ fn writer_is_found_by_the_version_alone() {
     let journal = TestJournal::new(&[lock, write("l", Some("v"), 40, None)], Some(100), &[]);
     let writer = |key: &str, wall| {
         let read = |sink: &mut dyn Sink| journal.read(sink);
-        Writer::read(key.as_bytes(), stamp(wall), read).unwrap()
+        let found = Writer::read(key.as_bytes(), stamp(wall), read);
+        found.unwrap().map(Found::writer)
     };
     let found = Writer {
         client: "of snapshot".into(),
@@ -236,8 +238,12 @@ fn writer_is_found_by_the_version_alone() {
         &[write("k", Some("v"), 50, Some(160))],
     );
     let read = |sink: &mut dyn Sink| moved.read(sink);
-    let writer = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
-    assert_eq!(writer.client, "of snapshot", "a sweep moved the deadline");
+    let found = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
+    assert_eq!(
+        found.writer().client,
+        "of snapshot",
+        "a sweep moved the deadline"
+    );
 }
 
 /// A request for an expired key removes the key first.
