@@ -2,12 +2,16 @@
 
 use std::{
     env,
+    ffi::OsStr,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
+    time::Duration,
 };
+
+use crate::{binary, command::finish_within};
 
 #[path = "../policies/building.rs"]
 mod building;
@@ -20,6 +24,9 @@ pub const INVALID: [(&str, &[u8]); 5] = [
     ("component.wasm", b"\0asm\x0D\0\x01\0"),
     ("cut.wasm", b"\0asm\x01\0\0\0\x01\xFF"),
 ];
+
+/// A first run compiles the dependencies of projects, perhaps while other tests compile too.
+pub const COMPILER_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The module of `policies/faulty`.
 pub fn faulty() -> &'static str {
@@ -55,71 +62,50 @@ pub fn example(package: &str) -> PathBuf {
     build(package, |_| {})
 }
 
-/// The component of `examples/set-point/js`, built by componentize-qjs.
-pub fn in_javascript() -> PathBuf {
-    interpreted("js", |sources, component| {
-        let tool = sources.join("node_modules/.bin/componentize-qjs");
-        let mut command = Command::new(tool);
-        command
-            .args(["--world", "policy", "--sync", "--stub-wasi"])
-            .arg("--wit")
-            .arg(workspace().join("wit"))
-            .arg("--js")
-            .arg(sources.join("policy.js"))
-            .arg("--output")
-            .arg(component);
-        command
-    })
-}
-
-/// The component of `examples/set-point/python`, built by componentize-py.
-pub fn in_python() -> PathBuf {
-    interpreted("python", |sources, component| {
-        let tool = workspace().join("target/venv/bin/componentize-py");
-        let mut command = Command::new(tool);
-        command
-            .args(["--quiet", "--world", "policy", "--wit-path"])
-            .arg(workspace().join("wit"))
-            .args(["componentize", "--stub-wasi", "set_point", "--python-path"])
-            .arg(sources)
-            .arg("--output")
-            .arg(component);
-        command
-    })
-}
-
-/// Builds the component, unless it exists. The name of its file contains a hash of all its sources.
-fn interpreted(language: &str, builder: impl Fn(&Path, &Path) -> Command) -> PathBuf {
-    let sources = workspace().join("examples/set-point").join(language);
+/// The policy with the rule of `examples/set-point/LANGUAGE`, built by `statehouse policy build` with
+/// the tools that `tests/run` installs. It is built again only if its sources or the program
+/// changed, because a build of an interpreter takes long.
+pub fn set_point(language: &str) -> PathBuf {
+    let project = workspace().join("examples/set-point").join(language);
     let mut made_of = DefaultHasher::new();
     for part in [
+        "src/lib.rs",
         "policy.js",
         "package-lock.json",
-        "set_point.py",
+        "src/app.py",
         "requirements.txt",
     ] {
-        fs::read(sources.join(part)).ok().hash(&mut made_of);
+        fs::read(project.join(part)).ok().hash(&mut made_of);
     }
-    fs::read(workspace().join("wit/policy.wit"))
-        .unwrap()
-        .hash(&mut made_of);
+    let program = fs::metadata(binary::statehouse()).unwrap();
+    (program.len(), program.modified().unwrap()).hash(&mut made_of);
     let directory = target_directory();
     fs::create_dir_all(&directory).unwrap();
-    let component = directory.join(format!(
-        "set-point-{language}-{:016x}.wasm",
-        made_of.finish()
-    ));
-    if !component.exists() {
-        let unfinished = component.with_extension(std::process::id().to_string());
-        let mut command = builder(&sources, &unfinished);
-        let built = command.output().unwrap_or_else(|error| {
-            panic!("{command:?}: {error}. `bash tests/run` installs the required tools.")
-        });
-        let said = String::from_utf8_lossy(&built.stderr);
-        assert!(built.status.success(), "{command:?} failed: {said}");
-        fs::rename(&unfinished, &component).unwrap();
+    let policy = format!("set-point-{language}-{:016x}.wasm", made_of.finish());
+    let policy = directory.join(policy);
+    if !policy.exists() {
+        let unfinished = policy.with_extension(std::process::id().to_string());
+        let arguments = [OsStr::new("policy"), "build".as_ref(), "-o".as_ref()];
+        let mut build = Command::new(binary::statehouse());
+        build.args(arguments).arg(&unfinished).arg(project);
+        with_tools(&mut build);
+        finish_within(build, b"", COMPILER_PATIENCE).code(0);
+        fs::rename(&unfinished, &policy).unwrap();
     }
-    component
+    policy
+}
+
+/// Lets `policy build` find the tools that `tests/run` installs, and gives the builds of all
+/// projects one target directory, so that only a first run compiles their dependencies.
+pub fn with_tools(build: &mut Command) {
+    let tools = workspace().join("target/venv/bin").canonicalize();
+    let tools = tools.expect("`bash tests/run` installs the tools");
+    let path = format!("{}:{}", tools.display(), env::var("PATH").unwrap());
+    let target = target_directory().with_file_name("projects");
+    build
+        .env("PATH", path)
+        .env("CARGO_NET_OFFLINE", "true")
+        .env("CARGO_TARGET_DIR", target);
 }
 
 fn workspace() -> PathBuf {

@@ -205,14 +205,14 @@ impl Run {
     }
 
     fn request(&mut self, client: &str, words: &[Word], raw: bool, options: &[Word]) {
+        let now = |offset_ms| Hlc::now(offset_ms).to_string();
         let payload = if raw {
             words[0].bytes.clone()
         } else {
-            let arguments: Vec<&[u8]> = words.iter().map(|word| &word.bytes[..]).collect();
-            resp::array(&arguments)
+            let words = self.variables.words(words, now).unwrap();
+            resp::array(&words)
         };
         let dialect = self.dialect;
-        let now = |offset_ms| Hlc::now(offset_ms).to_string();
         let options = Options::read(options, &self.variables, now).unwrap();
         let actor = self.actor(client);
         actor.store.dialect = dialect;

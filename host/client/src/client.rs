@@ -105,7 +105,11 @@ impl Client {
         let (ready, connected) = oneshot::channel();
         let link = options.link(&client_id)?;
         let address = link.place.address();
-        let session = Arc::new(Session::new(client_id, address, options.timeout, ready));
+        let times = (
+            options.timeout,
+            options.watch_refresh.max(limits::WATCH_REFRESH_MIN),
+        );
+        let session = Arc::new(Session::new(client_id, address, times, ready));
         let task = tokio::spawn(statehouse_link::run(Arc::clone(&session), link));
         let client = Self {
             connection: Arc::new(Handle {

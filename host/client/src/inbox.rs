@@ -79,6 +79,21 @@ impl Inbox {
         self.queue().held.is_some()
     }
 
+    /// The version up to which the reader has all changes, if the watch is registered at a store that
+    /// can resume it.
+    pub(crate) fn position(&self) -> Option<Version> {
+        let queue = self.queue();
+        let registered = queue.held.is_none() && queue.is_resumable;
+        queue.last.clone().filter(|_| registered)
+    }
+
+    /// The store has sent all changes up to this version over this connection.
+    pub(crate) fn refreshed(&self, version: &Version) {
+        if self.position().is_some() {
+            self.queue().reached(Some(version.clone()));
+        }
+    }
+
     /// Begins to resume a new watch from this version.
     pub(crate) fn resume_from(&self, version: Version) {
         self.queue().reached(Some(version));

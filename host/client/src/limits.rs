@@ -44,6 +44,9 @@ pub(crate) const ERROR_TEXT_BYTES_MAX: usize = 4096;
 /// `__ts` more than 60 s ahead (section 5), so following further would break every SET.
 pub(crate) const CLOCK_AHEAD_MS_MAX: u64 = 60_000;
 
+/// Shortest pause between two questions how far the store is.
+pub(crate) const WATCH_REFRESH_MIN: Duration = Duration::from_millis(10);
+
 /// First pause between attempts to reconnect.
 pub(crate) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to reconnect.

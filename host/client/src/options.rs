@@ -39,6 +39,10 @@ pub struct Options {
     /// How long the broker keeps the session without a connection; default 60 s. The store
     /// recognizes a resent request only within its session.
     pub session_expiry: Duration,
+    /// How often the client asks the store how far it is while it has watches, so that a watch
+    /// without changes can be resumed after a lost connection; default 60 s, at least 10 ms. The
+    /// store remembers changes for minutes.
+    pub watch_refresh: Duration,
 }
 
 /// The certificates of a connection, as PEM files. They are read when the client connects for the
@@ -80,6 +84,7 @@ impl Default for Options {
             timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(15),
             session_expiry: Duration::from_secs(60),
+            watch_refresh: Duration::from_secs(60),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Invariant: no code may wait while it holds the lock of this state, because all callers and the
 //! connection need it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -33,6 +33,8 @@ pub(crate) struct Session {
     /// `host:port`, for messages.
     pub(crate) address: String,
     pub(crate) timeout: Duration,
+    /// The pause between two questions how far the store is.
+    watch_refresh: Duration,
     /// Notified when the client is closed or dropped.
     pub(crate) stopping: Notify,
     /// The first half of all correlation data. It differs between processes with the same client
@@ -90,7 +92,7 @@ impl Session {
     pub(crate) fn new(
         client_id: String,
         address: String,
-        timeout: Duration,
+        (timeout, watch_refresh): (Duration, Duration),
         ready: oneshot::Sender<Result<(), Error>>,
     ) -> Self {
         let clock = Clock::new(&client_id);
@@ -102,6 +104,7 @@ impl Session {
             },
             address,
             timeout,
+            watch_refresh,
             stopping: Notify::new(),
             nonce: random(),
             permits: Semaphore::new(limits::REQUESTS_MAX),
@@ -384,6 +387,51 @@ impl Session {
         }
     }
 
+    /// Learns again and again how far the store is, as long as this connection lasts. Otherwise a
+    /// watch without changes could not be resumed once the store has forgotten its version.
+    ///
+    /// The response to a KEYNOTIFY from a version follows all notifications of earlier changes, so
+    /// every registered watch has all changes up to the version of the response.
+    async fn refresh_watches(session: Weak<Self>, epoch: u64, pause: Duration) {
+        let mut wait = pause;
+        loop {
+            tokio::time::sleep(wait).await;
+            wait = pause;
+            let Some(session) = session.upgrade() else {
+                return;
+            };
+            let resumable = {
+                let state = session.state();
+                if state.epoch != epoch || matches!(state.connection, Connection::Closed(_)) {
+                    return;
+                }
+                let mut watches = state.watches.all().into_iter();
+                watches.find_map(|watched| {
+                    let mut readers = state.watches.readers(&watched);
+                    let since = readers.find_map(|inbox| inbox.position())?;
+                    Some(watched.begin_from(&since))
+                })
+            };
+            let Some(begin) = resumable else { continue };
+            let answer = session.request(begin, None).await;
+            let state = session.state();
+            // An error is the matter of the next attempt, or of the next connection.
+            let registered = answer.and_then(|answer| answer.registered());
+            let version = match registered {
+                _ if state.epoch != epoch => return,
+                Ok(Registered::Begun(Some(version))) => version,
+                Ok(Registered::More(version)) => {
+                    wait = limits::WATCH_REFRESH_MIN;
+                    version
+                }
+                _ => continue,
+            };
+            for inbox in state.watches.all_readers() {
+                inbox.refreshed(&version);
+            }
+        }
+    }
+
     /// Sends the changes since a version to a new watch, and registers it.
     ///
     /// # Errors
@@ -481,6 +529,8 @@ impl Owner for Session {
         for inbox in state.watches.all_readers().filter(|_| state.epoch > 1) {
             inbox.resume();
         }
+        let (session, pause) = (Arc::downgrade(self), self.watch_refresh);
+        tokio::spawn(Self::refresh_watches(session, state.epoch, pause));
         if state.epoch > 1 && !state.watches.is_empty() {
             tokio::spawn(Arc::clone(self).register_watches(state.epoch));
         }

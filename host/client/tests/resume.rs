@@ -186,3 +186,39 @@ async fn watch_of_a_store_that_forgot_reports_a_gap() {
     let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
     assert_eq!(watch.next().await, gap);
 }
+
+/// Changes of other keys, until the store forgets that `p/` did not change.
+async fn change_other_keys(address: SocketAddr) {
+    let writer = connect(address, "writer").await;
+    let value = vec![b'x'; 900_000];
+    for _ in 0..20 {
+        let set = writer.set("other", &value, SetOptions::default()).await;
+        assert!(set.unwrap().applied);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn watch_without_changes_is_resumed_without_a_gap() {
+    for (refresh, is_resumed) in [(Duration::from_millis(50), true), (PATIENCE, false)] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.address());
+        let watcher = Client::connect(Options {
+            host: proxy.address().ip().to_string(),
+            port: proxy.address().port(),
+            watch_refresh: refresh,
+            ..Options::default()
+        });
+        let watcher = watcher.await.unwrap();
+        let mut watch = watcher.watch_prefix("p/").await.unwrap();
+        change_other_keys(server.address()).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        proxy.cut();
+        let writer = connect(server.address(), "writer").await;
+        writer.set("p/1", "v", SetOptions::default()).await.unwrap();
+        let first = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+        match first.unwrap() {
+            WatchEvent::Set { key, .. } => assert!(is_resumed && key == "p/1", "{key:?}"),
+            event => assert!(!is_resumed, "{event:?}"),
+        }
+    }
+}

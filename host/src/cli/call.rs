@@ -4,9 +4,11 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value as Json, json};
 use statehouse_client::{RespValue, Version};
 
+use super::completions;
 use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
 use super::remote::Remote;
@@ -27,8 +29,12 @@ Examples:
   statehouse call META room/temperature --json
   statehouse policy list                        # the commands of each policy")]
 pub(super) struct Args {
-    /// The command and its arguments: any bytes
-    #[arg(required = true, value_name = "WORD", allow_negative_numbers = true)]
+    /// The command
+    #[arg(add = ArgValueCompleter::new(completions::commands))]
+    command: OsString,
+
+    /// Its arguments: any bytes
+    #[arg(value_name = "WORD", allow_negative_numbers = true)]
     words: Vec<OsString>,
 
     #[command(flatten)]
@@ -44,7 +50,8 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let client = args.remote.connect().await?;
-    let words = args.words.iter().map(|word| word.as_bytes());
+    let words = [&args.command].into_iter().chain(&args.words);
+    let words = words.map(|word| word.as_bytes());
     let response = client.invoke(words, args.fencing.token.as_ref()).await?;
     client.close().await;
     let version = response.version.as_ref().map(Version::to_string);

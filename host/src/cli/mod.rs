@@ -115,6 +115,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = statehouse_precompiled::child() {
         return code;
     }
+    completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     match Cli::parse().command {
         Command::Serve(flags) => serve::run(*flags),
@@ -144,9 +145,7 @@ pub fn main() -> ExitCode {
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),
         Command::Context(args) => output::finish(async { context::run(&args) }),
-        Command::Completions(args) => {
-            output::finish(async { completions::run(&args, Cli::command()) })
-        }
+        Command::Completions(args) => output::finish(async { completions::run(&args) }),
         Command::Man(args) => output::finish(async { man::run(&args, Cli::command()) }),
     }
 }

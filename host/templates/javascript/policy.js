@@ -1,5 +1,5 @@
-// A set point is a number from 5 to 30. The standard policy executes every command that this rule
-// admits.
+// Keys under `setpoint/` hold a number from 5 to 30. The standard policy executes every command
+// that this rule admits.
 //
 // A rule must not keep state between two requests: the store re-executes redelivered requests, and
 // the answer must have the same bytes. It may keep state in hidden keys of the table.
@@ -8,10 +8,11 @@ import log from "statehouse:policy/log@1.0.0";
 
 const NUMBER = /^-?[0-9]{1,6}(\.[0-9]{1,6})?$/;
 
-function admit({ name, value }) {
-  if (name !== "SET") return;
-  const text = String.fromCharCode(...value.subarray(0, 64));
-  if (!NUMBER.test(text) || Number(text) < 5 || Number(text) > 30) {
+const text = (bytes) => String.fromCharCode(...bytes.subarray(0, 64));
+
+function admit({ name, key, value }) {
+  if (name !== "SET" || !text(key).startsWith("setpoint/")) return;
+  if (!NUMBER.test(text(value)) || Number(text(value)) < 5 || Number(text(value)) > 30) {
     throw { tag: "other", val: "a set point is a number from 5 to 30" };
   }
 }

@@ -1,5 +1,5 @@
-"""A set point is a number from 5 to 30. The standard policy executes every command that this rule
-admits.
+"""Keys under `setpoint/` hold a number from 5 to 30. The standard policy executes every command
+that this rule admits.
 
 A rule must not keep state between two requests: the store re-executes redelivered requests, and the
 answer must have the same bytes. It may keep state in hidden keys of the table.
@@ -17,7 +17,7 @@ NUMBER = re.compile(rb"-?[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 def admit(command):
-    if command.name != "SET":
+    if command.name != "SET" or not command.key.startswith(b"setpoint/"):
         return
     if not NUMBER.fullmatch(command.value) or not 5 <= float(command.value) <= 30:
         raise Err(Fault_Other("a set point is a number from 5 to 30"))

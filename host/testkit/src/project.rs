@@ -1,7 +1,4 @@
-//! Creates the project of a new policy: a small one that builds, with tests that pass.
-//!
-//! A Rust project contains the sources of the SDK and the standard policy of this program, so it
-//! builds without downloading them.
+//! Creates the project of a new policy: a rule that builds, with tests that pass.
 
 use std::fs;
 use std::io;
@@ -10,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The language of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// Rust, on top of the standard policy.
+    /// Rust, compiled by cargo.
     Rust,
     /// JavaScript, run by QuickJS.
     JavaScript,
@@ -48,15 +45,16 @@ pub enum ProjectError {
     Io(PathBuf, io::Error),
 }
 
-/// The sources of the SDK and of the standard policy.
-const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
-
 /// The files of every project.
 const COMMON: &[(&str, &str)] = &[
     ("wit/policy.wit", include_str!("../../../wit/policy.wit")),
     (
         "tests/setpoint.txt",
         include_str!("../../templates/setpoint.txt"),
+    ),
+    (
+        "tests/others.txt",
+        include_str!("../../templates/others.txt"),
     ),
 ];
 
@@ -69,35 +67,6 @@ const RUST: &[(&str, &str)] = &[
     (
         "src/lib.rs",
         include_str!("../../templates/rust/src/lib.rs"),
-    ),
-    (
-        "vendor/statehouse-policy/Cargo.toml",
-        include_str!("../../templates/rust/policy.toml"),
-    ),
-    (
-        "vendor/statehouse-policy/wit/policy.wit",
-        include_str!("../../../wit/policy.wit"),
-    ),
-    // The documentation of the crates includes these.
-    (
-        "vendor/statehouse-policy/README.md",
-        include_str!("../../../guest/sdk/README.md"),
-    ),
-    (
-        "vendor/statehouse-policy/examples/tally.rs",
-        include_str!("../../../guest/sdk/examples/tally.rs"),
-    ),
-    (
-        "vendor/statehouse-guest/Cargo.toml",
-        include_str!("../../templates/rust/guest.toml"),
-    ),
-    (
-        "vendor/statehouse-guest/README.md",
-        include_str!("../../../guest/README.md"),
-    ),
-    (
-        "tests/others.txt",
-        include_str!("../../templates/rust/others.txt"),
     ),
     (".gitignore", "/target\n/*.wasm\n"),
 ];
@@ -155,19 +124,14 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
     if !is_free {
         return Err(ProjectError::Exists(directory.to_owned()));
     }
-    let (own, sources) = match language {
-        Language::Rust => (RUST, SOURCES),
-        Language::JavaScript => (JAVASCRIPT, &[][..]),
-        Language::Python => (PYTHON, &[][..]),
+    let own = match language {
+        Language::Rust => RUST,
+        Language::JavaScript => JAVASCRIPT,
+        Language::Python => PYTHON,
     };
     for (path, text) in COMMON.iter().chain(own) {
         let text = text.replace("{{name}}", name);
-        let text = text.replace("{{version}}", env!("CARGO_PKG_VERSION"));
         write(directory, path, &text).map_err(failed(&directory.join(path)))?;
-    }
-    // The sources are written unchanged.
-    for (path, text) in sources {
-        write(directory, path, text).map_err(failed(&directory.join(path)))?;
     }
     Ok(())
 }
@@ -195,33 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn vendored_manifests_match_the_workspace() {
+    fn rust_project_uses_the_bindings_of_the_workspace() {
+        let line = |text: &'static str, name| text.lines().find(|line| line.starts_with(name));
         let workspace = include_str!("../../../Cargo.toml");
-        let line = |text: &str, name: &str| {
-            let found = text.lines().find(|line| line.starts_with(name));
-            found
-                .map(str::to_owned)
-                .unwrap_or_else(|| panic!("no {name}"))
-        };
-        let text = |path: &str| RUST.iter().find(|(name, _)| *name == path).unwrap().1;
-        let policy = text("vendor/statehouse-policy/Cargo.toml");
-        assert_eq!(line(policy, "wit-bindgen"), line(workspace, "wit-bindgen"));
-        assert_eq!(line(policy, "edition"), line(workspace, "edition"));
-        for (own, original) in [
-            (policy, include_str!("../../../guest/sdk/Cargo.toml")),
-            (
-                text("vendor/statehouse-guest/Cargo.toml"),
-                include_str!("../../../guest/Cargo.toml"),
-            ),
-        ] {
-            assert_eq!(line(own, "version"), line(original, "version"));
-            assert_eq!(line(own, "name"), line(original, "name"));
-        }
-        for path in [
-            "vendor/statehouse-policy/src/lib.rs",
-            "vendor/statehouse-guest/src/lib.rs",
-        ] {
-            assert!(SOURCES.iter().any(|(name, _)| *name == path), "{path}");
+        let own = include_str!("../../templates/rust/Cargo.toml");
+        for name in ["wit-bindgen = ", "edition = "] {
+            let expected = line(workspace, name);
+            assert!(expected.is_some() && line(own, name) == expected, "{name}");
         }
     }
 

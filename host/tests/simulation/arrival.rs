@@ -184,6 +184,7 @@ impl World {
         }
         match it.topic.split('/').next() {
             Some("r") => self.response_arrives(who, &it),
+            Some("clients") => self.followed(who, &it),
             Some("t") => self.message_arrives(who, &it, lasts),
             Some("will") => {
                 let will = String::from_utf8_lossy(&it.payload).into_owned();
@@ -202,6 +203,7 @@ impl World {
         let correlation = it.correlation.as_deref().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of this client");
         let version = it.user("__ts").map(str::to_owned);
+        self.follow_answered(who, number, &it.payload, version.as_deref());
         let reads = self.ledger.reads.contains(&number);
         let response = (it.payload.clone(), version);
         let Some(before) = self.clients[who].responses.insert(number, response.clone()) else {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use statehouse_mqtt::simulation::Wire;
 use statehouse_protocol::SessionId;
 
+use crate::followers::Follower;
 use crate::operation::Operation;
 use crate::packet::{self, Ack, Publish};
 
@@ -127,6 +128,8 @@ pub(crate) struct Client {
     /// The delay of its will in seconds, if it brings one.
     pub(crate) will_delay_s: Option<u32>,
     pub(crate) watches: bool,
+    /// A client that watches a prefix, and no keys.
+    pub(crate) follower: Option<Follower>,
     /// Whether it sets DUP when it sends a QoS 1 message again. Some clients do not.
     pub(crate) sets_dup: bool,
     /// The open connections. Only the last one is the client's; the others end.
@@ -165,6 +168,7 @@ impl Client {
             filters: vec![(format!("r/c{index}"), 1)],
             will_delay_s: None,
             watches: true,
+            follower: None,
             sets_dup: true,
             links: Vec::new(),
             outgoing: VecDeque::new(),

@@ -151,8 +151,8 @@ impl World {
             Change::Set { value, .. } => String::from_utf8_lossy(value).into_owned(),
             _ => "DELETE".to_owned(),
         };
-        self.oracle.note(records, change);
         let clock = (before, self.clock());
+        self.oracle.note_version(records, change, clock.1);
         self.expect_notifications(Some((number, copy)), key, &value, clock, records.1);
     }
 
@@ -191,7 +191,7 @@ impl World {
         if !exists {
             return Some(b":0\r\n".to_vec());
         }
-        self.unwatch(client, Some(key), records);
+        self.unwatch(client, |watched| watched == key, records);
         self.ledger.needed.insert(number, records.1);
         response
     }

@@ -265,6 +265,9 @@ impl World {
             client, name,
             "obligation 3: a notification for another client"
         );
+        if self.clients[who].follower.is_some() {
+            return self.check_followed(it, &key, &last);
+        }
         let link = &mut self.clients[who].links[at];
         let open = it.dup || link.open_keys.contains(&key);
         let owed = link.owed.entry(key.clone()).or_default();

@@ -7,6 +7,7 @@ use statehouse_wal::simulation::Dice;
 use statehouse_wal::{Durability, Options};
 
 use crate::client::Client;
+use crate::followers::Follower;
 use crate::node::RECEIVE_MAX;
 
 /// What may happen in a run. Each run leaves some of it out, so that the rest happens more often.
@@ -171,6 +172,11 @@ impl FaultPlan {
             if dice.once_in(3) {
                 client.receive_max = 1 + dice.below(3) as u16;
                 client.watches = false;
+            }
+            // The faulty policy does not know prefixes.
+            if !self.faulty && dice.once_in(2) {
+                client.watches = false;
+                client.follower = Some(Follower::default());
             }
             if dice.once_in(2) {
                 client.filters.push(("t/#".into(), dice.below(3) as u8));

@@ -4,7 +4,7 @@
 //! did not arrive. It keeps its clients connected while the store is away, and receives outputs
 //! some time after they left the store.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use statehouse::transport::{Inbound, Intake, Outbound, Ticket, Transport};
@@ -15,7 +15,7 @@ use statehouse_wal::simulation::Dice;
 
 use crate::departure::{Departures, Outlet};
 use crate::node::Found;
-use crate::operation::Operation;
+use crate::operation::{Operation, covers};
 use crate::oracle::{Change, Records};
 use crate::packet::Publish;
 use crate::watchers::{Notice, Watchers};
@@ -158,7 +158,8 @@ impl World {
         let number = self.next_number;
         self.next_number += 1;
         let client = self.dice.below(self.foreign.clients) as usize;
-        let operation = Operation::request(&mut self.dice, true, &self.plan, number);
+        let known = (&self.plan, &self.oracle);
+        let operation = Operation::request(&mut self.dice, true, known, number);
         let publish = self.create(client, number, &operation, 1);
         self.foreign.pending.push_back(Pending {
             number,
@@ -197,14 +198,16 @@ impl World {
             Some(key) => self.step(Inbound::Undeliverable(&of, key.as_bytes())),
             None => self.step(Inbound::Disconnected(&of)),
         };
-        self.unwatch(client, key.as_deref(), records);
+        let ends = |watched: &str| key.as_ref().is_none_or(|key| covers(watched, key));
+        self.unwatch(client, ends, records);
     }
 
-    pub(crate) fn unwatch(&mut self, client: usize, key: Option<&str>, records: Records) {
-        self.foreign.watchers.unwatched(client, key);
+    /// These watches of a client end.
+    pub(crate) fn unwatch(&mut self, client: usize, ends: impl Fn(&str) -> bool, records: Records) {
         let watches = self.oracle.watches.iter();
-        let ended = watches.filter(|(it, of)| *it == client && key.is_none_or(|key| of == key));
+        let ended = watches.filter(|(it, watched)| *it == client && ends(watched));
         for (client, key) in ended.cloned().collect::<Vec<_>>() {
+            self.foreign.watchers.unwatched(client, &key);
             let change = Change::Watch(client, key, false);
             self.oracle.note(records, change);
         }
@@ -266,8 +269,11 @@ impl World {
             record,
             at_ms: self.now_ms(),
         };
-        let watches = self.oracle.watches.iter().filter(|(_, it)| it == key);
-        let watchers = watches.map(|(client, _)| *client);
+        let watches = self.oracle.watches.iter();
+        let watches = watches.filter(|(_, watched)| covers(watched, key));
+        // A client with several watches of the key is notified once.
+        let watchers: BTreeSet<usize> = watches.map(|(client, _)| *client).collect();
+        let watchers = watchers.into_iter();
         self.foreign.watchers.expect(cause, &change, watchers);
     }
 

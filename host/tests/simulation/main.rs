@@ -26,6 +26,8 @@
 //! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5.
 //! 9. The policy that the recorded assignment names answers a request. The guard, and nothing else,
 //!    rolls a failing policy back.
+//! 10. A client that watches a prefix, and resumes the watch from the last version that it has,
+//!     gets every change once and in order, or learns that the store has forgotten some.
 //!
 //! Each of these defects, put into the host on purpose, must fail the quick seeds:
 //!
@@ -50,9 +52,11 @@
 //! | a subscription is not recorded | 2 |
 //! | a retained message is not recorded | 5 |
 //! | a will is published although the client sent DISCONNECT 0x00 | 6 |
+//! | a watch from a version skips the first change after it | 10 |
+//! | a watch of a prefix does not report deletions | 3, 10 |
 //! | the broker sends one message more than the Receive Maximum | 8 |
 //!
-//! Not simulated: message expiry, shared subscriptions, clients that do not read, and several
+//! Not simulated: watches from a version behind a foreign broker, message expiry, shared subscriptions, clients that do not read, and several
 //! packets in one read. `host/tests/model` covers dialects, timestamps, SCAN patterns, identical
 //! requests and second copies over one connection.
 
@@ -65,6 +69,7 @@ mod departure;
 mod egress;
 mod fault;
 mod fault_plan;
+mod followers;
 mod foreign;
 mod ingress;
 mod journal;

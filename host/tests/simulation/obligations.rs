@@ -67,6 +67,7 @@ impl World {
         self.flow_until_quiet();
         self.advance(11_000);
         self.flow_until_quiet();
+        self.settle_followers();
         for client in &self.clients {
             let left: Vec<u64> = client.outgoing.iter().map(|it| it.number).collect();
             assert!(
@@ -86,7 +87,7 @@ impl World {
     }
 
     /// Every client connects, and no packet is on its way in the end.
-    fn flow_until_quiet(&mut self) {
+    pub(crate) fn flow_until_quiet(&mut self) {
         for _ in 0..40 {
             for who in 0..self.clients.len() {
                 if self.clients[who].link().is_none() {

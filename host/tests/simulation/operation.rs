@@ -1,10 +1,11 @@
 //! One operation of a client: a request to the store, or a message to other clients.
 
+use statehouse_core::clock::Stamp;
 use statehouse_core::request::REQUEST_TOPIC;
 use statehouse_wal::simulation::Dice;
 
 use crate::fault_plan::FaultPlan;
-use crate::oracle::Records;
+use crate::oracle::{Oracle, Records};
 use crate::packet::Publish;
 
 /// What a request asks for.
@@ -20,8 +21,14 @@ pub(crate) enum Command {
     Delete,
     /// Deletes a key if it has the value of the operation with this number.
     DeleteIf(u64),
+    /// A watch of a key, or of a prefix if the key begins with `*`.
     Watch,
     Unwatch,
+    /// A watch of a prefix, from the last version that the client has.
+    Follow(Option<Stamp>),
+    /// A SET if the key has this version.
+    SetIf(Stamp),
+    Meta,
     /// A SET that the faulty policy accepts, or one at which it fails.
     Fault {
         fine: bool,
@@ -33,7 +40,10 @@ pub(crate) enum Command {
 impl Command {
     /// Whether it is not remembered, so a redelivery executes again.
     pub(crate) fn repeats(&self) -> bool {
-        matches!(self, Self::Get | Self::Scan | Self::Watch)
+        matches!(
+            self,
+            Self::Get | Self::Scan | Self::Meta | Self::Watch | Self::Follow(_)
+        )
     }
 }
 
@@ -63,6 +73,9 @@ pub(crate) struct Handled<'a> {
     pub(crate) full: bool,
 }
 
+/// The fencing token of all requests for the fenced key.
+pub(crate) const TOKEN: &str = "000000000000001:00000:lock";
+
 /// The first number of a run with large values.
 pub(crate) const LARGE: u64 = 1_000_000;
 
@@ -84,18 +97,23 @@ fn is_urgent(number: u64) -> bool {
 impl Operation {
     /// Whether it changes the table if it is handled.
     pub(crate) fn writes(&self) -> bool {
-        use Command::{Delete, DeleteIf, Fault, Hide, Set};
+        use Command::{Delete, DeleteIf, Fault, Hide, Set, SetIf};
         matches!(
             self,
             Self::Request {
-                command: Set { .. } | Delete | DeleteIf(_) | Fault { .. } | Hide,
+                command: Set { .. } | SetIf(_) | Delete | DeleteIf(_) | Fault { .. } | Hide,
                 ..
             }
         )
     }
 
     /// A request of a client.
-    pub(crate) fn request(dice: &mut Dice, watches: bool, plan: &FaultPlan, number: u64) -> Self {
+    pub(crate) fn request(
+        dice: &mut Dice,
+        watches: bool,
+        (plan, oracle): (&FaultPlan, &Oracle),
+        number: u64,
+    ) -> Self {
         // The last one is fenced.
         let key = ["k0", "k1", "k2", "f"][dice.below(4) as usize].to_owned();
         let px = plan.expiry;
@@ -107,7 +125,7 @@ impl Operation {
             };
             return Self::Request { key, command };
         }
-        let (key, command) = match dice.below(14) {
+        let (key, command) = match dice.below(16) {
             0..=3 => (
                 key,
                 Command::Set {
@@ -133,8 +151,13 @@ impl Operation {
                 let back = 1 + dice.below(8);
                 (key, Command::DeleteIf(number.saturating_sub(back)))
             }
-            11 | 12 if watches => (key, Command::Watch),
-            13 if watches => (key, Command::Unwatch),
+            11 | 12 if watches => (watched(dice, key, plan), Command::Watch),
+            13 if watches => (watched(dice, key, plan), Command::Unwatch),
+            14 => (key, Command::Meta),
+            15 => {
+                let version = oracle.version(&key);
+                (key, Command::SetIf(version))
+            }
             _ => (
                 key,
                 Command::Set {
@@ -158,7 +181,7 @@ impl Operation {
                     ("__srcId".into(), client.into()),
                 ];
                 if key.starts_with('f') {
-                    user.push(("__ft".into(), "000000000000001:00000:lock".into()));
+                    user.push(("__ft".into(), TOKEN.into()));
                 }
                 if is_urgent(number) {
                     user.push(("aio-persistence".into(), "true".into()));
@@ -191,6 +214,28 @@ impl Operation {
     }
 }
 
+/// What a client watches. Behind a foreign broker it may be a prefix; with the embedded broker, the
+/// clients of `followers.rs` watch a prefix.
+fn watched(dice: &mut Dice, key: String, plan: &FaultPlan) -> String {
+    match plan.foreign && dice.once_in(3) {
+        true => "*k".to_owned(),
+        false => key,
+    }
+}
+
+/// Whether a watch reports the changes of a key.
+pub(crate) fn covers(watched: &str, key: &str) -> bool {
+    match watched.strip_prefix('*') {
+        Some(prefix) => key.starts_with(prefix),
+        None => watched == key,
+    }
+}
+
+/// A version as a client sends it.
+fn hlc(version: Stamp) -> Vec<u8> {
+    format!("{}:{}:StateStore", version.wall, version.counter).into_bytes()
+}
+
 /// The value of [`Command::Fault`].
 pub(crate) fn fault(fine: bool) -> Vec<u8> {
     let mode: &[u8] = if fine { b"fine" } else { b"panic" };
@@ -198,7 +243,8 @@ pub(crate) fn fault(fine: bool) -> Vec<u8> {
 }
 
 fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
-    let key = key.as_bytes().to_vec();
+    let prefix = key.strip_prefix('*').filter(|it| !it.is_empty());
+    let key = prefix.unwrap_or(key).as_bytes().to_vec();
     let mut words: Vec<Vec<u8>> = Vec::new();
     match command {
         Command::Set { px_ms, nx } => {
@@ -218,6 +264,18 @@ fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
         Command::Hide => words.extend([b"HIDE".to_vec(), key]),
         Command::Watch => words.extend([b"KEYNOTIFY".to_vec(), key]),
         Command::Unwatch => words.extend([b"KEYNOTIFY".to_vec(), key, b"STOP".to_vec()]),
+        Command::Follow(since) => {
+            words.extend([b"KEYNOTIFY".to_vec(), key]);
+            words.extend((since.iter()).flat_map(|it| [b"FROM".to_vec(), hlc(*it)]));
+        }
+        Command::SetIf(version) => {
+            words.extend([b"SET".to_vec(), key, value(number)]);
+            words.extend([b"IFVERSION".to_vec(), hlc(*version)]);
+        }
+        Command::Meta => words.extend([b"META".to_vec(), key]),
+    }
+    if prefix.is_some() {
+        words.push(b"PREFIX".to_vec());
     }
     let mut out = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use statehouse_core::clock::Stamp;
 use statehouse_core::policy::Assignment;
 use statehouse_core::store::INTERNAL_ERROR;
 use statehouse_protocol::SessionId;
 
-use crate::operation::{Command, fault, value};
+use crate::operation::{Command, TOKEN, fault, value};
 
 /// The first and the last log position of what the host did about a packet.
 pub(crate) type Records = (u64, u64);
@@ -20,7 +21,19 @@ pub(crate) const NO_RECORDS: Records = (1, 0);
 struct Entry {
     first: u64,
     last: u64,
+    /// The version of a change of a key.
+    version: Stamp,
     change: Change,
+}
+
+/// A change of a key that has a version.
+pub(crate) struct Versioned<'a> {
+    pub(crate) version: Stamp,
+    pub(crate) key: &'a str,
+    /// The new value; none if the key was removed.
+    pub(crate) value: Option<&'a [u8]>,
+    /// The position that its notifications depend on.
+    pub(crate) needed: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +100,7 @@ pub(crate) struct Value {
     pub(crate) value: Vec<u8>,
     until_ms: Option<u64>,
     owner: usize,
+    version: Stamp,
 }
 
 #[derive(Default)]
@@ -110,6 +124,11 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     pub(crate) fn note(&mut self, records: Records, change: Change) {
+        self.note_version(records, change, Stamp::default());
+    }
+
+    /// Notes a change of a key, which has this version.
+    pub(crate) fn note_version(&mut self, records: Records, change: Change, version: Stamp) {
         let (first, last) = records;
         let recorded = first <= last;
         match &change {
@@ -120,7 +139,7 @@ impl Oracle {
             }
             _ => {}
         }
-        self.apply(&change);
+        self.apply(&change, version);
         // Without a record nothing survives a crash.
         let (first, last) = if recorded {
             records
@@ -130,11 +149,12 @@ impl Oracle {
         self.history.push(Entry {
             first,
             last,
+            version,
             change,
         });
     }
 
-    fn apply(&mut self, change: &Change) {
+    fn apply(&mut self, change: &Change, version: Stamp) {
         match change.clone() {
             Change::Set {
                 key,
@@ -146,6 +166,7 @@ impl Oracle {
                     value,
                     until_ms,
                     owner,
+                    version,
                 };
                 _ = self.table.insert(key, value);
             }
@@ -230,9 +251,43 @@ impl Oracle {
             ..Self::default()
         };
         for entry in &history {
-            self.apply(&entry.change);
+            self.apply(&entry.change, entry.version);
         }
         self.history = history;
+    }
+
+    /// The changes of keys with this prefix after a version, in order.
+    pub(crate) fn since(
+        &self,
+        prefix: &str,
+        version: Stamp,
+    ) -> impl DoubleEndedIterator<Item = Versioned<'_>> {
+        let entries = self.history.iter();
+        let changes = entries.filter_map(move |entry| {
+            let (key, value) = match &entry.change {
+                Change::Set { key, value, .. } => (key, Some(&value[..])),
+                Change::Remove { key } => (key, None),
+                _ => return None,
+            };
+            Some(Versioned {
+                version: entry.version,
+                key,
+                value,
+                needed: if entry.last == u64::MAX {
+                    0
+                } else {
+                    entry.last
+                },
+            })
+        });
+        changes.filter(move |it| it.version > version && it.key.starts_with(prefix))
+    }
+
+    /// The version of a key; of an absent key one that no key has.
+    pub(crate) fn version(&self, key: &str) -> Stamp {
+        self.table
+            .get(key)
+            .map_or(Stamp::default(), |it| it.version)
     }
 
     /// The table without expired keys.
@@ -275,6 +330,21 @@ impl Oracle {
         grows && asked.client_keys_max.is_some_and(|max| owned >= max)
     }
 
+    /// The response to a META.
+    fn meta(key: &str, found: &Value, now_ms: u64) -> Vec<u8> {
+        let mut words = vec!["bytes".to_owned(), found.value.len().to_string()];
+        if let Some(until_ms) = found.until_ms {
+            words.extend(["expires".to_owned(), until_ms.to_string()]);
+            words.extend(["ttl".to_owned(), (until_ms - now_ms).to_string()]);
+        }
+        if key.starts_with('f') {
+            words.extend(["fence".to_owned(), TOKEN.to_owned()]);
+        }
+        let mut response = format!("*{}\r\n", words.len()).into_bytes();
+        response.extend(words.iter().flat_map(|word| bulk(word.as_bytes())));
+        response
+    }
+
     /// The response to a SCAN of all keys.
     fn scan(&self, now_ms: u64) -> Vec<u8> {
         let live = self.live(now_ms);
@@ -311,7 +381,11 @@ impl Oracle {
         };
         let fails = !matches!(
             command,
-            Command::Fault { fine: true } | Command::Get | Command::Watch | Command::Unwatch
+            Command::Fault { fine: true }
+                | Command::Get
+                | Command::Watch
+                | Command::Unwatch
+                | Command::Follow(_)
         );
         let (response, change): (&[u8], _) = match command {
             // What it answers is open, since other policies do not know the command.
@@ -320,7 +394,12 @@ impl Oracle {
                 (INTERNAL_ERROR, None)
             }
             Command::Set { nx: true, .. } if found.is_some() => (b":-1\r\n", None),
-            Command::Set { .. } | Command::Fault { .. } if full || self.exceeds(asked, found) => {
+            Command::SetIf(version) if found.is_none_or(|it| it.version != *version) => {
+                (b":-1\r\n", None)
+            }
+            Command::Set { .. } | Command::SetIf(_) | Command::Fault { .. }
+                if full || self.exceeds(asked, found) =>
+            {
                 (QUOTA_EXCEEDED, None)
             }
             Command::Fault { fine } => {
@@ -331,7 +410,12 @@ impl Oracle {
                 let until_ms = px_ms.map(|px| now_ms + px);
                 (b"+OK\r\n", set(value(number), until_ms))
             }
+            Command::SetIf(_) => (b"+OK\r\n", set(value(number), None)),
             Command::Scan => return (self.scan(now_ms), None),
+            Command::Meta => match found {
+                Some(found) => return (Self::meta(key, found, now_ms), None),
+                None => (b"$-1\r\n", None),
+            },
             Command::Get => match found {
                 Some(Value { value, .. }) => return (bulk(value), None),
                 None => (b"$-1\r\n", None),
@@ -341,7 +425,7 @@ impl Oracle {
                 (b":-1\r\n", None)
             }
             Command::Delete | Command::DeleteIf(_) => (b":1\r\n", remove()),
-            Command::Watch | Command::Unwatch => (b"+OK\r\n", None),
+            Command::Watch | Command::Unwatch | Command::Follow(_) => (b"+OK\r\n", None),
         };
         (response.to_vec(), change)
     }

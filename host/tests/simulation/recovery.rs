@@ -57,6 +57,9 @@ impl World {
         ] {
             self.tally.add_to(what, u64::from(happened));
         }
+        // An earlier start of the store is not remembered for ever.
+        let forgets = position < appended || found.opened.base > LogPosition::NONE;
+        self.ledger.may_forget |= forgets || self.life >= 15;
         let lossy = self.plan.interval && position < appended;
         self.ledger.lossy |= lossy;
         self.check_found(&found, &remembered);

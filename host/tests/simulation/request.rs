@@ -66,7 +66,8 @@ impl World {
             Change::Set { value, .. } => Some(value.clone()),
             _ => None,
         };
-        self.oracle.note(records, change);
+        let version = self.clock();
+        self.oracle.note_version(records, change, version);
         for link in self.clients.iter_mut().flat_map(|it| &mut it.links) {
             if link.is_served() && link.watches.get(key) == Some(&true) {
                 let owed = link.owed.entry(key.to_owned()).or_default();
@@ -145,6 +146,10 @@ impl World {
             return Some((None, None));
         }
         self.ledger.by.entry(number).or_default().insert(policy);
+        if matches!(command, Command::Follow(_)) {
+            // Its response depends on what the store remembers: see `followers.rs`.
+            return Some((None, None));
+        }
         if policy != policies::STANDARD {
             self.tally.count("requests handled by another policy");
         }
@@ -165,7 +170,7 @@ impl World {
                 false => "refused by the quota of a client",
             });
         }
-        if matches!(command, Command::Get | Command::Scan) {
+        if matches!(command, Command::Get | Command::Scan | Command::Meta) {
             let mut needed = self.oracle.changed(key, *command == Command::Scan);
             if self.ledger.sweeps {
                 // The removal of expired keys is the first record.

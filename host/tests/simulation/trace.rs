@@ -11,6 +11,8 @@ pub(crate) struct Tally(BTreeMap<&'static str, u64>);
 const REQUIRED: &[&str] = &[
     "a QoS 2 request",
     "acknowledged writes before a crash",
+    "changes followed",
+    "changes sent again to a follower",
     "canaries begun",
     "canaries ended",
     "clean stops",
@@ -66,6 +68,8 @@ const REQUIRED: &[&str] = &[
     "steps of the clock",
     "torn tails",
     "users of transient sessions recorded",
+    "watches resumed from a version",
+    "watches refused after a gap",
     "watchers notified before an acknowledgement",
     "watchers notified of expirations",
     "watches recovered by a start",

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::Table;
 
+use crate::operation::covers;
+
 /// The notification of one change to one watcher.
 #[derive(Clone, Debug)]
 pub(crate) struct Notice {
@@ -110,9 +112,9 @@ impl Watchers {
         notices.len() as u64
     }
 
-    /// Watches of a client end: that of this key, or all.
-    pub(crate) fn unwatched(&mut self, client: usize, key: Option<&str>) {
-        let ends = |it: &Notice| it.client == client && key.is_none_or(|key| it.key == key);
+    /// A watch of a client ends.
+    pub(crate) fn unwatched(&mut self, client: usize, watched: &str) {
+        let ends = |it: &Notice| it.client == client && covers(watched, &it.key);
         for (_, notices) in self.requests.values_mut() {
             notices.retain(|it| !ends(it));
         }

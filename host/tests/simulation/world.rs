@@ -203,6 +203,9 @@ impl World {
         if client.open().is_none() || !client.subscribed || !allowed {
             return;
         }
+        if self.follow(who) {
+            return;
+        }
         let number = self.next_number;
         self.next_number += 1;
         let (operation, qos) = self.think(who, number);
@@ -252,7 +255,8 @@ impl World {
             return (operation, qos);
         }
         let watches = self.clients[who].watches;
-        let operation = Operation::request(&mut self.dice, watches, &self.plan, number);
+        let known = (&self.plan, &self.oracle);
+        let operation = Operation::request(&mut self.dice, watches, known, number);
         // It is open whether a crash preserves the packet id of a request that failed.
         let qos = 1 + u8::from(!self.plan.faulty && self.dice.once_in(3));
         (operation, qos)

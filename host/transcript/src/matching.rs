@@ -54,6 +54,19 @@ impl Variables {
         }
     }
 
+    /// The words of a request. One that is not quoted and begins with `$` is a variable.
+    pub fn words(
+        &self,
+        words: &[Word],
+        now: impl Fn(i64) -> String,
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let bytes = |word: &Word| match word.bare() {
+            Some(text) if text.starts_with('$') => self.value(text, &now).map(String::into_bytes),
+            _ => Ok(word.bytes.clone()),
+        };
+        words.iter().map(bytes).collect()
+    }
+
     /// Compares two versions: `$left sign $right`. The error is that the comparison does not hold,
     /// or that a version cannot be read.
     pub fn compare(&self, left: &str, sign: &str, right: &str) -> Result<(), String> {
@@ -207,6 +220,10 @@ mod tests {
         let moved = variables.value("$a-1", |_| unreachable!());
         assert_eq!(moved.as_deref(), Ok("001699999999999:00001:StateStore"));
         assert!(variables.value("$b", |_| unreachable!()).is_err());
+        let sent = |line: &str| variables.words(&words(line).unwrap(), |_| "now".to_owned());
+        let expected = ["SET", VERSION, "$a", "now"].map(|word| word.as_bytes().to_vec());
+        assert_eq!(sent("SET $a \"$a\" $now"), Ok(expected.to_vec()));
+        assert!(sent("SET $b").is_err());
     }
 
     #[test]

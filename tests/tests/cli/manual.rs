@@ -1,9 +1,9 @@
 //! Tests the manual pages and shell completions, which are generated from the definition of the
 //! command line.
 
-use std::fs;
+use std::{env, fs, path::Path, process::Command};
 
-use statehouse_tests::run_in;
+use statehouse_tests::{Server, binary, command::finish, policies, run_in};
 
 #[test]
 fn every_command_has_a_manual_page() {
@@ -42,15 +42,50 @@ fn unwritable_manual_directory_exits_with_code_2() {
         .says("file");
 }
 
+/// Completes the last word as bash does, in a directory. Returns the completions.
+fn completed(directory: &Path, words: &[&str]) -> Vec<String> {
+    let tools = binary::statehouse().parent().unwrap();
+    let path = format!("{}:{}", tools.display(), env::var("PATH").unwrap());
+    let script = "source <(statehouse completions bash)
+        COMP_WORDS=(\"$@\") COMP_CWORD=$(($# - 1))
+        _clap_complete_statehouse statehouse \"${@: -1}\" \"${@: -2:1}\"
+        printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script, "bash", "statehouse"]).args(words);
+    bash.current_dir(directory).env("PATH", path);
+    let ran = finish(bash, b"").code(0);
+    assert_eq!(ran.stderr, "", "{ran:#?}");
+    ran.text().lines().map(|it| it.trim().to_owned()).collect()
+}
+
 #[test]
-fn completions_contain_commands_and_flags() {
+fn shells_complete_commands_flags_and_commands_of_policies() {
     let directory = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let script = run_in(directory.path(), &["completions", shell], b"").code(0);
-        let script = String::from_utf8(script.stdout).unwrap();
-        for word in ["statehouse", "history", "durability"] {
-            assert!(script.contains(word), "{shell}: {word}");
-        }
+        assert!(script.text().contains("statehouse"), "{shell}");
     }
     run_in(directory.path(), &["completions", "klingon"], b"").code(2);
+
+    let none = directory.path();
+    assert_eq!(completed(none, &["hist"]), ["history"]);
+    assert_eq!(completed(none, &["serve", "--durab"]), ["--durability"]);
+    // Without a store nothing is completed, and no error is printed.
+    assert_eq!(completed(none, &["call", "IN"]), [""]);
+
+    let server = Server::start();
+    let policy = policies::example("incr");
+    let load = ["policy", "load", policy.to_str().unwrap()];
+    run_in(server.directory(), &load, b"").code(0);
+    let call = |word| completed(server.directory(), &["call", word]);
+    assert_eq!(call("ME"), ["META"]);
+    assert_eq!(
+        call("IN"),
+        [""],
+        "a policy that is only loaded does not answer"
+    );
+    run_in(server.directory(), &["policy", "promote", "incr"], b"").code(0);
+    assert_eq!(call("in"), ["INCR", "INCRBY"]);
+    let arguments = completed(server.directory(), &["call", "GET", "IN"]);
+    assert_eq!(arguments, [""], "only the first word is a command");
 }

@@ -1,164 +1,152 @@
 //! Tests of `statehouse policy new` and `build`.
 
 use std::{
-    env,
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
 use statehouse_tests::{
+    Ran,
     command::{command, finish, finish_within},
     policies, run, run_in,
 };
+use tempfile::TempDir;
 
-/// The target directory of the projects: `target/tmp/projects`, from
-/// `target/<profile>/deps/<test>`. It is kept between runs, so only a first run compiles the
-/// dependencies of the projects.
-fn target() -> PathBuf {
-    let test = env::current_exe().unwrap();
-    test.ancestors().nth(3).unwrap().join("tmp/projects")
+/// A new project in a language, with a rule that can be broken.
+struct Project {
+    _directory: TempDir,
+    path: PathBuf,
+    /// The file with the rule.
+    source: &'static str,
 }
 
-/// A first run compiles the dependencies of the projects, perhaps while other tests compile too.
-const COMPILER_PATIENCE: Duration = Duration::from_secs(600);
+impl Project {
+    fn new(lang: &str, source: &'static str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let new = ["policy", "new", "kitchen-rule", "--lang", lang];
+        let text = run_in(directory.path(), &new, b"").code(0).text();
+        assert!(text.contains("statehouse policy build"), "{text}");
+        let path = directory.path().join("kitchen-rule");
+        if lang == "js" {
+            let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            let modules = workspace.join("examples/set-point/js/node_modules");
+            let modules = modules.canonicalize().unwrap();
+            symlink(modules, path.join("node_modules")).unwrap();
+        }
+        Self {
+            _directory: directory,
+            path,
+            source,
+        }
+    }
+
+    fn build(&self) -> Ran {
+        let mut build = command(&["policy", "build"]);
+        build.current_dir(&self.path);
+        policies::with_tools(&mut build);
+        finish_within(build, b"", policies::COMPILER_PATIENCE)
+    }
+
+    /// Runs `policy test`, which compiles an interpreter for some ten seconds.
+    fn test(&self, what: &str) -> Ran {
+        let mut test = command(&["policy", "test", "kitchen-rule.wasm", what]);
+        test.current_dir(&self.path);
+        finish_within(test, b"", policies::COMPILER_PATIENCE)
+    }
+
+    /// Builds the project, and checks its transcripts and the options of the standard policy.
+    fn check(&self) {
+        let text = self.build().code(0).text();
+        for part in [
+            "wrote ./kitchen-rule.wasm\n",
+            "policy     kitchen-rule 1.0.0\n",
+            "component\n",
+        ] {
+            assert!(text.contains(part), "{part}\n---\n{text}");
+        }
+        let options =
+            "> SET k 20 NX PX 10000\n< +OK\\r\\n __ts=$v1\n> VDEL k 21\n< :-1\\r\\n __ts=$v1\n";
+        fs::write(self.path.join("tests/options.txt"), options).unwrap();
+        let tested = self.test("tests/").code(0).text();
+        let expected = "3 transcripts, 8 requests: every line holds, no hidden state\n";
+        assert_eq!(tested, expected);
+    }
+
+    /// Breaks the rule on purpose, and builds it again.
+    fn break_rule(&self, (line, bug): (&str, &str)) {
+        let source = self.path.join(self.source);
+        let sound = fs::read_to_string(&source).unwrap();
+        let broken = sound.replacen(line, bug, 1);
+        assert_ne!(broken, sound);
+        fs::write(&source, broken).unwrap();
+        self.build().code(0);
+    }
+
+    /// The crash must be reported with its message, file and line.
+    fn check_crash(&self, cause: &str) {
+        let text = self.test("tests/setpoint.txt").code(1).text();
+        assert!(text.contains(cause), "{text}");
+    }
+}
 
 #[test]
-fn new_rust_policy_builds_and_passes_its_tests() {
-    let directory = tempfile::tempdir().unwrap();
-    let ran = run_in(directory.path(), &["policy", "new", "kitchen-rule"], b"").code(0);
-    assert!(
-        ran.text().contains("statehouse policy build"),
-        "{}",
-        ran.text()
-    );
-    let project = directory.path().join("kitchen-rule");
-    let mut build = command(&["policy", "build", "--offline"]);
-    build
-        .current_dir(&project)
-        .env("CARGO_TARGET_DIR", target());
-    let text = finish_within(build, b"", COMPILER_PATIENCE).code(0).text();
-    for part in [
-        "wrote ./kitchen-rule.wasm\n",
-        "policy     kitchen-rule 0.1.0\n",
-        "component\n",
-    ] {
-        assert!(text.contains(part), "{part}\n---\n{text}");
-    }
-    let tested = ["policy", "test", "kitchen-rule.wasm", "tests/"];
-    let ran = run_in(&project, &tested, b"").code(0);
-    assert_eq!(
-        ran.text(),
-        "2 transcripts, 6 requests: every line holds, no hidden state\n"
-    );
+fn new_rust_rule_builds_and_names_its_crash() {
+    let project = Project::new("rust", "src/lib.rs");
+    project.check();
     // Apart from its own rule, the new policy conforms to the protocol.
-    let conforms = ["policy", "test", "kitchen-rule.wasm", "--conformance"];
-    run_in(&project, &conforms, b"").code(0);
+    project.test("--conformance").code(0);
     let mut native = Command::new(env!("CARGO"));
+    // With --release like the build before, so common dependencies are compiled only once.
     native
-        .current_dir(&project)
-        // With --release like the build before, so common dependencies are compiled only once.
-        .args(["test", "--quiet", "--offline", "--release"])
-        .env("CARGO_TARGET_DIR", target());
-    finish_within(native, b"", COMPILER_PATIENCE).code(0);
+        .current_dir(&project.path)
+        .args(["test", "--quiet", "--release"]);
+    policies::with_tools(&mut native);
+    finish_within(native, b"", policies::COMPILER_PATIENCE).code(0);
+
+    project.break_rule((
+        "if command.name !=",
+        "let _ = &command.key[99..]; if command.name !=",
+    ));
+    let cause = "src/lib.rs:15: range start index 99 out of range for slice of length 16";
+    project.check_crash(cause);
+    let explain = [
+        "explain",
+        "--policy",
+        "kitchen-rule.wasm",
+        "--",
+        "SET",
+        "setpoint/kitchen",
+        "1",
+    ];
+    let text = run_in(&project.path, &explain, b"").code(1).text();
+    let failed = format!("the policy failed: {cause}");
+    assert!(text.contains(&failed), "{text}");
 
     // A failed build prints the compiler's errors and leaves no policy.
-    fs::remove_file(project.join("kitchen-rule.wasm")).unwrap();
-    fs::write(project.join("src/lib.rs"), "nonsense").unwrap();
-    let mut build = command(&["policy", "build", "--offline"]);
-    build
-        .current_dir(&project)
-        .env("CARGO_TARGET_DIR", target());
-    finish(build, b"")
-        .code(1)
-        .says("it does not build")
-        .says("nonsense");
-    assert!(!project.join("kitchen-rule.wasm").exists());
-}
-
-/// Builds a new project in this language with the tools that `tests/run` installs, and checks its
-/// rule: the transcript of the template, the protocol for all other keys, and a deliberate crash in
-/// `source`, whose message, file and line must be reported.
-fn check_rule(lang: &str, source: &str, (line, bug): (&str, &str), cause: &str) {
-    let directory = tempfile::tempdir().unwrap();
-    let new = ["policy", "new", "rule", "--lang", lang];
-    run_in(directory.path(), &new, b"").code(0);
-    let project = directory.path().join("rule");
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    if lang == "js" {
-        let modules = workspace.join("examples/set-point/js/node_modules");
-        symlink(
-            modules.canonicalize().unwrap(),
-            project.join("node_modules"),
-        )
-        .unwrap();
-    }
-    let tools = workspace.join("target/venv/bin").canonicalize().unwrap();
-    let path = format!("{}:{}", tools.display(), env::var("PATH").unwrap());
-    let build = || {
-        let mut build = command(&["policy", "build"]);
-        build.current_dir(&project).env("PATH", &path);
-        finish_within(build, b"", COMPILER_PATIENCE).code(0)
-    };
-    let text = build().text();
-    assert!(text.contains("policy     rule 1.0.0\n"), "{text}");
-    // The rule has all commands of the standard policy, and all their options.
-    fs::write(
-        project.join("tests/options.txt"),
-        "> SET k 20 NX PX 10000\n< +OK\\r\\n __ts=$v1\n> VDEL k 21\n< :-1\\r\\n\n> SCAN *\n",
-    )
-    .unwrap();
-    let update = [
-        "policy",
-        "test",
-        "rule.wasm",
-        "tests/options.txt",
-        "--update",
-    ];
-    run_in(&project, &update, b"").code(0);
-    let tested = ["policy", "test", "rule.wasm", "tests/"];
-    let text = run_in(&project, &tested, b"").code(0).text();
-    assert!(text.contains("every line holds, no hidden state"), "{text}");
-
-    let source = project.join(source);
-    let sound = fs::read_to_string(&source).unwrap();
-    let broken = sound.replacen(line, bug, 1);
-    assert_ne!(broken, sound);
-    fs::write(&source, broken).unwrap();
-    build();
-    let text = run_in(&project, &tested, b"").code(1).text();
-    assert!(text.contains(cause), "{text}");
-    let explain = ["explain", "--policy", "rule.wasm", "--", "SET", "k", "1"];
-    let text = run_in(&project, &explain, b"").code(1).text();
-    assert!(
-        text.contains(&format!("the policy failed: {cause}")),
-        "{text}"
-    );
+    fs::remove_file(project.path.join("kitchen-rule.wasm")).unwrap();
+    fs::write(project.path.join("src/lib.rs"), "nonsense").unwrap();
+    let build = project.build().code(1);
+    build.says("it does not build").says("nonsense");
+    assert!(!project.path.join("kitchen-rule.wasm").exists());
 }
 
 #[test]
 fn new_javascript_rule_builds_and_names_its_crash() {
-    check_rule(
-        "js",
-        "policy.js",
-        ("if (name !==", "undefined.there; if (name !=="),
-        "policy.js:12: cannot read property 'there' of undefined",
-    );
+    let project = Project::new("js", "policy.js");
+    project.check();
+    project.break_rule(("if (name !==", "undefined.there; if (name !=="));
+    project.check_crash("policy.js:14: cannot read property 'there' of undefined");
 }
 
 #[test]
 fn new_python_rule_builds_and_names_its_crash() {
-    check_rule(
-        "python",
-        "src/app.py",
-        (
-            "if command.name !=",
-            "command.there\n    if command.name !=",
-        ),
-        "app.py:20: AttributeError: 'Command' object has no attribute 'there'",
-    );
+    let project = Project::new("python", "src/app.py");
+    project.check();
+    let bug = "command.there\n    if command.name !=";
+    project.break_rule(("if command.name !=", bug));
+    project.check_crash("app.py:20: AttributeError: 'Command' object has no attribute 'there'");
 }
 
 /// The build tool writes its output into the project. In a shared directory, another user could

@@ -1,210 +1,55 @@
-//! A set point is a number within bounds. SET of any other value is refused.
+//! A set point, a key under `temp/`, is a number from -40 to 125. The rule refuses other values,
+//! and says how many of this client it refused. The same rule stands in `../js` and `../python`,
+//! and all three answer with the same bytes.
 //!
-//! `../js` and `../python` contain the same rule, and all three answer with the same bytes. So the
-//! policy has few commands and does not use the standard policy. In Rust, a policy that only adds a
-//! rule to the standard one is shorter (`../../write-once`).
-//!
-//! A policy must not keep state between two requests: the store re-executes redelivered requests,
-//! and the answer must have the same bytes.
+//! A rule must not keep state between two requests: the store re-executes redelivered requests, and
+//! the answer must have the same bytes. So the count is in a hidden key per client. It expires when
+//! the client had no refusal for a day, so disconnected clients leave nothing behind.
 
-#![deny(unsafe_code)]
+use std::panic;
 
-use statehouse_policy::{
-    Access, Body, Bytes, Change, Dialect, Event, Fault, Frame, Host, Info, Notification, Outcome,
-    Policy, Repeat, Request, Span, Stamp, resp,
-};
+use bindings::exports::statehouse::policy::admission::{Command, Guest, Identity};
+use bindings::statehouse::policy::types::{Access, Bytes, Fault};
+use bindings::statehouse::policy::{log, table};
 
-const LOWEST: f64 = 5.0;
-const HIGHEST: f64 = 30.0;
-
-/// The notification topic has the key and the client id in hex, which must fit into an MQTT topic.
-const KEY_BYTES_MAX: u32 = 1000;
-
-/// More words than any command has. The limit keeps an interpreter from parsing millions of words,
-/// and the rule is the same in three languages.
-const WORDS_MAX: usize = 8;
-
-const COMMANDS: [&str; 4] = ["SET", "GET", "DEL", "KEYNOTIFY"];
-
-/// The policy.
-#[derive(Debug)]
-pub struct SetPoint;
-
-/// The reason of an `-ERR` answer.
-enum Refusal {
-    /// The request is malformed. The store may execute a duplicate again.
-    Form(&'static str),
-    /// The rule or the state of the table refuses the request. A duplicate must get the same
-    /// answer.
-    Rule(String),
+#[allow(missing_docs, unreachable_pub, unsafe_code, clippy::all)]
+mod bindings {
+    wit_bindgen::generate!({ path: "wit", world: "rule", export_macro_name: "export_rule" });
 }
 
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
-        Self::Rule(match fault {
-            Fault::Denied => "not authorized".to_owned(),
-            Fault::Quota => "the quota has been exceeded".to_owned(),
-            Fault::Other(text) => text,
-        })
+const LOWEST: f64 = -40.0;
+const HIGHEST: f64 = 125.0;
+const DAY_MS: u64 = 86_400_000;
+
+fn admit(command: &Command) -> Result<(), Fault> {
+    let applies = command.name == "SET" && command.key.starts_with(b"temp/");
+    if !applies || is_set_point(&command.value) {
+        return Ok(());
     }
+    let refused = count(command)?;
+    Err(Fault::Other(format!(
+        "a set point is a number from {LOWEST} to {HIGHEST} (refusal {refused})"
+    )))
 }
 
-impl Policy for SetPoint {
-    fn describe() -> Info {
-        Info {
-            name: "set-point-rust".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commands: COMMANDS.map(str::to_owned).to_vec(),
-        }
-    }
-
-    fn configure(options: &[(String, String)]) -> Result<Self, String> {
-        if !options.is_empty() {
-            return Err("this policy has no options".to_owned());
-        }
-        Ok(Self)
-    }
-
-    fn route(&self, payload: &[u8]) -> Option<Span> {
-        resp::parse(payload).ok()?.span(1)
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        let words = resp::parse(&request.payload).ok();
-        let (command, done) = match words.filter(|words| words.count() <= WORDS_MAX) {
-            None => (None, Err(Refusal::Form("syntax error"))),
-            Some(words) => {
-                let verb = (0..).zip(COMMANDS);
-                match verb
-                    .into_iter()
-                    .find(|(_, name)| words.get(0).eq_ignore_ascii_case(name.as_bytes()))
-                {
-                    None => (None, Err(Refusal::Form("unknown command"))),
-                    Some((index, verb)) => (Some(index), run(host, verb, &words)),
-                }
-            }
-        };
-        let outcome = done.unwrap_or_else(|refusal| match refusal {
-            Refusal::Form(text) => Outcome {
-                repeat: Repeat::Free,
-                ..error(text)
-            },
-            Refusal::Rule(text) => error(&text),
-        });
-        Outcome { command, ..outcome }
-    }
-
-    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
-        let payload = match change.event {
-            Event::Set => Frame {
-                head: format!(
-                    "*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n${}\r\n",
-                    change.len
-                )
-                .into_bytes(),
-                // In `notify`, a span refers to the key, whose length is bounded.
-                body: Body::Stored(Bytes::Span(Span {
-                    at: 0,
-                    len: change.key.len() as u32,
-                })),
-            },
-            Event::Deleted | Event::Expired => Frame {
-                head: match dialect {
-                    Dialect::Sdk => b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n".to_vec(),
-                    _ => b"*2\r\n$6\r\nNOTIFY\r\n$3\r\nDEL\r\n".to_vec(),
-                },
-                body: Body::None,
-            },
-        };
-        let hex: String = change
-            .key
-            .iter()
-            .map(|byte| format!("{byte:02X}"))
-            .collect();
-        Notification {
-            topic_prefix: "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/".to_owned(),
-            topic_suffix: format!("/command/notify/{hex}"),
-            payload,
-        }
-    }
-}
-
-fn run(host: &mut impl Host, verb: &str, words: &resp::Arguments<'_>) -> Result<Outcome, Refusal> {
-    let fits = match verb {
-        "SET" => words.count() == 3,
-        "KEYNOTIFY" => matches!(words.count(), 2 | 3),
-        _ => words.count() == 2,
+/// Counts a refusal of the client. Returns how many there are.
+fn count(command: &Command) -> Result<u64, Fault> {
+    let client = command.client.as_deref().unwrap_or_default();
+    let key = Bytes::Owned(format!("set-point/refusals/{client}").into_bytes());
+    let before = match table::head(&key, Access::Hidden)? {
+        Some(entry) => table::load(&key, 0, entry.len)?.unwrap_or_default(),
+        None => Vec::new(),
     };
-    let Some(span) = words.span(1).filter(|_| fits) else {
-        return Err(Refusal::Form("wrong number of arguments"));
-    };
-    if span.len == 0 || span.len > KEY_BYTES_MAX {
-        return Err(Refusal::Form("a key has 1 to 1000 bytes"));
-    }
-    let key = Bytes::Span(span);
-    match verb {
-        "SET" => {
-            let entry = host.head(&key, Access::Write)?;
-            if entry.is_some_and(|entry| entry.fence.is_some()) {
-                return Err(Refusal::Rule(
-                    "a fenced key is not for this policy".to_owned(),
-                ));
-            }
-            let Some(value) = words.bytes(2).filter(|_| is_set_point(words.get(2))) else {
-                return Err(Refusal::Rule(format!(
-                    "a set point is a number from {LOWEST} to {HIGHEST}"
-                )));
-            };
-            let version = host.put(&key, &value, None, None, None)?;
-            Ok(answer("+OK\r\n", Some(version)))
-        }
-        "GET" => Ok(Outcome {
-            repeat: Repeat::Free,
-            ..match host.head(&key, Access::Read)? {
-                None => answer("$-1\r\n", None),
-                Some(entry) => {
-                    let mut found = answer(&format!("${}\r\n", entry.len), Some(entry.version));
-                    found.reply.body = Body::Stored(key);
-                    found
-                }
-            }
-        }),
-        "DEL" => {
-            let entry = host.head(&key, Access::Write)?;
-            if entry.as_ref().is_some_and(|entry| entry.fence.is_some()) {
-                return Err(Refusal::Rule(
-                    "a fenced key is not for this policy".to_owned(),
-                ));
-            }
-            Ok(match entry {
-                None => answer(":0\r\n", None),
-                Some(entry) => {
-                    host.delete(&key)?;
-                    answer(":1\r\n", Some(entry.version))
-                }
-            })
-        }
-        _ if words.count() == 2 => {
-            host.watch(&key)?;
-            Ok(Outcome {
-                repeat: Repeat::Free,
-                ..answer("+OK\r\n", None)
-            })
-        }
-        _ if words.get(2).eq_ignore_ascii_case(b"STOP") => Ok(answer(
-            if host.unwatch(&key)? {
-                "+OK\r\n"
-            } else {
-                ":0\r\n"
-            },
-            None,
-        )),
-        _ => Err(Refusal::Form("syntax error")),
-    }
+    let before = String::from_utf8_lossy(&before).parse().unwrap_or(0);
+    let count: u64 = before + 1;
+    let value = Bytes::Owned(count.to_string().into_bytes());
+    let expires = Some(command.now + DAY_MS);
+    table::put(&key, &value, None, None, expires)?;
+    Ok(count)
 }
 
-/// Whether a value is a number within bounds. The format is defined byte by byte, so that it is the
-/// same in every language: `-12`, `21.5`, but not `2e1` or `+3`.
+/// The format is defined byte by byte, so that it is the same in every language: `-12`, `21.5`, but
+/// not `2e1` or `+3`.
 fn is_set_point(value: &[u8]) -> bool {
     // The longest number is `-123456.123456`, but a value may have a megabyte.
     if value.len() > 14 {
@@ -220,25 +65,30 @@ fn is_set_point(value: &[u8]) -> bool {
         .is_some_and(|number: f64| (LOWEST..=HIGHEST).contains(&number))
 }
 
-fn answer(head: &str, version: Option<Stamp>) -> Outcome {
-    Outcome {
-        reply: Frame {
-            head: head.as_bytes().to_vec(),
-            body: Body::None,
-        },
-        version,
-        repeat: Repeat::Same,
-        command: None,
+struct SetPoint;
+
+impl Guest for SetPoint {
+    fn describe() -> Identity {
+        // The host calls this first. It names the line of a panic as the cause of the failure.
+        panic::set_hook(Box::new(|bug| {
+            let place = bug
+                .location()
+                .map(|it| format!("{}:{}: ", it.file(), it.line()));
+            let message = bug.payload_as_str().unwrap_or("a panic");
+            log::write(log::Level::Error, &(place.unwrap_or_default() + message));
+        }));
+        Identity {
+            name: env!("CARGO_PKG_NAME").to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    fn admit(command: Command) -> Result<(), Fault> {
+        admit(&command)
     }
 }
 
-fn error(text: &str) -> Outcome {
-    let mut outcome = answer("", None);
-    resp::push_error(&mut outcome.reply.head, text);
-    outcome
-}
-
-statehouse_policy::export!(SetPoint);
+bindings::export_rule!(SetPoint with_types_in bindings);
 
 #[cfg(test)]
 mod tests {
@@ -246,7 +96,7 @@ mod tests {
 
     #[test]
     fn set_point_is_a_number_within_bounds() {
-        for good in ["5", "30", "21.5", "005", "30.000000", "5.000001"] {
+        for good in ["-40", "125", "21.5", "005", "125.000000", "-39.999999"] {
             assert!(is_set_point(good.as_bytes()), "{good}");
         }
         for bad in [
@@ -255,9 +105,8 @@ mod tests {
             ".",
             "5.",
             ".5",
-            "4.999999",
-            "30.000001",
-            "-5",
+            "-40.000001",
+            "125.000001",
             "--5",
             "+7",
             "1e1",

@@ -75,7 +75,7 @@ pub const GUEST_STACK_BYTES_MAX: usize = 256 << 10;
 
 pub use statehouse_precompiled::POLICY_FILE_BYTES_MAX;
 
-/// Limits of the process that compiles a policy. Of the policies in `examples/set-point`, the Rust
+/// Limits of the process that compiles a policy. Of the policies of `examples/set-point`, the Rust
 /// one takes 15 MB, the one with QuickJS (1.6 MB) 95 MB and the one with CPython (18 MB) 350 MB and
 /// ten seconds. A malicious file of half a megabyte takes a gigabyte. The CPU time is twelve times
 /// that of CPython. The wall time is longer, because requests have priority. Machine code is about

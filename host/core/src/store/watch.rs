@@ -129,6 +129,30 @@ impl Held {
     }
 }
 
+/// The prefixes of a key in an ordered collection, the longest first. `greatest` finds the greatest
+/// one that is not above its argument.
+///
+/// That one either is a prefix of the key, or shares with it all bytes that any prefix of the key
+/// can have. So each step shortens the bound, and no step visits a prefix twice.
+fn prefixes<'a, 'k, T>(
+    key: &'k [u8],
+    greatest: impl Fn(&[u8]) -> Option<(&'a Key, T)>,
+) -> impl Iterator<Item = (&'a Key, T)> {
+    let mut bound = Some(&key[..key.len().min(WATCH_PREFIX_BYTES_MAX)]);
+    iter::from_fn(move || {
+        while let Some(end) = bound {
+            let (prefix, found) = greatest(end)?;
+            let common = iter::zip(prefix, end).take_while(|(a, b)| a == b).count();
+            if common == prefix.len() {
+                bound = common.checked_sub(1).map(|len| &end[..len]);
+                return Some((prefix, found));
+            }
+            bound = Some(&end[..common]);
+        }
+        None
+    })
+}
+
 fn weight(key: &[u8]) -> usize {
     key.len() + WATCH_OVERHEAD_BYTES
 }
@@ -223,8 +247,17 @@ impl Watches {
         key: &'a [u8],
         peer: &Peer,
     ) -> impl Iterator<Item = (Scope, &'a Key)> {
-        self.by(peer)
-            .filter(move |(scope, it)| scope.covers(it, key))
+        let held = self.by_peer.get(peer);
+        let exact = held.and_then(|held| held.keys.get(key));
+        let prefixes = held.into_iter().flat_map(move |held| {
+            prefixes(key, |end| {
+                let below = (Bound::Unbounded, Bound::Included(end));
+                let prefix = held.prefixes.range::<[u8], _>(below).next_back()?;
+                Some((prefix, ()))
+            })
+        });
+        let exact = exact.into_iter().map(|it| (Scope::Key, it));
+        exact.chain(prefixes.map(|(it, ())| (Scope::Prefix, it)))
     }
 
     /// Removes one watch. Returns whether it existed.
@@ -341,29 +374,15 @@ impl Watches {
     }
 
     /// The watchers of each watched prefix of a key, the longest prefix first.
-    ///
-    /// The greatest prefix that is not above the key either is a prefix of it, or shares with it
-    /// all bytes that any prefix of the key can have. So each step shortens the bound, and no step
-    /// visits a prefix twice.
     fn prefixes_of<'a, 'k>(
         &'a self,
         key: &'k [u8],
     ) -> impl Iterator<Item = &'a Watchers> + use<'a, 'k> {
-        let longest = &key[..key.len().min(WATCH_PREFIX_BYTES_MAX)];
-        let mut bound = (!self.by_prefix.is_empty()).then_some(longest);
-        iter::from_fn(move || {
-            while let Some(end) = bound {
-                let below = (Bound::Unbounded, Bound::Included(end));
-                let (prefix, watchers) = self.by_prefix.range::<[u8], _>(below).next_back()?;
-                let common = iter::zip(prefix, end).take_while(|(a, b)| a == b).count();
-                if common == prefix.len() {
-                    bound = common.checked_sub(1).map(|len| &end[..len]);
-                    return Some(watchers);
-                }
-                bound = Some(&end[..common]);
-            }
-            None
-        })
+        let found = prefixes(key, |end| {
+            let below = (Bound::Unbounded, Bound::Included(end));
+            self.by_prefix.range::<[u8], _>(below).next_back()
+        });
+        found.map(|(_, watchers)| watchers)
     }
 
     /// Whether a watch covers a key, regardless of the rights of its client.
@@ -550,6 +569,13 @@ mod tests {
             }
             for key in keys.iter().chain(all.iter().map(|(_, key, ..)| key)) {
                 prop_assert_eq!(watches.of(key), expected(&all, key), "{:?}", key);
+                for client in 0..3 {
+                    let peer = peer("a", client);
+                    let mut found: Vec<_> = watches.covering(key, &peer).collect();
+                    found.sort();
+                    let covers = |(scope, it): &(Scope, &Key)| scope.covers(it, key);
+                    prop_assert_eq!(found, watches.by(&peer).filter(covers).collect::<Vec<_>>());
+                }
             }
             prop_assert_eq!(watches.len(), all.len());
             let bytes: usize = all.iter().map(|(_, key, ..)| weight(key)).sum();

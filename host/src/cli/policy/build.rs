@@ -25,10 +25,10 @@ const TARGET: &str = "wasm32-unknown-unknown";
 /// componentize-qjs, installed by npm in the project. Python: componentize-py, in .venv of the
 /// project or on the path. All of them build without WASI, which policies must not use.
 ///
-/// A project in JavaScript or Python is built for the world of wit/policy.wit that `"statehouse": {
-/// "world": ... }` in package.json or `[tool.statehouse] world` in pyproject.toml names: `policy`,
-/// a complete policy, or `rule`, a condition on top of the standard policy. A rule is composed with
-/// the standard policy, so the result is a complete policy, too.
+/// A project is built for a world of wit/policy.wit: `policy`, a complete policy, or `rule`, a
+/// condition on top of the standard policy. In Rust the sources name the world, elsewhere
+/// `"statehouse": { "world": ... }` in package.json or `[tool.statehouse] world` in pyproject.toml.
+/// A rule is composed with the standard policy, so the result is a complete policy, too.
 ///
 /// Exit code 1 if the build fails, or if the result is no policy.
 #[derive(Debug, clap::Args)]

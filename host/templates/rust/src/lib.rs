@@ -1,81 +1,87 @@
-//! The standard policy with an additional rule: keys under `setpoint/` hold a number from 5 to 30.
-//! The rule changes nothing else.
+//! Keys under `setpoint/` hold a number from 5 to 30. The standard policy executes every command
+//! that this rule admits.
 //!
-//! A policy must be deterministic: its inputs are the request and the answers of the host. It must
-//! not keep state between two requests. The store re-executes redelivered requests on a fresh
-//! instance, and the response must have the same bytes. `statehouse policy test` finds violations.
+//! A rule must not keep state between two requests: the store re-executes redelivered requests, and
+//! the answer must have the same bytes. It may keep state in hidden keys of the table.
 
-use statehouse_guest::{Command, Refusal, Rule, Ruled, Set};
-use statehouse_policy::{Host, Request, resp};
+use std::panic;
 
-/// The prefix of the keys.
-const PREFIX: &[u8] = b"setpoint/";
+use exports::statehouse::policy::admission::{Command, Guest, Identity};
+use statehouse::policy::{log, types::Fault};
 
-const LOWEST: f64 = 5.0;
-const HIGHEST: f64 = 30.0;
+wit_bindgen::generate!({ path: "wit", world: "rule" });
 
-/// The rule.
-pub struct Setpoint;
+fn admit(command: &Command) -> Result<(), Fault> {
+    if command.name != "SET" || !command.key.starts_with(b"setpoint/") {
+        return Ok(());
+    }
+    let number = str::from_utf8(&command.value)
+        .ok()
+        .and_then(|it| it.parse::<f64>().ok());
+    if !number.is_some_and(|it| (5.0..=30.0).contains(&it)) {
+        return Err(Fault::Other(
+            "a set point is a number from 5 to 30".to_owned(),
+        ));
+    }
+    Ok(())
+}
 
-impl Rule for Setpoint {
-    /// The name in the log and the metrics of the host.
-    const NAME: &'static str = env!("CARGO_PKG_NAME");
-    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+struct Rule;
 
-    /// Decides whether the standard policy executes this command. `host` gives access to the table,
-    /// which this rule does not need.
-    fn admit(_host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
-        let Command::Set(Set { key, value, .. }) = *command else {
-            return Ok(());
-        };
-        let text = |span| &request.payload[resp::range(span)];
-        if text(key).starts_with(PREFIX) && !is_set_point(text(value)) {
-            return Err(Refusal::Other("a set point is a number from 5 to 30".to_owned()));
+impl Guest for Rule {
+    fn describe() -> Identity {
+        // The host calls this first. It names the line of a panic as the cause of the failure.
+        panic::set_hook(Box::new(|bug| {
+            let place = bug
+                .location()
+                .map_or(String::new(), |it| format!("{}:{}: ", it.file(), it.line()));
+            let message = bug.payload_as_str().unwrap_or("a panic");
+            log::write(log::Level::Error, &format!("{place}{message}"));
+        }));
+        Identity {
+            name: env!("CARGO_PKG_NAME").to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
         }
-        Ok(())
+    }
+
+    fn admit(command: Command) -> Result<(), Fault> {
+        admit(&command)
     }
 }
 
-fn is_set_point(value: &[u8]) -> bool {
-    let number = std::str::from_utf8(value).ok().and_then(|it| it.parse::<f64>().ok());
-    number.is_some_and(|it| (LOWEST..=HIGHEST).contains(&it))
-}
-
-// A policy that adds commands or changes replies implements `Policy` itself and holds a `Standard`.
-statehouse_policy::export!(Ruled<Setpoint>);
+export!(Rule);
 
 #[cfg(test)]
 mod tests {
-    use statehouse_policy::testing::Table;
-    use statehouse_policy::{Dialect, Policy};
+    use exports::statehouse::policy::admission::Condition;
 
     use super::*;
 
-    /// A native test takes microseconds, which suits many cases. tests/setpoint.txt runs on the
-    /// real store.
+    /// A native test takes microseconds, which suits many cases. The transcripts in tests/ run on
+    /// the real store.
     #[test]
     fn only_numbers_within_the_bounds_are_set() {
-        const NOW_MS: u64 = 1_700_000_000_000;
-        let policy = Ruled::<Setpoint>::configure(&[]).expect("there are no options");
-        let mut table = Table::new(NOW_MS);
-        let mut set = |key: &[u8], value: &[u8]| {
-            let request = Request {
-                payload: resp::request(&[b"SET", key, value]),
-                dialect: Dialect::Sdk,
-                timestamp: Some(format!("{NOW_MS}:0:test")),
+        let is_admitted = |key: &str, value: &str| {
+            let command = Command {
+                name: "SET".to_owned(),
+                key: key.into(),
+                value: value.into(),
+                changes: true,
+                condition: Condition::Always,
+                expiry: None,
+                timestamp: Some("1700000000000:0:test".to_owned()),
                 fencing_token: None,
                 client: Some("test".to_owned()),
-                now: NOW_MS,
+                now: 1_700_000_000_000,
             };
-            table.call(&policy, &request).bytes
+            admit(&command).is_ok()
         };
         for good in ["5", "21.5", "30"] {
-            assert_eq!(set(b"setpoint/kitchen", good.as_bytes()), b"+OK\r\n", "{good}");
+            assert!(is_admitted("setpoint/kitchen", good), "{good}");
         }
         for bad in ["", "4.9", "30.1", "hot", "NaN", "inf"] {
-            let answer = set(b"setpoint/kitchen", bad.as_bytes());
-            assert!(answer.starts_with(b"-ERR a set point"), "{bad}");
+            assert!(!is_admitted("setpoint/kitchen", bad), "{bad}");
         }
-        assert_eq!(set(b"other", b"hot"), b"+OK\r\n");
+        assert!(is_admitted("other", "hot"));
     }
 }

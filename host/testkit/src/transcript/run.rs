@@ -174,7 +174,7 @@ impl Run {
                 .map(|word| word.bytes.clone())
                 .unwrap_or_default()
         } else {
-            array(words)
+            array(&self.variables.words(words, now)?)
         };
         if let Some(times) = options.times {
             if payload.len().saturating_mul(times) > statehouse_core::limits::PACKET_BYTES_MAX_MAX {
