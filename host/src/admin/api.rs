@@ -57,7 +57,7 @@ use super::{Sources, clients, cluster, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::Control;
 use crate::{limits, percent};
-use statehouse_core::policy::{CanaryRule, Selector};
+use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
 /// The endpoints of one store.
 pub struct Api {
@@ -108,10 +108,11 @@ impl Api {
         self.sources.server.impediment()
     }
 
-    /// Answers an operator's request.
+    /// Answers a request of an operator; `user` is the name, if the operator has one.
     pub(super) async fn route(
         self: Arc<Self>,
         request: Request<Incoming>,
+        user: Option<&str>,
     ) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
         let segments = segments(&uri)?;
@@ -119,10 +120,13 @@ impl Api {
         let method = request.method().clone();
         match &segments[..] {
             ["v1", "policies" | "rollback", ..] => {
-                self.policies(&method, &segments[1..], request).await
+                let gate = self.gate_of(user);
+                self.policies(&method, &segments[1..], request, gate).await
             }
             ["v1", "shadow" | "canary" | "routes", ..] => {
-                self.assignment(&method, &segments[1..], request).await
+                let gate = self.gate_of(user);
+                self.assignment(&method, &segments[1..], request, gate)
+                    .await
             }
             ["v1", "log"] if method == Method::GET => self.log(&uri).await,
             ["v1", "cluster", what] => {
@@ -149,6 +153,14 @@ impl Api {
         }
     }
 
+    /// The gate for changes by this user.
+    fn gate_of(&self, user: Option<&str>) -> Arc<Gate> {
+        match user {
+            Some(_) => Arc::new(self.gate.by(Actor::admin(user))),
+            None => self.gate.clone(),
+        }
+    }
+
     fn metrics(&self) -> metrics::Page {
         let shadow = self.control().diff();
         metrics::of_store(&self.control().list(), shadow.as_ref(), &self.sources)
@@ -160,22 +172,23 @@ impl Api {
         method: &Method,
         path: &[&str],
         request: Request<Incoming>,
+        gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
-            (&Method::GET, ["policies"]) => self.blocking(|api| Ok(api.control().list())).await,
-            (&Method::POST, ["policies"]) => self.load(request).await,
+            (&Method::GET, ["policies"]) => self.blocking(move |_| Ok(gate.control().list())).await,
+            (&Method::POST, ["policies"]) => self.load(request, gate).await,
             (&Method::DELETE, ["policies", which]) => {
                 let which = selector(which)?;
-                self.change(move |api| Ok(api.control().unload(&which)?))
+                self.change(move |_| Ok(gate.control().unload(&which)?))
                     .await
             }
             (&Method::POST, ["policies", which, "promote"]) => {
                 let which = selector(which)?;
-                self.blocking(move |api| Ok(api.control().promote(&which)?))
+                self.blocking(move |_| Ok(gate.control().promote(&which)?))
                     .await
             }
             (&Method::POST, ["rollback"]) => {
-                self.blocking(|api| Ok(api.control().rollback()?)).await
+                self.blocking(move |_| Ok(gate.control().rollback()?)).await
             }
             _ => Err(not_allowed(method, request.uri())),
         }
@@ -187,11 +200,12 @@ impl Api {
         method: &Method,
         path: &[&str],
         request: Request<Incoming>,
+        gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
             (&Method::GET, ["shadow"]) => {
-                self.blocking(|api| {
-                    api.control().diff().ok_or_else(|| {
+                self.blocking(move |_| {
+                    gate.control().diff().ok_or_else(|| {
                         let error =
                             "no comparison is running: start one with `statehouse policy shadow`";
                         Refusal::new(StatusCode::NOT_FOUND, error)
@@ -203,32 +217,32 @@ impl Api {
                 let ShadowBody { policy, per_mille } =
                     read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.change(move |api| Ok(api.control().shadow(Some((&which, per_mille)))?))
+                self.change(move |_| Ok(gate.control().shadow(Some((&which, per_mille)))?))
                     .await
             }
             (&Method::DELETE, ["shadow"]) => {
-                self.change(|api| Ok(api.control().shadow(None)?)).await
+                self.change(move |_| Ok(gate.control().shadow(None)?)).await
             }
             (&Method::PUT, ["canary"]) => {
                 let CanaryBody { policy, rule } =
                     read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.change(move |api| Ok(api.control().canary(Some((&which, rule)))?))
+                self.change(move |_| Ok(gate.control().canary(Some((&which, rule)))?))
                     .await
             }
             (&Method::DELETE, ["canary"]) => {
-                self.change(|api| Ok(api.control().canary(None)?)).await
+                self.change(move |_| Ok(gate.control().canary(None)?)).await
             }
             (&Method::PUT, ["routes"]) => {
                 let prefix = prefix(request.uri())?;
                 let RouteBody { policy } = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
                 let which = selector(&policy)?;
-                self.change(move |api| Ok(api.control().route(&prefix, Some(&which))?))
+                self.change(move |_| Ok(gate.control().route(&prefix, Some(&which))?))
                     .await
             }
             (&Method::DELETE, ["routes"]) => {
                 let prefix = prefix(request.uri())?;
-                self.change(move |api| Ok(api.control().route(&prefix, None)?))
+                self.change(move |_| Ok(gate.control().route(&prefix, None)?))
                     .await
             }
             _ => Err(not_allowed(method, request.uri())),
@@ -309,10 +323,14 @@ impl Api {
         wanted.run(file).await
     }
 
-    async fn load(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Refusal> {
+    async fn load(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        gate: Arc<Gate>,
+    ) -> Result<Answer, Refusal> {
         let _one = self.loading.lock().await;
         let file = policy_file(request).await?;
-        self.blocking(move |api| Ok(api.gate.load(&file)?)).await
+        self.blocking(move |_| Ok(gate.load(&file)?)).await
     }
 
     /// Runs work that may take seconds on a blocking thread, and answers with its result.

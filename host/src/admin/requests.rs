@@ -102,7 +102,7 @@ impl Requests {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match self.check_role(&operator, &request) {
-            Ok(()) => route(subject, request).await,
+            Ok(()) => route(subject, request, operator.user.as_deref()).await,
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 Err(refusal)
@@ -193,9 +193,13 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
 }
 
 /// Passes an admitted request on.
-async fn route(subject: Subject, request: Request<Incoming>) -> Result<Answer, Refusal> {
+async fn route(
+    subject: Subject,
+    request: Request<Incoming>,
+    user: Option<&str>,
+) -> Result<Answer, Refusal> {
     match subject {
-        Subject::Store(api) => api.route(request).await,
+        Subject::Store(api) => api.route(request, user).await,
         Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
             metrics::of_follower(&figures()),
             request.headers(),

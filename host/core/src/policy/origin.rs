@@ -47,7 +47,7 @@ pub struct Actor {
     /// The client that published the order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// The user of that client.
+    /// The user of that client, or at the admin API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The serial number of the order.
@@ -66,9 +66,12 @@ impl Actor {
         }
     }
 
-    /// An operator at the admin API.
-    pub fn admin() -> Self {
-        Self::of("admin")
+    /// An operator at the admin API, with this user name if there is one.
+    pub fn admin(user: Option<&str>) -> Self {
+        Self {
+            user: user.map(cut),
+            ..Self::of("admin")
+        }
     }
 
     /// The writer of this file in the drop directory.
@@ -173,7 +176,7 @@ mod tests {
     fn act(at_ms: u64) -> Act {
         Act {
             at_ms,
-            by: Actor::admin(),
+            by: Actor::admin(None),
         }
     }
 

@@ -97,21 +97,19 @@ fn origins(listing: &Json) -> String {
 
 /// The author of a change.
 fn author(act: &Json) -> String {
+    let user = match &act["user"] {
+        Json::Null => String::new(),
+        user => format!(", user {}", text(user)),
+    };
     match act["path"].as_str() {
-        Some("admin") => "the admin API".to_owned(),
+        Some("admin") => format!("the admin API{user}"),
         Some("directory") => format!("the drop directory, file {}", text(&act["file"])),
-        Some("order") => {
-            let user = match &act["user"] {
-                Json::Null => String::new(),
-                user => format!(", user {}", text(user)),
-            };
-            format!(
-                "order {} of client {}{user}, signed by key {}",
-                number(&act["serial"]),
-                text(&act["client"]),
-                text(&act["key"])
-            )
-        }
+        Some("order") => format!(
+            "order {} of client {}{user}, signed by key {}",
+            number(&act["serial"]),
+            text(&act["client"]),
+            text(&act["key"])
+        ),
         Some("setting") => "the setting `policy` at a start".to_owned(),
         Some("guard") => "the guard, as a rollback".to_owned(),
         _ => text(&act["path"]),

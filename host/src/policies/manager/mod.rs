@@ -236,7 +236,7 @@ impl Control {
         };
         Arc::new(Self {
             shared: Arc::new(shared),
-            by: Actor::admin(),
+            by: Actor::admin(None),
         })
     }
 

@@ -129,13 +129,15 @@ async fn an_order_that_panics_ends_with_a_failure() {
     it.orders.lock().now = Some(Now {
         known,
         since: Instant::now(),
-        by: Actor::admin(),
+        by: Actor::admin(None),
         assembly: None,
     });
     let (reason, _) = it.order(8, Action::Rollback, b"").unwrap_err();
     assert_eq!(reason, ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR);
     let orders = it.orders.clone();
-    orders.start(it.broker.clone(), known, Actor::admin(), || panic!("a bug"));
+    orders.start(it.broker.clone(), known, Actor::admin(None), || {
+        panic!("a bug")
+    });
     let deadline = Instant::now() + Duration::from_secs(30);
     while it.orders.lock().now.is_some() {
         assert!(Instant::now() < deadline, "the order never ends");
@@ -183,7 +185,7 @@ fn a_policy_names_its_order_and_the_keys_that_signed_it() {
     let listed = it.rig.control.list().assignment;
     let active = listed.origin(listed.active).unwrap();
     let assigned = active.assigned.as_ref().unwrap();
-    assert_eq!((&assigned.by, &active.loaded), (&Actor::admin(), &None));
+    assert_eq!((&assigned.by, &active.loaded), (&Actor::admin(None), &None));
 }
 
 #[tokio::test]
