@@ -41,6 +41,7 @@ mod bounds;
 mod client_errors;
 mod gate;
 mod locked;
+mod names;
 mod policies;
 mod request_log;
 mod slow;

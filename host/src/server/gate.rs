@@ -25,8 +25,9 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 use statehouse_protocol::ConnectionId;
 
+use super::names::Names;
 use super::slow::{Departures, SlowLog};
-use super::timing::{Call, LeaveTimes, Names, Pending, RequestTimes, Timed};
+use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed};
 use crate::limits;
 use crate::transport::{Outbound, Transport};
 use statehouse_core::log::LogPosition;

@@ -1,7 +1,7 @@
 //! The last slow requests, with where their time went.
 //!
-//! When a response leaves, a comparison tells whether its request was slow; only a slow one costs
-//! more. Many are slow at once when the disk stalls, so the number that is kept is limited.
+//! When a response leaves, its time is compared with the threshold. Only a slow request costs more.
+//! Many are slow at once when the disk stalls, so the number that is kept is limited.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::timing::{Names, Timed};
+use super::names::Names;
+use super::timing::Timed;
 use crate::limits;
 use statehouse_core::clock::wall_ms;
 
