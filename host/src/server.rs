@@ -34,7 +34,6 @@ use self::locked::Locked;
 pub use self::policies::AssignError;
 pub use self::slow::{SlowRequest, SlowRequests};
 pub use self::stats::{Refused as RefusedMessages, Stats};
-use self::timing::Timed;
 pub use self::timing::{RequestTimes, Times};
 pub use self::usage::{Owned, Usage};
 
@@ -42,6 +41,7 @@ mod bounds;
 mod client_errors;
 mod gate;
 mod locked;
+mod names;
 mod policies;
 mod request_log;
 mod slow;
@@ -348,14 +348,8 @@ impl Server {
             _ => None,
         };
         let mut decision = locked.handle(input, now);
-        let timed = match (input, &decision.outcome) {
-            (Input::Publish(incoming), Outcome::Handled(..)) => {
-                let effects = &decision.effects;
-                let call = locked.calls.called(effects.fuel);
-                Some(Timed::of(incoming, effects, now.instant, call))
-            }
-            _ => None,
-        };
+        let call = matches!(decision.outcome, Outcome::Handled(..))
+            .then(|| locked.calls.called(decision.effects.fuel));
         if let Some(sampled) = decision.effects.sampled.take() {
             self.observer.offer(sampled);
         }
@@ -376,8 +370,11 @@ impl Server {
             });
             bytes
         } else {
-            let outputs = self.gate.begin(position, connection);
-            let mut outputs = outputs.measured(timed, now.instant);
+            let mut outputs = self.gate.begin(position, connection);
+            outputs.measure_notifications(now.instant);
+            if let (Input::Publish(incoming), Some(call)) = (input, call) {
+                outputs.measure_response(incoming, &decision.effects, now.instant, call);
+            }
             outbound(&locked.core, decision, publisher, ticket, |to, out| {
                 outputs.push(to, out);
             });

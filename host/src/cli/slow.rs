@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_secs(1);
 /// A request is slow from slow_threshold on. Its parts, in milliseconds: `queue` is the time from
 /// the turn of its connection to the policy, `policy` the policy itself, `flush` the wait until the
 /// log position of its response was durable, `socket` the handover to the connection. The time of a
-/// call with little fuel is estimated. A key is cut after 48 bytes. The store keeps the last 256.
+/// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -6,11 +6,15 @@ use std::time::Duration;
 /// for each outcome: further commands are `other`.
 pub const METRIC_COMMANDS_MAX: usize = 32;
 
+/// Policies that slow requests name, and whose commands have time series, in one run: more than are
+/// loaded at once.
+pub const METRIC_POLICIES_MAX: usize = 256;
+
 /// Slow requests that are kept: enough to see a pattern, in some hundred KiB.
 pub const SLOW_REQUESTS_MAX: usize = 256;
 
 /// Bytes of a key in the list of slow requests. Each waiting response holds as much.
-pub const SLOW_KEY_BYTES_MAX: usize = 48;
+pub const SLOW_KEY_BYTES_MAX: usize = 40;
 
 /// From which time on a request is slow (`slow_threshold`): a flush of a slow disk is not.
 pub const SLOW_THRESHOLD_DEFAULT: Duration = Duration::from_millis(100);

@@ -19,17 +19,20 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use statehouse_protocol::ConnectionId;
 
+use super::names::Names;
 use super::slow::{Departures, SlowLog};
-use super::timing::{LeaveTimes, RequestTimes, Timed};
+use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed};
 use crate::limits;
 use crate::transport::{Outbound, Transport};
 use statehouse_core::log::LogPosition;
+use statehouse_core::request::Incoming;
+use statehouse_core::store::Effects;
 
 /// The queue between the state machine and a transport.
 #[derive(Default)]
@@ -45,13 +48,14 @@ struct Queue {
     /// Outputs that may leave now.
     ready: Vec<Outbound>,
     /// What is measured of the outputs that may leave.
-    ready_responses: Vec<Timed>,
+    ready_responses: Pending,
     ready_notifications: Vec<Instant>,
     /// Outputs that wait for their position, in order.
     waiting: VecDeque<Waiting>,
     /// The requests of the waiting responses that are measured, in the same order.
-    waiting_responses: VecDeque<Timed>,
+    waiting_responses: Pending,
     times: LeaveTimes,
+    names: Names,
     /// The number of waiting outputs by the connection that they are for.
     destinations: FxHashMap<ConnectionId, usize>,
     /// The bytes of waiting outputs by the connection whose requests caused them.
@@ -121,7 +125,10 @@ impl ResponseGate {
     /// How long responses and notifications took until they left.
     pub fn times(&self) -> (Vec<RequestTimes>, statehouse_protocol::Histogram) {
         let queue = self.lock();
-        (queue.times.requests(), queue.times.notifications())
+        (
+            queue.times.requests(&queue.names),
+            queue.times.notifications(),
+        )
     }
 
     /// Whether an output waits for its position.
@@ -169,7 +176,7 @@ pub struct Outputs<'a> {
     position: LogPosition,
     owner: ConnectionId,
     /// What is measured of the response, and when the notifications were decided.
-    response: Option<Timed>,
+    response: Option<(Timed, &'a Arc<str>)>,
     notified: Option<Instant>,
     waits: bool,
     /// The message body that was counted last: watchers share one, so it is counted once.
@@ -178,12 +185,22 @@ pub struct Outputs<'a> {
     waiting_bytes: usize,
 }
 
-impl Outputs<'_> {
-    /// Measures the response, if there is one, and the notifications, which were decided at this
-    /// time.
-    pub(super) fn measured(mut self, response: Option<Timed>, decided: Instant) -> Self {
-        (self.response, self.notified) = (response, Some(decided));
-        self
+impl<'a> Outputs<'a> {
+    /// Measures the notifications, which were decided at this time.
+    pub(super) fn measure_notifications(&mut self, decided: Instant) {
+        self.notified = Some(decided);
+    }
+
+    /// Measures the response to a request from the time when its turn began.
+    pub(super) fn measure_response(
+        &mut self,
+        incoming: &'a Incoming<'_>,
+        effects: &Effects,
+        begun: Instant,
+        call: Call,
+    ) {
+        let timed = Timed::of(incoming, effects, begun, call, &mut self.queue.names);
+        self.response = Some((timed, &incoming.peer.client));
     }
 
     /// Queues the next output, for the connection `destination`.
@@ -200,14 +217,16 @@ impl Outputs<'_> {
         };
         self.waits |= queue.destinations.contains_key(&destination);
         if !self.waits {
-            queue.ready_responses.extend(response);
+            if let Some((timed, client)) = response {
+                queue.ready_responses.add(timed, client);
+            }
             queue.ready_notifications.extend(notified);
             queue.ready.push(out);
             return;
         }
         let measured = match (response, notified) {
-            (Some(timed), _) => {
-                queue.waiting_responses.push_back(timed);
+            (Some((timed, client)), _) => {
+                queue.waiting_responses.add(timed, client);
                 Measured::Response
             }
             (None, Some(decided)) => Measured::Notification(decided),
@@ -256,9 +275,9 @@ impl Queue {
         for decided in self.ready_notifications.drain(..) {
             self.times.notification(decided, now);
         }
-        for timed in self.ready_responses.drain(..) {
+        while let Some((timed, client)) = self.ready_responses.next() {
             self.times.response(&timed, now);
-            departures.left(timed, now);
+            departures.left(timed, client, &self.names, now);
         }
         while let Some(next) = self
             .waiting
@@ -270,9 +289,9 @@ impl Queue {
             match next.measured {
                 Measured::Notification(decided) => self.times.notification(decided, now),
                 Measured::Response => {
-                    if let Some(timed) = self.waiting_responses.pop_front() {
+                    if let Some((timed, client)) = self.waiting_responses.next() {
                         self.times.response(&timed, now);
-                        departures.left(timed, now);
+                        departures.left(timed, client, &self.names, now);
                     }
                 }
                 Measured::No => {}

@@ -1,15 +1,16 @@
 //! The last slow requests, with where their time went.
 //!
-//! When a response leaves, a comparison tells whether its request was slow; only a slow one costs
-//! more. Many are slow at once when the disk stalls, so the number that is kept is limited.
+//! When a response leaves, its time is compared with the threshold. Only a slow request costs more.
+//! Many are slow at once when the disk stalls, so the number that is kept is limited.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::names::Names;
 use super::timing::Timed;
 use crate::limits;
 use statehouse_core::clock::wall_ms;
@@ -25,7 +26,7 @@ pub struct SlowRequest {
     pub command: Option<String>,
     /// The first key that it wrote or read, with escapes, and cut if it is long.
     pub key: Option<String>,
-    /// The name and digest of the policy, if it is still loaded.
+    /// The name and digest of the policy, if one answered.
     pub policy: Option<String>,
     /// How it was answered: as in the metric `statehouse_request_seconds`.
     pub outcome: String,
@@ -69,6 +70,9 @@ struct Kept {
 /// A request whose response is leaving.
 pub(super) struct Departure {
     timed: Timed,
+    client: Arc<str>,
+    command: Option<String>,
+    policy: Option<String>,
     left: Instant,
 }
 
@@ -146,7 +150,7 @@ impl Departures {
     }
 
     /// Keeps a request if it is slow.
-    pub(super) fn left(&mut self, timed: Timed, left: Instant) {
+    pub(super) fn left(&mut self, timed: Timed, client: &Arc<str>, names: &Names, left: Instant) {
         if left.saturating_duration_since(timed.begun) < self.threshold {
             return;
         }
@@ -154,28 +158,34 @@ impl Departures {
         if self.last.len() >= limits::SLOW_REQUESTS_MAX {
             self.last.pop_front();
         }
-        self.last.push_back(Departure { timed, left });
+        self.last.push_back(Departure {
+            client: client.clone(),
+            command: names.command(timed.command).map(str::to_owned),
+            policy: names.policy(timed.policy).map(str::to_owned),
+            timed,
+            left,
+        });
     }
 }
 
 impl Departure {
     fn into_request(self, now: Instant, at_ms: u64) -> SlowRequest {
-        let Self { timed, left } = self;
+        let Self { timed, left, .. } = self;
         let total = now.saturating_duration_since(timed.begun);
-        let queue = timed.call.began.saturating_duration_since(timed.begun);
+        let queue = Duration::from_micros(timed.queue_us.into());
         let socket = now.saturating_duration_since(left);
         let rest = total.saturating_sub(queue + socket);
         // The time of a light call is an estimate.
-        let policy = timed.call.took.min(rest);
+        let policy = Duration::from_micros(timed.policy_us.into()).min(rest);
         let flush = rest - policy;
         SlowRequest {
             at_ms,
-            client: timed.client.to_string(),
-            command: timed.command().map(str::to_owned),
+            client: self.client.to_string(),
+            command: self.command,
             key: timed.key.text(),
-            policy: timed.policy().map(str::to_owned),
+            policy: self.policy,
             outcome: timed.answered.name().to_owned(),
-            fuel: timed.fuel,
+            fuel: timed.fuel.into(),
             total_us: micros(total),
             queue_us: micros(queue),
             policy_us: micros(policy),

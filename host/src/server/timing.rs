@@ -5,16 +5,16 @@
 //! request. So a light call counts with the mean of its neighbours. A call that used much fuel is
 //! measured.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
 use statehouse_protocol::Histogram;
 
+use super::names::Names;
 use crate::limits;
-use statehouse_core::policy::Policy;
 use statehouse_core::request::Incoming;
-use statehouse_core::store::{Effects, RestsOn, Transaction};
+use statehouse_core::store::{Effects, RestsOn};
 
 /// Fuel from which a call is measured by a reading of the clock of its own: some hundred
 /// microseconds.
@@ -190,18 +190,23 @@ pub(super) fn error_of(effects: &Effects) -> Option<&[u8]> {
     is_error.then(|| text.trim_ascii_end())
 }
 
-/// A request from its decision until its response leaves.
+/// A request from its decision until its response leaves. Each waiting response has one, so it is
+/// small and holds no reference but, at times, the client.
 pub(super) struct Timed {
     /// When the turn of its connection began.
     pub(super) begun: Instant,
-    pub(super) call: Call,
-    pub(super) fuel: u64,
+    /// Until the policy was called, and its call, in microseconds.
+    pub(super) queue_us: u32,
+    pub(super) policy_us: u32,
+    pub(super) fuel: u32,
     pub(super) answered: Answered,
-    pub(super) client: Arc<str>,
+    /// The numbers of [`Names`].
+    pub(super) command: u16,
+    pub(super) policy: u16,
     /// The first key that it wrote or read.
     pub(super) key: ShortKey,
-    policy: Option<Arc<Policy<Transaction>>>,
-    command: Option<u16>,
+    /// None if it is the client of the request before in the same queue.
+    client: Option<Arc<str>>,
 }
 
 impl Timed {
@@ -210,28 +215,64 @@ impl Timed {
         effects: &Effects,
         begun: Instant,
         call: Call,
+        names: &mut Names,
     ) -> Self {
+        let command = effects.answer.as_ref().and_then(|it| it.command);
+        let (policy, command) = names.numbers(effects.by.as_deref(), command);
         Self {
             begun,
-            call,
-            fuel: effects.fuel,
+            queue_us: micros(call.began.saturating_duration_since(begun)),
+            policy_us: micros(call.took),
+            fuel: u32::try_from(effects.fuel).unwrap_or(u32::MAX),
             answered: Answered::of(effects),
-            client: incoming.peer.client.clone(),
+            command,
+            policy,
             key: ShortKey::of(effects, incoming.payload),
-            policy: effects.by.clone(),
-            command: effects.answer.as_ref().and_then(|it| it.command),
+            client: None,
         }
     }
+}
 
-    /// The name of its command, if the policy named one.
-    pub(super) fn command(&self) -> Option<&str> {
-        let commands = &self.policy.as_ref()?.commands;
-        commands.get(usize::from(self.command?)).map(String::as_str)
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// Requests whose responses have not left, in the order in which they leave.
+pub(super) struct Pending {
+    requests: VecDeque<Timed>,
+    /// The clients of the last request that was added and of the last that left. Requests of one
+    /// turn have one client, so few references are counted.
+    added: Arc<str>,
+    left: Arc<str>,
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        let none: Arc<str> = "".into();
+        Self {
+            requests: VecDeque::new(),
+            added: none.clone(),
+            left: none,
+        }
+    }
+}
+
+impl Pending {
+    pub(super) fn add(&mut self, mut timed: Timed, client: &Arc<str>) {
+        if !Arc::ptr_eq(&self.added, client) {
+            self.added = client.clone();
+            timed.client = Some(client.clone());
+        }
+        self.requests.push_back(timed);
     }
 
-    /// The name and digest of its policy, if that is still loaded.
-    pub(super) fn policy(&self) -> Option<&str> {
-        self.policy.as_ref().map(|it| it.tag.as_str())
+    /// The next request, with its client.
+    pub(super) fn next(&mut self) -> Option<(Timed, &Arc<str>)> {
+        let mut timed = self.requests.pop_front()?;
+        if let Some(client) = timed.client.take() {
+            self.left = client;
+        }
+        Some((timed, &self.left))
     }
 }
 
@@ -280,9 +321,8 @@ impl ShortKey {
 
 /// How long outputs took until they left.
 pub(super) struct LeaveTimes {
-    /// The first one counts commands beyond the limit, and requests without a command.
-    commands: Vec<(Box<str>, [Option<Histogram>; 5])>,
-    index: FxHashMap<Box<str>, usize>,
+    /// By the number of the command.
+    requests: Vec<[Option<Histogram>; 5]>,
     notifications: Histogram,
 }
 
@@ -309,8 +349,7 @@ pub struct Times {
 impl Default for LeaveTimes {
     fn default() -> Self {
         Self {
-            commands: vec![("other".into(), Default::default())],
-            index: FxHashMap::default(),
+            requests: Vec::new(),
             notifications: Histogram::new(&LEAVE_BOUNDS),
         }
     }
@@ -318,8 +357,11 @@ impl Default for LeaveTimes {
 
 impl LeaveTimes {
     pub(super) fn response(&mut self, timed: &Timed, now: Instant) {
-        let place = timed.command().map_or(0, |it| self.place(it));
-        let times = &mut self.commands[place].1[timed.answered as usize];
+        let command = usize::from(timed.command);
+        if command >= self.requests.len() {
+            self.requests.resize(command + 1, Default::default());
+        }
+        let times = &mut self.requests[command][timed.answered as usize];
         let times = times.get_or_insert_with(|| Histogram::new(&LEAVE_BOUNDS));
         times.record(now.saturating_duration_since(timed.begun));
     }
@@ -329,38 +371,27 @@ impl LeaveTimes {
         self.notifications.record(delay);
     }
 
-    fn place(&mut self, command: &str) -> usize {
-        if let Some(place) = self.index.get(command) {
-            return *place;
-        }
-        // Policies choose the names, and each is a set of time series.
-        if self.index.len() >= limits::METRIC_COMMANDS_MAX || command == "other" {
-            return 0;
-        }
-        self.commands.push((command.into(), Default::default()));
-        self.index.insert(command.into(), self.commands.len() - 1);
-        self.commands.len() - 1
-    }
-
     /// The times of notifications.
     pub(super) fn notifications(&self) -> Histogram {
         self.notifications.clone()
     }
 
     /// The times of requests.
-    pub(super) fn requests(&self) -> Vec<RequestTimes> {
-        let of_command = |(name, times): &(Box<str>, [Option<Histogram>; 5])| {
+    pub(super) fn requests(&self, names: &Names) -> Vec<RequestTimes> {
+        let of_command = |(command, times): (&str, &[Option<Histogram>; 5])| {
             let found = Answered::ALL.iter().zip(times);
             let found = found.filter_map(|((_, outcome), times)| {
                 Some(RequestTimes {
-                    command: name.to_string(),
+                    command: command.to_string(),
                     outcome,
                     times: times.clone()?,
                 })
             });
             found.collect::<Vec<_>>()
         };
-        self.commands.iter().flat_map(of_command).collect()
+        let commands = names.commands();
+        let commands = commands.zip(&self.requests);
+        commands.flat_map(of_command).collect()
     }
 }
 
@@ -392,14 +423,5 @@ mod tests {
         assert!(heavy.began > early && times.calls == 0);
         assert_eq!(times.times().count(), 5);
         assert!(times.times().sum() >= Duration::from_millis(100));
-    }
-
-    #[test]
-    fn commands_beyond_the_limit_are_other() {
-        let mut times = LeaveTimes::default();
-        let places = (0..1_000).map(|it| times.place(&it.to_string()));
-        let distinct: std::collections::BTreeSet<usize> = places.collect();
-        assert_eq!(distinct.len(), limits::METRIC_COMMANDS_MAX + 1);
-        assert_eq!((times.place("other"), times.place("0")), (0, 1));
     }
 }
