@@ -23,6 +23,7 @@ fn project(directory: &Path, policy: &Path) {
     fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
     let transcript = "> SET k fine\n< +OK\\r\\n __ts=$v1\n";
     fs::write(project.join("tests/setpoint.txt"), transcript).unwrap();
+    fs::remove_file(project.join("tests/others.txt")).unwrap();
     fs::copy(policy, project.join("policy.js")).unwrap();
 }
 

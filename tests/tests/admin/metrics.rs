@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Server, Store, command::finish, run_in};
+use statehouse_tests::{Admin, Server, Store, command::finish, run_in, wait::eventually};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -116,10 +116,14 @@ fn slow_requests_show_where_their_time_went() {
         let all = [&["slow"], arguments].concat();
         run_in(server.directory(), &all, b"").code(0).text()
     };
-    let json: Json = serde_json::from_str(&list(&["--json"])).unwrap();
+    // The request is listed after its response has left.
+    let (json, set) = eventually("the SET is listed", || {
+        let json: Json = serde_json::from_str(&list(&["--json"])).unwrap();
+        let requests = json["requests"].as_array()?;
+        let set = requests.iter().find(|it| it["command"] == "SET")?.clone();
+        Some((json, set))
+    });
     assert_eq!(json["threshold_us"], 4_000);
-    let requests = json["requests"].as_array().unwrap();
-    let set = requests.iter().find(|it| it["command"] == "SET").unwrap();
     assert_eq!(
         (&set["client"], &set["key"]),
         (&"press-4".into(), &"pressure".into())

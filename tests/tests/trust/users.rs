@@ -352,27 +352,6 @@ fn changed_users_file_disconnects_affected_clients() {
     let mut anna = connected(&server, "anna", "anna", "a");
     let mut bert = connected(&server, "bert", "bert", "b");
     let mut carl = connected(&server, "carl", "carl", "c");
-    // A changed password keeps the role, and a changed role keeps the password.
-    let line = |name: &str| {
-        let text = fs::read_to_string(file.path()).unwrap();
-        let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
-        lines.next().unwrap().to_owned()
-    };
-    let plain = line("anna:");
-    file.user(&["role", "anna", "operate"], "").code(0);
-    assert_eq!(line("anna:"), format!("{plain}:operate"));
-    file.add("anna", "third").code(0);
-    assert!(line("anna:").ends_with(":operate") && !line("anna:").contains(&plain));
-    let listed = file.user(&["list"], "").code(0).text();
-    assert_eq!(listed, "anna\toperate\nbert\n");
-    file.user(&["role", "anna", "none"], "").code(0);
-    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
-    file.user(&["role", "carl", "read"], "")
-        .code(1)
-        .says("no user carl");
-    file.user(&["role", "anna", "root"], "")
-        .code(2)
-        .says("no role");
     file.user(&["remove", "anna"], "").code(0);
     anna.expect_disconnect(NOT_AUTHORIZED);
     let again = || connack(&server, &login("anna", Some("anna"), Some("a"))).reason;
@@ -487,6 +466,27 @@ fn user_command_maintains_the_users_file() {
     );
     // The command keeps the permissions of the file.
     assert_eq!(mode(&file.path()), 0o640);
+    // A changed password keeps the role, and a changed role keeps the password.
+    let line = |name: &str| {
+        let text = fs::read_to_string(file.path()).unwrap();
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        lines.next().unwrap().to_owned()
+    };
+    let plain = line("anna:");
+    file.user(&["role", "anna", "operate"], "").code(0);
+    assert_eq!(line("anna:"), format!("{plain}:operate"));
+    file.add("anna", "third").code(0);
+    assert!(line("anna:").ends_with(":operate") && !line("anna:").contains(&plain));
+    let listed = file.user(&["list"], "").code(0).text();
+    assert_eq!(listed, "anna\toperate\nbert\n");
+    file.user(&["role", "anna", "none"], "").code(0);
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
+    file.user(&["role", "carl", "read"], "")
+        .code(1)
+        .says("no user carl");
+    file.user(&["role", "anna", "root"], "")
+        .code(2)
+        .says("no role");
     file.user(&["remove", "anna"], "").code(0);
     file.user(&["remove", "anna"], "")
         .code(1)
