@@ -466,8 +466,9 @@ impl Server {
 
 impl Server {
     /// Handles a part of a batch, until the end of the batch or the time `end`. Returns whether
-    /// inputs are left. `begun` is the time at which the batch began, and `owner` is the connection of the batch, if it has only one; `disconnected`
-    /// is set if that connection is being closed, so that the rest must be skipped.
+    /// inputs are left. `begun` is the time at which the batch began, and `owner` is the connection
+    /// of the batch, if it has only one; `disconnected` is set if that connection is being closed,
+    /// so that the rest must be skipped.
     fn take_part(
         &self,
         owner: Option<ConnectionId>,

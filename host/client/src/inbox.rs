@@ -79,8 +79,8 @@ impl Inbox {
         self.queue().held.is_some()
     }
 
-    /// The version up to which the reader has all changes, if the watch is registered at a store that
-    /// can resume it.
+    /// The version up to which the reader has all changes, if the watch is registered at a store
+    /// that can resume it.
     pub(crate) fn position(&self) -> Option<Version> {
         let queue = self.queue();
         let registered = queue.held.is_none() && queue.is_resumable;

@@ -309,7 +309,8 @@ impl Session {
     }
 
     /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it.
-    /// That watch sent its STOP too early, or without a connection, so this function sends another one.
+    /// That watch sent its STOP too early, or without a connection, so this function sends another
+    /// one.
     fn unregister_unwatched(&self, watched: &Watched) -> bool {
         let mut state = self.state();
         let is_unwatched = !state.watches.contains(watched);

@@ -56,9 +56,10 @@
 //! | a watch of a prefix does not report deletions | 3, 10 |
 //! | the broker sends one message more than the Receive Maximum | 8 |
 //!
-//! Not simulated: watches from a version behind a foreign broker, message expiry, shared subscriptions, clients that do not read, and several
-//! packets in one read. `host/tests/model` covers dialects, timestamps, SCAN patterns, identical
-//! requests and second copies over one connection.
+//! Not simulated: watches from a version behind a foreign broker, message expiry, shared
+//! subscriptions, clients that do not read, and several packets in one read. `host/tests/model`
+//! covers dialects, timestamps, SCAN patterns, identical requests and second copies over one
+//! connection.
 
 mod arrival;
 mod captured;

@@ -74,7 +74,7 @@ impl Space {
 
     /// The engine reports its size, and its quota if it knows it. etcd counts a write when it
     /// commits its file, which may be [`limits::REPORT_PACE`] later, so the writes since the last
-    /// report count once more.
+    /// report count again.
     pub(super) fn reported(&self, status: &Status) {
         let unreported = self.unreported.swap(0, Ordering::Relaxed);
         self.used

@@ -19,7 +19,7 @@ fn small(options: &mut Options) {
     options.timing.status = Duration::from_secs(1);
 }
 
-/// Writes six times the quota, beside a state of this size.
+/// Writes six times the quota, with a state of this size.
 fn write_much(snapshot_after_bytes: u64, state_bytes: usize) {
     simulate(async move {
         let world = world(1).await;
@@ -62,7 +62,7 @@ fn snapshot_of_a_large_state_makes_room() {
     write_much(64 << 20, 300_000);
 }
 
-/// The state grows until it is refused, so a snapshot of it does not fit beside the log.
+/// The state grows until it is refused, so the quota does not hold a snapshot of it and the log.
 #[test]
 fn state_that_fills_the_quota_can_be_removed() {
     simulate(async {
