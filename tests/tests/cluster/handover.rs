@@ -109,11 +109,18 @@ fn handover_lets_the_named_host_lead() {
     hand_over("gw9").code(1).says("has no host gw9");
     // The record of a host that was killed still says that it follows.
     let killed = cluster.follower();
+    let name = cluster::name(killed);
+    let follows = [&name, "follows", &leader.epoch.to_string()].join(" ");
+    eventually("the record of the host", || {
+        let status = cluster.ask(&["status"]).code(0).text();
+        let mut rows = status.lines().map(|it| it.split_whitespace().take(3));
+        rows.any(|row| row.collect::<Vec<_>>().join(" ") == follows)
+            .then_some(())
+    });
     cluster[killed].kill();
-    let killed = cluster::name(killed);
     thread::sleep(Duration::from_secs(1));
     eventually("the leader notices", || {
-        let refused = hand_over(&killed).code(1);
+        let refused = hand_over(&name).code(1);
         refused.stderr.contains("has no link").then_some(())
     });
     assert_eq!(cluster.present_leader(), leader);
