@@ -16,6 +16,18 @@ pub enum Language {
 }
 
 impl Language {
+    /// The commands that install the tool of `policy build` into a project, if it needs one.
+    pub fn install_commands(self) -> &'static [&'static str] {
+        match self {
+            Self::Rust => &[],
+            Self::JavaScript => &["npm install"],
+            Self::Python => &[
+                "python3 -m venv .venv",
+                ".venv/bin/pip install componentize-py==0.25.1",
+            ],
+        }
+    }
+
     /// The language of a project directory, by the manifest that it contains.
     pub fn of(directory: &Path) -> Option<Self> {
         let has = |name: &str| directory.join(name).is_file();

@@ -190,18 +190,16 @@ fn policy_new_or_build_failure_names_the_cause() {
     run(&["policy", "build", path], b"")
         .code(2)
         .says("no project");
-    // The error about a missing tool says how to install it.
+    // The next steps and the error about a missing tool say how to install it.
     for (lang, says) in [
         ("js", "npm install"),
         ("python", "pip install componentize-py"),
     ] {
         let project = directory.path().join(lang);
         let project = project.to_str().unwrap();
-        run(
-            &["policy", "new", "rule", "--lang", lang, "--dir", project],
-            b"",
-        )
-        .code(0);
+        let new = ["policy", "new", "rule", "--lang", lang, "--dir", project];
+        let made = run(&new, b"").code(0);
+        assert!(made.text().contains(says), "{made:#?}");
         let mut build = command(&["policy", "build", project]);
         build.env("PATH", "/nowhere");
         finish(build, b"").code(2).says(says);

@@ -170,7 +170,8 @@ fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
     let tool = args.dir.join("node_modules/.bin/componentize-qjs");
     if !tool.exists() {
         return Err(Failure::usage(format!(
-            "a policy in JavaScript needs componentize-qjs: run `npm install` in {} (npm comes with Node.js, https://nodejs.org)",
+            "a policy in JavaScript needs componentize-qjs: run `{}` in {} (npm comes with Node.js, https://nodejs.org)",
+            Language::JavaScript.install_commands().join(" && "),
             args.dir.display()
         )));
     }
@@ -247,7 +248,8 @@ fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, 
         )),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !tool.exists() => {
             Err(Failure::usage(format!(
-                "a policy in Python needs componentize-py: run `python3 -m venv .venv && .venv/bin/pip install componentize-py==0.25.1` in {}",
+                "a policy in Python needs componentize-py: run `{}` in {}",
+                Language::Python.install_commands().join(" && "),
                 args.dir.display()
             )))
         }

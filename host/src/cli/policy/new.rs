@@ -47,12 +47,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         ProjectError::Io(..) => Failure::transport(error.to_string()),
         _ => Failure::usage(error.to_string()),
     })?;
-    let text = format!(
-        "wrote {}. Next:\n  cd {}\n  statehouse policy build\n  statehouse policy test {}.wasm tests/\n",
-        directory.display(),
-        directory.display(),
-        args.name
-    );
+    let (name, path) = (&args.name, directory.display());
+    let mut text = format!("wrote {path}. Next:\n  cd {path}\n");
+    for command in args.lang.install_commands() {
+        text += &format!("  {command}\n");
+    }
+    text += &format!("  statehouse policy build\n  statehouse policy test {name}.wasm tests/\n");
     emit(text.as_bytes())?;
     Ok(Exit::Done)
 }
