@@ -133,7 +133,7 @@ impl AuditLog {
     }
 }
 
-/// Keeps each line of the audit log, whatever the log filter is.
+/// Keeps each line of the audit log, also those that the log filter leaves out.
 pub(crate) fn layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

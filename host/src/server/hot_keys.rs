@@ -1,9 +1,10 @@
 //! Finds the keys with the most requests, in bounded memory: the algorithm Space-Saving (Metwally
 //! and others, 2005) over a random sample of the requests.
 //!
-//! A key that is not tracked replaces the one with the lowest count and takes over its count, as the
-//! error of its own. So counts are too high by at most the error, and a key with more than its share
-//! of the places is always tracked. Counts decay, so that the keys are those of the last seconds.
+//! A key that is not tracked replaces the key with the lowest count. The count of that key is the
+//! error of the new one. So a count is too high by at most its error, and a key with more than one
+//! of `n` requests is always among `n` tracked ones. Counts decay, so that the keys are those of the
+//! last seconds.
 
 use std::hash::Hasher;
 

@@ -2,10 +2,11 @@
 //! for `statehouse top`.
 //!
 //! A task computes the document once a second for all readers, and only while there are readers: it
-//! ends some seconds after the last one. The store measures more while it runs. A reader never waits
-//! for a lock of the store, and a slow reader skips documents.
+//! ends some seconds after the last one. The store measures more while the task runs. A reader
+//! never waits for a lock of the store, and a slow reader skips documents.
 
 pub(crate) mod document;
+mod sample;
 mod sampler;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -10,8 +10,10 @@ use statehouse_wal::LogFigures;
 
 use super::document::{
     ClientCounts, ClusterView, DiskUse, ForeignBroker, HotKeyRate, Latencies, Latency, MemoryUse,
-    Overview, PolicyRate, ProcessUse, Rates, Stages, StoreSize,
+    Overview, PolicyRate, ProcessUse, Stages, StoreSize,
 };
+use super::sample::{Sample, latency, per_second, tenths};
+use crate::admin::Sources;
 use crate::admin::api::Api;
 use crate::admin::cluster::{ClusterFigures, ClusterPlace};
 use crate::admin::metrics::{process, store};
@@ -20,7 +22,7 @@ use crate::config;
 use crate::limits;
 use crate::past::json_bytes;
 use crate::policies::manager::Listing;
-use crate::server::{HotKey, Longest, Observed, Stats};
+use crate::server::{HotKey, Longest, Stats};
 use statehouse_core::policy::Digest;
 
 /// What stays the same while the process runs.
@@ -54,44 +56,6 @@ pub(super) struct Sampler {
     cpu: Option<(Instant, Duration)>,
     /// When open files were counted last, and their number.
     fds: Option<(Instant, Option<u64>)>,
-}
-
-/// The figures of a store at one moment.
-struct Sample {
-    at: Instant,
-    counts: Counts,
-    times: Times,
-    /// The longest times since the sample before.
-    longest: Longest,
-    /// Requests and digests of policies.
-    policies: Vec<(Digest, u64)>,
-}
-
-/// Events since the start.
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    requests: u64,
-    get: u64,
-    set: u64,
-    del: u64,
-    other: u64,
-    refused: u64,
-    failed: u64,
-    notifications: u64,
-    publishes: Option<(u64, u64)>,
-}
-
-/// Times since the start, or since an operator watches.
-struct Times {
-    /// None before the first request.
-    request: Option<Histogram>,
-    notification: Histogram,
-    policy: Histogram,
-    queue: Histogram,
-    flush: Histogram,
-    send: Histogram,
-    /// Flushes to the disk.
-    disk: Option<Histogram>,
 }
 
 impl Sampler {
@@ -156,65 +120,27 @@ impl Sampler {
         let of_broker = sources.broker.as_ref().map(|it| it.stats());
         let flushes = log.as_ref().map(|it| it.times.flushes.clone());
         let hot_keys = observed.hot_keys.clone();
-        let sample = Sample::of(
-            server,
-            &stats,
-            of_broker.as_ref(),
-            &listing,
-            observed,
-            flushes,
-        );
-        let before = self.remember(sample)?;
+        if self.samples.len() > limits::OVERVIEW_WINDOW {
+            self.samples.pop_front();
+        }
+        let broker = of_broker.as_ref();
+        let sample = Sample::of(server, &stats, broker, &listing, observed, flushes);
+        self.samples.push_back(sample);
         let (first, last) = (self.samples.front()?, self.samples.back()?);
+        let before = self.samples.iter().rev().nth(1)?;
         let seconds = last.at.duration_since(before.at).as_secs_f64();
         let rates = last.counts.rates(&before.counts, seconds);
-
         overview.store.clone_from(&listing.store);
-        set_readiness(&mut overview, server.impediment());
         overview.hot_keys = of_keys(hot_keys, rates.requests);
         overview.policies = of_policies(&listing, &before.policies, seconds);
         overview.rates = Some(rates);
         overview.latency_us = Some(self.latencies(first, last));
-        overview.store_size = Some(StoreSize {
-            keys: stats.keys,
-            bytes: stats.bytes,
-            watches: stats.watches,
-            dedup_entries: stats.remembered,
-        });
-        overview.memory.owners = named(store::owners(&stats, of_broker.as_ref()));
-        let unwritten = log.as_ref().map_or(0, |it| it.unwritten);
-        overview.queues = named(store::queues(&stats, of_broker.as_ref(), unwritten));
         let flushes = latency(last.times.disk.as_ref(), first.times.disk.as_ref(), None);
+        let unwritten = log.as_ref().map_or(0, |it| it.unwritten);
+        overview.queues = named(store::queues(&stats, broker, unwritten));
         overview.disk = log.map(|it| disk(&it, stats.disk_full, flushes));
-        let limits = sources.broker.as_ref().map(|it| it.limits());
-        overview.limits = named(config::named(&server.quota(), limits.as_deref()));
-        let of_broker = of_broker.zip(limits);
-        overview.clients = of_broker.map(|(stats, limits)| clients(&stats, &limits));
-        overview.foreign_broker = server.link().map(|it| ForeignBroker {
-            connected: it.connected,
-            outstanding: it.outstanding,
-            unacknowledged: it.unacknowledged,
-        });
-        if let Some(leadership) = &sources.leadership {
-            let place = leadership.place();
-            overview.host.clone_from(&place.host);
-            overview.cluster = Some(cluster(&place, &leadership.figures()));
-        }
+        set_present(&mut overview, sources, &stats, of_broker);
         Some(overview)
-    }
-
-    /// Adds a sample. Returns the one before it, if there is one.
-    fn remember(&mut self, sample: Sample) -> Option<Before> {
-        let before = self.samples.back().map(|it| Before {
-            at: it.at,
-            counts: it.counts,
-            policies: it.policies.clone(),
-        });
-        if self.samples.len() > limits::OVERVIEW_WINDOW {
-            self.samples.pop_front();
-        }
-        self.samples.push_back(sample);
-        before
     }
 
     fn requests_per_second(&self, requests: u64) -> f64 {
@@ -271,93 +197,35 @@ impl Sampler {
     }
 }
 
-/// What is compared with the sample before.
-struct Before {
-    at: Instant,
-    counts: Counts,
-    policies: Vec<(Digest, u64)>,
-}
-
-impl Sample {
-    fn of(
-        server: &crate::server::Server,
-        stats: &Stats,
-        broker: Option<&statehouse_mqtt::Stats>,
-        listing: &Listing,
-        observed: Observed,
-        disk: Option<Histogram>,
-    ) -> Self {
-        let times = server.times();
-        let mut counts = Counts {
-            requests: stats.requests,
-            refused: stats.refused.all(),
-            notifications: stats.notifications,
-            publishes: broker.map(|it| (it.messages_in, it.messages_out)),
-            ..Counts::default()
-        };
-        let mut request: Option<Histogram> = None;
-        for it in &times.requests {
-            counts.add(&it.command, it.outcome, it.times.count());
-            match &mut request {
-                Some(sum) => sum.merge(&it.times),
-                None => request = Some(it.times.clone()),
-            }
-        }
-        let policies = listing.policies.iter();
-        Self {
-            at: Instant::now(),
-            counts,
-            times: Times {
-                request,
-                notification: times.notifications,
-                policy: times.calls,
-                queue: observed.stages.queue,
-                flush: observed.stages.flush,
-                send: observed.stages.send,
-                disk,
-            },
-            longest: observed.longest,
-            policies: policies.map(|it| (it.digest, it.done.requests)).collect(),
-        }
-    }
-}
-
-impl Counts {
-    /// Adds requests with one command and outcome.
-    fn add(&mut self, command: &str, outcome: &str, requests: u64) {
-        let of_command = match command {
-            "GET" => &mut self.get,
-            "SET" => &mut self.set,
-            "DEL" | "VDEL" => &mut self.del,
-            _ => &mut self.other,
-        };
-        *of_command += requests;
-        match outcome {
-            "refused" => self.refused += requests,
-            "failed" => self.failed += requests,
-            _ => {}
-        }
-    }
-
-    fn rates(&self, before: &Self, seconds: f64) -> Rates {
-        let rate = |of: fn(&Self) -> u64| tenths(per_second(of(self), of(before), seconds));
-        let publishes = self.publishes.zip(before.publishes);
-        let publishes = publishes.map(|(now, then)| {
-            let rate = |now, then| tenths(per_second(now, then, seconds));
-            (rate(now.0, then.0), rate(now.1, then.1))
-        });
-        Rates {
-            requests: rate(|it| it.requests),
-            get: rate(|it| it.get),
-            set: rate(|it| it.set),
-            del: rate(|it| it.del),
-            other: rate(|it| it.other),
-            refused: rate(|it| it.refused),
-            failed: rate(|it| it.failed),
-            notifications: rate(|it| it.notifications),
-            publishes_in: publishes.map(|it| it.0),
-            publishes_out: publishes.map(|it| it.1),
-        }
+/// Sets the figures that are not differences.
+fn set_present(
+    overview: &mut Overview,
+    sources: &Sources,
+    stats: &Stats,
+    broker: Option<statehouse_mqtt::Stats>,
+) {
+    let server = &sources.server;
+    set_readiness(overview, server.impediment());
+    overview.store_size = Some(StoreSize {
+        keys: stats.keys,
+        bytes: stats.bytes,
+        watches: stats.watches,
+        dedup_entries: stats.remembered,
+    });
+    overview.memory.owners = named(store::owners(stats, broker.as_ref()));
+    let limits = sources.broker.as_ref().map(|it| it.limits());
+    overview.limits = named(config::named(&server.quota(), limits.as_deref()));
+    let of_broker = broker.zip(limits);
+    overview.clients = of_broker.map(|(stats, limits)| clients(&stats, &limits));
+    overview.foreign_broker = server.link().map(|it| ForeignBroker {
+        connected: it.connected,
+        outstanding: it.outstanding,
+        unacknowledged: it.unacknowledged,
+    });
+    if let Some(leadership) = &sources.leadership {
+        let place = leadership.place();
+        overview.host.clone_from(&place.host);
+        overview.cluster = Some(cluster(&place, &leadership.figures()));
     }
 }
 
@@ -445,23 +313,6 @@ fn cluster(place: &ClusterPlace, figures: &ClusterFigures) -> ClusterView {
     }
 }
 
-/// The times that were counted between two samples. `max` is the longest one, if it is known.
-fn latency(now: Option<&Histogram>, then: Option<&Histogram>, max: Option<Duration>) -> Latency {
-    let Some(now) = now else {
-        return Latency::default();
-    };
-    let window = then.map_or_else(|| now.clone(), |then| now.since(then));
-    let count = window.count();
-    // An estimate may lie behind the longest time of its bucket.
-    let us = |time: Duration| micros(max.map_or(time, |max| time.min(max)));
-    Latency {
-        count,
-        p50: window.quantile(500).map(us),
-        p99: window.quantile(990).map(us),
-        max: max.filter(|_| count > 0).map(micros),
-    }
-}
-
 fn named(values: impl IntoIterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     let values = values.into_iter();
     values
@@ -469,62 +320,6 @@ fn named(values: impl IntoIterator<Item = (&'static str, u64)>) -> BTreeMap<Stri
         .collect()
 }
 
-fn per_second(now: u64, then: u64, seconds: f64) -> f64 {
-    now.saturating_sub(then) as f64 / seconds
-}
-
-/// Rounded to one digit, since more would be noise.
-fn tenths(value: f64) -> f64 {
-    (value * 10.0).round() / 10.0
-}
-
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    static BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
-
-    #[test]
-    fn rates_are_differences_per_second() {
-        let mut before = Counts::default();
-        before.add("GET", "ok", 100);
-        let mut now = before;
-        now.requests = 30;
-        now.add("GET", "ok", 10);
-        now.add("VDEL", "refused", 4);
-        now.add("DEL", "failed", 2);
-        now.add("KEYNOTIFY", "ok", 1);
-        let rates = now.rates(&before, 2.0);
-        assert_eq!((rates.get, rates.del, rates.other), (5.0, 3.0, 0.5));
-        assert_eq!((rates.refused, rates.failed), (2.0, 1.0));
-        assert_eq!((rates.requests, rates.set), (15.0, 0.0));
-        assert_eq!(rates.publishes_in, None);
-        // A store that was replaced counts from zero.
-        assert_eq!(before.rates(&now, 1.0).requests, 0.0);
-    }
-
-    #[test]
-    fn latency_is_that_of_the_window_and_never_beyond_its_maximum() {
-        let mut then = Histogram::new(&BOUNDS);
-        then.record_many(Duration::from_micros(500), 1_000);
-        let mut now = then.clone();
-        now.record_many(Duration::from_millis(2), 10);
-        let max = Some(Duration::from_millis(3));
-        let it = latency(Some(&now), Some(&then), max);
-        assert_eq!((it.count, it.max), (10, Some(3_000)));
-        assert_eq!((it.p50, it.p99), (Some(3_000), Some(3_000)));
-        let none = latency(Some(&now), Some(&now), max);
-        assert_eq!((none.count, none.p50, none.max), (0, None, None));
-        assert_eq!(latency(None, None, None).count, 0);
-        // The first request of a store began its histogram.
-        assert_eq!(latency(Some(&now), None, None).count, 1_010);
-    }
 }

@@ -1,6 +1,6 @@
-//! `statehouse top`: what a running store does, live in a terminal.
+//! `statehouse top`: the overview of a running store, live in a terminal.
 //!
-//! Each refresh asks the admin API anew, so it goes on after a restart of the store.
+//! Each refresh is a request of its own, so the display continues after a restart of the store.
 
 mod draw;
 mod figures;

@@ -203,8 +203,8 @@ mod tests {
             }));
         }
         assert_eq!(screen.history.len(), limits::TOP_HISTORY_MAX);
-        screen.refresh(Err(Failure::transport("it is gone")));
-        assert_eq!(screen.problem.as_deref(), Some("it is gone"));
+        screen.refresh(Err(Failure::transport("no answer")));
+        assert_eq!(screen.problem.as_deref(), Some("no answer"));
         assert_eq!(screen.overview.store, "here");
     }
 }
