@@ -11,9 +11,9 @@ use serde::Serialize;
 use statehouse_access::audit;
 use statehouse_core::clock::wall_ms;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
@@ -138,8 +138,13 @@ pub(crate) fn layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    let filter = Targets::new().with_target(audit::TARGET, Level::INFO);
-    Keeper(&LINES).with_filter(filter)
+    Keeper(&LINES).with_filter(filter())
+}
+
+/// Accepts the lines of the audit log. Targets such as that of this module only begin with its name.
+fn filter() -> FilterFn<impl Fn(&Metadata<'_>) -> bool> {
+    let is_audit = |it: &Metadata<'_>| it.target() == audit::TARGET && *it.level() <= Level::INFO;
+    FilterFn::new(is_audit).with_max_level_hint(LevelFilter::INFO)
 }
 
 struct Keeper<'a>(&'a AuditLog);
@@ -226,8 +231,7 @@ mod tests {
             acts: VecDeque::new(),
             refusals: VecDeque::new(),
         }));
-        let filter = Targets::new().with_target(audit::TARGET, Level::INFO);
-        let layer = Keeper(&LOG).with_filter(filter);
+        let layer = Keeper(&LOG).with_filter(filter());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             let long = "ä".repeat(1 << 20);
             tracing::info!("another line");

@@ -33,6 +33,6 @@ pub const HOT_KEYS_SHOWN_MAX: usize = 10;
 /// with this share.
 pub const HOT_KEY_PER_MILLE_MIN: u64 = 10;
 
-/// Requests per second that the search for hot keys looks at. At any rate of requests it then takes
-/// less than a thousandth of a processor.
-pub const HOT_KEY_SAMPLES_PER_SECOND: u64 = 2_000;
+/// Requests per second that the search for hot keys looks at. A sample takes at most a microsecond,
+/// so at any rate of requests the search takes a thousandth of a processor.
+pub const HOT_KEY_SAMPLES_PER_SECOND: u64 = 1_000;

@@ -14,6 +14,10 @@ use crate::limits;
 
 /// The search for hot keys.
 pub(super) struct HotKeys {
+    /// The hashes of the tracked keys, which identify them: keys with one hash count as one key.
+    /// Hashes and counts have lists of their own, since each sample reads all of them.
+    hashes: Vec<u64>,
+    counts: Vec<u64>,
     tracked: Vec<Tracked>,
     /// The decayed number of all requests.
     requests: u64,
@@ -25,11 +29,10 @@ pub(super) struct HotKeys {
 
 /// A tracked key.
 struct Tracked {
-    /// The hash of the whole key identifies it. Keys with one hash would count as one key.
-    hash: u64,
-    count: u64,
     error: u64,
+    /// The beginning of the key.
     key: Vec<u8>,
+    /// The length of the whole key.
     length: usize,
 }
 
@@ -47,7 +50,9 @@ pub struct HotKey {
 impl Default for HotKeys {
     fn default() -> Self {
         Self {
-            tracked: Vec::with_capacity(limits::HOT_KEYS_TRACKED_MAX),
+            hashes: Vec::new(),
+            counts: Vec::new(),
+            tracked: Vec::new(),
             requests: 0,
             skip: 0,
             one_of: 1,
@@ -75,42 +80,46 @@ impl HotKeys {
         let mut hasher = FxHasher::default();
         hasher.write(key);
         let hash = hasher.finish();
-        if let Some(known) = self.tracked.iter_mut().find(|it| it.hash == hash) {
-            known.count += weight;
+        if let Some(known) = self.hashes.iter().position(|it| *it == hash) {
+            self.counts[known] += weight;
             return;
         }
         if self.tracked.len() < limits::HOT_KEYS_TRACKED_MAX {
+            self.hashes.push(hash);
+            self.counts.push(weight);
             self.tracked.push(Tracked {
-                hash,
-                count: weight,
                 error: 0,
                 key: start_of(key).to_vec(),
                 length: key.len(),
             });
             return;
         }
-        if let Some(least) = self.tracked.iter_mut().min_by_key(|it| it.count) {
-            least.hash = hash;
-            least.error = least.count;
-            least.count += weight;
-            least.key.clear();
-            least.key.extend_from_slice(start_of(key));
-            least.length = key.len();
+        let least = self.counts.iter().min().copied();
+        let least = self.counts.iter().position(|it| Some(*it) == least);
+        if let Some(least) = least {
+            let replaced = &mut self.tracked[least];
+            replaced.error = self.counts[least];
+            replaced.key.clear();
+            replaced.key.extend_from_slice(start_of(key));
+            replaced.length = key.len();
+            self.counts[least] += weight;
+            self.hashes[least] = hash;
         }
     }
 
     /// The hot keys, the hottest first.
     pub(super) fn hottest(&self) -> Vec<HotKey> {
-        let sure = |it: &Tracked| it.count - it.error;
         let least = self.requests * limits::HOT_KEY_PER_MILLE_MIN / 1000;
-        let hot = self.tracked.iter().filter(|it| sure(it) > least);
-        let mut hot: Vec<&Tracked> = hot.collect();
-        hot.sort_by(|a, b| sure(b).cmp(&sure(a)).then_with(|| a.key.cmp(&b.key)));
+        let counted = self.tracked.iter().zip(&self.counts);
+        // At least so many requests, since the error is in the count.
+        let sure = counted.map(|(it, count)| (count - it.error, it));
+        let mut hot: Vec<(u64, &Tracked)> = sure.filter(|(sure, _)| *sure > least).collect();
+        hot.sort_by(|(a, of), (b, than)| b.cmp(a).then_with(|| of.key.cmp(&than.key)));
         let hot = hot.into_iter().take(limits::HOT_KEYS_SHOWN_MAX);
-        let keys = hot.map(|it| HotKey {
+        let keys = hot.map(|(sure, it)| HotKey {
             key: it.key.clone(),
             is_cut: it.length > it.key.len(),
-            share: sure(it) as f64 / self.requests as f64,
+            share: sure as f64 / self.requests as f64,
         });
         keys.collect()
     }
@@ -120,8 +129,8 @@ impl HotKeys {
     pub(super) fn age(&mut self, requests_per_second: f64) {
         let older = |count: u64| count * 3 / 4;
         self.requests = older(self.requests);
-        for it in &mut self.tracked {
-            it.count = older(it.count);
+        for (it, count) in self.tracked.iter_mut().zip(&mut self.counts) {
+            *count = older(*count);
             it.error = older(it.error);
         }
         let one_of = requests_per_second / limits::HOT_KEY_SAMPLES_PER_SECOND as f64;
@@ -163,7 +172,7 @@ mod tests {
     #[test]
     fn hot_keys_are_found_among_a_million_others() {
         let mut hot = HotKeys::default();
-        hot.age(500_000.0);
+        hot.age(250_000.0);
         assert_eq!(hot.one_of, 250);
         let mut samples = 0;
         for number in 0..1_000_000_u32 {

@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen) {
     ])
     .areas(frame.area());
     frame.render_widget(Paragraph::new(title_line(screen)).style(BAR), title);
-    let [words, curve] = halves(rates, 52);
+    let [words, curve] = halves(rates, 64);
     let history: Vec<u64> = screen.history.iter().copied().collect();
     let shown = history.len().saturating_sub(curve.width.into());
     match &screen.overview.rates {
