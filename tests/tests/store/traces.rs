@@ -10,7 +10,8 @@ use std::{
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer};
 use statehouse_tests::{
-    Admin, Answer, Client, Connect, Request, Server, Store, command::finish, store::hex,
+    Admin, Answer, Client, Cluster, Connect, Mosquitto, Request, Server, Store, command::finish,
+    store::hex,
 };
 
 use crate::collector::{Collector, Received, SERVER, pairs, silent};
@@ -293,4 +294,43 @@ fn traces_go_over_tls_and_the_command_line_names_its_span() {
             .head
             .starts_with("POST /otlp HTTP/1.1\r\n")
     );
+}
+
+#[test]
+fn spans_are_sent_behind_a_broker_and_by_a_leader() {
+    let collector = Collector::start(None);
+    let url = format!("http://{}", collector.address);
+    let settings = [
+        ("traces", &*url),
+        ("traces_sample", "0"),
+        ("presence", "off"),
+    ];
+    let broker = Mosquitto::start();
+    let attached = Server::attached(&broker.url(), broker.address(), &settings);
+    let cluster = Cluster::with(1, 1, &settings[..2]);
+    for mut writer in [attached.store("writer"), cluster.store(0, "writer")] {
+        let request = set(&mut writer, "v", &[&context()]);
+        assert!(traceparent(&writer.call(&request)).is_some());
+    }
+    let spans = collector.requests(2);
+    for request in requests(&spans) {
+        let names = stages(&spans, &request)
+            .into_iter()
+            .map(|it| it.name.clone());
+        let names: Vec<String> = names.collect();
+        assert_eq!(names, ["receive", "policy", "append", "flush", "respond"]);
+    }
+    let resources = collector
+        .received()
+        .into_iter()
+        .flat_map(|it| it.resource());
+    assert!(
+        resources
+            .into_iter()
+            .any(|it| it == pair("service.instance.id", "gw1"))
+    );
+}
+
+fn pair(name: &str, value: &str) -> (String, String) {
+    (name.to_owned(), value.to_owned())
 }
