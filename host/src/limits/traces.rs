@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Finished spans, in units of requests and notifications, that wait for the collector. They have
-/// some 300 bytes each. Further ones are dropped and counted.
+/// Requests and notifications whose spans wait for the collector. Each has some 300 bytes, at most
+/// 1 KiB. Further ones are dropped and counted.
 pub const TRACE_QUEUE_MAX: usize = 4_096;
 
 /// Requests and notifications in one message to the collector: some 500 KiB in protobuf.

@@ -276,7 +276,7 @@ impl<'a> Outputs<'a> {
     fn span_to(&mut self, client: &Arc<str>) -> Option<Box<TracedNotification>> {
         let (notifier, left) = self.traced.as_mut()?;
         *left = left.checked_sub(1)?;
-        Some(notifier.notification(client.clone()))
+        Some(notifier.notification(client))
     }
 
     /// Ends the decision. Returns the bytes of its outputs.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 use super::timing::Timed;
 use crate::limits;
-use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification};
+use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification, short};
 use statehouse_core::clock::wall_ms;
 
 /// A slow request. Times are in microseconds.
@@ -167,7 +167,7 @@ impl Departures {
                     begun: timed.begun,
                     left,
                     handed: left,
-                    client: client.clone(),
+                    client: short(client),
                     command: names.command(timed.command).map(str::to_owned),
                     policy: names.policy(timed.policy).map(str::to_owned),
                     outcome: timed.answered.name(),

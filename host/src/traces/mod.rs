@@ -126,7 +126,7 @@ impl Traces {
     }
 
     /// Traces this share of the requests without a trace context.
-    fn new(ratio: f64) -> Self {
+    pub(crate) fn new(ratio: f64) -> Self {
         Self {
             sample: Sample::of(ratio),
             queue: Mutex::default(),
@@ -214,6 +214,12 @@ impl Traces {
         }
     }
 
+    /// The requests and notifications that wait.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> usize {
+        self.lock().finished.len()
+    }
+
     /// Waits for spans, and takes those of one message; none after the end.
     fn next(&self) -> Option<Vec<Finished>> {
         let queue = self.lock();
@@ -249,8 +255,11 @@ impl Trace {
 
 impl Notifier {
     /// A notification to a client.
-    pub(crate) fn notification(&self, client: Arc<str>) -> Box<TracedNotification> {
-        Box::new(TracedNotification { of: *self, client })
+    pub(crate) fn notification(&self, client: &Arc<str>) -> Box<TracedNotification> {
+        Box::new(TracedNotification {
+            of: *self,
+            client: short(client),
+        })
     }
 }
 
@@ -293,6 +302,15 @@ impl Sample {
 
     fn hits(self) -> bool {
         self.0.is_some_and(|max| fastrand::u64(..) <= max)
+    }
+}
+
+/// A client id for the queue. A long one is cut, since the queue would keep it after its client left.
+pub(crate) fn short(client: &Arc<str>) -> Arc<str> {
+    let text = spans::cut(client);
+    match text.len() == client.len() {
+        true => client.clone(),
+        false => text.into(),
     }
 }
 

@@ -206,6 +206,6 @@ fn text(text: &str) -> StringValue {
 }
 
 /// The beginning of a text, as whole characters.
-fn cut(text: &str) -> &str {
+pub(super) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(limits::TRACE_TEXT_BYTES_MAX)]
 }

@@ -56,7 +56,7 @@ fn stages_of_a_request_are_a_chain_of_spans() {
     let request = finished(trace, begun);
     assert_eq!(request.spans(), OF_REQUEST);
     let handed = begun + Duration::from_millis(9);
-    let notification = Finished::Notification(notifier.notification("watcher".into()), handed);
+    let notification = Finished::Notification(notifier.notification(&"watcher".into()), handed);
     let spans = spans(&[request, notification]);
 
     let names: Vec<&str> = spans.iter().map(|it| &*it.name).collect();
@@ -94,7 +94,7 @@ fn every_attribute_is_documented_and_every_documented_one_exists() {
     let trace = Traces::new(1.0)
         .begin(&traced(None, begun), false, 2)
         .unwrap();
-    let notification = Finished::Notification(trace.notifier().notification("w".into()), begun);
+    let notification = Finished::Notification(trace.notifier().notification(&"w".into()), begun);
     let spans = spans(&[finished(trace, begun), notification]);
     let attributes = spans.iter().flat_map(|it| &it.attributes);
     let set: BTreeSet<&str> = attributes.map(|it| it.key.as_str()).collect();
