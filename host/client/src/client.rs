@@ -135,7 +135,8 @@ impl Client {
     /// each request. The store then reports its part of the trace. Watches do not carry it.
     ///
     /// ```no_run
-    /// # async fn example(client: statehouse_client::Client) -> Result<(), statehouse_client::Error> {
+    /// # use statehouse_client::{Client, Error};
+    /// # async fn example(client: Client) -> Result<(), Error> {
     /// let traced = client.traced("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")?;
     /// traced.get("room/temperature").await?;
     /// # Ok(())

@@ -305,7 +305,7 @@ impl Sample {
     }
 }
 
-/// A client id for the queue. A long one is cut, since the queue would keep it after its client left.
+/// A client id for the queue, which would keep a long one after its client left, so that is cut.
 pub(crate) fn short(client: &Arc<str>) -> Arc<str> {
     let text = spans::cut(client);
     match text.len() == client.len() {
