@@ -13,6 +13,8 @@ use hyper::header::{HOST, HeaderValue};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
+use prost::Message;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -26,20 +28,56 @@ pub(super) struct Collector {
     host: String,
     port: u16,
     tls: Option<Arc<ClientConfig>>,
-    cause: Cause,
+    reports: Reports,
 }
 
-/// Why the last message did not reach the collector. The exporter's own errors do not say it.
-#[derive(Clone, Default)]
-pub(super) struct Cause(Arc<Mutex<Option<String>>>);
+/// What became of the last message. The exporter itself does not say it.
+#[derive(Default)]
+pub(super) struct Report {
+    /// The spans that the collector rejected, although it took the message.
+    pub(super) rejected: u64,
+    /// Why the message did not arrive, or spans were rejected.
+    pub(super) why: Option<String>,
+}
 
-impl Cause {
-    pub(super) fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+/// The report of the last message.
+#[derive(Clone, Default)]
+pub(super) struct Reports(Arc<Mutex<Report>>);
+
+impl Reports {
+    pub(super) fn take(&self) -> Report {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn set(&self, cause: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+    fn set(&self, report: Report) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}
+
+impl Report {
+    fn of(sent: &io::Result<Response<Bytes>>) -> Self {
+        match sent {
+            Ok(answer) => Self::of_answer(answer.body()),
+            Err(error) => Self {
+                rejected: 0,
+                why: Some(error.to_string()),
+            },
+        }
+    }
+
+    /// A body of another form, such as that of an error, rejects nothing.
+    fn of_answer(body: &[u8]) -> Self {
+        let answer = ExportTraceServiceResponse::decode(body).ok();
+        let rejection = answer.and_then(|it| it.partial_success);
+        let Some(rejection) = rejection.filter(|it| it.rejected_spans > 0) else {
+            return Self::default();
+        };
+        let said = rejection.error_message.escape_debug();
+        let said: String = said.take(limits::TRACE_TEXT_BYTES_MAX).collect();
+        Self {
+            rejected: rejection.rejected_spans.unsigned_abs(),
+            why: Some(format!("it rejects them: {said}")),
+        }
     }
 }
 
@@ -50,7 +88,7 @@ impl fmt::Debug for Collector {
 }
 
 impl Collector {
-    pub(super) fn new(config: &TracesConfig) -> anyhow::Result<(Self, Cause)> {
+    pub(super) fn new(config: &TracesConfig) -> anyhow::Result<(Self, Reports)> {
         let tls = match config.url.is_tls() {
             true => {
                 let tls = statehouse_link::tls::config(config.ca.as_deref(), None);
@@ -58,14 +96,14 @@ impl Collector {
             }
             false => None,
         };
-        let cause = Cause::default();
+        let reports = Reports::default();
         let collector = Self {
             host: config.url.host().to_owned(),
             port: config.url.port(),
             tls,
-            cause: cause.clone(),
+            reports: reports.clone(),
         };
-        Ok((collector, cause))
+        Ok((collector, reports))
     }
 
     async fn send(&self, request: Request<Bytes>) -> io::Result<Response<Bytes>> {
@@ -123,7 +161,7 @@ impl HttpClient for Collector {
             let sending = self.send(request);
             let sent = tokio::time::timeout(limits::TRACE_EXPORT_TIMEOUT, sending).await;
             let sent = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-            self.cause.set(sent.as_ref().err().map(ToString::to_string));
+            self.reports.set(Report::of(&sent));
             Ok(sent?)
         })
     }

@@ -16,7 +16,7 @@ use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::runtime::{self, Runtime};
 
 use super::Traces;
-use super::collector::{Cause, Collector};
+use super::collector::{Collector, Reports};
 use super::spans::{Builder, TimeOfDay};
 use crate::config::TracesConfig;
 use crate::limits;
@@ -30,7 +30,7 @@ pub(super) fn start(
     instance: &str,
     traces: Arc<Traces>,
 ) -> anyhow::Result<()> {
-    let (collector, cause) = Collector::new(config)?;
+    let (collector, reports) = Collector::new(config)?;
     let mut exporter = SpanExporter::builder()
         .with_http()
         .with_protocol(Protocol::HttpBinary)
@@ -49,7 +49,7 @@ pub(super) fn start(
         traces,
         exporter,
         runtime,
-        cause,
+        reports,
         url: config.url.to_string(),
         failing: None,
     };
@@ -93,7 +93,7 @@ struct Sender {
     traces: Arc<Traces>,
     exporter: SpanExporter,
     runtime: Runtime,
-    cause: Cause,
+    reports: Reports,
     url: String,
     failing: Option<Failing>,
 }
@@ -115,18 +115,21 @@ impl Sender {
                 builder.add(it, &mut spans);
             }
             let count = spans.len() as u64;
-            match self.runtime.block_on(self.exporter.export(spans)) {
-                Ok(()) => {
-                    traces.sent.fetch_add(count, Relaxed);
-                    if self.failing.take().is_some() {
-                        tracing::info!("the trace collector {} takes spans again", self.url);
-                    }
+            let sent = self.runtime.block_on(self.exporter.export(spans));
+            let report = self.reports.take();
+            let lost = match &sent {
+                Ok(()) => report.rejected.min(count),
+                Err(_) => count,
+            };
+            traces.sent.fetch_add(count - lost, Relaxed);
+            traces.refused.fetch_add(lost, Relaxed);
+            let why = report.why.or(sent.err().map(|it| it.to_string()));
+            match why {
+                Some(why) => self.warn(lost, &why),
+                None if self.failing.take().is_some() => {
+                    tracing::info!("the trace collector {} takes spans again", self.url);
                 }
-                Err(error) => {
-                    traces.refused.fetch_add(count, Relaxed);
-                    let cause = self.cause.take();
-                    self.warn(count, &cause.unwrap_or_else(|| error.to_string()));
-                }
+                None => {}
             }
         }
         traces.ended.notify_one();

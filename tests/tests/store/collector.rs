@@ -11,7 +11,9 @@ use std::{
 };
 
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::ExportTraceServiceRequest,
+    collector::trace::v1::{
+        ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+    },
     common::v1::{KeyValue, any_value::Value},
     trace::v1::Span,
 };
@@ -60,7 +62,14 @@ pub(crate) fn pairs(attributes: &[KeyValue]) -> Vec<(String, String)> {
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     received: Arc<Mutex<Vec<Received>>>,
-    status: Arc<AtomicU16>,
+    answers: Arc<Answers>,
+}
+
+/// How messages are answered.
+struct Answers {
+    status: AtomicU16,
+    /// The spans of each message that are rejected.
+    rejected: AtomicU16,
 }
 
 impl Collector {
@@ -70,17 +79,20 @@ impl Collector {
         let collector = Collector {
             address: listener.local_addr().unwrap(),
             received: Arc::default(),
-            status: Arc::new(AtomicU16::new(200)),
+            answers: Arc::new(Answers {
+                status: AtomicU16::new(200),
+                rejected: AtomicU16::new(0),
+            }),
         };
-        let (received, status) = (collector.received.clone(), collector.status.clone());
+        let (received, answers) = (collector.received.clone(), collector.answers.clone());
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
                 match &tls {
-                    None => serve(stream, &received, &status),
+                    None => serve(stream, &received, &answers),
                     Some(tls) => {
                         let tls = ServerConnection::new(tls.clone()).unwrap();
-                        serve(StreamOwned::new(tls, stream), &received, &status);
+                        serve(StreamOwned::new(tls, stream), &received, &answers);
                     }
                 }
             }
@@ -90,7 +102,12 @@ impl Collector {
 
     /// Answers with this status from now on. Other messages than those with status 200 are dropped.
     pub(crate) fn answer(&self, status: u16) {
-        self.status.store(status, Ordering::Relaxed);
+        self.answers.status.store(status, Ordering::Relaxed);
+    }
+
+    /// Rejects this number of spans of each message from now on.
+    pub(crate) fn reject(&self, spans: u16) {
+        self.answers.rejected.store(spans, Ordering::Relaxed);
     }
 
     pub(crate) fn received(&self) -> Vec<Received> {
@@ -116,7 +133,7 @@ impl Collector {
 pub(crate) const SERVER: i32 = 2;
 
 /// Reads one message of a connection, and answers.
-fn serve<S: Read + Write>(stream: S, received: &Mutex<Vec<Received>>, status: &AtomicU16) {
+fn serve<S: Read + Write>(stream: S, received: &Mutex<Vec<Received>>, answers: &Answers) {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -129,16 +146,24 @@ fn serve<S: Read + Write>(stream: S, received: &Mutex<Vec<Received>>, status: &A
         .find_map(|it| it.strip_prefix("content-length: "));
     let mut body = vec![0; length.unwrap().parse().unwrap()];
     reader.read_exact(&mut body).unwrap();
-    let status = status.load(Ordering::Relaxed);
+    let status = answers.status.load(Ordering::Relaxed);
     if status == 200 {
         received.lock().unwrap().push(Received { head, body });
     }
-    let answer = format!("HTTP/1.1 {status} Answer\r\ncontent-length: 0\r\n\r\n");
+    let rejected = answers.rejected.load(Ordering::Relaxed);
+    let answer = ExportTraceServiceResponse {
+        partial_success: (rejected > 0).then(|| ExportTracePartialSuccess {
+            rejected_spans: rejected.into(),
+            error_message: "over the\nquota".into(),
+        }),
+    };
+    let body = answer.encode_to_vec();
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status} Answer\r\ncontent-length: {length}\r\n\r\n");
     let mut stream = reader.into_inner();
     // A store that is stopping does not wait for the answer.
-    let _ = stream
-        .write_all(answer.as_bytes())
-        .and_then(|()| stream.flush());
+    let answered = stream.write_all(&[head.as_bytes(), &body].concat());
+    let _ = answered.and_then(|()| stream.flush());
 }
 
 /// A collector that accepts connections and never answers.
