@@ -27,6 +27,7 @@
 //! * [`data_directory`]: the data directory in use: recovery and snapshots.
 //! * [`config`]: flags over environment over file. [`limits`]: every limit with its unit and
 //!   reason.
+//! * [`traces`]: which requests are traced, and the thread that sends their spans.
 //! * [`logging`]: log lines through a bounded queue. [`cli`]: one file per command.
 //!
 //! Dependencies point one way: cli → app → admin → policies → server → transport. The architecture
@@ -53,6 +54,7 @@ pub mod policies;
 pub mod server;
 pub mod shadow;
 mod time;
+pub mod traces;
 pub mod transport;
 
 pub use statehouse_precompiled::STANDARD_POLICY;

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use crate::limits;
 use crate::logging;
 use crate::shadow::Observer;
+use crate::traces::{Counts, Trace, Traces};
 use crate::transport::foreign::Figures;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_access::NoRule;
@@ -229,6 +230,17 @@ impl Server {
         self.gate.slow.set_threshold(threshold);
     }
 
+    /// Sends traces. The first call counts; the core must have a clock for traces.
+    pub fn set_traces(&self, traces: Arc<Traces>) {
+        // The composition root calls this once.
+        let _ = self.gate.traces.set(traces);
+    }
+
+    /// Spans since the start, if traces are on.
+    pub fn trace_counts(&self) -> Option<Counts> {
+        self.gate.traces.get().map(|it| it.counts())
+    }
+
     /// Why the store is not ready, if it is not.
     pub fn impediment(&self) -> Option<&'static str> {
         if self.stopped.load(Relaxed) {
@@ -388,7 +400,8 @@ impl Server {
             let mut outputs = self.gate.begin(position, connection);
             outputs.measure_notifications(now.instant);
             if let (Input::Publish(incoming), Some(call)) = (input, call) {
-                outputs.measure_response(incoming, &decision.effects, now.instant, call);
+                let trace = self.trace(&decision);
+                outputs.measure_response(incoming, &decision.effects, now.instant, call, trace);
             }
             outbound(&locked.core, decision, publisher, ticket, |to, out| {
                 outputs.push(to, out);
@@ -401,6 +414,14 @@ impl Server {
             true => Stepped::Disconnected,
             false => Stepped::Queued(bytes),
         }
+    }
+
+    /// The trace of a request, if it has one.
+    fn trace(&self, decision: &Decision<'_>) -> Option<Box<Trace>> {
+        let (traced, effects) = (decision.traced.as_ref()?, &decision.effects);
+        let notifications = effects.notifications.iter().map(|it| it.to.len());
+        let is_duplicate = effects.repeated.is_some();
+        (self.gate.traces.get()?).begin(traced, is_duplicate, notifications.sum())
     }
 
     /// Logs a decision, and passes refusals to the audit log.

@@ -80,6 +80,7 @@ pub enum VdelResult {
 #[derive(Debug, Clone)]
 pub struct Client {
     connection: Arc<Handle>,
+    traceparent: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -116,6 +117,7 @@ impl Client {
                 session,
                 task: Mutex::new(Some(task)),
             }),
+            traceparent: None,
         };
         let session = client.session();
         match timeout(options.timeout, connected).await {
@@ -127,6 +129,34 @@ impl Client {
                 options.timeout.as_millis()
             ))),
         }
+    }
+
+    /// This client, with a trace context (W3C Trace Context) in the user property `traceparent` of
+    /// each request. The store then reports its part of the trace. Watches do not carry it.
+    ///
+    /// ```no_run
+    /// # use statehouse_client::{Client, Error};
+    /// # async fn example(client: Client) -> Result<(), Error> {
+    /// let traced = client.traced("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")?;
+    /// traced.get("room/temperature").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if this is not the text of a trace context.
+    pub fn traced(&self, traceparent: &str) -> Result<Self, Error> {
+        let length = limits::TRACEPARENT_BYTES_MIN..=limits::TRACEPARENT_BYTES_MAX;
+        let is_text = |it: u8| it.is_ascii_hexdigit() && !it.is_ascii_uppercase() || it == b'-';
+        if !length.contains(&traceparent.len()) || !traceparent.bytes().all(is_text) {
+            return Err(Error::Invalid(
+                "a trace context is of the form 00-TRACE-SPAN-FLAGS, with 32, 16 and 2 lower-case hexadecimal digits".into(),
+            ));
+        }
+        Ok(Self {
+            connection: Arc::clone(&self.connection),
+            traceparent: Some(traceparent.into()),
+        })
     }
 
     /// The client id, configured or generated.
@@ -334,7 +364,7 @@ impl Client {
         let begin = watched.begin();
         let watch = Watch::new(self.clone(), watched, Inbox::default());
         let epoch = self.session().state().epoch();
-        let answer = self.session().request(begin, None).await?;
+        let answer = self.session().request(begin, None, None).await?;
         let Registered::Begun(version) = answer.registered()? else {
             return Err(unexpected("KEYNOTIFY"));
         };
@@ -355,7 +385,11 @@ impl Client {
         fencing_token: Option<&Version>,
     ) -> Result<Answer, Error> {
         self.session()
-            .request(resp::command(arguments), fencing_token)
+            .request(
+                resp::command(arguments),
+                fencing_token,
+                self.traceparent.as_deref(),
+            )
             .await
     }
 }

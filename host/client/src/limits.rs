@@ -63,3 +63,7 @@ pub(crate) const LOCK_LEASE_LEFT_DIVISOR: u32 = 3;
 
 /// Longest duration, a hundred years. Adding more to an instant could overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// The text of a trace context: 55 bytes in the present version, and some more in later ones.
+pub(crate) const TRACEPARENT_BYTES_MIN: usize = 55;
+pub(crate) const TRACEPARENT_BYTES_MAX: usize = 256;

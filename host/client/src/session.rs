@@ -124,13 +124,14 @@ impl Session {
         &self,
         payload: Bytes,
         fence: Option<&Version>,
+        traceparent: Option<&str>,
     ) -> Result<Answer, Error> {
         let deadline = later(Instant::now(), self.timeout);
         let waiting = async {
             // The semaphore is never closed.
             let _permit = self.permits.acquire().await;
             let (done, answer) = oneshot::channel();
-            let _pending = self.submit(payload, fence, deadline, done)?;
+            let _pending = self.submit(payload, (fence, traceparent), deadline, done)?;
             // The sender was dropped without a response because the connection task ended.
             answer.await.unwrap_or_else(|_| Err(self.no_response()))
         };
@@ -142,7 +143,7 @@ impl Session {
     fn submit(
         &self,
         payload: Bytes,
-        fence: Option<&Version>,
+        (fence, traceparent): (Option<&Version>, Option<&str>),
         deadline: Instant,
         done: oneshot::Sender<Result<Answer, Error>>,
     ) -> Result<PendingRequest<'_>, Error> {
@@ -156,6 +157,10 @@ impl Session {
             if let Some(fence) = fence {
                 let fence = ("__ft".into(), fence.to_string());
                 properties.user_properties.push(fence);
+            }
+            if let Some(traceparent) = traceparent {
+                let traceparent = ("traceparent".into(), traceparent.into());
+                properties.user_properties.push(traceparent);
             }
             Request {
                 publish: publish(payload, properties),

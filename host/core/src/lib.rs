@@ -1,8 +1,8 @@
 //! The deterministic state machine of the state store.
 //!
 //! It takes a request and a time, and returns effects: writes, an answer, notifications. The
-//! machine does no I/O, takes no lock and reads no clock, so that recovery, replay and shadow runs
-//! repeat exactly what happened.
+//! machine does no I/O, takes no lock and reads no clock (except for traces), so that recovery,
+//! replay and shadow runs repeat exactly what happened.
 //!
 //! * [`Core`]: the one place that decides. Everything below is called by it.
 //! * [`request`]: parses a PUBLISH into a request (dialect, properties, response topic). It never
@@ -12,6 +12,7 @@
 //!   clocks.
 //! * [`log`]: the record format, the trait of the log, and the image that recovery builds from
 //!   records.
+//! * [`trace`]: the trace context of a request.
 //! * [`words`]: the words of a request, for logs and tools.
 //! * [`clock`]: time and versions (hybrid logical clocks).
 //! * [`limits`]: every limit, with its unit and its reason.
@@ -27,6 +28,7 @@ mod machine;
 pub mod policy;
 pub mod request;
 pub mod store;
+pub mod trace;
 pub mod words;
 
 pub use machine::{Assigned, Core, Decision, Input, Now, Outcome, Output, Settings, Swapped};

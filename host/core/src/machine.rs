@@ -3,7 +3,8 @@
 //! [`Core::handle`] takes an input and the time, and returns what must be done. It parses the
 //! request, checks its response topic and its expiry, runs the store, and appends the records. The
 //! server, the test kit, the model test and the benchmarks all call it, so none of them can decide
-//! differently. It takes no lock, reads no clock and does no I/O but appending to the log.
+//! differently. It takes no lock, reads no clock and does no I/O but appending to the log. Only for
+//! traces it reads the clock that the embedder names; no decision depends on it.
 //!
 //! Invariant: nothing that [`Core::outputs`] returns may be sent before the log has released
 //! [`Decision::position`].
@@ -22,6 +23,7 @@ use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
 use crate::store::{
     Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
 };
+use crate::trace::{TraceParent, Traced};
 use statehouse_protocol::SessionId;
 use statehouse_protocol::rights::ClientRights;
 
@@ -64,6 +66,9 @@ pub struct Settings {
     pub dialect: Option<Dialect>,
     /// Whether each response names the policy that answered, in a user property.
     pub policy_property: bool,
+    /// The clock for traces, if they are on. Then the response to a request with a trace context,
+    /// and its notifications, carry one too.
+    pub trace_clock: Option<fn() -> Instant>,
 }
 
 /// What must be done about an input.
@@ -76,6 +81,8 @@ pub struct Decision<'a> {
     pub effects: Effects,
     /// The active policy before and after, if a policy was rolled back.
     pub swapped: Option<Swapped>,
+    /// The stages of a handled request, if traces are on.
+    pub traced: Option<Box<Traced>>,
     /// Whether the publisher waits for an acknowledgment: at QoS 1 and 2.
     acknowledge: bool,
 }
@@ -217,6 +224,7 @@ impl Core {
             swapped: self.roll_back_if_tripped(&effects, now),
             outcome: Outcome::Event,
             effects,
+            traced: None,
             acknowledge: false,
         }
     }
@@ -245,20 +253,26 @@ impl Core {
             Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
             Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
         };
-        let (position, effects) = match &outcome {
+        let (position, effects, traced) = match &outcome {
             Outcome::Handled(request, reply_to) => {
+                let read = || self.settings.trace_clock.map(|clock| clock());
+                let called = read();
                 let effects = self.store.step(Event::Request(request), now.ms);
+                let decided = read();
                 let urgent = reply_to.is_urgent();
                 let position = self.recorder.step(Some(request), &effects, urgent);
-                (position, effects)
+                let traced = called.zip(decided).zip(read());
+                let traced = traced.map(|times| Box::new(trace(reply_to, &effects, times)));
+                (position, effects, traced)
             }
-            _ => (LogPosition::NONE, Effects::default()),
+            _ => (LogPosition::NONE, Effects::default(), None),
         };
         Decision {
             position,
             swapped: self.roll_back_if_tripped(&effects, now),
             outcome,
             effects,
+            traced,
             acknowledge: incoming.qos != QoS::AtMostOnce,
         }
     }
@@ -275,11 +289,13 @@ impl Core {
         let Decision {
             outcome,
             effects,
+            traced,
             acknowledge,
             ..
         } = decision;
+        let span = traced.and_then(|it| it.span);
         for notification in effects.expired {
-            self.notifications(notification, &mut emit);
+            self.notifications(notification, None, &mut emit);
         }
         let mut reason = (ReasonCode::SUCCESS, None);
         match outcome {
@@ -287,7 +303,7 @@ impl Core {
             Outcome::Handled(_, to) => {
                 if let Some(answer) = effects.answer {
                     let by = effects.by.as_deref().map(|policy| &*policy.tag);
-                    emit(Output::Response(self.response(&to, answer, by)));
+                    emit(Output::Response(self.response(&to, answer, by, span)));
                 }
             }
             Outcome::ForbiddenResponseTopic(_) => {
@@ -304,18 +320,24 @@ impl Core {
             }
         }
         for notification in effects.notifications {
-            self.notifications(notification, &mut emit);
+            self.notifications(notification, span, &mut emit);
         }
         if acknowledge {
             emit(Output::Acknowledge(reason.0, reason.1));
         }
     }
 
-    fn response(&self, to: &ReplyTo<'_>, answer: Answer, by: Option<&str>) -> Message {
+    fn response(
+        &self,
+        to: &ReplyTo<'_>,
+        answer: Answer,
+        by: Option<&str>,
+        span: Option<TraceParent>,
+    ) -> Message {
         let journal = self.journal();
         let persisted = answer.put.then(|| journal.persisted(to.is_urgent()));
         let by = by.filter(|_| self.settings.policy_property);
-        let properties = to.properties(answer.version, &self.settings.node, persisted, by);
+        let properties = to.properties(answer.version, &self.settings.node, persisted, by, span);
         response(to, answer.payload, properties)
     }
 
@@ -325,16 +347,21 @@ impl Core {
                 response(to, Bytes::new(), to.unsupported_version(asked))
             }
             Early::QosZero => {
-                let properties = to.properties(None, &self.settings.node, None, None);
+                let properties = to.properties(None, &self.settings.node, None, None, None);
                 response(to, Bytes::from_static(request::QOS_ZERO_ANSWER), properties)
             }
         }
     }
 
     /// One message for each watcher.
-    fn notifications(&self, it: Notification, emit: &mut impl FnMut(Output)) {
-        let properties =
-            request::notification_properties(it.dialect, it.version, &self.settings.node);
+    fn notifications(
+        &self,
+        it: Notification,
+        span: Option<TraceParent>,
+        emit: &mut impl FnMut(Output),
+    ) {
+        let node = &self.settings.node;
+        let properties = request::notification_properties(it.dialect, it.version, node, span);
         for (peer, topic) in it.to {
             let message = message(topic, it.payload.clone(), properties.clone(), None);
             emit(Output::Notification(peer, message));
@@ -441,6 +468,23 @@ impl Core {
     /// Appends the last record of this run. Nothing may be handled after it.
     pub fn stop(&mut self, now_ms: u64) {
         self.recorder.stopped(now_ms);
+    }
+}
+
+/// The stages of a request that was called, decided and appended at these times.
+fn trace(
+    reply_to: &ReplyTo<'_>,
+    effects: &Effects,
+    ((called, decided), appended): ((Instant, Instant), Instant),
+) -> Traced {
+    let parent = reply_to.traceparent.and_then(TraceParent::parse);
+    let version = effects.answer.as_ref().and_then(|it| it.version);
+    Traced {
+        parent,
+        span: parent.map(|it| it.of_request(reply_to.correlation_data(), version)),
+        called,
+        decided,
+        appended,
     }
 }
 

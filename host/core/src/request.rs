@@ -10,6 +10,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, QoS, ReasonCode};
 
 use crate::clock::Stamp;
 use crate::store::Peer;
+use crate::trace::{TRACEPARENT, TraceParent};
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{
     NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
@@ -93,6 +94,8 @@ pub struct ReplyTo<'a> {
     protocol_version: bool,
     /// The client's `aio-persistence` property, if present: whether it asks for durability on disk.
     pub persistence: Option<bool>,
+    /// The client's `traceparent` property, unparsed.
+    pub traceparent: Option<&'a [u8]>,
     /// When the request expires. The answer expires at the same time.
     pub expires: Option<Instant>,
 }
@@ -109,13 +112,15 @@ impl ReplyTo<'_> {
     }
 
     /// The MQTT properties of an answer. `persisted` is the durability of its writes, included if
-    /// the client asked for it. `policy` is the policy that answered.
+    /// the client asked for it. `policy` is the policy that answered, and `span` the span of the
+    /// request.
     pub fn properties(
         &self,
         version: Option<Stamp>,
         node: &str,
         persisted: Option<&str>,
         policy: Option<&str>,
+        span: Option<TraceParent>,
     ) -> Bytes {
         let mut properties = self.start("200");
         if let Some(version) = version {
@@ -131,7 +136,7 @@ impl ReplyTo<'_> {
         if let Some(policy) = policy {
             properties = properties.user("policy", policy);
         }
-        finish(properties)
+        finish(with_span(properties, span))
     }
 
     /// The MQTT properties of the answer to an unsupported protocol version.
@@ -149,6 +154,13 @@ impl ReplyTo<'_> {
         PropertiesBuilder::with_capacity(self.correlation_data.len() + 96)
             .correlation_data(self.correlation_data)
             .user("__stat", status)
+    }
+}
+
+fn with_span(properties: PropertiesBuilder, span: Option<TraceParent>) -> PropertiesBuilder {
+    match span {
+        Some(span) => properties.user_shown(TRACEPARENT, span),
+        None => properties,
     }
 }
 
@@ -234,6 +246,7 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
         dialect,
         protocol_version: fields.protocol_version.is_some(),
         persistence: fields.persistence.map(|asked| asked == b"true"),
+        traceparent: fields.traceparent,
         expires: incoming.expires,
     };
     if let Some(version) = fields.protocol_version
@@ -297,6 +310,7 @@ struct Fields<'a> {
     preview_timestamp: Option<&'a [u8]>,
     preview_fencing_token: Option<&'a [u8]>,
     persistence: Option<&'a [u8]>,
+    traceparent: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -308,6 +322,7 @@ impl<'a> Fields<'a> {
             b"Timestamp" => &mut self.preview_timestamp,
             b"FencingToken" => &mut self.preview_fencing_token,
             b"aio-persistence" => &mut self.persistence,
+            b"traceparent" => &mut self.traceparent,
             _ => return,
         };
         field.get_or_insert(value);
@@ -343,10 +358,16 @@ pub fn identity(
     whole
 }
 
-/// The MQTT properties of a notification.
-pub fn notification_properties(dialect: Dialect, version: Stamp, node: &str) -> Bytes {
+/// The MQTT properties of a notification. `span` is the span of the request that caused it.
+pub fn notification_properties(
+    dialect: Dialect,
+    version: Stamp,
+    node: &str,
+    span: Option<TraceParent>,
+) -> Bytes {
     let version = version.display(node);
-    finish(PropertiesBuilder::new().user_shown(dialect.version_property(), version))
+    let properties = PropertiesBuilder::new().user_shown(dialect.version_property(), version);
+    finish(with_span(properties, span))
 }
 
 #[cfg(test)]

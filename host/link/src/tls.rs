@@ -34,7 +34,7 @@ pub enum TlsError {
     Pair(PathBuf, rustls::Error),
     /// The system has no root certificates.
     #[error(
-        "this system has no root certificates to verify the broker: configure a file with certificates"
+        "this system has no root certificates to verify the server: configure a file with certificates"
     )]
     NoRoots,
     /// TLS cannot be set up.

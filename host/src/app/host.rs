@@ -24,6 +24,7 @@ use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::{Control, Publish};
 use crate::policies::startup::Opening;
 use crate::server::Server;
+use crate::traces::Traces;
 use crate::{STANDARD_POLICY, limits};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
@@ -53,6 +54,7 @@ pub(super) struct Host {
     pub(super) administration: Administration,
     pub(super) reloads: Arc<Reloads>,
     pub(super) shared: Arc<Shared>,
+    pub(super) traces: Option<Arc<Traces>>,
 }
 
 /// A digest of the settings that change answers, and so must agree on all hosts. Limits may differ,
@@ -62,9 +64,12 @@ fn settings_digest(config: &Config) -> [u8; 32] {
         node,
         dialect,
         policy_property,
+        traces,
         ..
     } = config;
-    blake3::hash(format!("{node:?} {dialect:?} {policy_property}").as_bytes()).into()
+    // Without traces the digest is that of versions that have none.
+    let traces = traces.as_ref().map_or("", |_| " traces");
+    blake3::hash(format!("{node:?} {dialect:?} {policy_property}{traces}").as_bytes()).into()
 }
 
 impl Host {
@@ -180,6 +185,9 @@ impl Roles for Host {
         let serving = Serving::begin_recorded(&self.config, state, Arc::new(log.clone()), clock);
         let server = serving.server.clone();
         server.set_audit(self.audit.clone());
+        if let Some(traces) = &self.traces {
+            server.set_traces(traces.clone());
+        }
         let (cluster, host) = (&self.cluster.etcd.name, &self.cluster.host);
         let control = Control::new(
             server.clone(),

@@ -24,7 +24,7 @@ use super::present::Shared;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
-use super::start::{apply, engine, recheck_clients};
+use super::start::{apply, engine, recheck_clients, start_traces};
 use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
@@ -109,7 +109,7 @@ pub(super) async fn serve(
 
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
-    let audit = host.audit.clone();
+    let (audit, traces) = (host.audit.clone(), host.traces.clone());
     let history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
         .map_err(Failure::usage)?;
     let offset = Arc::<LeaderClock>::default();
@@ -168,6 +168,9 @@ pub(super) async fn serve(
     history.stop().await;
     for task in tasks {
         task.abort();
+    }
+    if let Some(traces) = traces {
+        traces.stop().await;
     }
     served
 }
@@ -268,6 +271,7 @@ impl Parts {
         let standard = engine
             .load(STANDARD_POLICY)
             .context("the built-in policy does not load")?;
+        let traces = start_traces(&config, &cluster.host)?;
         let modules = Modules::of(&config.storage.directory);
         let shared_modules = joined.modules.clone();
         let (wanted, fetching) = Wanted::begin(
@@ -307,6 +311,7 @@ impl Parts {
                 administration,
                 reloads,
                 shared: shared.clone(),
+                traces,
             },
             tasks,
             running,

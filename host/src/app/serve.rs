@@ -31,6 +31,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         promise,
         disk,
         signals,
+        traces,
     } = started;
     // Only now: until here a signal ends the process at once, even during a long recovery.
     let signals = match signals {
@@ -93,6 +94,9 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         tracing::error!(%error, "the write-ahead log could not be closed");
     }
     log_figures(&server);
+    if let Some(traces) = traces {
+        traces.stop().await;
+    }
     served
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context;
 use statehouse_mqtt::{Broker, Lease, Limits, Options, Persistence};
@@ -21,6 +22,7 @@ use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
 use crate::policies::startup::Opening;
 use crate::server::{EXIT_STATE_LOST, Server};
+use crate::traces::Traces;
 use crate::transport::embedded::{Embedded, StoreService};
 use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
@@ -51,6 +53,7 @@ pub(super) struct Started {
     /// The log, to close at the end.
     pub(super) disk: Option<Arc<Disk>>,
     pub(super) signals: Option<Signals>,
+    pub(super) traces: Option<Arc<Traces>>,
 }
 
 /// Recovers the state and connects the parts. Must run within a runtime. Returns `None` if a
@@ -88,6 +91,10 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let serving = Serving::begin(config, state, log);
     let server = serving.server.clone();
     server.set_audit(audit.clone());
+    let traces = start_traces(config, &name)?;
+    if let Some(traces) = &traces {
+        server.set_traces(traces.clone());
+    }
     let control = Control::new(server.clone(), engine, modules, None, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
@@ -130,7 +137,14 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
         promise,
         disk,
         signals,
+        traces,
     }))
+}
+
+/// Starts to send traces, if they are on. `instance` is the name of this store among others.
+pub(super) fn start_traces(config: &Config, instance: &str) -> anyhow::Result<Option<Arc<Traces>>> {
+    let traces = config.traces.as_ref();
+    traces.map(|it| Traces::start(it, instance)).transpose()
 }
 
 /// The data directory, for the admin API.
@@ -271,6 +285,7 @@ impl Serving {
             node: config.node.clone(),
             dialect: config.dialect,
             policy_property: config.policy_property,
+            trace_clock: config.traces.is_some().then_some(Instant::now),
         };
         let mut core = Core::new(store, recorder, run, settings);
         begin(&mut core, named, clock.read().now_ms);

@@ -17,6 +17,9 @@ const MQTT_PORT: u16 = 1883;
 /// Environment variable with the password, as an alternative to a file.
 const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 
+/// Environment variable with the trace context of the calling process, as in other tools.
+const TRACEPARENT: &str = "TRACEPARENT";
+
 /// The address of the store.
 #[derive(Clone, Debug, clap::Args)]
 struct Address {
@@ -240,6 +243,11 @@ pub(super) struct Remote {
           help_heading = "Connection")]
     timeout: Duration,
 
+    /// The span that the requests belong to, as the W3C trace context
+    /// 00-TRACE-SPAN-FLAGS [default: TRACEPARENT]
+    #[arg(long, value_name = "CONTEXT", help_heading = "Connection")]
+    traceparent: Option<String>,
+
     /// Print results as JSON objects, one per line; bytes that are not UTF-8 as {"base64": ...}
     #[arg(long)]
     pub(super) json: bool,
@@ -267,10 +275,24 @@ impl Remote {
             session_expiry: interruption.max(Duration::from_secs(1)),
             ..Options::default()
         };
-        Client::connect(options).await.map_err(|error| match error {
-            Error::Transport(why) => Failure::transport(format!("{why}. {START_ONE}")),
-            other => other.into(),
-        })
+        let client = Client::connect(options)
+            .await
+            .map_err(|error| match error {
+                Error::Transport(why) => Failure::transport(format!("{why}. {START_ONE}")),
+                other => other.into(),
+            })?;
+        self.traced(client)
+    }
+
+    /// The client with the trace context of the caller, if there is one.
+    fn traced(&self, client: Client) -> Result<Client, Failure> {
+        if let Some(context) = &self.traceparent {
+            return Ok(client.traced(context)?);
+        }
+        // A malformed variable is that of another tool, and is ignored as the standard demands.
+        let inherited = std::env::var(TRACEPARENT).ok();
+        let traced = inherited.and_then(|it| client.traced(&it).ok());
+        Ok(traced.unwrap_or(client))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::{ADMIN_TOKEN, BrokerUrl, ClusterError, ListenError};
+use super::{ADMIN_TOKEN, BrokerUrl, ClusterError, CollectorUrl, ListenError};
 use crate::limits;
 use statehouse_files::watch::FileError;
 
@@ -104,6 +104,17 @@ pub enum ConfigError {
         "certificates require an encrypted connection, but {0} is unencrypted: name the broker as mqtts:// or wss://"
     )]
     CertificateWithoutTls(BrokerUrl),
+    /// A setting that requires a trace collector.
+    #[error("{0} requires a trace collector: add --traces URL, or remove {0}")]
+    WithoutCollector(&'static str),
+    /// Certificates for an unencrypted connection to the trace collector.
+    #[error(
+        "traces_ca requires an encrypted connection, but {0} is unencrypted: name the collector as https://"
+    )]
+    CollectorWithoutTls(CollectorUrl),
+    /// A line that is not an HTTP header.
+    #[error("line {1} of {0} is not an HTTP header: write one per line, as NAME: VALUE")]
+    CollectorHeader(PathBuf, usize),
     /// The password file could not be read.
     #[error("cannot read the password file {0}: {1}")]
     Password(PathBuf, std::io::Error),

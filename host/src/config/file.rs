@@ -9,7 +9,10 @@ use std::sync::LazyLock;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags};
+use super::{
+    AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags,
+    TraceFlags,
+};
 use crate::limits;
 use statehouse_files::watch::read_file;
 
@@ -23,6 +26,7 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
         "access",
         "foreign",
         "cluster",
+        "traces",
     ];
     let own = Flags::NAMES.iter().filter(|name| !others.contains(name));
     let groups = [
@@ -31,6 +35,7 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
         AccessFlags::NAMES,
         ForeignFlags::NAMES,
         ClusterFlags::NAMES,
+        TraceFlags::NAMES,
     ];
     own.chain(groups.into_iter().flatten()).copied().collect()
 });
@@ -114,6 +119,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Flags, ConfigError> {
         access: parse(path, text)?,
         foreign: parse(path, text)?,
         cluster: parse(path, text)?,
+        traces: parse(path, text)?,
         ..parse(path, text)?
     })
 }

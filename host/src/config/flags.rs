@@ -10,7 +10,7 @@ use super::layer::settings;
 use super::values;
 use super::{
     AccessFlags, AdminAddress, ClusterFlags, DialectSetting, DropAction, Durability, ForeignFlags,
-    LimitFlags, ListenFlags, LogFormat, MetricsAddress, Node, Span, Threads,
+    LimitFlags, ListenFlags, LogFormat, MetricsAddress, Node, Span, Threads, TraceFlags,
 };
 
 settings! {
@@ -260,5 +260,10 @@ settings! {
         #[command(flatten)]
         #[serde(skip)]
         pub cluster: ClusterFlags,
+
+        /// Traces of requests.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub traces: TraceFlags,
     }
 }

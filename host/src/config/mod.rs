@@ -30,6 +30,7 @@ mod foreign;
 mod layer;
 mod listeners;
 mod memory;
+mod traces;
 mod url;
 mod values;
 
@@ -44,6 +45,7 @@ pub use flags::Flags;
 pub use follow::{Followed, load};
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
+pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
     DialectSetting, DropAction, Durability, Fuel, KeyBytes, LogFormat, Node, PacketBytes, Span,
@@ -104,6 +106,8 @@ pub struct Config {
     pub metrics: Option<AdminPlace>,
     /// From which time on a request is slow.
     pub slow_threshold: Duration,
+    /// Where traces go, if they are on.
+    pub traces: Option<TracesConfig>,
     /// Trusted public keys of policy signatures, or files with them.
     pub trusted_keys: Vec<String>,
     /// Whether unsigned policies are accepted too.
@@ -249,6 +253,7 @@ impl Config {
             admin_tls,
             metrics: (settings.metrics).map(|MetricsAddress(it)| AdminPlace::Tcp(it)),
             slow_threshold: slow_threshold(settings.slow_threshold)?,
+            traces: settings.traces.load()?,
             trusted_keys: settings.trusted_keys,
             allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop

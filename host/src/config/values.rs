@@ -12,6 +12,7 @@ use serde::de::{self, Deserializer};
 use super::admin::{AdminAddress, MetricsAddress};
 use super::foreign::{ClientId, Window};
 use super::listeners::{Listen, Origin};
+use super::traces::{CollectorUrl, Ratio};
 use super::url::BrokerUrl;
 use crate::limits;
 
@@ -275,7 +276,9 @@ deserialize_by_parsing!(
     Threads,
     BrokerUrl,
     ClientId,
-    Window
+    Window,
+    CollectorUrl,
+    Ratio
 );
 
 /// Parses a string or a number of the file through `FromStr`, so that flags and file give the same
@@ -286,7 +289,7 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a whole number")
+        f.write_str("a string or a number")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
@@ -298,6 +301,10 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
         number.to_string().parse().map_err(E::custom)
     }
 }

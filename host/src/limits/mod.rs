@@ -14,6 +14,7 @@ mod logging;
 mod metrics;
 mod past;
 mod process;
+mod traces;
 
 pub use admin::*;
 pub use cluster::*;
@@ -30,3 +31,4 @@ pub use statehouse_core::limits::*;
 pub use statehouse_loadgen::limits::*;
 pub use statehouse_offline::limits::*;
 pub use statehouse_testkit::limits::*;
+pub use traces::*;

@@ -19,7 +19,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
@@ -30,6 +30,7 @@ use super::slow::{Departures, SlowLog};
 use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed, key_of};
 use super::watched::Observed;
 use crate::limits;
+use crate::traces::{Notifier, Trace, TracedNotification, Traces};
 use crate::transport::{Outbound, Transport};
 use statehouse_core::log::LogPosition;
 use statehouse_core::request::Incoming;
@@ -44,6 +45,8 @@ pub struct ResponseGate {
     /// Whether an operator watches, readable without the lock of the queue.
     is_watched: AtomicBool,
     pub(super) slow: SlowLog,
+    /// Where spans go, if traces are on.
+    pub(super) traces: OnceLock<Arc<Traces>>,
 }
 
 #[derive(Default)]
@@ -52,7 +55,7 @@ struct Queue {
     ready: Vec<Outbound>,
     /// What is measured of the outputs that may leave.
     ready_responses: Pending,
-    ready_notifications: Vec<Instant>,
+    ready_notifications: Vec<MeasuredNotification>,
     /// Outputs that wait for their position, in order.
     waiting: VecDeque<Waiting>,
     /// The requests of the waiting responses that are measured, in the same order.
@@ -76,14 +79,15 @@ struct Waiting {
 }
 
 /// How the time of an output is measured.
-#[derive(Clone, Copy)]
 enum Measured {
     No,
     /// By the next of [`Queue::waiting_responses`].
     Response,
-    /// From its decision.
-    Notification(Instant),
+    Notification(MeasuredNotification),
 }
+
+/// When a notification was decided, and its span if it has one.
+type MeasuredNotification = (Instant, Option<Box<TracedNotification>>);
 
 impl ResponseGate {
     /// Begins to queue the outputs of one decision. They are counted for `owner`, the connection
@@ -98,6 +102,7 @@ impl ResponseGate {
             owner,
             response: None,
             notified: None,
+            traced: None,
             shared: std::ptr::null(),
             sum: 0,
             waiting_bytes: 0,
@@ -184,6 +189,9 @@ impl ResponseGate {
         {
             watched.sent(left.elapsed(), responses);
         }
+        if let Some(traces) = self.traces.get() {
+            traces.finish(std::mem::take(&mut departures.traced), Instant::now());
+        }
         self.slow.note(departures);
     }
 
@@ -202,6 +210,8 @@ pub struct Outputs<'a> {
     /// What is measured of the response, and when the notifications were decided.
     response: Option<(Timed, &'a Arc<str>)>,
     notified: Option<Instant>,
+    /// What further notifications belong to, and how many of them may have spans.
+    traced: Option<(Notifier, usize)>,
     waits: bool,
     /// The message body that was counted last: watchers share one, so it is counted once.
     shared: *const u8,
@@ -222,8 +232,10 @@ impl<'a> Outputs<'a> {
         effects: &Effects,
         begun: Instant,
         call: Call,
+        trace: Option<Box<Trace>>,
     ) {
-        let timed = Timed::of(incoming, effects, begun, call, &mut self.queue.names);
+        let mut timed = Timed::of(incoming, effects, begun, call, &mut self.queue.names);
+        timed.trace = trace;
         if let Some(watched) = &mut self.queue.times.watched {
             watched.hot_keys.offer(|| key_of(effects, incoming.payload));
         }
@@ -232,16 +244,30 @@ impl<'a> Outputs<'a> {
 
     /// Queues the next output, for the connection `destination`.
     pub fn push(&mut self, destination: ConnectionId, out: Outbound) {
-        let bytes = out.own_bytes() + out.shared_bytes(&mut self.shared);
-        self.sum += bytes;
-        let queue = &mut *self.queue;
+        let mut bytes = out.own_bytes() + out.shared_bytes(&mut self.shared);
         let (response, notified) = match &out {
             Outbound::Response(..) | Outbound::AcknowledgedResponse(..) => {
                 (self.response.take(), None)
             }
-            Outbound::Notification(..) => (None, self.notified),
+            Outbound::Notification(peer, ..) => {
+                let span = self.span_to(&peer.client);
+                (None, self.notified.map(|decided| (decided, span)))
+            }
             Outbound::Acknowledge(..) | Outbound::Disconnect(..) => (None, None),
         };
+        if let Some(trace) = response
+            .as_ref()
+            .and_then(|(timed, _)| timed.trace.as_ref())
+        {
+            // Earlier notifications are about earlier changes.
+            self.traced = Some((trace.notifier(), limits::TRACED_NOTIFICATIONS_MAX));
+            bytes += size_of::<Trace>();
+        }
+        if let Some((_, Some(_))) = &notified {
+            bytes += size_of::<TracedNotification>();
+        }
+        self.sum += bytes;
+        let queue = &mut *self.queue;
         self.waits |= queue.destinations.contains_key(&destination);
         if !self.waits {
             if let Some((timed, client)) = response {
@@ -256,7 +282,7 @@ impl<'a> Outputs<'a> {
                 queue.waiting_responses.add(timed, client);
                 Measured::Response
             }
-            (None, Some(decided)) => Measured::Notification(decided),
+            (None, Some(notified)) => Measured::Notification(notified),
             (None, None) => Measured::No,
         };
         // It must not overtake an output to the same connection, or of the same decision.
@@ -271,6 +297,13 @@ impl<'a> Outputs<'a> {
         });
         self.waiting_bytes += bytes;
         *queue.destinations.entry(destination).or_default() += 1;
+    }
+
+    /// The span of a notification to a client, if it has one.
+    fn span_to(&mut self, client: &Arc<str>) -> Option<Box<TracedNotification>> {
+        let (notifier, left) = self.traced.as_mut()?;
+        *left = left.checked_sub(1)?;
+        Some(notifier.notification(client))
     }
 
     /// Ends the decision. Returns the bytes of its outputs.
@@ -299,8 +332,9 @@ impl Queue {
         let mut bytes = 0;
         // One reading of the clock for all.
         let now = Instant::now();
-        for decided in self.ready_notifications.drain(..) {
+        for (decided, span) in self.ready_notifications.drain(..) {
             self.times.notification(decided, now);
+            departures.notified(span, now);
         }
         while let Some((timed, client)) = self.ready_responses.next() {
             self.times.response(&timed, now);
@@ -314,7 +348,10 @@ impl Queue {
             subtract(&mut self.caused, next.owner, next.bytes);
             bytes += next.bytes;
             match next.measured {
-                Measured::Notification(decided) => self.times.notification(decided, now),
+                Measured::Notification((decided, span)) => {
+                    self.times.notification(decided, now);
+                    departures.notified(span, now);
+                }
                 Measured::Response => {
                     if let Some((timed, client)) = self.waiting_responses.next() {
                         self.times.response(&timed, now);

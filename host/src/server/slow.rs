@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 use super::timing::Timed;
 use crate::limits;
+use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification, short};
 use statehouse_core::clock::wall_ms;
 
 /// A slow request. Times are in microseconds.
@@ -133,7 +134,7 @@ impl SlowLog {
     }
 }
 
-/// The slow requests of one delivery.
+/// The slow and the traced requests of one delivery.
 pub(super) struct Departures {
     threshold: Duration,
     /// All responses, and when the first ones left.
@@ -141,6 +142,7 @@ pub(super) struct Departures {
     first_left: Option<Instant>,
     slow: u64,
     last: VecDeque<Departure>,
+    pub(super) traced: Leaving,
 }
 
 impl Departures {
@@ -151,6 +153,7 @@ impl Departures {
             first_left: None,
             slow: 0,
             last: VecDeque::new(),
+            traced: Leaving::default(),
         }
     }
 
@@ -159,10 +162,30 @@ impl Departures {
         self.first_left.map(|left| (self.responses, left))
     }
 
-    /// Keeps a request if it is slow.
-    pub(super) fn left(&mut self, timed: Timed, client: &Arc<str>, names: &Names, left: Instant) {
+    /// Keeps a request if it is slow or traced.
+    pub(super) fn left(
+        &mut self,
+        mut timed: Timed,
+        client: &Arc<str>,
+        names: &Names,
+        left: Instant,
+    ) {
         self.responses = self.responses.saturating_add(1);
         self.first_left.get_or_insert(left);
+        if let Some(trace) = timed.trace.take() {
+            self.traced
+                .push(Finished::Request(Box::new(FinishedRequest {
+                    trace,
+                    begun: timed.begun,
+                    left,
+                    handed: left,
+                    client: short(client),
+                    command: names.command(timed.command).map(str::to_owned),
+                    policy: names.policy(timed.policy).map(str::to_owned),
+                    outcome: timed.answered.name(),
+                    fuel: timed.fuel,
+                })));
+        }
         if left.saturating_duration_since(timed.begun) < self.threshold {
             return;
         }
@@ -177,6 +200,15 @@ impl Departures {
             timed,
             left,
         });
+    }
+}
+
+impl Departures {
+    /// Keeps the span of a notification that left at this time, if it has one.
+    pub(super) fn notified(&mut self, span: Option<Box<TracedNotification>>, left: Instant) {
+        if let Some(span) = span {
+            self.traced.push(Finished::Notification(span, left));
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod clock;
 
+use std::sync::atomic::AtomicU64;
+
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
 use statehouse_protocol::{ConnectionId, SessionId};
@@ -319,4 +321,60 @@ fn readiness_checks_the_disk_without_the_lock() {
     let server = server_on(Arc::new(Full));
     let _held = server.lock();
     assert!(server.impediment().unwrap().contains("disk is full"));
+}
+
+/// A log that makes records durable when a test says so.
+#[derive(Default)]
+struct Held {
+    appended: AtomicU64,
+    released: AtomicU64,
+}
+
+impl Journal for Held {
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn append(&self, _records: &[&[u8]], _urgent: bool) -> LogPosition {
+        LogPosition(self.appended.fetch_add(1, Relaxed) + 1)
+    }
+
+    fn released(&self) -> LogPosition {
+        LogPosition(self.released.load(Relaxed))
+    }
+
+    fn persisted(&self, _urgent: bool) -> &'static str {
+        "disk"
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn promise(&self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn traces_of_waiting_responses_count_as_their_bytes() {
+    let journal = Arc::new(Held::default());
+    let server = server_on(journal.clone());
+    server.attach(Arc::new(RecordingTransport::default()));
+    let set = || {
+        let before = server.stats().unreleased_bytes;
+        publish(&server, START_MS, &[b"SET", b"k", b"v"], FIRST, None);
+        server.stats().unreleased_bytes - before
+    };
+    let untraced = set();
+    let traces = Arc::new(Traces::new(1.0));
+    server.set_traces(traces.clone());
+    assert_eq!(set(), untraced, "without a clock there is no trace");
+    server.lock().core.settings_mut().trace_clock = Some(Instant::now);
+    assert_eq!(set(), untraced + size_of::<Trace>() as u64);
+    server.release();
+    assert_eq!(traces.queued(), 0, "nothing is durable");
+    journal.released.store(3, Relaxed);
+    server.release();
+    assert_eq!((traces.queued(), server.stats().unreleased_bytes), (1, 0));
 }

@@ -14,6 +14,7 @@ use statehouse_protocol::Histogram;
 use super::names::Names;
 use super::watched::Watched;
 use crate::limits;
+use crate::traces::Trace;
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Effects, RestsOn};
 
@@ -206,6 +207,8 @@ pub(super) struct Timed {
     pub(super) policy: u16,
     /// The first key that it wrote or read.
     pub(super) key: ShortKey,
+    /// If it is traced.
+    pub(super) trace: Option<Box<Trace>>,
     /// None if it is the client of the request before in the same queue.
     client: Option<Arc<str>>,
 }
@@ -229,6 +232,7 @@ impl Timed {
             command,
             policy,
             key: ShortKey::of(effects, incoming.payload),
+            trace: None,
             client: None,
         }
     }

@@ -428,7 +428,7 @@ impl Harness {
     fn notifications(&self, effects: &Effects) -> impl Iterator<Item = Notification> {
         let all = effects.expired.iter().chain(&effects.notifications);
         all.flat_map(|it| {
-            let raw = request::notification_properties(it.dialect, it.version, self.node());
+            let raw = request::notification_properties(it.dialect, it.version, self.node(), None);
             it.to.iter().map(move |(peer, topic)| Notification {
                 client: peer.client.to_string(),
                 topic: String::from_utf8_lossy(topic).into_owned(),

@@ -53,6 +53,7 @@ fn rig_over(mut core: Core, purity_every: u32) -> Rig {
         node: "StateStore".into(),
         dialect: Some(Dialect::Sdk),
         policy_property: true,
+        ..Settings::default()
     };
     let clock = Clock::new(Arc::new(ManualSource::at(NOW_MS)));
     let server = Server::new(core, clock, Mode::Embedded);

@@ -214,6 +214,7 @@ impl Node {
             node: "StateStore".into(),
             dialect: Some(Dialect::Sdk),
             policy_property: true,
+            ..Settings::default()
         };
         let mut core = Core::new(store, recorder, run, settings);
         core.begin(mode, policies::records(), clock.read().now_ms);

@@ -85,6 +85,8 @@ max_client_in_flight = 100
 max_client_rate = 1000
 max_rate = 10000
 threads = 2
+traces = "http://127.0.0.1:9"
+traces_sample = 0.5
 "#,
     ));
     assert_eq!(node(&server), "Node");
@@ -112,6 +114,8 @@ fn invalid_setting_is_refused_with_its_line() {
         ("max_fuel = 40000001", "50000 to 40000000"),
         ("threads = 0", "threads"),
         ("threads = 65", "1 to 64"),
+        ("traces = \"grpc://c\"", "http://HOST:PORT"),
+        ("traces_sample = 1.5", "from 0 to 1"),
         ("[table]\nmax_keys = 5", "table"),
         ("this is no TOML", "3"),
         ("policy = 5", "policy"),

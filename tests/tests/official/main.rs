@@ -97,6 +97,7 @@ cases! {
         expiry_notifies_as_a_deletion;
         shutdown_of_a_client_ends_its_observation;
         several_observers_get_the_same_changes;
+        trace_contexts_of_others_change_nothing;
     }
 }
 

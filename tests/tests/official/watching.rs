@@ -116,3 +116,21 @@ pub(crate) async fn several_observers_get_the_same_changes(place: Place) {
     }
     writer.leave().await;
 }
+
+/// A client that sends a trace context gets one in the response, and so do all watchers.
+pub(crate) async fn trace_contexts_of_others_change_nothing(place: Place) {
+    // Nothing listens on this port.
+    let server = place.start(&[("traces", "http://127.0.0.1:9"), ("traces_sample", "1")]);
+    let peer = Peer::connect(&server, "observer");
+    let mut seen = peer.store.observe(key(), TIMEOUT).await.unwrap().response;
+    let mut writer = server.store("writer");
+    let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let set = writer.command(&["SET", KEY, "v"]);
+    let answer = writer.call(&set.with("traceparent", context));
+    assert!(answer.publish.user("traceparent").is_some());
+    expect_notification(&mut seen, Operation::Set(b"v".to_vec())).await;
+    let own = peer.set(KEY, "w").await;
+    let version = expect_notification(&mut seen, Operation::Set(b"w".to_vec())).await;
+    assert_eq!(version, own);
+    peer.leave().await;
+}

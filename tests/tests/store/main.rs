@@ -2,9 +2,11 @@
 //! expiry, order, concurrency, quotas, watches, and faulty policies.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod collector;
 mod expiry;
 mod order;
 mod policies;
 mod quota;
 mod scan;
+mod traces;
 mod watches;

@@ -104,7 +104,7 @@ impl Session {
             let since = since.filter(|_| may_resume);
             let begin =
                 (since.as_ref()).map_or_else(|| watched.begin(), |it| watched.begin_from(it));
-            let answer = self.request(begin, None).await;
+            let answer = self.request(begin, None, None).await;
             if self.unregister_unwatched(watched) {
                 return Ok(());
             }
@@ -164,7 +164,7 @@ impl Session {
                 })
             };
             let Some(begin) = resumable else { continue };
-            let answer = session.request(begin, None).await;
+            let answer = session.request(begin, None, None).await;
             let state = session.state();
             // An error is the matter of the next attempt, or of the next connection.
             let registered = answer.and_then(|answer| answer.registered());
@@ -197,7 +197,7 @@ impl Session {
                 return Ok(());
             };
             let epoch = self.state().epoch;
-            let answer = self.request(watched.begin_from(&since), None).await?;
+            let answer = self.request(watched.begin_from(&since), None, None).await?;
             let registered = answer.registered()?;
             // As in `register_again`.
             if self.state().epoch != epoch {

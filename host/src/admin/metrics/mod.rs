@@ -39,6 +39,9 @@ pub(super) fn of_store(
     store::state(&mut page, &stats);
     store::duplicates(&mut page, &stats);
     store::times(&mut page, server.times());
+    if let Some(counts) = server.trace_counts() {
+        store::traces(&mut page, counts);
+    }
     let log = sources.disk.as_ref().map(|disk| disk.log().figures());
     let unwritten = log.as_ref().map_or(0, |it| it.unwritten);
     let of_broker = broker.as_ref().map(Broker::stats);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::page::Page;
 use crate::server::{Stats, Times};
+use crate::traces::Counts;
 use statehouse_files::watch::Count;
 
 /// What the store did and holds.
@@ -74,6 +75,15 @@ pub(super) fn times(page: &mut Page, times: Times) {
     let help = "Time from a change to the departure of its notifications, which wait for the log";
     let notifications = page.histogram("notification_delay_seconds", help);
     notifications.times(Vec::new(), times.notifications);
+}
+
+/// Spans for the collector.
+pub(super) fn traces(page: &mut Page, counts: Counts) {
+    let help = "Spans of traced requests, by what became of them";
+    let spans = page.counter("trace_spans", help);
+    spans.sample([("result", "sent".to_owned())], counts.sent);
+    spans.sample([("result", "dropped".to_owned())], counts.dropped);
+    spans.sample([("result", "refused".to_owned())], counts.refused);
 }
 
 /// Memory by its owner, and the queues. Without an embedded broker the clients have none.

@@ -59,6 +59,7 @@ fn whole() -> Page {
         calls: histogram(),
     };
     store::times(&mut page, times);
+    store::traces(&mut page, Default::default());
     let of_broker = statehouse_mqtt::Stats::default();
     store::memory(&mut page, &stats, Some(&of_broker), 0);
     store::limits(&mut page, &[("max_keys", 1)]);
