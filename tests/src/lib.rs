@@ -29,6 +29,7 @@ pub mod lines;
 pub mod mosquitto;
 pub mod packet;
 pub mod policies;
+pub mod prometheus;
 pub mod property;
 pub mod proxy;
 pub mod resp;
