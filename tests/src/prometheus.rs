@@ -79,6 +79,15 @@ impl Prometheus {
         prometheus
     }
 
+    /// Waits until this many stores were scraped. Prometheus finds them five seconds after its
+    /// start. What happened before has no rate.
+    pub fn wait_until_scraped(&self, stores: usize) {
+        eventually("the stores are scraped", || {
+            let up = self.query("up == 1").unwrap();
+            (up.len() == stores).then_some(())
+        });
+    }
+
     /// The result of an expression at this moment: samples with a number, or the error.
     pub fn query(&self, expression: &str) -> Result<Vec<Json>, String> {
         let encoded: String = expression
