@@ -180,7 +180,7 @@ async fn since(args: &Args, held: &Value) -> Option<Since> {
     let answer = match found.ok()? {
         Found::Data(path) if path.is_dir() => Past::open(&path)
             .and_then(|past| past.history(name, RENEWALS_MAX))
-            .map(|it| past::history(name, &it, &held.version.node().to_string(), usize::MAX))
+            .map(|it| past::history(name, &it, held.version.node(), usize::MAX))
             .map_err(|error| error.to_string()),
         Found::Data(_) => return None,
         Found::Admin(asked) => {

@@ -273,7 +273,7 @@ fn who_is_connected(night: &Night, press: &mut Store) {
     panel.acknowledges = false;
     assert_eq!(panel.subscribe("alarms", 1), 1);
     for _ in 0..1500 {
-        let alarm = Publish::new("alarms", &[b'a'; 1000]).qos(1);
+        let alarm = Publish::new("alarms", [b'a'; 1000]).qos(1);
         assert_eq!(press.client.publish(alarm).reason, 0);
     }
     let text = night.run(&["clients"]).code(0).text();
