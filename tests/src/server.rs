@@ -281,6 +281,13 @@ impl Server {
             .unwrap_or_else(|| panic!("the log does not say {what:?}"))
     }
 
+    /// The address of `--metrics`, which the server must have.
+    pub fn metrics_address(&self) -> String {
+        let line = self.wait_for_log("metrics are at http://");
+        let (_, address) = line.split_once("http://").unwrap();
+        address.split('/').next().unwrap().to_owned()
+    }
+
     /// Opens a TCP connection without sending a CONNECT.
     pub fn open(&self) -> Client {
         Client::open(self.address)

@@ -21,23 +21,8 @@ use statehouse_precompiled::Modules;
 
 /// Creates a data directory from a backup and returns its contents.
 pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, PastError> {
-    let mut image = Image::new(EVERYTHING);
-    let mut found = HashSet::new();
-    let mut decoder = Decoder {
-        image: &mut image,
-        module: &mut |digest, _| {
-            found.insert(*digest);
-            Ok(())
-        },
-    };
-    let position =
-        read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
-    let module = |digest: &blake3::Hash| match found.contains(digest) {
-        true => ModuleState::Whole,
-        false => ModuleState::absent(digest),
-    };
-    let contents = RecoveredState::of(image).contents(position, module);
-
+    let contents = check_backup(file)?;
+    let position = contents.position;
     let failed = |error| PastError::Log(directory.to_owned(), error);
     let disk = Directory::open(directory).map_err(failed)?;
     if statehouse_wal::has_log(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
@@ -64,6 +49,26 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     });
     created.map_err(|error| not_restored(directory, error))?;
     Ok(contents)
+}
+
+/// Reads every byte and block of a backup, and returns its contents.
+pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
+    let mut image = Image::new(EVERYTHING);
+    let mut found = HashSet::new();
+    let mut decoder = Decoder {
+        image: &mut image,
+        module: &mut |digest, _| {
+            found.insert(*digest);
+            Ok(())
+        },
+    };
+    let position =
+        read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
+    let module = |digest: &blake3::Hash| match found.contains(digest) {
+        true => ModuleState::Whole,
+        false => ModuleState::absent(digest),
+    };
+    Ok(RecoveredState::of(image).contents(position, module))
 }
 
 fn not_restored(directory: &Path, error: Error) -> PastError {

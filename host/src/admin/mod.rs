@@ -47,7 +47,7 @@ pub use past::DataDirectory;
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]
-pub(crate) use usage::{Owner, Taken};
+pub(crate) use usage::{DiskRoom, Owner, Taken};
 
 use crate::config::AdminPlace;
 use crate::data_directory::Disk;

@@ -1,4 +1,5 @@
-//! Reports how many keys and bytes each client owns, with the limits, for `statehouse usage`.
+//! Reports how many keys and bytes each client owns, with the limits and the room on the disk, for
+//! `statehouse usage`.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,9 @@ pub(crate) struct Usage {
     pub(crate) keys: Taken,
     /// Accounted bytes of all keys.
     pub(crate) bytes: Taken,
+    /// The disk; none if the store has none of its own.
+    #[serde(default)]
+    pub(crate) disk: Option<DiskRoom>,
     /// The limit of keys of one client.
     pub(crate) max_client_keys: u64,
     /// The limit of bytes of one client.
@@ -28,6 +32,17 @@ pub(crate) struct Taken {
     pub(crate) used: u64,
     /// The limit.
     pub(crate) max: u64,
+}
+
+/// The room on the disk of a store.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct DiskRoom {
+    /// Free bytes of the file system.
+    pub(crate) free: u64,
+    /// Bytes of records that can be appended until writes are refused.
+    pub(crate) room: u64,
+    /// Whether writes are refused because the disk is full.
+    pub(crate) full: bool,
 }
 
 /// A client that owns keys.
@@ -61,7 +76,14 @@ pub(super) fn usage(sources: &Sources, clients: usize) -> Usage {
             user: origin.and_then(|origin| origin.identity.user.clone()),
         }
     });
+    let disk = sources.disk.as_ref().map(|disk| disk.log().figures());
+    let disk = disk.map(|it| DiskRoom {
+        free: it.free,
+        room: it.room,
+        full: sources.server.stats().disk_full,
+    });
     Usage {
+        disk,
         keys: Taken {
             used: taken.keys,
             max: quota.keys_max,

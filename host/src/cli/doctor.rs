@@ -119,9 +119,11 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
     for problem in &it.problems {
         text.push_str(&format!("WRONG: {}\n", printable(problem.as_bytes())));
     }
-    if it.is_well() {
-        text.push_str("all is well\n");
-    }
+    text.push_str(match (it.is_well(), it.disk.refuses_writes) {
+        (true, false) => "all is well\n",
+        (true, true) => "the files are well, and the disk is full\n",
+        (false, _) => "",
+    });
     text
 }
 

@@ -10,8 +10,10 @@ use std::slice;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::json;
-use statehouse_client::{Client, Lock, LockOptions, parse_duration};
+use hyper::Method;
+use serde_json::{Value as Json, json};
+use statehouse_client::{Client, Lock, LockOptions, Value, parse_duration};
+use statehouse_offline::Past;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -19,7 +21,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::entries::{self, Parts};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
+use super::store::{Found, Place};
 use super::time::utc;
+use crate::{past, percent};
 
 /// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
 /// another holder may already run.
@@ -28,6 +32,10 @@ const TERMINATE_GRACE: Duration = Duration::from_secs(10);
 /// The time to try to release a lock whose lease has ended, since a late renewal may have acquired
 /// it again.
 const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
+
+/// How many renewals of a lock `--status` reads from a data directory. A lease of ten seconds is
+/// renewed some 26 000 times a day, and the history reaches back a day.
+const RENEWALS_MAX: usize = 100_000;
 
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -67,8 +75,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     holder: Option<OsString>,
 
-    /// Print the holder of the lock, when it was acquired or renewed last, and when it ends unless
-    /// it is renewed. Exit code 1 if it is free
+    /// Print the holder of the lock, since when it holds the lock, when it renewed the lock last, and
+    /// when the lock ends unless it is renewed. Exit code 1 if it is free. The line `since` is from
+    /// the history in the data directory or of the admin API, and missing without them
     #[arg(long, conflicts_with_all = ["wait", "holder", "command"])]
     status: bool,
 
@@ -82,6 +91,9 @@ pub(super) struct Args {
 
     #[command(flatten)]
     remote: Remote,
+
+    #[command(flatten)]
+    place: Place,
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
@@ -116,35 +128,90 @@ async fn status(args: &Args) -> Result<Exit, Failure> {
     let held = held
         .first()
         .and_then(|it| it.value.as_ref().zip(it.meta.as_ref()));
-    let renewed_ms = held.map(|(value, _)| value.version.wall_ms());
-    let expires_ms = held.and_then(|(_, meta)| meta.expires_ms);
+    let Some((value, meta)) = held else {
+        if args.remote.json {
+            emit_json(&json!({ "name": json_bytes(&name), "holder": null }))?;
+        } else {
+            notice(&format!("the lock {} is free", printable(&name)));
+        }
+        return Ok(Exit::Negative);
+    };
+    let (since, renewed) = (since(args, value).await, utc(value.version.wall_ms()));
     if args.remote.json {
         emit_json(&json!({
             "name": json_bytes(&name),
-            "holder": held.map(|(value, _)| json_bytes(&value.bytes)),
-            "renewed": renewed_ms.map(utc),
-            "until": expires_ms.map(utc),
-            "fencing_token": held.map(|(value, _)| value.version.to_string()),
+            "holder": json_bytes(&value.bytes),
+            "since": since.as_ref().filter(|it| it.is_exact).map(|it| &it.time),
+            "since_before": since.as_ref().filter(|it| !it.is_exact).map(|it| &it.time),
+            "renewed": renewed,
+            "until": meta.expires_ms.map(utc),
+            "fencing_token": value.version.to_string(),
         }))?;
-    } else if let Some((value, meta)) = held {
-        let until = match (expires_ms, meta.ttl) {
-            (Some(ms), Some(ttl)) => format!("{}, in {}", utc(ms), entries::duration(ttl)),
-            _ => "without end: it is a key without an expiry".to_owned(),
-        };
-        emit(
-            format!(
-                "holder   {}\nrenewed  {}\nuntil    {until}\n",
-                printable(&value.bytes),
-                utc(value.version.wall_ms()),
-            )
-            .as_bytes(),
-        )?;
-    } else {
-        notice(&format!("the lock {} is free", printable(&name)));
+        return Ok(Exit::Done);
     }
-    Ok(match held {
-        Some(_) => Exit::Done,
-        None => Exit::Negative,
+    let since = since.map_or(String::new(), |it| {
+        let before = if it.is_exact { "" } else { "before " };
+        format!("since    {before}{}\n", it.time)
+    });
+    let until = match (meta.expires_ms, meta.ttl) {
+        (Some(ms), Some(ttl)) => format!("{}, in {}", utc(ms), entries::duration(ttl)),
+        _ => "without end: it is a key without an expiry".to_owned(),
+    };
+    let holder = printable(&value.bytes);
+    let text = format!("holder   {holder}\n{since}renewed  {renewed}\nuntil    {until}\n");
+    emit(text.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// When the holder of a lock acquired it.
+#[derive(Debug, PartialEq)]
+struct Since {
+    time: String,
+    /// Otherwise it acquired the lock before this time: the history reaches back no further.
+    is_exact: bool,
+}
+
+/// Looks into the history of the store for when the holder acquired the lock, if the data directory
+/// is on this machine or the admin API answers.
+async fn since(args: &Args, held: &Value) -> Option<Since> {
+    let target = &args.remote.target;
+    let found = (args.place).find(target.context.as_deref(), &target.credentials);
+    let name = args.name.as_bytes();
+    let answer = match found.ok()? {
+        Found::Data(path) if path.is_dir() => Past::open(&path)
+            .and_then(|past| past.history(name, RENEWALS_MAX))
+            .map(|it| past::history(name, &it, held.version.node(), usize::MAX))
+            .map_err(|error| error.to_string()),
+        Found::Data(_) => return None,
+        Found::Admin(asked) => {
+            let path = format!("/v1/history?key={}&limit=2000", percent::encode(name));
+            let answer = asked.send(Method::GET, &path, Vec::new()).await;
+            answer.map_err(|failure| failure.message().to_owned())
+        }
+    };
+    match answer {
+        Ok(answer) => since_in(&answer, &json_bytes(&held.bytes), &held.version.to_string()),
+        Err(error) => {
+            notice(&format!("since when it is held is not shown: {error}"));
+            None
+        }
+    }
+}
+
+/// The first of the last uninterrupted writes of the holder. None if the last write has another
+/// version: the history is that of another store, or not up to date.
+fn since_in(history: &Json, holder: &Json, version: &str) -> Option<Since> {
+    let changes = history["changes"].as_array()?;
+    (changes.first()?["version"] == version).then_some(())?;
+    let own = |change: &&Json| change["event"] == "set" && change["value"] == *holder;
+    let count = changes.iter().take_while(own).count();
+    let beginning = &history["beginning"];
+    let is_all = beginning["changes"] == changes.len() && beginning["before"].is_null();
+    Some(Since {
+        time: changes.get(count.checked_sub(1)?)?["time"]
+            .as_str()?
+            .to_owned(),
+        is_exact: count < changes.len() || is_all,
     })
 }
 
@@ -325,6 +392,28 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lock_is_held_since_the_first_of_its_renewals() {
+        let change = |event: &str, holder: &str, version: &str| json!({ "event": event, "value": holder, "version": version, "time": format!("at {version}") });
+        let own = [("set", "anna", "5"), ("set", "anna", "4")];
+        let held = |earlier: &[(&str, &str, &str)], count: u64| {
+            let all = own.iter().chain(earlier);
+            let all: Vec<Json> = all.map(|it| change(it.0, it.1, it.2)).collect();
+            let history = json!({ "changes": all, "beginning": { "changes": count } });
+            since_in(&history, &json!("anna"), "5").map(|it| (it.time, it.is_exact))
+        };
+        let at_4 = |is_exact| Some(("at 4".to_owned(), is_exact));
+        assert_eq!(held(&[], 2), at_4(true));
+        assert_eq!(held(&[], 9), at_4(false), "the rest was not read");
+        for earlier in ["deleted", "expired"] {
+            let ended = [(earlier, "anna", "3"), ("set", "anna", "2")];
+            assert_eq!(held(&ended, 9), at_4(true));
+        }
+        assert_eq!(held(&[("set", "bert", "3")], 9), at_4(true));
+        let other = json!({ "changes": [change("set", "anna", "7")], "beginning": {} });
+        assert_eq!(since_in(&other, &json!("anna"), "5"), None);
+    }
 
     #[test]
     fn exit_codes() {

@@ -6,7 +6,7 @@ use super::data::Data;
 use super::output::{Exit, Failure};
 use super::snapshot;
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::restore;
+use statehouse_offline::{check_backup, restore};
 
 /// Create a data directory from a backup
 ///
@@ -17,10 +17,15 @@ use statehouse_offline::restore;
 #[command(after_help = "\
 Examples:
   statehouse restore backup.statehouse
+  statehouse restore backup.statehouse --check
   statehouse restore backup.statehouse --data /var/lib/statehouse-new")]
 pub(super) struct Args {
     /// The backup, as `statehouse snapshot` writes it
     file: PathBuf,
+
+    /// Only read the backup, every byte of it, and print its content. Exit code 3 if it is damaged
+    #[arg(long)]
+    check: bool,
 
     /// Print the content as a JSON object
     #[arg(long)]
@@ -31,6 +36,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    if args.check {
+        snapshot::report("read", &args.file, &check_backup(&args.file)?, args.json)?;
+        return Ok(Exit::Done);
+    }
     let contents = restore(&args.file, &args.data.path, wall_ms())?;
     snapshot::report("restored", &args.data.path, &contents, args.json)?;
     Ok(Exit::Done)

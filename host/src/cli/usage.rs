@@ -7,11 +7,12 @@ use super::store::{Store, unexpected};
 use super::table;
 use crate::admin::Usage;
 
-/// Show how many keys and bytes a running store holds, and which clients own the most
+/// Show how full a running store is, and which clients own the most keys and bytes
 ///
 /// A key belongs to the client that wrote it last. Bytes are those of keys and values plus 128 for
 /// each entry, as max_bytes and max_client_bytes count them. The total also includes the names of
-/// the owners and the hidden keys of policies.
+/// the owners and the hidden keys of policies. The room on the disk is that for records until writes
+/// are refused; the next snapshot makes room again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -55,6 +56,13 @@ fn text(it: &Usage) -> String {
         ],
     ];
     let mut text = table::of(&sums, 1);
+    if let Some(disk) = &it.disk {
+        let free = disk.free;
+        text.push_str(&match disk.full {
+            true => format!("the disk is full, with {free} bytes free: writes are refused. Free disk space, or remove keys\n"),
+            false => format!("disk: {free} bytes free, room for {} bytes of records\n", disk.room),
+        });
+    }
     if it.clients.is_empty() {
         text.push_str(&format!("\n{}\n", owners(it.owners)));
         return text;
@@ -108,7 +116,7 @@ const CELL_CHARS_MAX: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::{Owner, Taken};
+    use crate::admin::{DiskRoom, Owner, Taken};
 
     #[test]
     fn totals_precede_the_largest_owners() {
@@ -120,6 +128,7 @@ mod tests {
             user: user.map(Into::into),
         };
         let mut usage = Usage {
+            disk: None,
             keys: Taken { used: 13, max: 100 },
             bytes: Taken {
                 used: 2_700,
@@ -146,5 +155,19 @@ and 2 more, who own less
         assert!(longest < Some(120), "{longest:?}");
         usage.clients.clear();
         assert_eq!(text(&usage), format!("{sums}\n4 clients own keys\n"));
+        for (full, line) in [
+            (
+                false,
+                "disk: 500 bytes free, room for 90 bytes of records\n",
+            ),
+            (
+                true,
+                "the disk is full, with 500 bytes free: writes are refused. Free disk space, or remove keys\n",
+            ),
+        ] {
+            let (free, room) = (500, 90);
+            usage.disk = Some(DiskRoom { free, room, full });
+            assert_eq!(text(&usage), format!("{sums}{line}\n4 clients own keys\n"));
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! directory and signed orders over MQTT; changed limits; `authz explain` and `usage`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod alerts;
 mod authz;
 mod clients;
 mod commands;

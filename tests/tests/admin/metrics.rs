@@ -9,7 +9,9 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Server, Store, command::finish, run_in, wait::eventually};
+use statehouse_tests::{
+    Admin, Server, Store, command::finish, prometheus::check_page, run_in, wait::eventually,
+};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -32,10 +34,7 @@ fn busy() -> (Server, Store) {
 fn promtool_accepts_the_page_in_prometheus_format() {
     let (server, _client) = busy();
     let page = page(&server, "");
-    let mut promtool = Command::new("promtool");
-    promtool.args(["check", "metrics"]);
-    let ran = finish(promtool, page.as_bytes()).code(0);
-    assert_eq!(ran.text(), "");
+    check_page(&page);
     for line in [
         "statehouse_keys 1",
         "statehouse_sessions 1",
@@ -84,9 +83,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 #[test]
 fn metrics_listener_answers_metrics_and_probes_only() {
     let server = Server::with("", &["--metrics", "127.0.0.1:0"]);
-    let line = server.wait_for_log("metrics are at http://");
-    let address = line.split("http://").nth(1).unwrap();
-    let address = address.split('/').next().unwrap();
+    let address = &server.metrics_address();
     let (status, page) = ask(address, "GET /metrics");
     assert_eq!(status, 200, "{page}");
     assert!(page.contains("\nstatehouse_keys 0\n"), "{page}");

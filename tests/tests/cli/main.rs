@@ -13,6 +13,7 @@ mod history;
 mod lock;
 mod log;
 mod manual;
+mod night;
 mod replay;
 mod retained;
 mod serve;

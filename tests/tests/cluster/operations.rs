@@ -1,8 +1,13 @@
 //! What operators see and do: the metrics of a cluster, its status, and the format of its log.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{thread, time::Duration};
 
-use statehouse_tests::{Admin, Cluster, cluster, run, wait::eventually};
+use statehouse_tests::{
+    Admin, Cluster, Store, cluster,
+    prometheus::{Prometheus, check_page, expect_data, panels},
+    run,
+    wait::eventually,
+};
 
 use crate::SHORT_LEASE;
 
@@ -29,27 +34,29 @@ fn wait_for(cluster: &Cluster, host: usize, name: &str, expected: f64) {
     });
 }
 
-/// Scrapers refuse a page with a sample without a family, or with one sample twice.
-fn check_form(page: &str) {
-    let (mut families, mut samples) = (BTreeSet::new(), BTreeSet::new());
-    for line in page.lines() {
-        if let Some(family) = line.strip_prefix("# TYPE ") {
-            assert!(families.insert(family.split(' ').next().unwrap()), "{line}");
-        } else if !line.starts_with('#') {
-            let (sample, value) = line.rsplit_once(' ').unwrap();
-            value.parse::<f64>().unwrap();
-            assert!(samples.insert(sample), "{line}");
-            let name = sample.split('{').next().unwrap();
-            let suffixes = ["", "_total", "_bucket", "_count", "_sum"];
-            let mut families_of = suffixes.iter().filter_map(|it| name.strip_suffix(it));
-            assert!(families_of.any(|it| families.contains(it)), "{line}");
-        }
+/// The board and the alerts see all hosts of the cluster.
+fn check_board(cluster: &Cluster, store: &mut Store) {
+    let targets: Vec<String> = (0..3).map(|it| cluster[it].metrics_address()).collect();
+    let prometheus = Prometheus::scraping(&targets);
+    let mut of_cluster = panels();
+    of_cluster.retain(|it| it.row == "A cluster");
+    assert!(of_cluster.len() > 5);
+    let exceptions = [("Age of the newest snapshot", "a new cluster has none")];
+    expect_data(&prometheus, &of_cluster, &exceptions, || {
+        store.set("key", "value");
+    });
+    let up = prometheus.query("sum(statehouse_cluster_leads)").unwrap();
+    assert_eq!(up[0]["value"][1], "1");
+    for alert in prometheus.alerts() {
+        assert_ne!(alert["health"], "err", "{alert:#}");
+        assert_eq!(alert["state"], "inactive", "{alert:#}");
     }
 }
 
 #[test]
 fn metrics_follow_the_work_and_the_leaders() {
-    let mut cluster = Cluster::with(3, 1, &[SHORT_LEASE]);
+    let metrics = ["--metrics", "127.0.0.1:0"];
+    let mut cluster = Cluster::with_arguments(3, 1, &[SHORT_LEASE], &metrics);
     let leader = cluster.present_leader();
     let mut store = cluster.store(leader.host, "writer");
     for number in 0..20 {
@@ -91,12 +98,14 @@ fn metrics_follow_the_work_and_the_leaders() {
         (left > 0.0).then_some(())
     });
     for host in 0..3 {
-        check_form(&page(&cluster, host));
+        check_page(&page(&cluster, host));
         for after in ["silence", "handover", "restart"] {
             let name = format!("takeovers_total{{after=\"{after}\"}}");
             assert_eq!(figure(&cluster, host, &name), Some(0.0), "{host} {after}");
         }
     }
+
+    check_board(&cluster, &mut store);
 
     let (killed, new) = cluster.fail_over();
     let after = |host: usize, after: &str| {

@@ -1,0 +1,29 @@
+//! A disk that is slow for one process. A library that is loaded before the C library delays each
+//! flush, which is what a disk with errors or other work does.
+
+use std::time::Duration;
+
+use crate::injected::Injected;
+
+/// The disk of a process and its restarts.
+pub struct SlowDisk(Injected);
+
+impl SlowDisk {
+    /// The disk is as fast as it is.
+    pub fn fast() -> SlowDisk {
+        SlowDisk(Injected::build(
+            include_str!("slow_disk.c"),
+            "SLOW_DISK_DELAY",
+        ))
+    }
+
+    /// The environment of the process.
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        self.0.environment()
+    }
+
+    /// Delays each flush from now on.
+    pub fn delay(&self, by: Duration) {
+        self.0.set(by.as_micros().try_into().unwrap());
+    }
+}
