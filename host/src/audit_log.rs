@@ -141,7 +141,7 @@ where
     Keeper(&LINES).with_filter(filter())
 }
 
-/// Accepts the lines of the audit log. Targets such as that of this module only begin with its name.
+/// Accepts the lines of the audit log. The target of this module begins with the same text.
 fn filter() -> FilterFn<impl Fn(&Metadata<'_>) -> bool> {
     let is_audit = |it: &Metadata<'_>| it.target() == audit::TARGET && *it.level() <= Level::INFO;
     FilterFn::new(is_audit).with_max_level_hint(LevelFilter::INFO)

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// own. So operators on other machines cannot block those on this machine.
 pub const ADMIN_OPERATORS_MAX: usize = 32;
 
-/// Open streams of events of a listener. Each holds an operator seat, so as many seats stay free for
-/// short requests.
+/// Open streams of events of a listener. Each holds an operator seat, so as many seats stay free
+/// for other requests.
 pub const ADMIN_STREAMS_MAX: usize = ADMIN_OPERATORS_MAX / 2;
 
 /// Events that wait for the reader of a stream. Further ones wait in the socket's buffers.
@@ -82,9 +82,9 @@ pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
-/// Readers that wait for the next log line of a policy or of the audit log. They hold operator seats
-/// while they wait, so with [`ADMIN_STREAMS_MAX`] a quarter of the seats stays free for short
-/// requests.
+/// Readers that wait for the next log line of a policy or of the audit log. They hold operator
+/// seats while they wait. Beside them and [`ADMIN_STREAMS_MAX`], a quarter of the seats stays free
+/// for short requests.
 pub const ADMIN_LOG_FOLLOWERS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
 
 /// How long a response waits for the next log line of a policy. It must end well before

@@ -378,6 +378,8 @@ fn subtract(counts: &mut FxHashMap<ConnectionId, usize>, connection: ConnectionI
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use bytes::Bytes;
     use statehouse_core::store::Peer;
@@ -455,6 +457,30 @@ mod tests {
     fn accounted_overhead_covers_the_places_in_the_queue() {
         let places = size_of::<Waiting>() + size_of::<Timed>();
         assert!(places <= limits::UNRELEASED_OVERHEAD_BYTES, "{places}");
+    }
+
+    #[test]
+    fn more_is_measured_only_while_an_operator_watches() {
+        let gate = ResponseGate::default();
+        assert!(gate.observed(0.0).is_none());
+        gate.watch(true);
+        let notify = |gate: &ResponseGate| {
+            let now = Instant::now();
+            let decided = now.checked_sub(Duration::from_secs(1)).unwrap();
+            gate.lock().times.notification(decided, now);
+        };
+        notify(&gate);
+        let longest = |gate: &ResponseGate| gate.observed(0.0).map(|it| it.longest.notification);
+        assert_eq!(longest(&gate), Some(Duration::from_secs(1)));
+        assert_eq!(longest(&gate), Some(Duration::ZERO), "since the last look");
+        notify(&gate);
+        // A second operator changes nothing.
+        gate.watch(true);
+        assert_eq!(longest(&gate), Some(Duration::from_secs(1)));
+        gate.watch(false);
+        notify(&gate);
+        assert!(gate.observed(0.0).is_none());
+        assert_eq!(gate.lock().times.notifications().count(), 3);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //!
 //! A key that is not tracked replaces the key with the lowest count. The count of that key is the
 //! error of the new one. So a count is too high by at most its error, and a key with more than one
-//! of `n` requests is always among `n` tracked ones. Counts decay, so that the keys are those of the
-//! last seconds.
+//! of `n` requests is always among `n` tracked ones. Counts decay, so that the keys are those of
+//! the last seconds.
 
 use std::hash::Hasher;
 

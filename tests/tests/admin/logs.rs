@@ -164,8 +164,8 @@ fn log_needs_the_token_and_few_may_follow_it() {
     }
     assert_eq!(admin.ask("GET", "/v1/log?policy=none", b"").0, 404);
     assert_eq!(admin.ask("POST", "/v1/log", b"").0, 405);
-    let followers: Vec<Follower> = (0..4).map(|_| Follower::start(&server, &[])).collect();
-    eventually("the fifth follower is refused", || {
+    let followers: Vec<Follower> = (0..8).map(|_| Follower::start(&server, &[])).collect();
+    eventually("the ninth follower is refused", || {
         (admin.ask("GET", "/v1/log?from=0", b"").0 == 503).then_some(())
     });
     // The others are not disturbed, and operators are served.

@@ -161,3 +161,77 @@ impl Latest {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+    use serde_json::Value as Json;
+    use statehouse_protocol::Histogram;
+
+    use super::*;
+    use crate::admin::{ClusterFigures, ClusterPlace};
+
+    static BOUNDS: [Duration; 1] = [Duration::from_secs(1)];
+
+    /// A host that follows `gw2`.
+    fn follower() -> Subject {
+        let figures = || ClusterFigures {
+            epoch: 3,
+            position: 40,
+            history: 0,
+            lag: 2,
+            reaches_log: true,
+            takeovers: [("handover", 0), ("restart", 0), ("silence", 0)],
+            appends: Histogram::new(&BOUNDS),
+            log_records: 1,
+            log_bytes: 100,
+            snapshot_age: None,
+            leader: None,
+        };
+        Subject::Follower {
+            impediment: None,
+            leader: "ask gw2".into(),
+            place: ClusterPlace {
+                cluster: "plant7".to_owned(),
+                host: "gw1".to_owned(),
+                leader: Some("gw2".to_owned()),
+                followers: Vec::new(),
+            },
+            figures: Arc::new(figures),
+        }
+    }
+
+    #[tokio::test]
+    async fn overviews_are_computed_only_while_they_are_read() {
+        let subject = watch::Sender::new(follower());
+        let overviews = Overviews::new(subject.subscribe());
+        let answer = overviews.answer().await.unwrap();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let document: Json = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (&document["store"], &document["host"]),
+            (&"plant7".into(), &"gw1".into())
+        );
+        assert_eq!(document["cluster"]["leader"], "gw2");
+        assert!(document["rates"].is_null() && document["memory"]["rss"].is_u64());
+
+        // As if the time after the request were over. A stream keeps the task running.
+        let mut stream = overviews.live().into_body();
+        overviews.asked().until = Instant::now();
+        for _ in 0..2 {
+            let event = stream.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert!(event.starts_with(b"event: overview\ndata: {"), "{event:?}");
+        }
+        assert!(overviews.asked().is_running);
+        drop(stream);
+        let ended = async {
+            while overviews.asked().is_running {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), ended).await.unwrap();
+        assert!(overviews.latest.borrow().is_none());
+    }
+}
