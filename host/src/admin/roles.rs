@@ -33,6 +33,8 @@ const ENDPOINTS: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/clients/ID", Operate),
     (Method::GET, "/v1/overview", Read),
     (Method::GET, "/v1/live", Read),
+    (Method::GET, "/v1/keys", Read),
+    (Method::GET, "/v1/key", Read),
     (Method::GET, "/v1/history", Read),
     (Method::GET, "/v1/value", Read),
     (Method::GET, "/v1/replay", Read),
