@@ -7,6 +7,7 @@ use std::{
     net::TcpStream,
     os::unix::net::UnixStream,
     path::Path,
+    time::Instant,
 };
 
 use serde_json::Value;
@@ -56,7 +57,37 @@ impl Admin {
 
     /// Like [`ask`](Self::ask), with further header lines, each with its line end.
     pub fn ask_with(&self, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, String) {
-        let (host, stream) = self.open();
+        let (head, body) = self.answer_with(method, path, lines, body);
+        (status_of(&head), body)
+    }
+
+    /// Like [`ask_with`](Self::ask_with), but returns the head of the answer instead of its status.
+    pub fn answer_with(
+        &self,
+        method: &str,
+        path: &str,
+        lines: &str,
+        body: &[u8],
+    ) -> (String, String) {
+        self.exchange(None, method, path, lines, body)
+    }
+
+    /// Sends a request without a body under another name in the `Host` header.
+    pub fn ask_as(&self, host: &str, method: &str, path: &str) -> (u16, String) {
+        let (head, body) = self.exchange(Some(host), method, path, "", b"");
+        (status_of(&head), body)
+    }
+
+    fn exchange(
+        &self,
+        host: Option<&str>,
+        method: &str,
+        path: &str,
+        lines: &str,
+        body: &[u8],
+    ) -> (String, String) {
+        let (own, stream) = self.open();
+        let host = host.unwrap_or(own);
         let bearer = self.bearer();
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}{lines}Content-Length: {}\r\nConnection: close\r\n\r\n",
@@ -66,8 +97,31 @@ impl Admin {
         request.extend_from_slice(body);
         let answer = exchange(stream, &request);
         let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
-        let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// The same address, for an operator with another token or the secret of a session.
+    pub fn with_token(&self, token: &str) -> Admin {
+        Admin {
+            url: self.url.clone(),
+            token: Some(token.to_owned()),
+        }
+    }
+
+    /// Opens a stream of events.
+    pub fn stream(&self, path: &str) -> Events {
+        let (host, mut stream) = self.open();
+        let token = self.token.as_deref().unwrap_or_default();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(lines.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        assert_eq!(status_of(&head), 200, "{head}");
+        Events(lines)
     }
 
     /// Sends a GET whose answer need not end. Returns the status and the connection, behind the head
@@ -117,9 +171,36 @@ impl Admin {
     }
 }
 
+/// A stream of events.
+pub struct Events(BufReader<Box<dyn Stream>>);
+
+impl Events {
+    /// The name and the data of the next event. Lines of the chunked encoding are skipped: an event
+    /// is a chunk.
+    pub fn event(&mut self) -> (String, Value) {
+        let (mut name, end) = (None, Instant::now() + PATIENCE);
+        loop {
+            // A stream is never silent for long, so each line arrives.
+            assert!(Instant::now() < end, "no event came");
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream ended");
+            if let Some(found) = line.strip_prefix("event: ") {
+                name = Some(found.trim_end().to_owned());
+            } else if let (Some(name), Some(data)) = (&name, line.strip_prefix("data: ")) {
+                return (name.clone(), serde_json::from_str(data).unwrap());
+            }
+        }
+    }
+}
+
 trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
+
+fn status_of(head: &str) -> u16 {
+    let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
+    status.expect("a status")
+}
 
 fn exchange(mut stream: Box<dyn Stream>, request: &[u8]) -> String {
     stream.write_all(request).unwrap();

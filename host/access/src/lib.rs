@@ -44,6 +44,7 @@ use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use statehouse_files::watch::{Reloads, Watched};
+use statehouse_protocol::OPERATOR_CLIENT;
 
 /// Why a file of the access settings is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +136,7 @@ impl AccessControl {
     }
 
     /// Authenticates a user of the admin API, by the same check and with the same limits as a
-    /// client. Yields the role of the user, if it has one. A refusal is logged and counted.
+    /// client. A refusal is logged and counted.
     ///
     /// # Errors
     /// The password is wrong, or was not checked.
@@ -144,16 +145,13 @@ impl AccessControl {
         user: &str,
         password: Bytes,
         peer: SocketAddr,
-    ) -> Result<Option<Role>, (ReasonCode, &'static str)> {
+    ) -> Result<Identity, (ReasonCode, &'static str)> {
         let checked = match &self.0.logins {
             None => {
                 let text = "there is no such user: this store has no users file";
                 Err((ReasonCode::BAD_USER_NAME_OR_PASSWORD, text))
             }
-            Some(logins) => {
-                let checked = logins.check(user, password, peer.ip()).await;
-                checked.map(|_| logins.users().current().role(user))
-            }
+            Some(logins) => logins.check(user, password, peer.ip()).await,
         };
         checked.inspect_err(|(_, why)| {
             self.0.audit.refused(&Refused {
@@ -394,6 +392,16 @@ impl Access for AccessControl {
     }
 
     fn may_connect(&self, origin: &Origin) -> bool {
+        if *origin.client == *OPERATOR_CLIENT {
+            self.0.audit.refused(&Refused {
+                what: "connect",
+                peer: None,
+                client: &origin.client,
+                user: origin.identity.user.as_deref(),
+                why: &"this client identifier is that of operators at the admin API",
+            });
+            return false;
+        }
         if !origin.identity.is_proven() {
             self.0.audit.refused(&Refused {
                 what: "authenticate",

@@ -1,5 +1,6 @@
 //! Responses of the admin API: a status and JSON, text, or a [stream of events](super::stream).
 
+use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
@@ -69,7 +70,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
 }
 
 /// A response with any body.
-pub(super) fn with(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Answer {
+pub(super) fn with(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Content::Whole(Full::new(body.into())));
     *answer.status_mut() = status;
     let kind = HeaderValue::from_static(kind);

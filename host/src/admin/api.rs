@@ -1,6 +1,10 @@
 //! The endpoints of the admin API.
 //!
 //! ```text
+//! GET    /                           the page for operators; no login needed, as for its files
+//! POST   /v1/session                 begin a session with the token, or with a name and a password
+//! GET    /v1/session                 who sends this request, and until when the session lasts
+//! DELETE /v1/session                 end the session
 //! GET    /v1/policies                the store's name, all loaded policies, and their roles
 //! POST   /v1/policies                load a policy; the body is its file
 //! DELETE /v1/policies/WHICH          unload a policy
@@ -27,6 +31,13 @@
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! GET    /v1/overview                rates, times, sizes and limits of this host, of the last second
 //! GET    /v1/live                    the same as server-sent events, one a second
+//! GET    /v1/keys?prefix=PREFIX&delimiter=TEXT&after=CURSOR&limit=N  a list of keys in order; keys
+//!                                    that agree up to a delimiter are one entry
+//! GET    /v1/key?key=KEY             the value of a key, and what the store knows about it
+//! PUT    /v1/key?key=KEY&if_version=VERSION&px=MS&fence=TOKEN  set a key to the body; the version
+//!                                    `none` stands for a key that does not exist
+//! DELETE /v1/key?key=KEY&fence=TOKEN  remove a key
+//! GET    /v1/changes?prefix=PREFIX   a stream of the changes of these keys, as they happen
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
@@ -54,10 +65,11 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::{Mutex, Semaphore};
 
+use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
-use super::{Sources, clients, cluster, log, metrics, usage};
+use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use crate::{limits, percent};
@@ -112,12 +124,13 @@ impl Api {
         self.sources.server.impediment()
     }
 
-    /// Answers a request of an operator; `user` is the name, if the operator has one.
+    /// Answers a request of an operator.
     pub(super) async fn route(
         self: Arc<Self>,
         request: Request<Incoming>,
-        user: Option<&str>,
+        operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
+        let user = operator.user();
         let uri = request.uri().clone();
         let segments = segments(&uri)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -144,6 +157,12 @@ impl Api {
             }
             ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
+            }
+            ["v1", "keys"] if method == Method::GET => keys::list(&self.sources.server, &uri).await,
+            ["v1", "key"] if method == Method::GET => keys::one(&self.sources.server, &uri).await,
+            ["v1", "key"] => edit::change(&self.sources, request, &operator).await,
+            ["v1", "changes"] if method == Method::GET => {
+                changes::stream(self.sources.server.clone(), &uri)
             }
             ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
             ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
@@ -449,7 +468,7 @@ async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| bad(format!("the body is not valid: {error}")))
 }
 
-async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
+pub(super) async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
     let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
     let reading = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {

@@ -9,17 +9,22 @@ mod access;
 mod answer;
 mod api;
 mod authz;
+mod changes;
 mod client;
 mod clients;
 mod cluster;
+mod edit;
+mod keys;
 mod listener;
 mod log;
 mod metrics;
 pub(crate) mod overview;
+mod page;
 mod past;
 mod requests;
 mod roles;
 mod seat;
+mod sessions;
 mod stream;
 mod usage;
 
@@ -107,7 +112,7 @@ impl Admin {
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
         let access = match place {
             AdminPlace::Tcp(address) => Access::of_tcp(*address, token.as_deref(), None),
-            AdminPlace::Unix(_) => Access::of_anyone(),
+            AdminPlace::Unix(_) => Access::of_socket(),
         };
         Self::of(Listener::bind(place)?, token, access)
     }
@@ -138,7 +143,7 @@ impl Admin {
     pub fn bind_for_metrics(place: &AdminPlace) -> io::Result<Self> {
         Ok(Self {
             scope: Scope::Metrics,
-            access: Access::of_anyone(),
+            access: Access::for_metrics(),
             ..Self::bind(place, None)?
         })
     }

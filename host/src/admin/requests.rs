@@ -1,6 +1,6 @@
 //! Admits requests to the admin API, and passes them to the endpoints of the store that this host
-//! runs at present. A host of a cluster that does not lead answers only probes and requests for
-//! metrics.
+//! runs at present. A host of a cluster that does not lead answers only probes, the page with its
+//! login, and requests for metrics.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{
+    CACHE_CONTROL, CONNECTION, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
@@ -21,10 +23,9 @@ use super::cluster::{ClusterPlace, ReadFigures};
 use super::overview::Overviews;
 use super::seat::Seat;
 use super::stream::OpenStream;
-use super::{Scope, metrics, roles};
+use super::{Scope, metrics, page, roles};
 use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
-use statehouse_access::roles::Role;
 
 /// What the admin API reports on.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ pub enum Subject {
 
 /// Admits requests.
 pub(super) struct Requests {
-    access: Access,
+    access: Arc<Access>,
     scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
@@ -64,7 +65,7 @@ impl Requests {
         overviews: Arc<Overviews>,
     ) -> Self {
         Self {
-            access,
+            access: Arc::new(access),
             scope,
             audit,
             subject,
@@ -75,60 +76,93 @@ impl Requests {
 
     /// Answers one request of a client at `peer`.
     pub(super) async fn answer(
-        self: &Arc<Self>,
+        &self,
         request: Request<Incoming>,
         seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Result<Answer, Infallible> {
+        let mut answer = self.respond(request, seat, peer).await;
+        let headers = answer.headers_mut();
+        // A browser must take an answer for nothing but its type, and must keep no stored data.
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        let unless_set = headers.entry(CACHE_CONTROL);
+        unless_set.or_insert(HeaderValue::from_static("no-store"));
+        Ok(answer)
+    }
+
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+        seat: &Arc<Seat>,
+        peer: SocketAddr,
+    ) -> Answer {
         if let Err(error) = Access::check_form(request.headers()) {
             seat.arrived();
-            return Ok(last(Refusal::new(StatusCode::BAD_REQUEST, error).answer()));
+            return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
             seat.arrived();
-            return Ok(last(answer));
+            return last(answer);
         }
         if self.scope == Scope::Metrics && !is_metrics(&request) {
             seat.arrived();
             let error = "this address answers GET /metrics, /livez and /readyz only";
-            return Ok(last(Refusal::new(StatusCode::NOT_FOUND, error).answer()));
+            return last(Refusal::new(StatusCode::NOT_FOUND, error).answer());
+        }
+        let path = request.uri().path();
+        if let Some(answer) = page::answer(request.method(), path, request.headers()) {
+            let answer = match self.access.check_host(request.headers()) {
+                Ok(()) => answer,
+                Err(denial) => self.denied(&denial, peer),
+            };
+            discard(request.into_body(), seat.clone());
+            return last(answer);
         }
         // The connection keeps its place while a password is checked, since that takes time.
         let operator = match self.access.check(request.headers(), peer).await {
-            Ok(operator) => operator,
+            Ok(operator) => Arc::new(operator),
             Err(denial) => {
                 discard(request.into_body(), seat.clone());
-                return Ok(last(self.denied(&denial, peer)));
+                return last(self.denied(&denial, peer));
             }
         };
         seat.arrived();
         if !seat.take() {
             let text = "too many operators are connected: try again later";
-            return Ok(last(
-                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer(),
-            ));
+            return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
         }
-        // A refused request may have an unread body, so its connection is closed after the answer.
+        self.admitted(subject, request, &operator, seat).await
+    }
+
+    /// Answers a request of an operator, and logs it if it is not a GET.
+    async fn admitted(
+        &self,
+        subject: Subject,
+        request: Request<Incoming>,
+        operator: &Arc<Operator>,
+        seat: &Arc<Seat>,
+    ) -> Answer {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        let answer = match self.check_role(&operator, &request) {
-            Ok(needed) => {
-                let answer = self.route(subject, request, operator.user.as_deref()).await;
-                answer.and_then(|answer| self.admit_stream(answer, operator.clone(), needed, seat))
+        let answer = match self.check_role(operator, &request) {
+            Ok(()) => {
+                let answer = self.route(subject, request, operator.clone()).await;
+                answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat))
             }
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 Err(refusal)
             }
         };
+        // A refused request may have an unread body, so its connection is closed after the answer.
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
             let status = answer.status().as_u16();
-            let user = operator.user.as_deref().unwrap_or("-").escape_debug();
+            let user = operator.user().unwrap_or("-").escape_debug();
             tracing::info!(target: audit::TARGET, %method, path, %user, status, "admin request");
         }
-        Ok(answer)
+        answer
     }
 
     /// The answer to a request that is not admitted.
@@ -157,13 +191,14 @@ impl Requests {
         &self,
         subject: Subject,
         request: Request<Incoming>,
-        user: Option<&str>,
+        operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
-        // The table of roles has admitted only GET.
+        // Of these paths, the table of roles has admitted only GET of overviews and streams.
         match (request.uri().path(), subject) {
+            ("/v1/session", _) => session(request.method(), &operator),
             ("/v1/overview", _) => self.overviews.answer().await,
             ("/v1/live", _) => Ok(self.overviews.live()),
-            (_, Subject::Store(api)) => api.route(request, user).await,
+            (_, Subject::Store(api)) => api.route(request, operator).await,
             (_, Subject::Follower { figures, .. }) if is_metrics(&request) => Ok(metrics::answer(
                 metrics::of_follower(&figures()),
                 request.headers(),
@@ -174,13 +209,12 @@ impl Requests {
         }
     }
 
-    /// Gives a place to an answer that is a stream of events, while its operator has the role that
-    /// the request needed.
+    /// Gives a place to an answer that is a stream of events, for as long as the login of its
+    /// operator lasts.
     fn admit_stream(
-        self: &Arc<Self>,
+        &self,
         answer: Answer,
-        operator: Operator,
-        needed: Role,
+        operator: Arc<Operator>,
         seat: &Seat,
     ) -> Result<Answer, Refusal> {
         let Some(cut) = answer.body().cut() else {
@@ -191,28 +225,23 @@ impl Requests {
             let error = format!("{max} streams of events are open, which is the limit: end one of the others, such as a page in another window");
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
         })?;
-        let requests = self.clone();
         seat.stream(OpenStream {
             cut,
-            is_allowed: Box::new(move || requests.access.still_has(&operator, needed)),
+            is_allowed: Box::new(move || operator.is_good()),
             _place: place,
         });
         Ok(answer)
     }
 
-    /// Whether the role of the operator suffices for this request. Returns the role that it needs.
-    fn check_role(
-        &self,
-        operator: &Operator,
-        request: &Request<Incoming>,
-    ) -> Result<Role, Refusal> {
+    /// Whether the role of the operator suffices for this request.
+    fn check_role(&self, operator: &Operator, request: &Request<Incoming>) -> Result<(), Refusal> {
         let path = segments(request.uri())?;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         let needed = roles::required(request.method(), &path)?;
         if operator.role.is_some_and(|role| role >= needed) {
-            return Ok(needed);
+            return Ok(());
         }
-        let user = operator.user.as_deref().unwrap_or_default();
+        let user = operator.user().unwrap_or_default();
         let has = match operator.role {
             Some(role) => format!("has the role {role}"),
             None => "has no role".to_owned(),
@@ -256,6 +285,28 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
         _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
         seat.arrived();
     });
+}
+
+/// Begins, shows or ends the session of an operator.
+fn session(method: &Method, operator: &Operator) -> Result<Answer, Refusal> {
+    let refused = |error| Err(Refusal::new(StatusCode::CONFLICT, error));
+    match *method {
+        Method::POST => match operator.begin_session() {
+            Ok(Some(begun)) => Ok(json(StatusCode::OK, &begun)),
+            Ok(None) => refused(
+                "this request was sent in a session: a session begins with the token, or with a name and a password",
+            ),
+            Err(error) => {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                Err(Refusal::new(status, error.to_string()))
+            }
+        },
+        Method::DELETE => match operator.end_session() {
+            true => Ok(json(StatusCode::OK, &json!({}))),
+            false => refused("this request was sent in no session, so none ends"),
+        },
+        _ => Ok(json(StatusCode::OK, &operator.about())),
+    }
 }
 
 /// Health probes, which need no token because they reveal no stored data.

@@ -58,6 +58,15 @@ pub const ADMIN_DISCARD_IDLE: Duration = Duration::from_secs(1);
 /// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Sessions of the page at one address: some tabs for each operator. One takes some hundred bytes.
+pub const ADMIN_SESSIONS_MAX: usize = 64;
+
+/// How long a session of the page lasts without a request. A page that is open sends some.
+pub const ADMIN_SESSION_IDLE_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// How long a session of the page lasts at most: a shift.
+pub const ADMIN_SESSION_MAX: Duration = Duration::from_secs(12 * 3600);
+
 /// The pause after an accept failed. Without it, a lack of file descriptors would fail in a loop.
 pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -112,6 +121,48 @@ pub const ADMIN_REPLAY_TIMEOUT: Duration = Duration::from_secs(240);
 /// The largest store that replays its records while it runs, in bytes of keys and values: a replay
 /// holds a copy of them. Less on a machine with less than four times this memory.
 pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
+
+/// Keys and groups in one list. Each costs at most two searches among the keys.
+pub const ADMIN_KEYS_MAX: usize = 1_000;
+
+/// Keys and groups of a list that are read while the store's lock is held: at two searches each, less
+/// than the steps of one socket read take.
+pub const KEYS_PER_TURN: usize = 64;
+
+/// Bytes of keys in one list, in JSON. A list with longer keys ends earlier.
+pub const ADMIN_KEYS_BYTES_MAX: usize = 1 << 20;
+
+/// The delimiter of a list.
+pub const ADMIN_DELIMITER_BYTES_MAX: usize = 16;
+
+/// Bytes of a key in the cursor of a list. A longer one would not fit into the head of a request.
+pub const ADMIN_CURSOR_KEY_BYTES_MAX: usize = 4 << 10;
+
+/// Bytes of a value that an operator reads or writes through the admin API. JSON writes some bytes
+/// as six, so an answer stays below [`ADMIN_ANSWER_BYTES_MAX`].
+pub const ADMIN_VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// How long a change by an operator waits for the one before, and then for its response.
+pub const ADMIN_EDIT_WAIT: Duration = Duration::from_secs(20);
+
+/// How often a stream of changes looks for changes.
+pub const ADMIN_CHANGES_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Changes that a stream sends at each look. Of more, a person could read none.
+pub const ADMIN_CHANGES_SENT_MAX: usize = 100;
+
+/// Changes, of any keys, that a stream examines while the store's lock is held. Each costs a
+/// comparison, and a lookup if it is below the prefix.
+pub const CHANGES_PER_TURN: usize = 256;
+
+/// Turns of a stream at each look. It can follow 20 000 changes per second.
+pub const ADMIN_CHANGES_TURNS_MAX: usize = 16;
+
+/// How long an answer waits until the state that it shows is durable.
+pub const ADMIN_DURABLE_WAIT: Duration = Duration::from_secs(10);
+
+/// How often it looks.
+pub const ADMIN_DURABLE_POLL: Duration = Duration::from_millis(2);
 
 /// Files of a project that `policy dev` watches.
 pub const PROJECT_FILES_MAX: usize = 10_000;
