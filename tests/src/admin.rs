@@ -56,7 +56,37 @@ impl Admin {
 
     /// Like [`ask`](Self::ask), with further header lines, each with its line end.
     pub fn ask_with(&self, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, String) {
-        let (host, stream) = self.open();
+        let (head, body) = self.answer_with(method, path, lines, body);
+        (status_of(&head), body)
+    }
+
+    /// Like [`ask_with`](Self::ask_with), but returns the head of the answer instead of its status.
+    pub fn answer_with(
+        &self,
+        method: &str,
+        path: &str,
+        lines: &str,
+        body: &[u8],
+    ) -> (String, String) {
+        self.exchange(None, method, path, lines, body)
+    }
+
+    /// Sends a request without a body under another name in the `Host` header.
+    pub fn ask_as(&self, host: &str, method: &str, path: &str) -> (u16, String) {
+        let (head, body) = self.exchange(Some(host), method, path, "", b"");
+        (status_of(&head), body)
+    }
+
+    fn exchange(
+        &self,
+        host: Option<&str>,
+        method: &str,
+        path: &str,
+        lines: &str,
+        body: &[u8],
+    ) -> (String, String) {
+        let (own, stream) = self.open();
+        let host = host.unwrap_or(own);
         let bearer = match &self.token {
             Some(token) => format!("Authorization: Bearer {token}\r\n"),
             None => String::new(),
@@ -69,8 +99,15 @@ impl Admin {
         request.extend_from_slice(body);
         let answer = exchange(stream, &request);
         let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
-        let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// The same address, for an operator with another token or the secret of a session.
+    pub fn with_token(&self, token: &str) -> Admin {
+        Admin {
+            url: self.url.clone(),
+            token: Some(token.to_owned()),
+        }
     }
 
     /// Opens a connection. Returns it with the value of the `Host` header.
@@ -98,6 +135,11 @@ impl Admin {
 trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
+
+fn status_of(head: &str) -> u16 {
+    let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
+    status.expect("a status")
+}
 
 fn exchange(mut stream: Box<dyn Stream>, request: &[u8]) -> String {
     stream.write_all(request).unwrap();

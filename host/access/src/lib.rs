@@ -135,7 +135,7 @@ impl AccessControl {
     }
 
     /// Authenticates a user of the admin API, by the same check and with the same limits as a
-    /// client. Yields the role of the user, if it has one. A refusal is logged and counted.
+    /// client. A refusal is logged and counted.
     ///
     /// # Errors
     /// The password is wrong, or was not checked.
@@ -144,16 +144,13 @@ impl AccessControl {
         user: &str,
         password: Bytes,
         peer: SocketAddr,
-    ) -> Result<Option<Role>, (ReasonCode, &'static str)> {
+    ) -> Result<Identity, (ReasonCode, &'static str)> {
         let checked = match &self.0.logins {
             None => {
                 let text = "there is no such user: this store has no users file";
                 Err((ReasonCode::BAD_USER_NAME_OR_PASSWORD, text))
             }
-            Some(logins) => {
-                let checked = logins.check(user, password, peer.ip()).await;
-                checked.map(|_| logins.users().current().role(user))
-            }
+            Some(logins) => logins.check(user, password, peer.ip()).await,
         };
         checked.inspect_err(|(_, why)| {
             self.0.audit.refused(&Refused {
@@ -164,6 +161,11 @@ impl AccessControl {
                 why,
             });
         })
+    }
+
+    /// What a user may do through the admin API at present, if anything.
+    pub fn role(&self, user: &str) -> Option<Role> {
+        self.0.logins.as_ref()?.users().current().role(user)
     }
 
     /// What clients may do, if rules are configured.

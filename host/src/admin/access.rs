@@ -1,27 +1,34 @@
 //! Authenticates requests to the admin API: over TCP by a token that only the owner of the data
-//! directory can read, over TLS by that token or as a user.
+//! directory can read, over TLS by that token or as a user, and at both by a
+//! [session](super::sessions) that began with one of these.
 //!
 //! Being on the same machine must not suffice, because of other accounts and of web pages in a
-//! local browser. A Unix socket admits only its owner and root, and no web page, so it needs no
-//! token.
+//! local browser. A Unix socket admits only its owner and root, so it needs no token. It must still
+//! refuse web pages, because `ssh -L` can put a socket at an address of a browser.
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderMap, ORIGIN};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, ORIGIN};
 use serde::{Deserialize, Serialize};
 
+use super::sessions::{self, About, Begun, Sessions};
 use crate::headers::only_once;
 use crate::limits;
 use statehouse_access::roles::Role;
 use statehouse_access::{AccessControl, base64};
 use statehouse_files::atomic::replace;
-use statehouse_mqtt::ReasonCode;
+use statehouse_mqtt::{Identity, ReasonCode};
+
+/// Says which page caused a request: `same-origin`, `same-site`, `cross-site`, or `none` for the
+/// user (Fetch Metadata). No script can change it.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Bytes of a generated token.
 const TOKEN_BYTES: usize = 32;
@@ -75,18 +82,69 @@ pub fn new_token() -> io::Result<String> {
 
 /// Who sent a request, and what that operator may do.
 pub(super) struct Operator {
-    /// The name of the user; none for an operator with the token or at the socket.
-    pub(super) user: Option<String>,
+    access: Arc<Access>,
+    /// The identity of a user; none for an operator with the token or at the socket.
+    login: Option<Identity>,
     /// The role; none if the user has none.
     pub(super) role: Option<Role>,
+    session: Option<Session>,
+}
+
+/// The session of an operator.
+struct Session {
+    key: blake3::Hash,
+    expires_s: u64,
 }
 
 impl Operator {
-    /// An operator who can read the data directory, or act as its owner.
-    const LOCAL: Self = Self {
-        user: None,
-        role: Some(Role::Ship),
-    };
+    /// The name of the user; none for an operator with the token or at the socket.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.login.as_ref()?.user.as_deref()
+    }
+
+    /// Whether the login still counts and the role is the same, for answers that take long.
+    pub(super) fn is_good(&self) -> bool {
+        let role = |user: &str| self.access.role(user);
+        match (&self.session, &self.login) {
+            (Some(it), _) => self.access.sessions.lasts(it.key, Instant::now(), role),
+            (None, Some(login)) => login.is_proven() && self.user().and_then(role) == self.role,
+            (None, None) => true,
+        }
+    }
+
+    /// The operator, as the page shows it.
+    pub(super) fn about(&self) -> About {
+        About {
+            user: self.user().map(str::to_owned),
+            role: self.role.map_or("", Role::name),
+            expires_s: self.session.as_ref().map(|it| it.expires_s),
+        }
+    }
+
+    /// Begins a session for this operator. None if the request was sent in a session: a session
+    /// must not prolong itself.
+    pub(super) fn begin_session(&self) -> io::Result<Option<Begun>> {
+        let (None, Some(role)) = (&self.session, self.role) else {
+            return Ok(None);
+        };
+        let begin = |login| self.access.sessions.begin(login, role, Instant::now());
+        Ok(Some(Begun {
+            session: begin(self.login.clone())?,
+            about: About {
+                expires_s: Some(limits::ADMIN_SESSION_IDLE_MAX.as_secs()),
+                ..self.about()
+            },
+        }))
+    }
+
+    /// Ends the session of the request. Returns whether it was sent in one.
+    pub(super) fn end_session(&self) -> bool {
+        let session = self.session.as_ref();
+        session.is_some_and(|it| {
+            self.access.sessions.end(it.key);
+            true
+        })
+    }
 }
 
 /// Why a request is not admitted.
@@ -99,25 +157,37 @@ pub(super) struct Denial {
 }
 
 /// Checks every request before it is processed.
+#[derive(Default)]
 pub(super) struct Access {
     /// Hash of the token, compared in constant time.
     token: Option<blake3::Hash>,
     /// Whether the ability to connect suffices.
     admits_anyone: bool,
+    /// Whether only metrics and probes are served, which no page needs to be kept from.
+    is_for_metrics: bool,
     /// Whether the address is reachable from this machine only.
     loopback: bool,
     /// The users who may log in, over TLS only: elsewhere a password could be read on its way.
     users: Option<Arc<AccessControl>>,
+    sessions: Sessions,
 }
 
 impl Access {
-    /// Every client that can connect is admitted.
-    pub(super) fn of_anyone() -> Self {
+    /// Every client that can connect is admitted, to metrics and probes.
+    pub(super) fn for_metrics() -> Self {
         Self {
-            token: None,
+            admits_anyone: true,
+            is_for_metrics: true,
+            ..Self::default()
+        }
+    }
+
+    /// Every client that can connect to a Unix socket is admitted.
+    pub(super) fn of_socket() -> Self {
+        Self {
             admits_anyone: true,
             loopback: true,
-            users: None,
+            ..Self::default()
         }
     }
 
@@ -129,9 +199,9 @@ impl Access {
     ) -> Self {
         Self {
             token: token.map(|token| blake3::hash(token.as_bytes())),
-            admits_anyone: false,
             loopback: address.ip().is_loopback(),
             users,
+            ..Self::default()
         }
     }
 
@@ -140,43 +210,91 @@ impl Access {
         self.users.is_some()
     }
 
+    /// The present role of a user.
+    fn role(&self, user: &str) -> Option<Role> {
+        self.users.as_ref()?.role(user)
+    }
+
     /// Refuses a request that repeats a header of which the code would read only the first. Probes
     /// are checked too.
     pub(super) fn check_form(headers: &HeaderMap) -> Result<(), String> {
-        only_once(headers, &[HOST, ORIGIN, AUTHORIZATION, CONTENT_LENGTH])
+        let names = [HOST, ORIGIN, AUTHORIZATION, CONTENT_LENGTH, SEC_FETCH_SITE];
+        only_once(headers, &names)
+    }
+
+    /// Refuses a request under another name than one of this machine. DNS rebinding: the name of a
+    /// page may resolve to this machine, so the requests of that page would look same-origin.
+    pub(super) fn check_host(&self, headers: &HeaderMap) -> Result<(), Denial> {
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+        match self.loopback && !host.is_some_and(is_loopback) {
+            false => Ok(()),
+            true => Err(denial(
+                StatusCode::FORBIDDEN,
+                "the Host header must name a loopback address",
+            )),
+        }
+    }
+
+    /// Refuses a request that another page than the one of this address caused.
+    fn check_page(&self, headers: &HeaderMap) -> Result<(), Denial> {
+        let site = headers.get(SEC_FETCH_SITE).map(|it| it.as_bytes());
+        let is_own_site = matches!(site, None | Some(b"same-origin" | b"none"));
+        let scheme = match &self.users {
+            Some(_) => &b"https://"[..],
+            None => b"http://",
+        };
+        let host = headers.get(HOST).map(|it| it.as_bytes());
+        let is_own_origin = headers.get(ORIGIN).is_none_or(|origin| {
+            let shown = origin.as_bytes().strip_prefix(scheme);
+            shown.is_some() && shown == host
+        });
+        match is_own_site && is_own_origin {
+            true => Ok(()),
+            false => Err(denial(
+                StatusCode::FORBIDDEN,
+                "requests of web pages of other origins are refused: the Origin header must be the scheme and the Host of this address",
+            )),
+        }
+    }
+
+    fn operator(self: &Arc<Self>, login: Option<Identity>, role: Option<Role>) -> Operator {
+        Operator {
+            access: self.clone(),
+            login,
+            role,
+            session: None,
+        }
     }
 
     /// The operator who sent this request from `peer`.
     pub(super) async fn check(
-        &self,
+        self: &Arc<Self>,
         headers: &HeaderMap,
         peer: SocketAddr,
     ) -> Result<Operator, Denial> {
-        if self.admits_anyone {
-            return Ok(Operator::LOCAL);
+        // An operator who can read the data directory, or act as its owner, may do everything.
+        let local = || self.operator(None, Some(Role::Ship));
+        if self.is_for_metrics {
+            return Ok(local());
         }
-        if headers.contains_key(ORIGIN) {
-            return Err(denial(
-                StatusCode::FORBIDDEN,
-                "requests of web pages are refused: the Origin header is not allowed",
-            ));
-        }
-        // DNS rebinding: a page's own name may resolve to this machine, so its requests would look
-        // same-origin.
-        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        if self.loopback && !host.is_some_and(is_loopback) {
-            return Err(denial(
-                StatusCode::FORBIDDEN,
-                "the Host header must name a loopback address",
-            ));
-        }
+        self.check_host(headers)?;
+        self.check_page(headers)?;
         let shown = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
-        if let (Some(users), Some(shown)) = (&self.users, shown.and_then(after(b"Basic "))) {
-            return login(users, shown, peer).await;
+        let bearer = shown.and_then(after(b"Bearer "));
+        if let Some(secret) = bearer.filter(|it| it.starts_with(sessions::PREFIX.as_bytes())) {
+            return self.of_session(secret);
         }
-        match (shown.and_then(after(b"Bearer ")), &self.users) {
+        if self.admits_anyone {
+            return Ok(local());
+        }
+        if let (Some(users), Some(shown)) = (&self.users, shown.and_then(after(b"Basic "))) {
+            let login = login(users, shown, peer).await?;
+            let role = login.user.as_deref().and_then(|user| users.role(user));
+            return Ok(self.operator(Some(login), role));
+        }
+        match (bearer, &self.users) {
             // Hashes compare in constant time.
-            (Some(shown), _) if self.token == Some(blake3::hash(shown)) => Ok(Operator::LOCAL),
+            (Some(shown), _) if self.token == Some(blake3::hash(shown)) => Ok(local()),
             (Some(_), _) => Err(denial(
                 StatusCode::UNAUTHORIZED,
                 "the token is not the one of this store: it is in the file `admin` of its data directory, and another one after each start",
@@ -190,6 +308,22 @@ impl Access {
                 "a token is missing: send `Authorization: Bearer TOKEN` with the one in the file `admin` of the data directory",
             )),
         }
+    }
+
+    /// The operator of a session.
+    fn of_session(self: &Arc<Self>, secret: &[u8]) -> Result<Operator, Denial> {
+        let found = (self.sessions).find(secret, Instant::now(), |user| self.role(user));
+        let found = found.ok_or(denial(
+            StatusCode::UNAUTHORIZED,
+            "the session has ended: log in again",
+        ))?;
+        Ok(Operator {
+            session: Some(Session {
+                key: found.key,
+                expires_s: found.expires.as_secs(),
+            }),
+            ..self.operator(found.login, Some(found.role))
+        })
     }
 }
 
@@ -210,7 +344,7 @@ fn after(scheme: &[u8]) -> impl Fn(&[u8]) -> Option<&[u8]> {
 }
 
 /// Checks a name and a password (RFC 7617).
-async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<Operator, Denial> {
+async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<Identity, Denial> {
     let decoded = str::from_utf8(shown).ok().and_then(base64::decode);
     let decoded = decoded.and_then(|it| String::from_utf8(it).ok());
     let Some((user, password)) = decoded.as_deref().and_then(|it| it.split_once(':')) else {
@@ -223,7 +357,7 @@ async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<
         let why = "the password was not checked in time: try again later";
         return Err(denial(StatusCode::SERVICE_UNAVAILABLE, why));
     };
-    let role = checked.map_err(|(reason, why)| {
+    checked.map_err(|(reason, why)| {
         let (status, why) = match reason {
             ReasonCode::BAD_USER_NAME_OR_PASSWORD => {
                 (StatusCode::UNAUTHORIZED, "wrong user name or password")
@@ -236,10 +370,6 @@ async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<
             why,
             is_audited: true,
         }
-    })?;
-    Ok(Operator {
-        user: Some(user.to_owned()),
-        role,
     })
 }
 
@@ -271,7 +401,7 @@ mod tests {
 
     const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7);
 
-    async fn status(access: &Access, all: &[(hyper::header::HeaderName, &str)]) -> u16 {
+    async fn status(access: &Arc<Access>, all: &[(hyper::header::HeaderName, &str)]) -> u16 {
         let checked = access.check(&headers(all), PEER).await;
         checked.map_or_else(|denial| denial.status.as_u16(), |_| 200)
     }
@@ -279,6 +409,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_token_is_accepted_and_web_pages_are_refused() {
         let access = Access::of_tcp(([127, 0, 0, 1], 8080).into(), Some("secret"), None);
+        let access = Arc::new(access);
         let host = || (HOST, "127.0.0.1:8080");
         for right in ["Bearer secret", "bearer secret"] {
             let answer = status(&access, &[host(), (AUTHORIZATION, right)]).await;
@@ -302,25 +433,81 @@ mod tests {
             assert_eq!(answer, 403, "{other}");
         }
         assert_eq!(status(&access, std::slice::from_ref(&right)).await, 403);
-        let page = (ORIGIN, "http://127.0.0.1:8080");
-        assert_eq!(
-            status(&access, &[host(), right.clone(), page.clone()]).await,
-            403
-        );
         // Beyond loopback any Host header is accepted.
         let access = Access::of_tcp(([0, 0, 0, 0], 8080).into(), Some("secret"), None);
+        let access = Arc::new(access);
         let elsewhere = (HOST, "store.example");
         assert_eq!(
             status(&access, &[elsewhere.clone(), right.clone()]).await,
             200
         );
-        assert_eq!(status(&access, std::slice::from_ref(&elsewhere)).await, 401);
-        assert_eq!(status(&access, &[elsewhere, right, page]).await, 403);
+        assert_eq!(status(&access, &[elsewhere]).await, 401);
+    }
+
+    #[tokio::test]
+    async fn only_the_page_of_this_address_is_accepted() {
+        let address: SocketAddr = ([127, 0, 0, 1], 8080).into();
+        let tcp = Access::of_tcp(address, Some("secret"), None);
+        for access in [tcp, Access::of_socket()].map(Arc::new) {
+            let ask = async |host: &'static str, further: &[(HeaderName, &'static str)]| {
+                let own = [(HOST, host), (AUTHORIZATION, "Bearer secret")];
+                status(&access, &[&own, further].concat()).await
+            };
+            for (host, origin, expected) in [
+                ("127.0.0.1:8080", "http://127.0.0.1:8080", 200),
+                ("localhost:8080", "http://localhost:8080", 200),
+                ("localhost:8080", "http://127.0.0.1:8080", 403),
+                ("127.0.0.1:8080", "https://127.0.0.1:8080", 403),
+                ("127.0.0.1:8080", "http://127.0.0.1:8081", 403),
+                ("127.0.0.1:8080", "http://127.0.0.1", 403),
+                ("127.0.0.1:8080", "null", 403),
+                ("127.0.0.1:8080", "", 403),
+                ("evil.example", "http://evil.example", 403),
+            ] {
+                let status = ask(host, &[(ORIGIN, origin)]).await;
+                assert_eq!(status, expected, "{origin} at {host}");
+            }
+            for (site, expected) in [
+                ("same-origin", 200),
+                ("none", 200),
+                ("same-site", 403),
+                ("cross-site", 403),
+                ("", 403),
+            ] {
+                let status = ask("localhost:8080", &[(SEC_FETCH_SITE, site)]).await;
+                assert_eq!(status, expected, "{site}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_replaces_the_token_until_it_ends() {
+        let access = Access::of_tcp(([127, 0, 0, 1], 8080).into(), Some("secret"), None);
+        let access = Arc::new(access);
+        let check = async |shown: &str| {
+            let shown = headers(&[(HOST, "localhost"), (AUTHORIZATION, shown)]);
+            access.check(&shown, PEER).await
+        };
+        let by_token = check("Bearer secret")
+            .await
+            .unwrap_or_else(|it| panic!("{it:?}"));
+        assert!(by_token.is_good() && by_token.about().expires_s.is_none());
+        assert!(!by_token.end_session());
+        let begun = by_token.begin_session().unwrap().unwrap();
+        assert!(begun.session.starts_with(sessions::PREFIX) && begun.session.len() > 64);
+        let bearer = format!("Bearer {}", begun.session);
+        let operator = check(&bearer).await.unwrap_or_else(|it| panic!("{it:?}"));
+        let again = operator.begin_session().unwrap();
+        assert!(again.is_none(), "a session does not prolong itself");
+        assert!(operator.is_good() && operator.end_session() && !operator.is_good());
+        let denial = check(&bearer).await.err().unwrap();
+        assert_eq!(denial.status, 401);
+        assert!(denial.why.contains("log in again"), "{}", denial.why);
     }
 
     #[tokio::test]
     async fn without_a_token_no_token_is_right() {
-        let access = Access::of_tcp(([0, 0, 0, 0], 8080).into(), None, None);
+        let access = Arc::new(Access::of_tcp(([0, 0, 0, 0], 8080).into(), None, None));
         for shown in ["Bearer ", "Bearer x"] {
             assert_eq!(status(&access, &[(AUTHORIZATION, shown)]).await, 401);
         }
@@ -333,7 +520,8 @@ mod tests {
             (AUTHORIZATION, "Bearer secret"),
             (CONTENT_LENGTH, "0"),
         ];
-        let single = [&right[..], &[(ORIGIN, "http://127.0.0.1")]].concat();
+        let of_page = [(ORIGIN, "http://127.0.0.1"), (SEC_FETCH_SITE, "none")];
+        let single = [&right[..], &of_page].concat();
         Access::check_form(&headers(&single)).unwrap();
         for (name, second) in [
             (HOST, "evil.example"),
@@ -341,6 +529,7 @@ mod tests {
             (ORIGIN, "http://evil.example"),
             (AUTHORIZATION, "Bearer other"),
             (CONTENT_LENGTH, "1"),
+            (SEC_FETCH_SITE, "same-origin"),
         ] {
             let twice = [&single[..], &[(name.clone(), second)]].concat();
             let refusal = Access::check_form(&headers(&twice)).unwrap_err();

@@ -69,7 +69,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
 }
 
 /// A response with any body.
-pub(super) fn with(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Answer {
+pub(super) fn with(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     let kind = HeaderValue::from_static(kind);

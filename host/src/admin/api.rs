@@ -1,6 +1,10 @@
 //! The endpoints of the admin API.
 //!
 //! ```text
+//! GET    /                           the page for operators; no login needed, as for its files
+//! POST   /v1/session                 begin a session with the token, or with a name and a password
+//! GET    /v1/session                 who sends this request, and until when the session lasts
+//! DELETE /v1/session                 end the session
 //! GET    /v1/policies                the store's name, all loaded policies, and their roles
 //! POST   /v1/policies                load a policy; the body is its file
 //! DELETE /v1/policies/WHICH          unload a policy
@@ -50,6 +54,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::{Mutex, Semaphore};
 
+use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
@@ -108,12 +113,13 @@ impl Api {
         self.sources.server.impediment()
     }
 
-    /// Answers a request of an operator; `user` is the name, if the operator has one.
+    /// Answers a request of an operator.
     pub(super) async fn route(
         self: Arc<Self>,
         request: Request<Incoming>,
-        user: Option<&str>,
+        operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
+        let user = operator.user();
         let uri = request.uri().clone();
         let segments = segments(&uri)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();

@@ -15,10 +15,12 @@ mod cluster;
 mod listener;
 mod log;
 mod metrics;
+mod page;
 mod past;
 mod requests;
 mod roles;
 mod seat;
+mod sessions;
 mod usage;
 
 use std::io;
@@ -104,7 +106,7 @@ impl Admin {
     pub fn bind(place: &AdminPlace, token: Option<String>) -> io::Result<Self> {
         let access = match place {
             AdminPlace::Tcp(address) => Access::of_tcp(*address, token.as_deref(), None),
-            AdminPlace::Unix(_) => Access::of_anyone(),
+            AdminPlace::Unix(_) => Access::of_socket(),
         };
         Self::of(Listener::bind(place)?, token, access)
     }
@@ -135,7 +137,7 @@ impl Admin {
     pub fn bind_for_metrics(place: &AdminPlace) -> io::Result<Self> {
         Ok(Self {
             scope: Scope::Metrics,
-            access: Access::of_anyone(),
+            access: Access::for_metrics(),
             ..Self::bind(place, None)?
         })
     }

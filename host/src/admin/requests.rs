@@ -1,6 +1,6 @@
 //! Admits requests to the admin API, and passes them to the endpoints of the store that this host
-//! runs at present. A host of a cluster that does not lead answers only probes and requests for
-//! metrics.
+//! runs at present. A host of a cluster that does not lead answers only probes, the page with its
+//! login, and requests for metrics.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{
+    CACHE_CONTROL, CONNECTION, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::sync::watch;
@@ -19,7 +21,7 @@ use super::answer::{Answer, Refusal, json};
 use super::api::{Api, segments};
 use super::cluster::ReadFigures;
 use super::seat::Seat;
-use super::{Scope, metrics, roles};
+use super::{Scope, metrics, page, roles};
 use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
 
@@ -41,7 +43,7 @@ pub enum Subject {
 
 /// Admits requests.
 pub(super) struct Requests {
-    access: Access,
+    access: Arc<Access>,
     scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
@@ -55,7 +57,7 @@ impl Requests {
         subject: watch::Receiver<Subject>,
     ) -> Self {
         Self {
-            access,
+            access: Arc::new(access),
             scope,
             audit,
             subject,
@@ -69,52 +71,85 @@ impl Requests {
         seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Result<Answer, Infallible> {
+        let mut answer = self.respond(request, seat, peer).await;
+        let headers = answer.headers_mut();
+        // A browser must take an answer for nothing but its type, and must keep no stored data.
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        let unless_set = headers.entry(CACHE_CONTROL);
+        unless_set.or_insert(HeaderValue::from_static("no-store"));
+        Ok(answer)
+    }
+
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+        seat: &Arc<Seat>,
+        peer: SocketAddr,
+    ) -> Answer {
         if let Err(error) = Access::check_form(request.headers()) {
             seat.arrived();
-            return Ok(last(Refusal::new(StatusCode::BAD_REQUEST, error).answer()));
+            return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
             seat.arrived();
-            return Ok(last(answer));
+            return last(answer);
         }
         if self.scope == Scope::Metrics && !is_metrics(&request) {
             seat.arrived();
             let error = "this address answers GET /metrics, /livez and /readyz only";
-            return Ok(last(Refusal::new(StatusCode::NOT_FOUND, error).answer()));
+            return last(Refusal::new(StatusCode::NOT_FOUND, error).answer());
+        }
+        let path = request.uri().path();
+        if let Some(answer) = page::answer(request.method(), path, request.headers()) {
+            let answer = match self.access.check_host(request.headers()) {
+                Ok(()) => answer,
+                Err(denial) => self.denied(&denial, peer),
+            };
+            discard(request.into_body(), seat.clone());
+            return last(answer);
         }
         // The connection keeps its place while a password is checked, since that takes time.
         let operator = match self.access.check(request.headers(), peer).await {
-            Ok(operator) => operator,
+            Ok(operator) => Arc::new(operator),
             Err(denial) => {
                 discard(request.into_body(), seat.clone());
-                return Ok(last(self.denied(&denial, peer)));
+                return last(self.denied(&denial, peer));
             }
         };
         seat.arrived();
         if !seat.take() {
             let text = "too many operators are connected: try again later";
-            return Ok(last(
-                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer(),
-            ));
+            return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
         }
-        // A refused request may have an unread body, so its connection is closed after the answer.
+        self.admitted(subject, request, &operator, seat).await
+    }
+
+    /// Answers a request of an operator, and logs it if it is not a GET.
+    async fn admitted(
+        &self,
+        subject: Subject,
+        request: Request<Incoming>,
+        operator: &Arc<Operator>,
+        seat: &Arc<Seat>,
+    ) -> Answer {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        let answer = match self.check_role(&operator, &request) {
-            Ok(()) => route(subject, request, operator.user.as_deref()).await,
+        let answer = match self.check_role(operator, &request) {
+            Ok(()) => route(subject, request, operator.clone()).await,
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 Err(refusal)
             }
         };
+        // A refused request may have an unread body, so its connection is closed after the answer.
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
             let status = answer.status().as_u16();
-            let user = operator.user.as_deref().unwrap_or("-").escape_debug();
+            let user = operator.user().unwrap_or("-").escape_debug();
             tracing::info!(target: audit::TARGET, %method, path, %user, status, "admin request");
         }
-        Ok(answer)
+        answer
     }
 
     /// The answer to a request that is not admitted.
@@ -146,7 +181,7 @@ impl Requests {
         if operator.role.is_some_and(|role| role >= needed) {
             return Ok(());
         }
-        let user = operator.user.as_deref().unwrap_or_default();
+        let user = operator.user().unwrap_or_default();
         let has = match operator.role {
             Some(role) => format!("has the role {role}"),
             None => "has no role".to_owned(),
@@ -196,10 +231,13 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
 async fn route(
     subject: Subject,
     request: Request<Incoming>,
-    user: Option<&str>,
+    operator: Arc<Operator>,
 ) -> Result<Answer, Refusal> {
+    if request.uri().path() == "/v1/session" {
+        return session(request.method(), &operator);
+    }
     match subject {
-        Subject::Store(api) => api.route(request, user).await,
+        Subject::Store(api) => api.route(request, operator).await,
         Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
             metrics::of_follower(&figures()),
             request.headers(),
@@ -207,6 +245,28 @@ async fn route(
         Subject::Follower { leader, .. } => {
             Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
         }
+    }
+}
+
+/// Begins, shows or ends the session of an operator.
+fn session(method: &Method, operator: &Operator) -> Result<Answer, Refusal> {
+    let refused = |error| Err(Refusal::new(StatusCode::CONFLICT, error));
+    match *method {
+        Method::POST => match operator.begin_session() {
+            Ok(Some(begun)) => Ok(json(StatusCode::OK, &begun)),
+            Ok(None) => refused(
+                "this request was sent in a session: a session begins with the token, or with a name and a password",
+            ),
+            Err(error) => {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                Err(Refusal::new(status, error.to_string()))
+            }
+        },
+        Method::DELETE => match operator.end_session() {
+            true => Ok(json(StatusCode::OK, &json!({}))),
+            false => refused("this request was sent in no session, so none ends"),
+        },
+        _ => Ok(json(StatusCode::OK, &operator.about())),
     }
 }
 

@@ -37,6 +37,15 @@ pub const ADMIN_DISCARD_IDLE: Duration = Duration::from_secs(1);
 /// The longest life of a connection to the admin API, even if it is in use.
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Sessions of the page at one address: some tabs for each operator. One takes some hundred bytes.
+pub const ADMIN_SESSIONS_MAX: usize = 64;
+
+/// How long a session of the page lasts without a request. A page that is open sends some.
+pub const ADMIN_SESSION_IDLE_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// How long a session of the page lasts at most: a shift.
+pub const ADMIN_SESSION_MAX: Duration = Duration::from_secs(12 * 3600);
+
 /// The pause after an accept failed. Without it, a lack of file descriptors would fail in a loop.
 pub const ADMIN_ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

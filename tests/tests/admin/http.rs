@@ -140,7 +140,7 @@ fn invalid_path_method_or_body_is_a_client_error() {
         status
     };
     for (first, body, status) in [
-        ("GET /", "", 404),
+        ("GET /nothing", "", 404),
         ("GET /v2/policies", "", 404),
         ("PATCH /v1/policies", "", 405),
         ("GET /v1/policies/%zz", "", 400),

@@ -13,6 +13,7 @@ mod limits;
 mod logs;
 mod metrics;
 mod orders;
+mod page;
 mod socket;
 mod trust;
 mod usage;

@@ -146,7 +146,8 @@ fn basic(user: &str, password: &str) -> String {
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.
-const ENDPOINTS: [(&str, &str, &str); 22] = [
+const ENDPOINTS: [(&str, &str, &str); 23] = [
+    ("GET", "/v1/session", "read"),
     ("GET", "/v1/policies", "read"),
     ("GET", "/v1/log", "read"),
     ("GET", "/v1/shadow", "read"),
@@ -289,6 +290,53 @@ fn only_credentials_are_admitted_over_tls() {
     let guesses = (0..40).map(|_| status(&basic("operator", &long)));
     assert!(guesses.into_iter().any(|status| status == 429));
     assert_eq!(status(&right), 200);
+}
+
+#[test]
+fn sessions_of_users_end_with_their_role() {
+    let plant = Plant::start(&[]);
+    let log_in = |user: &str| {
+        let (status, body) = plant.as_user(user, "POST", "/v1/session");
+        assert_eq!(status, 200, "{body}");
+        let begun: Json = serde_json::from_str(&body).unwrap();
+        assert_eq!(begun["user"], user);
+        format!(
+            "Authorization: Bearer {}\r\n",
+            begun["session"].as_str().unwrap()
+        )
+    };
+    assert_eq!(plant.as_user("client", "POST", "/v1/session").0, 403);
+    let wrong = basic("reader", "wrong");
+    assert_eq!(plant.ask("POST", "/v1/session", &wrong).0, 401);
+    let (reader, operator) = (log_in("reader"), log_in("operator"));
+    let status = |method: &str, path: &str, session: &str| plant.ask(method, path, session).0;
+    assert_eq!(status("GET", "/v1/usage", &reader), 200);
+    assert_eq!(status("POST", "/v1/rollback", &reader), 403);
+    assert_eq!(status("POST", "/v1/rollback", &operator), 409);
+    // The page of this address, and another one.
+    let host = plant.address;
+    let own = format!("Origin: https://{host}\r\nSec-Fetch-Site: same-origin\r\n{reader}");
+    assert_eq!(status("GET", "/v1/usage", &own), 200);
+    let plain = format!("Origin: http://{host}\r\n{reader}");
+    assert_eq!(status("GET", "/v1/usage", &plain), 403);
+    assert_eq!(plant.ask("GET", "/", "").0, 200);
+    // A session of this address means nothing at the other one.
+    let local = Admin::of(&plant.server);
+    let secret = reader.trim_end().rsplit_once(' ').unwrap().1;
+    assert_eq!(local.with_token(secret).ask("GET", "/v1/usage", b"").0, 401);
+
+    let users = plant.file("users");
+    run(
+        &["user", "role", "reader", "operate", "--users", &users],
+        b"",
+    )
+    .code(0);
+    eventually("the session ends", || {
+        (status("GET", "/v1/usage", &reader) == 401).then_some(())
+    });
+    assert_eq!(status("GET", "/v1/usage", &operator), 200);
+    let again = log_in("reader");
+    assert_eq!(status("POST", "/v1/rollback", &again), 409);
 }
 
 #[test]
