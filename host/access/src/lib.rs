@@ -164,6 +164,7 @@ impl AccessControl {
     }
 
     /// What a user may do through the admin API at present, if anything.
+    #[must_use]
     pub fn role(&self, user: &str) -> Option<Role> {
         self.0.logins.as_ref()?.users().current().role(user)
     }

@@ -27,6 +27,8 @@
 //!                                    slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
+//! GET    /v1/overview                rates, times, sizes and limits of this host, of the last second
+//! GET    /v1/live                    the same as server-sent events, one a second
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
@@ -60,7 +62,7 @@ use super::authz::{self, Ask};
 use super::past::Reader;
 use super::{Sources, clients, cluster, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
-use crate::policies::manager::Control;
+use crate::policies::manager::{Control, Listing};
 use crate::{limits, percent};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
@@ -165,6 +167,16 @@ impl Api {
             Some(_) => Arc::new(self.gate.by(Actor::admin(user))),
             None => self.gate.clone(),
         }
+    }
+
+    /// The parts that this reports on.
+    pub(super) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// The policies.
+    pub(super) fn listing(&self) -> Listing {
+        self.control().list()
     }
 
     fn metrics(&self) -> metrics::Page {

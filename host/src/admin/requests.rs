@@ -14,13 +14,15 @@ use hyper::header::{
 };
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::access::{Access, Denial, Operator};
 use super::answer::{Answer, Refusal, json};
 use super::api::{Api, segments};
-use super::cluster::ReadFigures;
+use super::cluster::{ClusterPlace, ReadFigures};
+use super::overview::Overviews;
 use super::seat::Seat;
+use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
 use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
@@ -36,6 +38,8 @@ pub enum Subject {
         impediment: Option<&'static str>,
         /// The answer to operators: which host leads.
         leader: Arc<str>,
+        /// The names around it.
+        place: ClusterPlace,
         /// Reads its figures.
         figures: ReadFigures,
     },
@@ -47,6 +51,9 @@ pub(super) struct Requests {
     scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
+    overviews: Arc<Overviews>,
+    /// The streams of events that may still begin.
+    streams: Arc<Semaphore>,
 }
 
 impl Requests {
@@ -55,12 +62,15 @@ impl Requests {
         scope: Scope,
         audit: Arc<Audit>,
         subject: watch::Receiver<Subject>,
+        overviews: Arc<Overviews>,
     ) -> Self {
         Self {
             access: Arc::new(access),
             scope,
             audit,
             subject,
+            overviews,
+            streams: Arc::new(Semaphore::new(limits::ADMIN_STREAMS_MAX)),
         }
     }
 
@@ -136,7 +146,10 @@ impl Requests {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match self.check_role(operator, &request) {
-            Ok(()) => route(subject, request, operator.clone()).await,
+            Ok(()) => {
+                let answer = self.route(subject, request, operator.clone()).await;
+                answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat))
+            }
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 Err(refusal)
@@ -171,6 +184,52 @@ impl Requests {
             answer.headers_mut().insert(WWW_AUTHENTICATE, scheme);
         }
         answer
+    }
+
+    /// Passes an admitted request on. Overviews are those of this host, whether it leads or not.
+    async fn route(
+        &self,
+        subject: Subject,
+        request: Request<Incoming>,
+        operator: Arc<Operator>,
+    ) -> Result<Answer, Refusal> {
+        // Of these paths, the table of roles has admitted only GET of overviews and streams.
+        match (request.uri().path(), subject) {
+            ("/v1/session", _) => session(request.method(), &operator),
+            ("/v1/overview", _) => self.overviews.answer().await,
+            ("/v1/live", _) => Ok(self.overviews.live()),
+            (_, Subject::Store(api)) => api.route(request, operator).await,
+            (_, Subject::Follower { figures, .. }) if is_metrics(&request) => Ok(metrics::answer(
+                metrics::of_follower(&figures()),
+                request.headers(),
+            )),
+            (_, Subject::Follower { leader, .. }) => {
+                Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
+            }
+        }
+    }
+
+    /// Gives a place to an answer that is a stream of events, while the login of its operator lasts.
+    fn admit_stream(
+        &self,
+        answer: Answer,
+        operator: Arc<Operator>,
+        seat: &Seat,
+    ) -> Result<Answer, Refusal> {
+        let Some(cut) = answer.body().cut() else {
+            return Ok(answer);
+        };
+        let place = self.streams.clone().try_acquire_owned().map_err(|_| {
+            let max = limits::ADMIN_STREAMS_MAX;
+            let error = format!("{max} streams of events are open, which is the limit: end one of the others, such as a page in another window");
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+        })?;
+        seat.stream(OpenStream {
+            cut,
+            is_allowed: Box::new(move || operator.is_good()),
+            _place: place,
+        });
+        Ok(answer)
     }
 
     /// Whether the role of the operator suffices for this request.
@@ -225,27 +284,6 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
         _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
         seat.arrived();
     });
-}
-
-/// Passes an admitted request on.
-async fn route(
-    subject: Subject,
-    request: Request<Incoming>,
-    operator: Arc<Operator>,
-) -> Result<Answer, Refusal> {
-    if request.uri().path() == "/v1/session" {
-        return session(request.method(), &operator);
-    }
-    match subject {
-        Subject::Store(api) => api.route(request, operator).await,
-        Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
-            metrics::of_follower(&figures()),
-            request.headers(),
-        )),
-        Subject::Follower { leader, .. } => {
-            Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
-        }
-    }
 }
 
 /// Begins, shows or ends the session of an operator.
