@@ -124,7 +124,9 @@ impl Browser {
                 return;
             }
             "Runtime.exceptionThrown" => format!("exception: {}", event["exceptionDetails"]),
-            "Runtime.consoleAPICalled" if event["type"] == "error" || event["type"] == "warning" => {
+            "Runtime.consoleAPICalled"
+                if event["type"] == "error" || event["type"] == "warning" =>
+            {
                 format!("console: {}", event["args"])
             }
             "Log.entryAdded" if event["entry"]["level"] == "error" => {

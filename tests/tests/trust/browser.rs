@@ -11,10 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{
-    Browser, Server,
-    browser::BROWSER_PATIENCE,
-};
+use statehouse_tests::{Browser, Server, browser::BROWSER_PATIENCE};
 
 use crate::websocket::start;
 

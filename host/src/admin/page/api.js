@@ -72,7 +72,7 @@ async function authorized(method, path, { body, signal, headers }) {
 async function send(method, path, { authorization, body, signal, headers }) {
   const answer = await read(fetch(path, {
     method, body, signal, cache: "no-store", credentials: "omit", redirect: "error",
-    headers: { ...headers, Authorization: authorization },
+    headers: authorization ? { ...headers, Authorization: authorization } : headers,
   }));
   if (answer.ok) return answer;
   const text = await read(answer.text());

@@ -174,6 +174,7 @@ export function meter(name) {
     element,
     show(used, max, format, note = "") {
       element.hidden = !Number.isFinite(used);
+      max = max < 2 ** 52 ? max : 0;
       const share = max > 0 ? Math.min(1, used / max) : 0;
       bar.hidden = !(max > 0);
       bar.setAttribute("aria-valuenow", Math.round(used));

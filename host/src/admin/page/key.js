@@ -20,7 +20,7 @@ export function keyView(page) {
     if (key === null) return void element.replaceChildren(el("p.pick.dim", {}, "Choose a key to see its value, its history and its watchers."));
     const own = ++turn;
     try {
-      found = await get(`/v1/keys/one?key=${encoded(key)}`);
+      found = await get(`/v1/key?key=${encoded(key)}`);
     } catch (error) {
       if (own !== turn) return;
       if (!(error instanceof Refused && error.status === 404)) return fail(error);
@@ -159,7 +159,7 @@ export function keyView(page) {
     body: [el("p.key", {}, shown(key, 400)), difference(found?.value ?? null, value), "The write goes through the active policy, as that of any client. Its record names you."],
     yes: found ? "Change it" : "Create it",
     act: async () => {
-      const answer = await ask("PUT", `/v1/keys?${query.join("&")}`, { body: value });
+      const answer = await ask("PUT", `/v1/key?${query.join("&")}`, { body: value });
       return `Written: ${shown(key, 60)} has version ${answer.version}.`;
     },
   });
@@ -172,7 +172,7 @@ export function keyView(page) {
       act: async () => {
         const query = [`key=${encoded(key)}`, `if_version=${encodeURIComponent(found.version)}`];
         if (found.fence && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
-        await ask("DELETE", `/v1/keys?${query.join("&")}`);
+        await ask("DELETE", `/v1/key?${query.join("&")}`);
         return `Deleted: ${shown(key, 60)}.`;
       },
     });

@@ -60,18 +60,17 @@ function path() {
     el("span", {}, p50, " p50"), el("span", {}, p99, " p99"), el("span", {}, most, " longest"),
     outcomes.map((it) => (it.element = el("span", { title: `requests that were ${it.about}` }, it.value, ` ${it.name}/s`))));
   const stages = STAGES.map(stage);
-  const scale = el("p.scale.dim", {}, "Gauges: ", el("i.mid"), " p50 to p99, longest ", el("i.max"), "; 1 µs to 1 s, logarithmic. The last second or so.");
+  const scale = el("p.scale.dim", {}, "Gauges: ", el("i.mid"), " p50 to p99, longest ", el("i.max"), "; 1 µs to 1 s, logarithmic. Times of the last seconds.");
   const element = el("section.panel.flow", { "aria-label": "The path of a request" }, head, el("ol.path", {}, stages.map((it) => it.element)), scale);
   return {
     element,
     show(doc) {
-      const { rates = {}, latency_us: times = {} } = doc;
+      const rates = doc.rates ?? {}, times = doc.latency_us ?? {};
       text(total, rate(rates.requests));
       text(p50, micros(times.request?.p50));
       text(p99, micros(times.request?.p99));
       text(most, micros(times.request?.max));
       for (const it of outcomes) {
-        it.element.hidden = !Number.isFinite(rates[it.name]);
         it.element.classList.toggle("is-bad", rates[it.name] > 0);
         text(it.value, rate(rates[it.name]));
       }
@@ -111,41 +110,43 @@ const perSecond = (value, format = rate) => (Number.isFinite(value) ? `${format(
 
 /** What else an operator asks at each stage. */
 const factsOf = {
-  socket: ({ rates = {}, clients }) => [
-    ["in", perSecond(rates.bytes_in, bytes)], ["publishes", perSecond(rates.publishes_in)],
-    ["sessions", clients && number(clients.sessions)],
+  socket: ({ rates, clients }) => [
+    ["publishes in", perSecond(rates?.publishes_in)], ["sessions", clients && number(clients.sessions)],
+    ["subscriptions", clients && number(clients.subscriptions)],
   ],
-  queue: ({ queues = {} }) => Object.entries(queues).slice(0, 4).map(([name, value]) => [plain(name), amount(name, value)]),
-  policy: ({ policies = [] }) => [...policies].sort((a, b) => order(a) - order(b)).slice(0, 3)
-    .map((it) => [it.role === "active" ? plain(it.name, 40) : `${it.role}: ${plain(it.name, 40)}`, perSecond(it.calls_per_s)]),
-  flush: ({ rates = {}, disk }) => [
-    ["writes", perSecond((rates.set ?? 0) + (rates.del ?? 0))], ["flushes", perSecond(rates.flushes)],
-    ["on disk", disk && bytes(used(disk))],
+  queue: ({ queues }) => {
+    const waiting = Object.entries(queues ?? {}).filter((it) => it[1] > 0).map(([name, value]) => [plain(name), bytes(value)]);
+    return waiting.length ? waiting.slice(0, 4) : [["nothing waits elsewhere", ""]];
+  },
+  policy: ({ policies }) => (policies ?? []).filter((it) => !it.roles.every((role) => role === "previous")).slice(0, 3)
+    .map((it) => [plain(it.name, 40), it.roles.includes("active") || it.calls_per_s ? perSecond(it.calls_per_s) : it.roles.join(", ")]),
+  flush: ({ rates, disk }) => [
+    ["writes", perSecond(rates && rates.set + rates.del)], ["flush of the disk", disk && micros(disk.flush_us.p50)],
+    ["its p99", disk && micros(disk.flush_us.p99)],
   ],
-  send: ({ rates = {}, latency_us: times = {} }) => [
-    ["out", perSecond(rates.bytes_out, bytes)], ["notifications", perSecond(rates.notifications)],
-    ["their p99", times.notification && micros(times.notification.p99)],
+  send: ({ rates, latency_us: times }) => [
+    ["publishes out", perSecond(rates?.publishes_out)], ["notifications", perSecond(rates?.notifications)],
+    ["their p99", times?.notification.count ? micros(times.notification.p99) : null],
   ],
 };
 
-const order = (it) => ["active", "canary", "route", "candidate"].indexOf(it.role);
-const amount = (name, value) => (typeof value === "object" ? number(value?.messages) : /bytes/.test(name) ? bytes(value) : number(value));
-const used = (disk) => disk.used ?? disk.log + disk.snapshot + disk.history + (disk.spare ?? 0);
-
 /** What has a limit. */
 function gauges() {
-  const meters = Object.fromEntries(["Memory", "Disk", "Keys", "Stored bytes", "Connections", "Open files", "CPU"].map((it) => [it, meter(it)]));
+  const meters = Object.fromEntries(["Memory", "Disk", "Keys", "Bytes", "Watches", "Connections", "Open files", "CPU"].map((it) => [it, meter(it)]));
   const element = el("div.meters", {}, Object.values(meters).map((it) => it.element));
+  const byName = (values) => Object.entries(values ?? {}).filter((it) => it[1] > 0).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, value]) => `${plain(name)} ${bytes(value)}`).join(", ");
   return {
     element,
-    show({ memory = {}, disk, store_size: size = {}, clients = {}, process = {}, started_ms, time_ms }) {
-      meters.Memory.show(memory.rss, memory.limit, bytes);
-      meters.Disk.show(disk ? used(disk) : NaN, disk?.limit, bytes);
-      meters.Keys.show(size.keys, size.keys_limit, number);
-      meters["Stored bytes"].show(size.bytes, size.bytes_limit, bytes);
-      meters.Connections.show(clients.connected, clients.limit, number);
-      meters["Open files"].show(process.fds, process.fds_limit, number);
-      meters.CPU.show(process.cpu * 100, 0, (it) => `${number(it)} % of a core`, started_ms ? `runs for ${span(time_ms - started_ms)}` : "");
+    show({ memory, disk, store_size: size, clients, process, limits, started_ms, time_ms }) {
+      const used = disk ? Object.values(disk.used).reduce((sum, it) => sum + it, 0) : NaN;
+      meters.Memory.show(memory.rss ?? NaN, memory.limit, bytes, byName(memory.owners));
+      meters.Disk.show(used, used + disk?.room, bytes, disk?.is_full ? "full: the store refuses growth" : byName(disk?.used));
+      meters.Keys.show(size?.keys, limits.max_keys, number);
+      meters["Bytes"].show(size?.bytes, limits.max_bytes, bytes);
+      meters.Watches.show(size?.watches, limits.max_watches, number);
+      meters.Connections.show(clients?.connected, clients?.limit, number);
+      meters["Open files"].show(process.fds ?? NaN, process.fds_limit, number);
+      meters.CPU.show((process.cpu ?? NaN) * 100, 0, (it) => `${number(it)} % of a processor`, `runs for ${span(time_ms - started_ms)}`);
     },
   };
 }
@@ -155,7 +156,7 @@ function hotKeys() {
     caption: "Keys with the most requests", empty: "No key has had requests in the last seconds.", limit: 12,
     keyOf: (it) => JSON.stringify(it.key),
     columns: [
-      { title: "Key", of: (it) => el("a.key", { href: `#/keys/${encoded(it.key)}` }, shown(it.key, 60)) },
+      { title: "Key", of: (it) => it.is_cut ? el("span.key", {}, `${shown(it.key, 60)}…`) : el("a.key", { href: `#/keys/${encoded(it.key)}`, title: shown(it.key, 400) }, shown(it.key, 60)) },
       { title: "Requests/s", number: true, of: (it) => rate(it.requests_per_s) },
       { title: "Share", number: true, of: share },
     ],
@@ -183,7 +184,7 @@ function slowRequests() {
       { title: "Queue, policy, log, response", of: where },
       { title: "Command", of: (it) => plain(it.command ?? "–", 20) },
       { title: "Key", of: (it) => el("span.key", {}, plain(it.key ?? "–", 60)) },
-      { title: "Client", of: (it) => plain(it.client, 40), by: (it) => it.client },
+      { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 60)), by: (it) => it.client },
     ],
   });
   return {

@@ -1,6 +1,6 @@
 // Logs in, follows the overview of the store, and shows one view at a time.
 
-import { Lost, Refused, follow, forget, get, hasSession, logIn, logOut, onEnd, repeat } from "./api.js";
+import { Lost, Refused, follow, get, hasSession, logIn, logOut, onEnd, repeat } from "./api.js";
 import { el, plain, text } from "./dom.js";
 import * as overview from "./overview.js";
 import * as keys from "./keys.js";
@@ -16,7 +16,7 @@ const SAMPLES_MAX = 360;
 const id = (name) => document.getElementById(name);
 /** What all views share. `samples` are the rates and times of the last minutes. */
 const page = { samples: [], doc: null, role: "read", may: (role) => ROLES.indexOf(page.role) >= ROLES.indexOf(role) };
-let view = null, live = null, skew = 0;
+let view = null, live = null;
 
 // The session.
 
@@ -47,8 +47,10 @@ function chooseLogin(kind) {
   (kind === "user" ? id("name") : id("token")).focus();
 }
 
+/** The header of the login. A Unix socket, which `ssh -L` puts at an address, needs none. */
 function credentials() {
-  if (!id("by-token").hidden) return `Bearer ${id("token").value.trim()}`;
+  const token = id("token").value.trim();
+  if (!id("by-token").hidden) return token && `Bearer ${token}`;
   const bytes = new TextEncoder().encode(`${id("name").value}:${id("password").value}`);
   return `Basic ${btoa(String.fromCharCode(...bytes))}`;
 }
@@ -110,10 +112,10 @@ function connect() {
 }
 
 function take(doc) {
-  skew = doc.time_ms ? Date.now() - doc.time_ms : 0;
   page.doc = doc;
   sample({ rates: doc.rates, latency_us: doc.latency_us });
-  text(id("store"), [doc.store, doc.host, doc.version && `v${doc.version}`].filter(Boolean).map((it) => plain(it, 60)).join(" · "));
+  id("store").title = plain(doc.store);
+  text(id("store"), [doc.store, doc.host, doc.version && `v${doc.version}`].filter(Boolean).map((it) => plain(it, 26)).join(" · "));
   document.title = `${plain(doc.store ?? "Statehouse", 40)} · Statehouse`;
   id("ready").hidden = doc.ready === undefined;
   id("ready").className = `badge ${doc.ready ? "good" : "bad"}`;
