@@ -13,6 +13,8 @@
 //! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of
 //!                                    the response before; waits some seconds for a line. Without
 //!                                    `from`: the recent lines, at once
+//! GET    /v1/events?from=N&kind=KIND the last lines of the audit log: acts and refusals, or the KIND
+//!                                    `act` or `refusal`. Waits like /v1/log
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
@@ -73,7 +75,7 @@ pub struct Api {
     /// Modules are read and compiled one at a time, since each may take as much memory as the
     /// largest policy.
     loading: Mutex<()>,
-    /// Readers that wait for the next log line of a policy.
+    /// Readers that wait for the next log line of a policy, or of the audit log.
     followers: Semaphore,
     reader: Reader,
 }
@@ -137,6 +139,10 @@ impl Api {
                     .await
             }
             ["v1", "log"] if method == Method::GET => self.log(&uri).await,
+            ["v1", "events"] if method == Method::GET => {
+                let lines = log::audit_lines(&uri, &self.followers).await?;
+                Ok(json(StatusCode::OK, &lines))
+            }
             ["v1", "cluster", what] => {
                 let leadership = self.sources.leadership.as_deref();
                 let answer = cluster::answer(leadership, what, &method, &uri).await;

@@ -15,7 +15,7 @@ mod cluster;
 mod listener;
 mod log;
 mod metrics;
-mod overview;
+pub(crate) mod overview;
 mod page;
 mod past;
 mod requests;
@@ -39,7 +39,7 @@ pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::{Connection, ask, is_tls_url};
-pub(crate) use clients::Clients;
+pub(crate) use clients::{Client, Clients};
 pub use cluster::{
     ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };

@@ -91,9 +91,10 @@ pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
-/// Readers that wait for the next log line of a policy. They hold operator seats while they wait,
-/// so most seats must stay free for short requests.
-pub const ADMIN_LOG_FOLLOWERS_MAX: usize = 4;
+/// Readers that wait for the next log line of a policy or of the audit log. They hold operator seats
+/// while they wait, so with [`ADMIN_STREAMS_MAX`] a quarter of the seats stays free for short
+/// requests.
+pub const ADMIN_LOG_FOLLOWERS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
 
 /// How long a response waits for the next log line of a policy. It must end well before
 /// [`ADMIN_CONNECTION_TIMEOUT`].
@@ -156,3 +157,15 @@ pub const OVERVIEW_WINDOW: usize = 10;
 /// How often open files are counted for overviews: the count takes a millisecond with ten thousand
 /// connections.
 pub const OVERVIEW_FDS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The shortest interval of `statehouse top`.
+pub const TOP_INTERVAL_MIN: Duration = Duration::from_millis(250);
+
+/// Clients that `statehouse top` asks for.
+pub const TOP_CLIENTS: usize = 200;
+
+/// Rates that `statehouse top` draws: one per column of a wide terminal.
+pub const TOP_HISTORY_MAX: usize = 200;
+
+/// Keys that wait while `statehouse top` draws.
+pub const TOP_EVENTS_MAX: usize = 64;

@@ -5,7 +5,7 @@
 //! ends some seconds after the last one. The store measures more while it runs. A reader never waits
 //! for a lock of the store, and a slow reader skips documents.
 
-mod document;
+pub(crate) mod document;
 mod sampler;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,7 @@ import { get, repeat } from "./api.js";
 import { el, moment, number, panel, plain, table, text } from "./dom.js";
 
 const KEPT_MAX = 400;
-const KINDS = { error: "bad", warn: "warn", refused: "warn", info: "good", act: "good" };
+const KINDS = { error: "bad", warn: "warn", refusal: "bad", info: "good", act: "good" };
 
 /**
  * A list that asks for what is new again and again. `path(from)` is the request, `of(answer)` its

@@ -61,7 +61,7 @@ export function open(main, page) {
     const since = (digest) => origins.find((it) => it.policy === digest)?.assigned;
     const swap = listing.swaps.at(-1);
     const rows = [
-      role("active", nameOfDigest(active), el("span", {}, canary?.rule.percent ? `${100 - canary.rule.percent} % of the clients` : "all other requests", actText(since(active))),
+      role("active", nameOfDigest(active), el("span", {}, canary?.rule.percent ? `${100 - canary.rule.percent} % of the clients` : routes.length || canary ? "all other requests" : "all requests", actText(since(active))),
         previous.length > 0 && button(page, "operate", `Roll back to ${nameOfDigest(previous[0])}`, rollBack)),
       ...routes.map((it) => role("routed", nameOfDigest(it.policy), el("span", {}, "keys below ", el("span.key", {}, shown(prefixOf(it.prefix), 60))),
         button(page, "operate", "Remove the route", () => unroute(it)))),
@@ -94,7 +94,7 @@ export function open(main, page) {
     const origin = listing.assignment.origins?.find((one) => one.policy === it.digest);
     const facts = [
       ["digest", el("span.key", {}, hexOf(it.digest))],
-      ["loaded", it.built_in ? "part of the program" : origin?.loaded && el("span", {}, actText(origin.loaded, "", page))],
+      ["loaded", it.built_in ? "part of the program" : origin?.loaded && el("span", {}, actText(origin.loaded, ""))],
       ["signed by", origin?.signed_by && plain(origin.signed_by, 80)],
       ["commands", it.commands.map((one) => `${plain(one.name, 30)} ${number(one.requests)}`).join(", ") || "none yet"],
       ["failures", failures(it) ? Object.entries(it.failures).filter((one) => one[1]).map(([name, count]) => `${name} ${number(count)}`).join(", ") : "none"],
@@ -215,8 +215,10 @@ function ruleText(rule) {
   return rule.clients !== undefined ? `clients like ${plain(rule.clients)}` : `keys like ${plain(rule.keys)}`;
 }
 
+const PATHS = { admin: "an operator", directory: "a file in the drop directory", order: "a signed order", setting: "a setting", guard: "the guard" };
+
 function actText(act, lead = "; since ") {
   if (!act) return "";
-  const by = act.by.user ? `by ${plain(act.by.user, 60)}` : act.by.path ? `by ${plain(act.by.path, 30)}` : "";
+  const by = act.user ? `by ${plain(act.user, 60)}` : `by ${PATHS[act.path] ?? plain(act.path, 30)}`;
   return el("span", {}, lead, moment(act.at_ms), ` ${by}`);
 }
