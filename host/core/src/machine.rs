@@ -175,6 +175,11 @@ impl Core {
         self.recorder.journal()
     }
 
+    /// The log position that must be durable before anything of the present state is shown.
+    pub fn position(&self) -> LogPosition {
+        self.recorder.last()
+    }
+
     /// How the store names itself and understands its clients.
     pub fn settings(&self) -> &Settings {
         &self.settings

@@ -31,6 +31,9 @@
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
 //! GET    /v1/overview                rates, times, sizes and limits of this host, of the last second
 //! GET    /v1/live                    the same as server-sent events, one a second
+//! GET    /v1/keys?prefix=PREFIX&delimiter=TEXT&after=CURSOR&limit=N  a list of keys in order; keys
+//!                                    that agree up to a delimiter are one entry
+//! GET    /v1/key?key=KEY             the value of a key, and what the store knows about it
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
@@ -62,7 +65,7 @@ use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
-use super::{Sources, clients, cluster, log, metrics, usage};
+use super::{Sources, clients, cluster, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use crate::{limits, percent};
@@ -151,6 +154,8 @@ impl Api {
             ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
+            ["v1", "keys"] if method == Method::GET => keys::list(&self.sources.server, &uri).await,
+            ["v1", "key"] if method == Method::GET => keys::one(&self.sources.server, &uri).await,
             ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
             ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,

@@ -12,6 +12,7 @@ mod authz;
 mod client;
 mod clients;
 mod cluster;
+mod keys;
 mod listener;
 mod log;
 mod metrics;

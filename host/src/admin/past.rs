@@ -263,7 +263,7 @@ impl From<PastError> for Refusal {
     }
 }
 
-fn bad(error: impl Into<String>) -> Refusal {
+pub(super) fn bad(error: impl Into<String>) -> Refusal {
     Refusal::new(StatusCode::BAD_REQUEST, error)
 }
 
@@ -271,7 +271,7 @@ fn busy(error: &str) -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
 }
 
-fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
+pub(super) fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
     percent::value(uri.query(), "key")
         .filter(|key| !key.is_empty())
         .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
@@ -284,7 +284,7 @@ fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
         .map_err(|_| bad(format!("`{name}` is not UTF-8")))
 }
 
-fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
+pub(super) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
     let Some(text) = text(uri, name)? else {
         return Ok(default);
     };

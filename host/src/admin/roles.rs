@@ -34,6 +34,8 @@ const ENDPOINTS: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/events", Read),
     (Method::GET, "/v1/overview", Read),
     (Method::GET, "/v1/live", Read),
+    (Method::GET, "/v1/keys", Read),
+    (Method::GET, "/v1/key", Read),
     (Method::GET, "/v1/history", Read),
     (Method::GET, "/v1/value", Read),
     (Method::GET, "/v1/replay", Read),

@@ -122,6 +122,31 @@ pub const ADMIN_REPLAY_TIMEOUT: Duration = Duration::from_secs(240);
 /// holds a copy of them. Less on a machine with less than four times this memory.
 pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
 
+/// Keys and groups in one list. At some microseconds each, a list takes some milliseconds.
+pub const ADMIN_KEYS_MAX: usize = 1_000;
+
+/// Keys and groups of a list that are read while the store's lock is held: some 0.1 ms.
+pub const KEYS_PER_TURN: usize = 64;
+
+/// Bytes of keys in one list, in JSON. A list with longer keys ends earlier.
+pub const ADMIN_KEYS_BYTES_MAX: usize = 1 << 20;
+
+/// The delimiter of a list.
+pub const ADMIN_DELIMITER_BYTES_MAX: usize = 16;
+
+/// Bytes of a key in the cursor of a list. A longer one would not fit into the head of a request.
+pub const ADMIN_CURSOR_KEY_BYTES_MAX: usize = 4 << 10;
+
+/// Bytes of a value that an operator reads or writes through the admin API. JSON writes some bytes
+/// as six, so an answer stays below [`ADMIN_ANSWER_BYTES_MAX`].
+pub const ADMIN_VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// How long an answer waits until the state that it shows is durable.
+pub const ADMIN_DURABLE_WAIT: Duration = Duration::from_secs(10);
+
+/// How often it looks.
+pub const ADMIN_DURABLE_POLL: Duration = Duration::from_millis(2);
+
 /// Files of a project that `policy dev` watches.
 pub const PROJECT_FILES_MAX: usize = 10_000;
 

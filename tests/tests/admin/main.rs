@@ -9,6 +9,7 @@ mod dev;
 mod drop;
 mod hostile;
 mod http;
+mod keys;
 mod limits;
 mod logs;
 mod metrics;

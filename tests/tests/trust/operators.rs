@@ -146,7 +146,7 @@ fn basic(user: &str, password: &str) -> String {
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.
-const ENDPOINTS: [(&str, &str, &str); 23] = [
+const ENDPOINTS: [(&str, &str, &str); 25] = [
     ("GET", "/v1/session", "read"),
     ("GET", "/v1/policies", "read"),
     ("GET", "/v1/log", "read"),
@@ -154,6 +154,8 @@ const ENDPOINTS: [(&str, &str, &str); 23] = [
     ("POST", "/v1/authz", "read"),
     ("GET", "/v1/usage", "read"),
     ("GET", "/v1/clients", "read"),
+    ("GET", "/v1/keys", "read"),
+    ("GET", "/v1/key?key=k", "read"),
     ("GET", "/v1/history?key=k", "read"),
     ("GET", "/v1/value?key=k&as_of=0s", "read"),
     ("GET", "/v1/replay", "read"),

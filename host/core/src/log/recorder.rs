@@ -47,6 +47,11 @@ impl Recorder {
         }
     }
 
+    /// The position of the last record.
+    pub fn last(&self) -> LogPosition {
+        self.last
+    }
+
     /// The log.
     pub fn journal(&self) -> &Arc<dyn Journal> {
         &self.journal

@@ -36,9 +36,14 @@ impl Listed {
 /// those of the list.
 pub fn after(prefix: &[u8], delimiter: &[u8], name: &[u8]) -> Bound<Vec<u8>> {
     match group(prefix, delimiter, name) {
-        Some(group) => successor(group).map_or(Bound::Unbounded, Bound::Included),
+        Some(group) => behind(group),
         None => Bound::Excluded(name.to_vec()),
     }
+}
+
+/// Where a list continues behind all keys that start with these bytes.
+pub fn behind(name: &[u8]) -> Bound<Vec<u8>> {
+    successor(name).map_or(Bound::Unbounded, Bound::Included)
 }
 
 /// The part of a key that ends with the first delimiter after the prefix.
@@ -61,7 +66,7 @@ fn successor(name: &[u8]) -> Option<Vec<u8>> {
 
 impl Table {
     /// At most `max` entries from `start` on, of the keys that start with `prefix`. Without a
-    /// delimiter every key is an entry.
+    /// delimiter every key is an entry. Nothing is behind [`Bound::Unbounded`].
     pub fn list(
         &self,
         prefix: &[u8],

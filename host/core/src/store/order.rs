@@ -81,7 +81,27 @@ impl Order {
         start: Bound<&[u8]>,
         arena: &Arena,
     ) -> impl Iterator<Item = Slot> + use<'a> {
-        let (at, place) = match start {
+        let (at, place) = self.place(start, arena);
+        let runs = self.runs.get(at..).unwrap_or_default();
+        runs.iter().flatten().skip(place).copied()
+    }
+
+    /// The number of slots from `start` on and before `end`, each the place of a key. Costs one
+    /// addition per run between both.
+    pub(super) fn count(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, arena: &Arena) -> u64 {
+        let (first, skipped) = self.place(start, arena);
+        let (last, taken) = match end {
+            Bound::Unbounded => (self.runs.len(), 0),
+            end => self.place(end, arena),
+        };
+        let whole = self.runs.get(first..last).unwrap_or_default();
+        let whole: usize = whole.iter().map(Vec::len).sum();
+        (whole + taken).saturating_sub(skipped) as u64
+    }
+
+    /// The run and the place within it at which the slots from a key on start.
+    fn place(&self, start: Bound<&[u8]>, arena: &Arena) -> (usize, usize) {
+        match start {
             Bound::Unbounded => (0, 0),
             Bound::Included(key) | Bound::Excluded(key) => {
                 let at = self.run(key, arena);
@@ -90,9 +110,7 @@ impl Order {
                 let run = self.runs.get(at).map_or(&[][..], Vec::as_slice);
                 (at, run.partition_point(|&it| before(arena.key(it))))
             }
-        };
-        let runs = self.runs.get(at..).unwrap_or_default();
-        runs.iter().flatten().skip(place).copied()
+        }
     }
 
     /// The run that contains `key` or would: the last run that starts at or before it, otherwise
@@ -164,6 +182,16 @@ mod tests {
                 let start = start.map(|it| &it[..]);
                 let found: Vec<Slot> = self.order.from(start, &self.arena).collect();
                 assert_eq!(found, expected, "from {start:?}");
+                let count = self.order.count(start, Bound::Unbounded, &self.arena);
+                assert_eq!(count, expected.len() as u64, "from {start:?}");
+                let before = self.order.count(Bound::Unbounded, start, &self.arena);
+                let all = self.map.len()
+                    - if start == Bound::Unbounded {
+                        0
+                    } else {
+                        expected.len()
+                    };
+                assert_eq!(before, all as u64, "before {start:?}");
             }
             let runs = &self.order.runs;
             assert!(

@@ -140,6 +140,21 @@ impl Table {
             .take_while(move |(entry, _)| entry.key().starts_with(prefix))
     }
 
+    /// Entries from a key on, in order.
+    pub(super) fn from<'a>(
+        &'a self,
+        start: Bound<&[u8]>,
+    ) -> impl Iterator<Item = &'a Entry> + use<'a> {
+        self.order
+            .from(start, &self.arena)
+            .map(|slot| self.arena.get(slot))
+    }
+
+    /// The number of keys from `start` on and before `end`.
+    pub(super) fn count(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> u64 {
+        self.order.count(start, end, &self.arena)
+    }
+
     /// The time at which the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.expiries.first().map(|(expires_ms, _)| *expires_ms)

@@ -385,6 +385,12 @@ impl Watches {
         found.map(|(_, watchers)| watchers)
     }
 
+    /// The number of watches that cover a key, regardless of the rights of their clients.
+    pub fn count_of(&self, key: &[u8]) -> usize {
+        let exact = self.by_key.get(key).map_or(0, Watchers::len);
+        exact + self.prefixes_of(key).map(Watchers::len).sum::<usize>()
+    }
+
     /// Whether a watch covers a key, regardless of the rights of its client.
     pub fn has(&self, key: &[u8]) -> bool {
         self.by_key.contains_key(key) || self.prefixes_of(key).next().is_some()
