@@ -173,6 +173,23 @@ impl Browser {
         }
     }
 
+    /// Presses a key that is no character.
+    pub fn press(&mut self, key: &str) {
+        for kind in ["rawKeyDown", "keyUp"] {
+            let how = json!({ "type": kind, "key": key, "code": key });
+            self.send("Input.dispatchKeyEvent", how);
+        }
+    }
+
+    /// Chooses a file for the input that a selector finds.
+    pub fn choose_file(&mut self, selector: &str, path: &str) {
+        let document = self.send("DOM.getDocument", json!({}));
+        let how = json!({ "nodeId": document["root"]["nodeId"], "selector": selector });
+        let found = self.send("DOM.querySelector", how);
+        let how = json!({ "nodeId": found["nodeId"], "files": [path] });
+        self.send("DOM.setFileInputFiles", how);
+    }
+
     /// Shows the page in a window of this size.
     pub fn resize(&mut self, width: u32, height: u32) {
         let how = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod authz;
+mod browser;
 mod clients;
 mod commands;
 mod dev;

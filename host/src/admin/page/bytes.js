@@ -8,17 +8,8 @@ const LINES_MAX = 4000;
 /** Pairs of parts that a comparison may look at. */
 const PAIRS_MAX = 1_000_000;
 
-const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-
 /** The text of bytes; null if they are no UTF-8. */
-export function textOf(value) {
-  if (typeof value === "string") return value;
-  try {
-    return utf8.decode(bytesOf(value));
-  } catch {
-    return null;
-  }
-}
+export const textOf = (value) => (typeof value === "string" ? value : null);
 
 function jsonOf(value) {
   const text = textOf(value);

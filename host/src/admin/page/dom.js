@@ -51,6 +51,7 @@ export const lines = (value) => String(value).replace(UNSEEN_BUT_LINES, escaped)
 // Bytes of the API: a string if they are UTF-8, else { base64 }.
 
 const utf8 = new TextEncoder();
+const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 export function bytesOf(value) {
   if (value === null || value === undefined) return null;
@@ -80,10 +81,15 @@ export function decoded(text) {
     else if (it === "%") return null;
     else bytes.push(...utf8.encode(it));
   }
+  return ofBytes(Uint8Array.from(bytes));
+}
+
+/** Bytes as the API gives them. */
+export function ofBytes(bytes) {
   try {
-    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(bytes));
+    return strict.decode(bytes);
   } catch {
-    return { base64: btoa(String.fromCharCode(...bytes)) };
+    return { base64: btoa(Array.from(bytes, (it) => String.fromCharCode(it)).join("")) };
   }
 }
 

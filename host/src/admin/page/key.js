@@ -2,16 +2,16 @@
 
 import { Refused, ask, get } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
-import { bytesOf, bytes as size, el, encoded, moment, number, panel, plain, same, shown, span, text } from "./dom.js";
+import { bytes as size, el, encoded, moment, number, panel, plain, same, shown, span, text } from "./dom.js";
 import { difference, formsOf, textOf, view } from "./bytes.js";
 
-const HISTORY_MAX = 50;
+const HISTORY_MAX = 40;
 /** A value that an editor of text can hold well. */
 const EDIT_MAX = 64 << 10;
 
 export function keyView(page) {
   const element = el("div.one");
-  let key = null, found = null, form = null, isEditing = false, turn = 0, pending = null, expiry = null;
+  let key = null, found = null, form = null, isEditing = false, turn = 0, pending = null, expiry = null, drawn = null;
 
   /** Reads the key, and shows it. */
   async function show(next) {
@@ -20,13 +20,37 @@ export function keyView(page) {
     if (key === null) return void element.replaceChildren(el("p.pick.dim", {}, "Choose a key to see its value, its history and its watchers."));
     const own = ++turn;
     try {
-      found = await get(`/v1/key?key=${encoded(key)}`);
-    } catch (error) {
+      const next = await read();
       if (own !== turn) return;
-      if (!(error instanceof Refused && error.status === 404)) return fail(error);
-      found = null;
+      found = next;
+      if (!isEditing) draw();
+    } catch (error) {
+      if (own === turn) fail(error);
     }
-    if (own === turn && !isEditing) draw();
+  }
+
+  /** What the store knows of the key; null if there is no such key. */
+  async function read() {
+    try {
+      return await get(`/v1/key?key=${encoded(key)}`);
+    } catch (error) {
+      if (error instanceof Refused && error.status === 404) return null;
+      throw error;
+    }
+  }
+
+  /** Shows a live change, and keeps what the operator has opened. */
+  async function refresh() {
+    const own = turn, next = await read().catch(() => found);
+    if (own !== turn || isEditing || same(next, found)) return;
+    const isOther = !next || !found || !same(formsOf(next.value), formsOf(found.value));
+    found = next;
+    if (isOther) return draw();
+    const facts = about();
+    drawn.facts.replaceWith(facts);
+    drawn.facts = facts;
+    drawn.body.replaceChildren(view(found.value, form));
+    drawn.newer.hidden = false;
   }
 
   function fail(error) {
@@ -41,25 +65,25 @@ export function keyView(page) {
     const acts = el("span.acts", {},
       button(page, "operate", found ? "Edit" : "Create", edit),
       found && button(page, "operate", "Delete", remove, "danger"));
-    const head = el("section.panel.head", { "aria-label": "Key" }, back, el("header", {}, title, acts), found ? about() : el("p", {}, "There is no such key now. Its history may still be known."));
+    drawn = { facts: found ? about() : el("p", {}, "There is no such key now. Its history may still be known.") };
+    const head = el("section.panel.head", { "aria-label": "Key" }, back, el("header", {}, title, acts), drawn.facts);
     element.replaceChildren(head, ...(found ? [value()] : []), history());
   }
 
   function about() {
-    const { version, expires_ms: expires, fence, owner, writer, watchers } = found;
+    const { version, expires_ms: expires, bytes, fencing_token: fence, client, watches } = found;
     const entries = [
       ["version", el("span.key", {}, plain(version))],
       ["written", moment(parseInt(version, 10))],
       ["expires", expires ? (expiry = el("span", { "data-at": expires })) : "never"],
-      ["size", `${number(bytesOf(found.value).length)} B`],
-      ["fencing token", fence ? el("span.key", {}, plain(fence)) : "none"],
-      ["owner", owner ? plain(owner, 60) : null],
-      ["last writer", writer ? plain(writer.client ?? "–", 60) + (writer.user ? ` (user ${plain(writer.user, 60)})` : "") : null],
-      ["watched by", Number.isFinite(watchers) ? `${number(watchers)} client${watchers === 1 ? "" : "s"}` : null],
-    ];
+      ["size", size(bytes)],
+      ["last writer", plain(client || "unknown", 60)],
+      ["watched by", `${number(watches)} watch${watches === 1 ? "" : "es"}`],
+      fence && ["fencing token", el("span.key", {}, plain(fence))],
+    ].filter(Boolean);
     if (!expires) expiry = null;
     tick();
-    return el("dl.facts", {}, entries.filter((it) => it[1] !== null).map(([name, it]) => el("div", {}, el("dt", {}, name), el("dd", {}, it))));
+    return el("dl.facts", {}, entries.map(([name, it]) => el("div", {}, el("dt", {}, name), el("dd", {}, it))));
   }
 
   function tick() {
@@ -69,16 +93,18 @@ export function keyView(page) {
   function value() {
     const forms = formsOf(found.value);
     form = forms.includes(form) ? form : forms[0];
-    const body = el("div", {}, view(found.value, form));
+    const body = (drawn.body = el("div", {}, view(found.value, form)));
+    const cut = found.truncated && el("p.note.dim", {}, `The beginning of ${size(found.bytes)} is shown. \`statehouse get\` prints all of it.`);
     const choice = el("span.choice", { role: "radiogroup", "aria-label": "Show as" }, forms.map((it) => el("label", {},
       el("input", { type: "radio", name: "form", checked: it === form, onchange: () => body.replaceChildren(view(found.value, (form = it))) }), it)));
-    return panel("Value", choice, body);
+    return panel("Value", choice, body, cut);
   }
 
   function history() {
-    const list = el("div.history");
-    const own = turn;
-    const read = async () => {
+    const list = el("div.history"), own = turn;
+    const newer = (drawn.newer = el("button.small", { type: "button", hidden: true, onclick: () => load() }, "Newer changes: read again"));
+    const load = async () => {
+      newer.hidden = true;
       try {
         const past = await get(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX}`);
         if (own === turn) list.replaceChildren(...changes(past));
@@ -86,8 +112,8 @@ export function keyView(page) {
         list.replaceChildren(el("p.dim", {}, plain(error.message, 500)));
       }
     };
-    read();
-    return panel("History", el("small.dim", {}, "newest first; open a change to see its difference"), list);
+    load();
+    return panel("History", el("span", {}, newer, " ", el("small.dim", {}, "newest first; open a change to see its difference")), list);
   }
 
   function changes({ changes: all, beginning }) {
@@ -130,16 +156,17 @@ export function keyView(page) {
 
   function edit() {
     const old = found ? textOf(found.value) : "";
-    const why = old === null ? "This value is no text." : old.length > EDIT_MAX ? "This value is too long for the page." : old.includes("\r") ? "This value has carriage returns, which a browser would change." : null;
+    const why = found?.truncated ? "This value is too long for the page." : old === null ? "This value is no text." : old.length > EDIT_MAX ? "This value is too long for the page." : old.includes("\r") ? "This value has carriage returns, which a browser would change." : null;
     if (why) return confirm({ title: "Edit in a terminal", body: `${why} Use \`statehouse set\`.`, yes: "Close", act: async () => "Nothing was changed." });
     isEditing = true;
     const area = el("textarea", { rows: 10, spellcheck: "false", maxlength: EDIT_MAX, "aria-label": "New value" }, old);
-    const expires = el("input", { type: "number", min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
-    const fence = el("input", { type: "text", value: found?.fence ?? null, maxlength: 256, spellcheck: "false" });
+    const left = found?.expires_ms ? Math.max(1, Math.round((found.expires_ms - Date.now()) / 1000)) : null;
+    const expires = el("input", { type: "number", value: left, min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
+    const fence = el("input", { type: "text", value: found?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const guard = el("input", { type: "checkbox", checked: true });
     const stop = () => ((isEditing = false), draw());
     const form = el("form.editor", {}, area,
-      el("div.fields", {}, field("Expires after, in seconds", expires), found?.fence && field("Fencing token", fence, "Only a token as high as the last one may write."),
+      el("div.fields", {}, field("Expires after, in seconds", expires), found?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
         found && el("label.tick", {}, guard, " Only if it still has this version")),
       el("p.acts", {}, el("button.primary", { type: "submit" }, "Review …"), el("button", { type: "button", onclick: stop }, "Cancel")));
     form.addEventListener("submit", async (event) => {
@@ -147,7 +174,7 @@ export function keyView(page) {
       const query = [`key=${encoded(key)}`];
       if (expires.value) query.push(`px=${Math.round(Number(expires.value) * 1000)}`);
       if (found && guard.checked) query.push(`if_version=${encodeURIComponent(found.version)}`);
-      if (found?.fence && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+      if (found?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
       if (await write(query, area.value)) (isEditing = false), show(key);
     });
     element.replaceChildren(element.firstElementChild, panel(found ? "New value" : "Value of the new key", null, form));
@@ -165,13 +192,13 @@ export function keyView(page) {
   });
 
   async function remove() {
-    const fence = el("input", { type: "text", value: found.fence ?? null, maxlength: 256, spellcheck: "false" });
+    const fence = el("input", { type: "text", value: found.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const isDone = await confirm({
       title: "Delete this key?", yes: "Delete it", isDangerous: true,
-      body: [el("p.key", {}, shown(key, 400)), `Clients that watch it are notified (${number(found.watchers ?? 0)} now). The history keeps its values.`, ...(found.fence ? [field("Fencing token", fence)] : [])],
+      body: [el("p.key", {}, shown(key, 400)), `Clients that watch it are notified (${number(found.watches)} now). The history keeps its values.`, ...(found.fencing_token ? [field("Fencing token", fence)] : [])],
       act: async () => {
         const query = [`key=${encoded(key)}`, `if_version=${encodeURIComponent(found.version)}`];
-        if (found.fence && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+        if (found.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
         await ask("DELETE", `/v1/key?${query.join("&")}`);
         return `Deleted: ${shown(key, 60)}.`;
       },
@@ -183,17 +210,17 @@ export function keyView(page) {
     element,
     show,
     tick,
-    /** A live change. Several within half a second cause one read. */
+    /** A live change. Several within a moment cause one read. */
     changed(change) {
       if (key === null || !same(change.key, key) || pending) return;
       pending = setTimeout(() => {
         pending = null;
-        show(key);
-      }, 500);
+        refresh();
+      }, 700);
     },
     close() {
       clearTimeout(pending);
-      turn = NaN;
+      turn++;
     },
   };
 }

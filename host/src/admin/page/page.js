@@ -143,6 +143,7 @@ function linked(error, wait) {
 }
 
 setInterval(() => view?.tick?.(Date.now()), 1000);
+addEventListener("online", () => live?.now());
 
 // Views.
 

@@ -2,7 +2,7 @@
 // never holds more than the operator asked for.
 
 import { get } from "./api.js";
-import { bytesOf, el, encoded, number, same, shown, text } from "./dom.js";
+import { bytesOf, el, encoded, number, ofBytes, same, shown, text } from "./dom.js";
 
 const PAGE = 100;
 /** Names of one level. Beyond it the operator gives a longer prefix. */
@@ -76,7 +76,7 @@ export function tree(onpick) {
   }
 
   function detail(row, entry) {
-    const count = entry.kind === "prefix" ? (Number.isFinite(entry.keys) ? number(entry.keys) + (entry.more ? "+" : "") : "") : Number.isFinite(entry.bytes) ? `${number(entry.bytes)} B` : "";
+    const count = entry.kind === "prefix" ? (Number.isFinite(entry.keys) ? number(entry.keys) : "") : Number.isFinite(entry.bytes) ? `${number(entry.bytes)} B` : "";
     text(row.lastElementChild, count);
   }
 
@@ -144,12 +144,12 @@ export function tree(onpick) {
 
   /** Shows a change of a key in the levels that are open. */
   function changed({ key, kind, bytes }) {
-    const isSet = kind === "set";
+    const isSet = kind === "set", all = bytesOf(key);
     for (let of = root; of?.isRead; ) {
-      const rest = bytesOf(key).length < bytesOf(of.prefix).length ? null : tailOf(key, of.prefix);
-      if (rest === null) return;
-      const cut = typeof rest === "string" ? rest.indexOf(DELIMITER) : -1;
-      const name = cut < 0 ? key : key.slice(0, key.length - rest.length + cut + 1);
+      const head = bytesOf(of.prefix);
+      if (!head.every((it, at) => it === all[at])) return;
+      const cut = all.indexOf(DELIMITER.charCodeAt(0), head.length);
+      const name = cut < 0 ? key : ofBytes(all.slice(0, cut + 1));
       let row = of.rows.find((it) => same(it.key, name));
       if (!row && isSet && of.next === null && of.rows.length < LEVEL_MAX) {
         of.last?.remove();
@@ -174,10 +174,8 @@ function flash(row) {
   requestAnimationFrame(() => row.classList.add("is-new"));
 }
 
-function tailOf(name, prefix) {
-  if (typeof name === "string" && typeof prefix === "string" && name.startsWith(prefix)) return name.slice(prefix.length);
-  return name;
-}
+/** The part of a name that its level does not show. */
+const tailOf = (name, prefix) => ofBytes(bytesOf(name).slice(bytesOf(prefix).length));
 
 function compare(a, b) {
   const [x, y] = [bytesOf(a), bytesOf(b)];
