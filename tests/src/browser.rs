@@ -131,7 +131,8 @@ impl Browser {
             }
             "Log.entryAdded" if event["entry"]["level"] == "error" => {
                 let entry = &event["entry"];
-                format!("{}: {} {}", entry["source"], entry["text"], entry["url"])
+                let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+                format!("{}: {} {}", text("source"), text("text"), text("url"))
             }
             _ => return,
         };
@@ -160,10 +161,13 @@ impl Browser {
         done["result"]["value"].clone()
     }
 
-    /// Waits until an expression is true in the page.
+    /// Waits until an expression is true in the page. It may fail until then.
     pub fn wait(&mut self, script: &str) {
         let end = Instant::now() + BROWSER_PATIENCE / 4;
-        while self.evaluate(&format!("Boolean({script})")) != json!(true) {
+        let look = format!(
+            "(() => {{ try {{ return Boolean({script}); }} catch {{ return false; }} }})()"
+        );
+        while self.evaluate(&look) != json!(true) {
             if Instant::now() > end {
                 let page = self.evaluate("document.body.innerText");
                 let troubles = self.troubles();
@@ -208,7 +212,11 @@ impl Drop for Browser {
         _ = self.child.kill();
         _ = self.child.wait();
         if thread::panicking() {
-            self.log.all().iter().for_each(|line| eprintln!("{line}"));
+            // A browser without a desktop logs much that does not matter.
+            let fatal = self.log.all().into_iter().filter(|it| it.contains("FATAL"));
+            fatal
+                .chain(self.troubles.drain(..))
+                .for_each(|it| eprintln!("{it}"));
         }
     }
 }

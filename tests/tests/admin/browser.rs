@@ -20,10 +20,11 @@ const HOSTILE_KEY: &str = "<img src=x onerror=alert(1)>\u{202e}gpj.exe";
 
 /// A browser that shows the page of a store.
 struct Screen {
+    /// Dropped before the server ends.
+    load: Option<Load>,
     server: Server,
     browser: Browser,
     url: String,
-    load: Option<Load>,
 }
 
 /// A client that reads and writes until it is dropped.
@@ -49,6 +50,8 @@ impl Load {
             while !flag.load(Ordering::Relaxed) {
                 store.set("line1/oven/state", "running");
                 store.get("line1/oven/setpoint");
+                // The standard policy has no such command.
+                store.ask(&["TALLY", "line2/state"]);
                 thread::sleep(Duration::from_millis(10));
             }
         });
@@ -76,12 +79,13 @@ impl Screen {
         let settings = [
             ("admin", &*admin),
             ("admin_token", TOKEN),
-            ("slow_threshold", "1us"),
+            ("slow_threshold", "1ms"),
         ];
         let server = Server::restartable(&settings);
         let load = Some(Load::on(&server));
         let url = format!("http://{admin}");
-        let browser = Browser::show(&format!("{url}/"));
+        let mut browser = Browser::show(&format!("{url}/"));
+        browser.resize(1440, 900);
         Screen {
             server,
             browser,
@@ -174,8 +178,7 @@ impl Screen {
             .wait("document.querySelectorAll('.curves path.line').length === 7");
         // A hot key leads to its view.
         self.browser.wait("document.querySelector('.hot a.key')");
-        self.browser
-            .wait("[...document.querySelectorAll('.parts')].length > 2");
+        self.see("from 1.00\u{a0}ms on");
     }
 
     /// Reads, changes and deletes keys.
@@ -218,7 +221,7 @@ impl Screen {
         self.click("Review …");
         self.click("Change it");
         self.browser
-            .wait("document.querySelector('#ask-error').textContent.includes('version')");
+            .wait("document.querySelector('#ask-error').textContent.length > 20");
         assert_eq!(other.get("line1/oven/setpoint"), Some(b"22".to_vec()));
         for button in ["Cancel", "Cancel", "Delete", "Delete it"] {
             self.click(button);
@@ -392,10 +395,9 @@ fn page_changes_policies_and_fits_a_phone() {
     screen.log_in(TOKEN);
     screen.view("Policies");
     screen.load_policy(policy);
-    screen.see("marked-page");
-    let name = screen.browser.evaluate(
-        "[...document.querySelectorAll('tbody button')].find((it) => it.textContent.startsWith('marked')).textContent",
-    );
+    let find = "[...document.querySelectorAll('tbody button')].find((it) => it.textContent.startsWith('marked'))";
+    screen.browser.wait(find);
+    let name = screen.browser.evaluate(&format!("{find}.textContent"));
     let name = name.as_str().unwrap().to_owned();
     screen.click(&name);
 
@@ -431,11 +433,11 @@ fn page_changes_policies_and_fits_a_phone() {
         "The previous policy answers again.",
     );
     screen.act("Unload", "Unload it", "is unloaded.");
-    screen.check(&["404"]);
+    screen.check(&[]);
 
     // A refusal stays in the dialog, with its reason.
     screen.load_unsafe_policy();
-    screen.check(&["404", "422"]);
+    screen.check(&["422"]);
 
     for (width, height) in [(360, 740), (800, 600), (1440, 900)] {
         screen.browser.resize(width, height);
@@ -444,11 +446,12 @@ fn page_changes_policies_and_fits_a_phone() {
             screen
                 .browser
                 .wait("document.querySelector('main').childElementCount > 1");
-            let wide = "document.documentElement.scrollWidth - innerWidth";
+            let wide =
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth";
             let wide = screen.browser.evaluate(wide);
             assert_eq!(wide, json!(0), "{view} is wider than {width}");
         }
     }
     screen.keyboard();
-    screen.check(&["404"]);
+    screen.check(&[]);
 }

@@ -173,7 +173,7 @@ export function keyView(page) {
       event.preventDefault();
       const query = [`key=${encoded(key)}`];
       if (expires.value) query.push(`px=${Math.round(Number(expires.value) * 1000)}`);
-      if (found && guard.checked) query.push(`if_version=${encodeURIComponent(found.version)}`);
+      if (!found || guard.checked) query.push(`if_version=${found ? encodeURIComponent(found.version) : "none"}`);
       if (found?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
       if (await write(query, area.value)) (isEditing = false), show(key);
     });
@@ -197,7 +197,7 @@ export function keyView(page) {
       title: "Delete this key?", yes: "Delete it", isDangerous: true,
       body: [el("p.key", {}, shown(key, 400)), `Clients that watch it are notified (${number(found.watches)} now). The history keeps its values.`, ...(found.fencing_token ? [field("Fencing token", fence)] : [])],
       act: async () => {
-        const query = [`key=${encoded(key)}`, `if_version=${encodeURIComponent(found.version)}`];
+        const query = [`key=${encoded(key)}`];
         if (found.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
         await ask("DELETE", `/v1/key?${query.join("&")}`);
         return `Deleted: ${shown(key, 60)}.`;

@@ -1,6 +1,6 @@
 // Policies: which one answers what, the comparison with a candidate, canaries, routes and log lines.
 
-import { Refused, ask, get, json, repeat } from "./api.js";
+import { ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
 import { bytes, decoded, el, encoded, moment, number, panel, plain, shown, span, table, text } from "./dom.js";
 import { comparison } from "./shadow.js";
@@ -37,10 +37,7 @@ export function open(main, page) {
 
   async function read(signal) {
     listing = await get("/v1/policies", signal);
-    shadow.show(await get("/v1/shadow", signal).catch((error) => {
-      if (error instanceof Refused && error.status === 404) return null;
-      throw error;
-    }), listing);
+    shadow.show(listing.assignment.shadow ? await get("/v1/shadow", signal) : null);
     list.show(listing.policies);
     const now = JSON.stringify([listing.assignment, listing.policies.map((it) => [it.digest, it.last_failure])]);
     if (now !== drawn) (drawn = now), drawRoles(), drawCard();
@@ -96,7 +93,7 @@ export function open(main, page) {
       ["digest", el("span.key", {}, hexOf(it.digest))],
       ["loaded", it.built_in ? "part of the program" : origin?.loaded && el("span", {}, actText(origin.loaded, ""))],
       ["signed by", origin?.signed_by && plain(origin.signed_by, 80)],
-      ["commands", it.commands.map((one) => `${plain(one.name, 30)} ${number(one.requests)}`).join(", ") || "none yet"],
+      ["commands", it.commands.filter((one) => one.requests).map((one) => `${plain(one.name, 30)} ${number(one.requests)}`).join(", ") || "none yet"],
       ["failures", failures(it) ? Object.entries(it.failures).filter((one) => one[1]).map(([name, count]) => `${name} ${number(count)}`).join(", ") : "none"],
       ["last failure", it.last_failure && el("span.is-bad", {}, moment(it.last_failure.at_ms), ` ${plain(it.last_failure.why, 600)}`)],
       ["fuel", `mean ${number(it.fuel_mean)}, highest ${number(it.fuel_max)}`],
