@@ -180,7 +180,8 @@ impl Browser {
     /// Presses a key that is no character.
     pub fn press(&mut self, key: &str) {
         for kind in ["rawKeyDown", "keyUp"] {
-            let how = json!({ "type": kind, "key": key, "code": key });
+            let code = if key == "Escape" { 27 } else { 0 };
+            let how = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
             self.send("Input.dispatchKeyEvent", how);
         }
     }

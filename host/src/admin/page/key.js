@@ -183,7 +183,7 @@ export function keyView(page) {
 
   const write = (query, value) => confirm({
     title: found ? "Change this key?" : "Create this key?",
-    body: [el("p.key", {}, shown(key, 400)), difference(found?.value ?? null, value), "The write goes through the active policy, as that of any client. Its record names you."],
+    body: [el("p.key", {}, shown(key, 400)), difference(found?.value ?? null, value), "The write goes through the active policy, as that of any client. Its record names the client `$operator`, and your user if you have one."],
     yes: found ? "Change it" : "Create it",
     act: async () => {
       const answer = await ask("PUT", `/v1/key?${query.join("&")}`, { body: value });

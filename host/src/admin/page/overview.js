@@ -181,7 +181,7 @@ function slowRequests() {
     columns: [
       { title: "At", of: (it) => moment(it.at_ms), by: (it) => it.at_ms },
       { title: "Total", number: true, of: (it) => micros(it.total_us), by: (it) => it.total_us },
-      { title: "Queue, policy, log, response", of: where },
+      { title: "Stages", of: where },
       { title: "Command", of: (it) => plain(it.command ?? "–", 20) },
       { title: "Key", of: (it) => el("span.key", {}, plain(it.key ?? "–", 60)) },
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 60)), by: (it) => it.client },
