@@ -31,8 +31,10 @@ use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
 use self::client_errors::ClientErrors;
 pub use self::gate::ResponseGate;
 pub use self::hot_keys::HotKey;
-pub use self::keys::{KeyView, Read};
+pub use self::keys::{Changes, KeyView, Read};
 use self::locked::Locked;
+pub use self::own::{OwnError, OwnRequest, OwnResponse};
+use self::own::{OwnRequests, WithoutOwn};
 pub use self::policies::AssignError;
 pub use self::slow::{SlowRequest, SlowRequests};
 pub use self::stats::{Refused as RefusedMessages, Stats};
@@ -47,6 +49,7 @@ mod hot_keys;
 mod keys;
 mod locked;
 mod names;
+mod own;
 mod policies;
 mod request_log;
 mod slow;
@@ -75,6 +78,7 @@ pub struct Server {
     observer: Observer,
     audit: OnceLock<Arc<Audit>>,
     client_errors: ClientErrors,
+    own: OwnRequests,
     this: Weak<Self>,
 }
 
@@ -106,6 +110,7 @@ impl Server {
             stopped: AtomicBool::new(false),
             audit: OnceLock::new(),
             client_errors: ClientErrors::default(),
+            own: OwnRequests::default(),
             this: server.clone(),
             mode,
         })
@@ -467,7 +472,11 @@ impl Server {
     /// Sends everything whose log position is released. Called after each batch and by the log.
     pub fn release(&self) {
         if let Some(transport) = self.transport.get() {
-            self.gate.release(self.journal.released(), &**transport);
+            let transport = WithoutOwn {
+                transport: &**transport,
+                own: &self.own,
+            };
+            self.gate.release(self.journal.released(), &transport);
         }
     }
 

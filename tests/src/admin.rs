@@ -3,10 +3,11 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
     path::Path,
+    time::Instant,
 };
 
 use serde_json::Value;
@@ -110,6 +111,22 @@ impl Admin {
         }
     }
 
+    /// Opens a stream of events.
+    pub fn stream(&self, path: &str) -> Events {
+        let (host, mut stream) = self.open();
+        let token = self.token.as_deref().unwrap_or_default();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(lines.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        assert_eq!(status_of(&head), 200, "{head}");
+        Events(lines)
+    }
+
     /// Opens a connection. Returns it with the value of the `Host` header.
     fn open(&self) -> (&str, Box<dyn Stream>) {
         if let Some(path) = self.url.strip_prefix("unix:") {
@@ -129,6 +146,28 @@ impl Admin {
         let (status, body) = self.ask(method, path, body);
         assert_eq!(status, 200, "{method} {path}: {body}");
         serde_json::from_str(&body).unwrap()
+    }
+}
+
+/// A stream of events.
+pub struct Events(BufReader<Box<dyn Stream>>);
+
+impl Events {
+    /// The name and the data of the next event. Lines of the chunked encoding are skipped: an event
+    /// is a chunk.
+    pub fn event(&mut self) -> (String, Value) {
+        let (mut name, end) = (None, Instant::now() + PATIENCE);
+        loop {
+            // A stream is never silent for long, so each line arrives.
+            assert!(Instant::now() < end, "no event came");
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream ended");
+            if let Some(found) = line.strip_prefix("event: ") {
+                name = Some(found.trim_end().to_owned());
+            } else if let (Some(name), Some(data)) = (&name, line.strip_prefix("data: ")) {
+                return (name.clone(), serde_json::from_str(data).unwrap());
+            }
+        }
     }
 }
 

@@ -44,6 +44,7 @@ use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use statehouse_files::watch::{Reloads, Watched};
+use statehouse_protocol::OPERATOR_CLIENT;
 
 /// Why a file of the access settings is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -391,6 +392,16 @@ impl Access for AccessControl {
     }
 
     fn may_connect(&self, origin: &Origin) -> bool {
+        if *origin.client == *OPERATOR_CLIENT {
+            self.0.audit.refused(&Refused {
+                what: "connect",
+                peer: None,
+                client: &origin.client,
+                user: origin.identity.user.as_deref(),
+                why: &"this client identifier is that of operators at the admin API",
+            });
+            return false;
+        }
         if !origin.identity.is_proven() {
             self.0.audit.refused(&Refused {
                 what: "authenticate",

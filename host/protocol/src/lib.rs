@@ -27,5 +27,5 @@ pub mod topics;
 
 pub use histogram::Histogram;
 pub use ids::{ConnectionId, SessionId};
-pub use peer::Peer;
+pub use peer::{OPERATOR_CLIENT, Peer};
 pub use position::LogPosition;

@@ -4,6 +4,10 @@ use alloc::sync::Arc;
 
 use crate::{ConnectionId, SessionId};
 
+/// The client id of requests that operators send through the admin API. No other client can have
+/// it, so history and owners of keys name operators reliably.
+pub const OPERATOR_CLIENT: &str = "$operator";
+
 /// A connection: the client id and a connection number that is unique in this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {

@@ -34,6 +34,10 @@
 //! GET    /v1/keys?prefix=PREFIX&delimiter=TEXT&after=CURSOR&limit=N  a list of keys in order; keys
 //!                                    that agree up to a delimiter are one entry
 //! GET    /v1/key?key=KEY             the value of a key, and what the store knows about it
+//! PUT    /v1/key?key=KEY&if_version=VERSION&px=MS&fence=TOKEN  set a key to the body; the version
+//!                                    `none` stands for a key that does not exist
+//! DELETE /v1/key?key=KEY&fence=TOKEN  remove a key
+//! GET    /v1/changes?prefix=PREFIX   a stream of the changes of these keys, as they happen
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
@@ -65,7 +69,7 @@ use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
-use super::{Sources, clients, cluster, keys, log, metrics, usage};
+use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use crate::{limits, percent};
@@ -156,6 +160,10 @@ impl Api {
             }
             ["v1", "keys"] if method == Method::GET => keys::list(&self.sources.server, &uri).await,
             ["v1", "key"] if method == Method::GET => keys::one(&self.sources.server, &uri).await,
+            ["v1", "key"] => edit::change(&self.sources, request, &operator).await,
+            ["v1", "changes"] if method == Method::GET => {
+                changes::stream(self.sources.server.clone(), &uri)
+            }
             ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
             ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,
@@ -460,7 +468,7 @@ async fn read<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| bad(format!("the body is not valid: {error}")))
 }
 
-async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
+pub(super) async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
     let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
     let reading = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {

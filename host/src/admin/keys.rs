@@ -59,7 +59,7 @@ pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refu
 }
 
 /// A value of the query; empty if it is not there.
-fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
+pub(super) fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
     let mut pairs = uri.query().unwrap_or_default().split('&');
     let is_there = pairs.any(|pair| pair.split_once('=').is_some_and(|it| it.0 == name));
     match percent::value(uri.query(), name) {

@@ -277,7 +277,7 @@ pub(super) fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
         .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
 }
 
-fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
+pub(super) fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
     let value = percent::value(uri.query(), name).map(String::from_utf8);
     value
         .transpose()

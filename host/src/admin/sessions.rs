@@ -256,10 +256,11 @@ mod tests {
         };
         let first = begin(0);
         let count = 3 * limits::ADMIN_SESSIONS_MAX as u64;
-        let last = (1..=count).map(begin).last().unwrap();
+        let secrets: Vec<String> = (1..=count).map(begin).collect();
+        let last = secrets.last().unwrap();
         let now = now + Duration::from_millis(count);
         let lasts = |secret: &str| sessions.find(secret.as_bytes(), now, OPERATE).is_some();
-        assert!(lasts(&local) && lasts(&last) && !lasts(&first));
+        assert!(lasts(&local) && lasts(last) && !lasts(&first));
         assert_eq!(sessions.lock().len(), limits::ADMIN_SESSIONS_MAX);
     }
 

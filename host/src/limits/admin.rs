@@ -141,6 +141,21 @@ pub const ADMIN_CURSOR_KEY_BYTES_MAX: usize = 4 << 10;
 /// as six, so an answer stays below [`ADMIN_ANSWER_BYTES_MAX`].
 pub const ADMIN_VALUE_BYTES_MAX: usize = 1 << 20;
 
+/// How long a change by an operator waits for the one before, and then for its response.
+pub const ADMIN_EDIT_WAIT: Duration = Duration::from_secs(20);
+
+/// How often a stream of changes looks for changes.
+pub const ADMIN_CHANGES_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Changes that a stream sends at each look. Of more, a person could read none.
+pub const ADMIN_CHANGES_SENT_MAX: usize = 100;
+
+/// Changes, of any keys, that a stream examines while the store's lock is held: some 20 µs.
+pub const CHANGES_PER_TURN: usize = 256;
+
+/// Turns of a stream at each look. It can follow 20 000 changes per second.
+pub const ADMIN_CHANGES_TURNS_MAX: usize = 16;
+
 /// How long an answer waits until the state that it shows is durable.
 pub const ADMIN_DURABLE_WAIT: Duration = Duration::from_secs(10);
 

@@ -1,4 +1,4 @@
-//! What operators see of the keys: lists, and one key.
+//! What operators see of the keys: lists, one key, and changes.
 //!
 //! A list of many keys must not delay requests, so the lock is released between turns, and parts of
 //! a list are from slightly different times. Nothing that was read may be shown before
@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Server;
 use crate::limits;
+use statehouse_core::clock::Stamp;
 use statehouse_core::log::LogPosition;
-use statehouse_core::store::{self, Entry, Listed};
+use statehouse_core::store::{self, Change, Entry, Listed};
 
 /// Something that was read, and the log position that it depends on.
 pub struct Read<T> {
@@ -28,6 +29,17 @@ pub struct KeyView {
     pub writer: Option<Box<str>>,
     /// The watches that cover it.
     pub watches: usize,
+}
+
+/// Some changes of keys.
+pub struct Changes {
+    /// The changes in the order of their versions, each with its client if it wrote the present
+    /// value.
+    pub found: Vec<(Change, Option<Box<str>>)>,
+    /// The version up to which changes were examined.
+    pub reached: Stamp,
+    /// Whether there are no later ones.
+    pub are_all: bool,
 }
 
 impl Server {
@@ -76,6 +88,41 @@ impl Server {
             entry: entry.clone(),
             writer: state.owner(key, false).map(Into::into),
             watches: state.watches.count_of(key),
+        });
+        Read {
+            found,
+            position: locked.core.position(),
+        }
+    }
+
+    /// The version of the last change.
+    pub fn last_change(&self) -> Stamp {
+        self.inspect(|store| store.state().recent.last())
+    }
+
+    /// Changes after a version, of keys that start with `prefix`. `None` if the store does not
+    /// remember all changes since then.
+    pub fn changes_after(&self, version: Stamp, prefix: &[u8]) -> Read<Option<Changes>> {
+        let locked = self.lock();
+        let state = locked.core.store().state();
+        let found = state.recent.since(version).map(|changes| {
+            let mut reached = version;
+            let mut examined = 0;
+            let mut found = Vec::new();
+            for change in changes.take(limits::CHANGES_PER_TURN) {
+                (examined, reached) = (examined + 1, change.version());
+                if change.key().starts_with(prefix) {
+                    let is_current = |it: &Entry| it.version() == change.version();
+                    let held = state.table.get(change.key()).filter(|it| is_current(it));
+                    let writer = held.and_then(|it| state.owner(it.key(), false));
+                    found.push((change.clone(), writer.map(Into::into)));
+                }
+            }
+            Changes {
+                found,
+                reached,
+                are_all: examined < limits::CHANGES_PER_TURN,
+            }
         });
         Read {
             found,

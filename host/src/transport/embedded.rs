@@ -146,7 +146,7 @@ pub(crate) fn peer(origin: &Origin) -> Peer {
 fn token(ticket: Ticket) -> Option<Token> {
     match ticket {
         Ticket::Embedded(token) => Some(token),
-        Ticket::Foreign(_) => None,
+        Ticket::Foreign(_) | Ticket::Own(_) => None,
     }
 }
 

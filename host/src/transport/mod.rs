@@ -23,6 +23,9 @@ pub enum Ticket {
     Embedded(Token),
     /// The number of the receipt, behind a foreign broker.
     Foreign(u64),
+    /// Of a request of this process itself. The server takes its response out of the outputs, so
+    /// only notifications that it caused reach a transport.
+    Own(u64),
 }
 
 /// An input of a transport.

@@ -1,7 +1,11 @@
 //! Tests how operators list, read and change keys through the admin API.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Admin, Server, Store};
+use statehouse_tests::{Admin, Server, Store, packet::kind};
+
+use crate::policy;
 
 /// All entries of a list, in pages of `limit`.
 fn list(admin: &Admin, query: &str, limit: usize) -> Vec<Json> {
@@ -106,4 +110,193 @@ fn lists_and_keys_show_what_clients_wrote() {
         let (found, answer) = admin.ask("GET", path, b"");
         assert_eq!(found, status, "{path}: {answer}");
     }
+}
+
+#[test]
+fn a_change_by_an_operator_is_a_request_like_any_other() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let mut store = server.store("press-4");
+    let mut listener = server.connect("listener");
+    listener.subscribe("clients/#", 1);
+    store.watch("k");
+    store.set("k", "by a client");
+    store.notification();
+
+    let before = server.metric("requests_total");
+    let set = admin.done("PUT", "/v1/key?key=k", b"\xff\0 by an operator");
+    assert_eq!(server.metric("requests_total"), before + 1);
+    let version = set["version"].as_str().unwrap().to_owned();
+    let notification = store.notification();
+    assert_eq!(
+        statehouse_tests::store::version(&notification)
+            .unwrap()
+            .to_string(),
+        version
+    );
+    assert_eq!(store.get("k").unwrap(), b"\xff\0 by an operator");
+    let shown = admin.done("GET", "/v1/key?key=k", b"");
+    assert_eq!(
+        (&shown["client"], &shown["version"]),
+        (&json!("$operator"), &set["version"])
+    );
+    let history = admin.done("GET", "/v1/history?key=k", b"");
+    let last = &history["changes"][0];
+    assert_eq!(
+        (&last["client"], &last["version"]),
+        (&json!("$operator"), &set["version"])
+    );
+    assert_eq!(history["beginning"]["changes"], 2, "one record");
+
+    // Conditions.
+    let put = |query: &str| admin.ask("PUT", &format!("/v1/key?{query}"), b"v");
+    let (status, error) = put("key=k&if_version=000000000000001:00001:StateStore");
+    assert!(
+        status == 409 && error.contains(&version),
+        "{status} {error}"
+    );
+    assert_eq!(put("key=k&if_version=none").0, 409);
+    assert_eq!(put("key=new&if_version=none").0, 200);
+    assert_eq!(put(&format!("key=k&if_version={version}&px=600000")).0, 200);
+    assert!(admin.done("GET", "/v1/key?key=k", b"")["expires_ms"].is_u64());
+    assert_eq!(put("key=k&px=-1").0, 400);
+    assert_eq!(put("key=k&if_version=soon").0, 422);
+    assert_eq!(put("key=").0, 400);
+    // A key with a fence.
+    let fence = store.set("other", "v").to_string();
+    let request = store
+        .command(&[&b"SET"[..], b"locked", b"v"])
+        .with("__ft", &fence);
+    assert_eq!(store.call(&request).payload(), b"+OK\r\n");
+    let (status, error) = put("key=locked");
+    assert!(
+        status == 422 && error.contains("a fencing token is required"),
+        "{error}"
+    );
+    let (status, error) = admin.ask("DELETE", "/v1/key?key=locked", b"");
+    assert!(
+        status == 422 && error.contains("a fencing token is required"),
+        "{error}"
+    );
+    assert_eq!(put(&format!("key=locked&fence={fence}")).0, 200);
+    assert_eq!(put("key=locked&fence=%00").0, 400);
+    assert_eq!(put("key=locked&fence=soon").0, 422);
+    let locked = admin.done("GET", "/v1/key?key=locked", b"");
+    assert_eq!(locked["fencing_token"], json!(fence));
+    let remove = |key: &str| admin.ask("DELETE", &format!("/v1/key?key={key}"), b"").0;
+    assert_eq!((remove("new"), remove("new")), (200, 404));
+
+    // Subscribers get no responses to operators, and no client is taken for one.
+    listener.ping();
+    let heard: Vec<String> = (listener.drain().iter())
+        .filter(|it| it.kind() == kind::PUBLISH)
+        .map(|it| it.publish().topic)
+        .collect();
+    let is_about = |what: &str| heard.iter().any(|topic| topic.contains(what));
+    assert!(is_about("press-4") && !is_about("operator"), "{heard:?}");
+    let connect = statehouse_tests::Connect::new("$operator");
+    let (_, refused) = statehouse_tests::Client::try_connect(server.address(), &connect);
+    assert_eq!(refused.reason, 0x87, "not authorized");
+
+    // A replay of these requests gives the same responses.
+    let replayed = &admin.done("GET", "/v1/replay", b"")["totals"]["summary"];
+    assert_eq!(
+        (&replayed["different"], &replayed["not_comparable"]),
+        (&json!(0), &json!(0))
+    );
+    assert!(replayed["same"].as_u64().unwrap() > 9, "{replayed}");
+
+    // A restart knows what was changed, and accepts changes.
+    let value = store.get("k");
+    let mut server = server;
+    server.kill();
+    server.restart();
+    assert_eq!(server.store("press-4").get("k"), value);
+    Admin::of(&server).done("PUT", "/v1/key?key=k", b"again");
+}
+
+#[test]
+fn a_change_beyond_a_limit_or_against_a_policy_changes_nothing() {
+    let server = Server::with_config("max_keys = 2\nmax_client_keys = 2\nmax_value_bytes = 1000\n");
+    let admin = Admin::of(&server);
+    let put = |key: &str, value: &[u8]| admin.ask("PUT", &format!("/v1/key?key={key}"), value);
+    assert_eq!(put("once%2Fa", b"first").0, 200);
+    let (status, error) = put("long", &[b'x'; 1001]);
+    assert!(
+        status == 422 && error.contains("longer than"),
+        "{status} {error}"
+    );
+    assert_eq!(put("huge", &vec![b'x'; (1 << 20) + 1]).0, 413);
+    assert_eq!(put("b", b"").0, 200);
+    let refused = server.refused("max_keys") + server.refused("max_client_keys");
+    let (status, error) = put("c", b"");
+    assert!(status == 422 && error.contains("quota"), "{status} {error}");
+    let now = server.refused("max_keys") + server.refused("max_client_keys");
+    assert_eq!(now, refused + 1, "a refusal is counted as that of a client");
+    let line = server.wait_for_log("client=$operator");
+    assert!(line.contains("statehouse::audit"), "{line}");
+
+    let rule = statehouse_tests::policies::example("write-once");
+    let path = rule.to_str().unwrap();
+    policy(&server, &["load", path]).code(0);
+    policy(&server, &["promote", "write-once"]).code(0);
+    let (status, error) = put("once%2Fa", b"second");
+    assert!(
+        status == 422 && error.contains("written once"),
+        "{status} {error}"
+    );
+    let kept = admin.done("GET", "/v1/key?key=once%2Fa", b"");
+    assert_eq!(kept["value"], "first");
+    let keys = admin.done("GET", "/v1/keys", b"");
+    assert_eq!(keys["entries"].as_array().unwrap().len(), 2, "{keys}");
+}
+
+#[test]
+fn changes_are_streamed_and_a_flood_is_cut() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let mut store = server.store("press-4");
+    // Keys that expire at once.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    for number in 0..150 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left.as_millis().to_string();
+        let key = format!("flood/{number}");
+        set(&mut store, &[key.as_bytes(), b"v", b"PX", left.as_bytes()]);
+    }
+    let mut stream = admin.stream("/v1/changes?prefix=a%2F");
+    let mut flood = admin.stream("/v1/changes?prefix=flood%2F");
+    let version = store.set("a/1", "v").to_string();
+    store.set("b", "not below the prefix");
+    admin.done("PUT", "/v1/key?key=a%2F2", b"v");
+    store.ask(&["DEL", "a/1"]);
+    // The client of a value that was replaced or removed since is not known any more.
+    let (name, first) = stream.event();
+    assert_eq!((&*name, &first["version"]), ("change", &json!(version)));
+    let fields = |it: &Json| (it["key"].clone(), it["kind"].clone());
+    assert_eq!(fields(&first), (json!("a/1"), json!("set")));
+    assert!(first["at"].as_u64().unwrap() > 1_700_000_000_000);
+    let (_, second) = stream.event();
+    assert_eq!(fields(&second), (json!("a/2"), json!("set")));
+    assert_eq!(second["client"], "$operator");
+    let (_, third) = stream.event();
+    assert_eq!(fields(&third), (json!("a/1"), json!("deleted")));
+
+    // The flood expires at once: only a part of it is sent, and the stream goes on.
+    let mut sent = 0;
+    loop {
+        match flood.event() {
+            (name, change) if name == "change" => {
+                assert_eq!(change["kind"], "expired", "{change}");
+                sent += 1;
+            }
+            (name, _) => break assert_eq!(name, "lost"),
+        }
+    }
+    assert!(sent < 150, "{sent} of 150 changes were sent");
+    store.set("flood/after", "v");
+    let after = std::iter::repeat_with(|| flood.event());
+    let mut after = after.skip_while(|(_, it)| it["key"] != "flood/after");
+    assert_eq!(after.next().unwrap().1["client"], "press-4");
+    assert_eq!(admin.ask("GET", "/v1/changes?prefix=%zz", b"").0, 400);
 }

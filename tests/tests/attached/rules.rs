@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use statehouse_tests::{
-    Request,
+    Admin, Hlc, Request,
+    packet::kind,
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
 
@@ -86,6 +87,10 @@ fn watch_belongs_to_the_client_that_the_request_names() {
     };
     let refused = watch(&mut client, "unknown", unknown);
     assert_eq!(refused, "-ERR not authorized\\r\\n");
+    // No client is an operator.
+    let operator = |it: Request| it.without("__srcId").with("__srcId", "$operator");
+    let refused = watch(&mut client, "operator", operator);
+    assert_eq!(refused, "-ERR not authorized\\r\\n");
     // All other commands are answered without a client.
     let request = unknown(client.store.command(&["SET", "named", "value"]));
     client.store.client.start(request.publish());
@@ -93,6 +98,33 @@ fn watch_belongs_to_the_client_that_the_request_names() {
     let topic = client.set("topic", "value");
     client.wait_for_notification("named", &named);
     client.wait_for_notification("topic", &topic);
+}
+
+#[test]
+fn a_change_by_an_operator_notifies_watchers() {
+    let scene = Scene::start();
+    let mut client = scene.client("watcher");
+    client.watch("k");
+    let admin = Admin::of(&scene.host);
+    let set = admin.done("PUT", "/v1/key?key=k", b"by an operator");
+    let version = Hlc::parse_padded(set["version"].as_str().unwrap()).unwrap();
+    client.wait_for_notification("k", &version);
+    client.assert_value("k", "by an operator", &version);
+    let history = admin.done("GET", "/v1/history?key=k", b"");
+    let changes = history["changes"].as_array().unwrap();
+    assert_eq!(changes.len(), 1, "{history}");
+    assert_eq!(changes[0]["client"], "$operator");
+    admin.done("DELETE", "/v1/key?key=k", b"");
+    assert_eq!(client.ask(&["GET", "k"]).text, "$-1\\r\\n");
+    // The store publishes no response to an operator.
+    let seen = scene.proxy.seen();
+    let published = seen.iter().filter(|it| it.packet.kind() == kind::PUBLISH);
+    let topics: Vec<String> = published.map(|it| it.packet.publish().topic).collect();
+    let is_about = |what: &str| topics.iter().any(|topic| topic.contains(what));
+    assert!(
+        is_about(NOTIFICATION_PREFIX) && !is_about("operator"),
+        "{topics:?}"
+    );
 }
 
 /// The client of an expired request does not wait for the answer any more.

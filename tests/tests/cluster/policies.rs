@@ -75,8 +75,20 @@ fn admin_api_of_a_follower_names_the_leader() {
         });
     }
     let follower = cluster.follower();
-    let (status, body) = Admin::of(&cluster[follower]).ask("GET", "/v1/policies", b"");
+    let admin = Admin::of(&cluster[follower]);
+    let (status, body) = admin.ask("GET", "/v1/policies", b"");
     assert_eq!(status, 421, "{body}");
+    // The page and its login work on every host. Keys are read and changed on the leader.
+    assert_eq!(admin.ask("GET", "/", b"").0, 200);
+    let begun = admin.done("POST", "/v1/session", b"");
+    let session = admin.with_token(begun["session"].as_str().unwrap());
+    assert_eq!(session.ask("GET", "/v1/session", b"").0, 200);
+    for (method, path) in [("GET", "/v1/keys"), ("PUT", "/v1/key?key=k")] {
+        assert_eq!(session.ask(method, path, b"v").0, 421, "{path}");
+    }
+    let leading = Admin::of(&cluster[cluster.present_leader().host]);
+    leading.done("PUT", "/v1/key?key=k", b"v");
+    assert_eq!(leading.done("GET", "/v1/key?key=k", b"")["value"], "v");
     assert!(
         body.contains(&format!("use the admin API of {leader}")),
         "{body}"

@@ -146,7 +146,7 @@ fn basic(user: &str, password: &str) -> String {
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.
-const ENDPOINTS: [(&str, &str, &str); 25] = [
+const ENDPOINTS: [(&str, &str, &str); 28] = [
     ("GET", "/v1/session", "read"),
     ("GET", "/v1/policies", "read"),
     ("GET", "/v1/log", "read"),
@@ -156,6 +156,9 @@ const ENDPOINTS: [(&str, &str, &str); 25] = [
     ("GET", "/v1/clients", "read"),
     ("GET", "/v1/keys", "read"),
     ("GET", "/v1/key?key=k", "read"),
+    ("GET", "/v1/changes?prefix=%zz", "read"),
+    ("PUT", "/v1/key?key=k", "operate"),
+    ("DELETE", "/v1/key?key=k", "operate"),
     ("GET", "/v1/history?key=k", "read"),
     ("GET", "/v1/value?key=k&as_of=0s", "read"),
     ("GET", "/v1/replay", "read"),
@@ -315,6 +318,16 @@ fn sessions_of_users_end_with_their_role() {
     assert_eq!(status("GET", "/v1/usage", &reader), 200);
     assert_eq!(status("POST", "/v1/rollback", &reader), 403);
     assert_eq!(status("POST", "/v1/rollback", &operator), 409);
+    // Changes, which history names the user of.
+    assert_eq!(status("PUT", "/v1/key?key=edited", &reader), 403);
+    assert_eq!(status("DELETE", "/v1/key?key=edited", &reader), 403);
+    assert_eq!(status("PUT", "/v1/key?key=edited", &operator), 200);
+    let (_, history) = plant.ask("GET", "/v1/history?key=edited", &reader);
+    let history: Json = serde_json::from_str(&history).unwrap();
+    let changes = history["changes"].as_array().unwrap();
+    assert_eq!(changes.len(), 1, "{history}");
+    assert_eq!(changes[0]["user"], "operator", "{history}");
+    assert_eq!(changes[0]["client"], "$operator", "{history}");
     // The page of this address, and another one.
     let host = plant.address;
     let own = format!("Origin: https://{host}\r\nSec-Fetch-Site: same-origin\r\n{reader}");

@@ -76,7 +76,7 @@ impl Recent {
     }
 
     /// The changes after a version, in order; `None` if some of them may be unknown.
-    pub(crate) fn since(&self, version: Stamp) -> Option<impl Iterator<Item = &Change>> {
+    pub fn since(&self, version: Stamp) -> Option<impl Iterator<Item = &Change>> {
         if version < self.known_after {
             return None;
         }
@@ -89,6 +89,11 @@ impl Recent {
             return None;
         }
         Some(self.changes.range(next..))
+    }
+
+    /// The version of the last change: later changes are [`since`](Self::since) it.
+    pub fn last(&self) -> Stamp {
+        (self.changes.back()).map_or(self.known_after, Change::version)
     }
 
     /// The bytes of the changes. A value that the table still holds counts as well.

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -187,6 +188,17 @@ impl Broker {
         }
         let _permit = self.0.admissions.try_acquire().ok()?;
         Some(deciding.await)
+    }
+
+    /// Begins a session for a request of this process itself. It has no connection and gets no
+    /// messages. Its user is recorded, so that a reader of the log can name the user of the request.
+    ///
+    /// `None` if this host must not decide anything now: it does not lead, or it stops.
+    pub async fn begin_own_session(&self, user: Option<&str>) -> Option<(SessionId, ConnectionId)> {
+        if !self.may_decide().await || self.is_draining() {
+            return None;
+        }
+        Some(self.lock().begin_own_session(user))
     }
 
     /// Waits a limited time until input that was read before this call may be decided. False if it

@@ -14,6 +14,7 @@ use std::{
 use super::{Core, publish::Source, session_at};
 use crate::{
     Identity, Limits, Origin, ReasonCode, Refusal, Refused,
+    change::Part,
     codec::{self, Connack, Connect, Disconnect, Violation, Will},
     ledger::{Account, Kind, Owner},
     limits::{PACKET_BYTES_MAX, SESSIONS_FLOOR, STATE_BYTES_FLOOR, work},
@@ -238,6 +239,17 @@ impl Core {
         self.last_session = self.last_session.next();
         let session = Session::new(client.clone(), self.last_session, account);
         (self.insert(session), false)
+    }
+
+    /// Gives out the numbers of a session without a connection, and records its user.
+    pub(crate) fn begin_own_session(&mut self, user: Option<&str>) -> (SessionId, ConnectionId) {
+        self.last_connection = self.last_connection.next();
+        self.last_session = self.last_session.next();
+        if let Some(user) = user.filter(|_| self.change_log.has_room()) {
+            let mut log = self.change_log.session_log(self.last_session, true);
+            log.write(Part::Owner { user });
+        }
+        (self.last_session, self.last_connection)
     }
 
     /// Makes this connection's user and account those of the session, and records that the session

@@ -5,6 +5,7 @@
 //! of the request. Nothing here proves it: only the broker's access rules can enforce it.
 
 use statehouse_mqtt::Properties;
+use statehouse_protocol::OPERATOR_CLIENT;
 
 use statehouse_core::request::Delivery;
 use statehouse_core::store::{Mode, Peer};
@@ -39,7 +40,9 @@ fn claimed<'a>(properties: &'a Properties, response_topic: &'a str) -> Option<&'
         let (client, _) = response_topic.strip_prefix("clients/")?.split_once('/')?;
         (!client.is_empty()).then_some(client)
     };
-    source().or_else(second_level)
+    source()
+        .or_else(second_level)
+        .filter(|client| *client != OPERATOR_CLIENT)
 }
 
 /// A peer whose connection and session have one permanent number, because the store cannot see the
@@ -107,6 +110,16 @@ mod tests {
             assert_eq!(asked(topic, &[]).known(), client, "{topic}");
             assert_eq!(asked(topic, &[("__srcId", "")]).known(), client, "{topic}");
         }
+    }
+
+    #[test]
+    fn no_client_is_an_operator() {
+        let topic = format!("clients/{OPERATOR_CLIENT}/x");
+        assert_eq!(asked(&topic, &[]).known(), None);
+        assert_eq!(
+            asked("answers", &[("__srcId", OPERATOR_CLIENT)]).known(),
+            None
+        );
     }
 
     #[test]

@@ -43,11 +43,12 @@ pub(super) struct State {
     lost_log: LogThrottle,
 }
 
-/// The number of the receipt. The embedded broker's tickets never reach this transport.
+/// The number of the receipt. The embedded broker's tickets never reach this transport, and the
+/// store's own requests have no receipt.
 fn receipt(ticket: Ticket) -> Option<u64> {
     match ticket {
         Ticket::Foreign(receipt) => Some(receipt),
-        Ticket::Embedded(_) => None,
+        Ticket::Embedded(_) | Ticket::Own(_) => None,
     }
 }
 

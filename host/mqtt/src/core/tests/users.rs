@@ -69,6 +69,24 @@ fn user_of_a_transient_session_is_recorded_once_before_its_first_request() {
     assert_eq!(world.user_in_image(session), None);
 }
 
+#[tokio::test]
+async fn user_of_a_request_of_this_process_is_recorded() {
+    let world = World::new();
+    let begin = |user| world.broker.begin_own_session(user);
+    let (first, connection) = begin(Some("anna")).await.unwrap();
+    assert_eq!(world.user(first).as_deref(), Some("anna"));
+    let records = world.log.len();
+    let (second, later) = begin(None).await.unwrap();
+    assert_eq!((world.user(second), world.log.len()), (None, records));
+    assert!(first < second && connection < later);
+    let peer = world.client("berta", 0);
+    assert!(second < peer.origin.session && later < peer.origin.connection);
+    assert_eq!(world.broker.sessions(), [peer.origin.session]);
+    assert_eq!(world.log.recovery(), Recovery::default());
+    world.broker.stop_deciding();
+    assert_eq!(begin(Some("anna")).await, None);
+}
+
 #[test]
 fn user_is_known_after_a_session_stops_being_durable() {
     let world = World::new();

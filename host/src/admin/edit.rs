@@ -1,0 +1,209 @@
+//! Changes of keys by operators.
+//!
+//! A change is a request to the active policy, as a client would send it, so the policy, the limits
+//! and the fence of the key decide. History names the client `$operator` and the user.
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode, Uri};
+use serde_json::{Value as Json, json};
+use statehouse_protocol::{ConnectionId, SessionId};
+
+use super::Sources;
+use super::access::{Operator, new_token};
+use super::answer::{Answer, Refusal, json};
+use super::api::body;
+use super::past::{bad, key, text};
+use crate::limits;
+use crate::past::json_bytes;
+use crate::server::{OwnError, OwnRequest, OwnResponse};
+use statehouse_core::store::Mode;
+
+/// The response to a SET whose condition did not hold, in each dialect.
+const NOT_SET: [&[u8]; 2] = [b":-1\r\n", b"-1\r\n"];
+
+/// The response to a DEL of a key that does not exist.
+const NONE_REMOVED: &[u8] = b":0\r\n";
+
+/// Sets or removes a key.
+pub(super) async fn change(
+    sources: &Sources,
+    request: Request<Incoming>,
+    operator: &Operator,
+) -> Result<Answer, Refusal> {
+    let uri = request.uri().clone();
+    let (key, fence) = (key(&uri)?, text(&uri, "fence")?);
+    let sets = request.method() == Method::PUT;
+    let payload = match sets {
+        true => set(&uri, &key, request).await?,
+        false => command(&[b"DEL", &key]),
+    };
+    let server = &sources.server;
+    let turn = server.own_turn().await?;
+    let (session, connection) = own_session(sources, operator.user()).await?;
+    let correlation = unique()?;
+    let own = OwnRequest {
+        payload,
+        fence: fence.as_deref(),
+        user: operator.user(),
+        session,
+        connection,
+        correlation: correlation.as_bytes(),
+    };
+    let response = server.answer_own(turn, &own).await?;
+    Ok(json(StatusCode::OK, &changed(&key, &response)?))
+}
+
+/// The command that sets a key to the body of a request.
+async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes, Refusal> {
+    let version = text(uri, "if_version")?;
+    let px = text(uri, "px")?;
+    let is_number = |it: &String| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    if px.as_ref().is_some_and(|px| !is_number(px)) {
+        return Err(bad("`px` must be the milliseconds until the key expires"));
+    }
+    let value = body(request, limits::ADMIN_VALUE_BYTES_MAX as u64).await?;
+    let mut words: Vec<&[u8]> = vec![b"SET", key, &value];
+    match version.as_deref() {
+        Some("none") => words.push(b"NX"),
+        Some(version) => words.extend([&b"IFVERSION"[..], version.as_bytes()]),
+        None => {}
+    }
+    if let Some(px) = &px {
+        words.extend([&b"PX"[..], px.as_bytes()]);
+    }
+    Ok(command(&words))
+}
+
+/// A command as clients send it: an array of bulk strings (RESP3).
+fn command(words: &[&[u8]]) -> Bytes {
+    let mut payload = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        payload.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        payload.extend_from_slice(word);
+        payload.extend_from_slice(b"\r\n");
+    }
+    payload.into()
+}
+
+/// Numbers that no client and no other request has. Behind a foreign broker, sessions are random
+/// numbers, and users are not recorded.
+async fn own_session(
+    sources: &Sources,
+    user: Option<&str>,
+) -> Result<(SessionId, ConnectionId), Refusal> {
+    if let Some(broker) = &sources.broker {
+        return broker.begin_own_session(user).await.ok_or_else(|| {
+            let error = "this host must not change anything now: it is stopping, it does not lead its cluster, or it cannot reach its log";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+        });
+    }
+    let digest = blake3::hash(unique()?.as_bytes());
+    let number = digest
+        .as_bytes()
+        .first_chunk()
+        .map_or(0, |it| u64::from_be_bytes(*it));
+    let session = Mode::foreign_session(number);
+    Ok((session, session.only_connection()))
+}
+
+fn unique() -> Result<String, Refusal> {
+    let failed =
+        |error: std::io::Error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    new_token().map_err(failed)
+}
+
+/// What became of a change.
+fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
+    let OwnResponse { payload, version } = response;
+    let refused = |status, error: String| Err(Refusal::new(status, error));
+    match &payload[..] {
+        it if NOT_SET.contains(&it) => refused(
+            StatusCode::CONFLICT,
+            match version {
+                Some(version) => format!("the key was not set: its version is {version}"),
+                None => "the key was not set: it does not exist, so it has no version".to_owned(),
+            },
+        ),
+        NONE_REMOVED => refused(
+            StatusCode::NOT_FOUND,
+            "there is no such key, or it has expired".to_owned(),
+        ),
+        [b'-', error @ ..] => {
+            let error = String::from_utf8_lossy(error);
+            let error = error.strip_prefix("ERR ").unwrap_or(&error).trim_end();
+            refused(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                format!("the policy refused the change: {}", error.escape_debug()),
+            )
+        }
+        [b'+' | b':', ..] => Ok(json!({ "key": json_bytes(key), "version": version })),
+        other => {
+            let shown = other.len().min(limits::VALUE_SHOWN_BYTES_MAX);
+            let shown = other[..shown].escape_ascii();
+            refused(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                format!("the policy gave another response than to SET and DEL: {shown}"),
+            )
+        }
+    }
+}
+
+impl From<OwnError> for Refusal {
+    fn from(error: OwnError) -> Self {
+        let status = match error {
+            OwnError::Busy | OwnError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            OwnError::Invalid(_) => StatusCode::BAD_REQUEST,
+            OwnError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            OwnError::Unknown => StatusCode::GATEWAY_TIMEOUT,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_of_policies_are_told_apart() {
+        let status = |payload: &'static [u8], version: Option<&str>| {
+            let response = OwnResponse {
+                payload: Bytes::from_static(payload),
+                version: version.map(str::to_owned),
+            };
+            match changed(b"k", &response) {
+                Ok(document) => (200, document["version"].to_string()),
+                Err(refusal) => (refusal.status.as_u16(), refusal.error),
+            }
+        };
+        assert_eq!(
+            status(b"+OK\r\n", Some("1:2:n")),
+            (200, "\"1:2:n\"".to_owned())
+        );
+        assert_eq!(status(b":1\r\n", None).0, 200);
+        assert_eq!(status(b":0\r\n", None).0, 404);
+        for not_set in NOT_SET {
+            let (code, why) = status(not_set, Some("1:2:n"));
+            assert!(code == 409 && why.contains("1:2:n"), "{why}");
+        }
+        let (code, why) = status(b"-ERR no\x1b[2J\r\n", None);
+        assert_eq!(
+            (code, why),
+            (
+                422,
+                "the policy refused the change: no\\u{1b}[2J".to_owned()
+            )
+        );
+        for strange in [&b""[..], b"$1\r\nx\r\n", b"\xff"] {
+            assert_eq!(status(strange, None).0, 422, "{strange:?}");
+        }
+    }
+
+    #[test]
+    fn any_bytes_fit_into_a_command() {
+        let payload = command(&[b"SET", b"\r\n$9\r\n", b"\xff\0"]);
+        let words = statehouse_core::words::words(&payload).unwrap();
+        assert_eq!(words, [&b"SET"[..], b"\r\n$9\r\n", b"\xff\0"]);
+    }
+}
