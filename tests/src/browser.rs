@@ -181,7 +181,8 @@ impl Browser {
     pub fn press(&mut self, key: &str) {
         for kind in ["rawKeyDown", "keyUp"] {
             let code = if key == "Escape" { 27 } else { 0 };
-            let how = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
+            let how =
+                json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
             self.send("Input.dispatchKeyEvent", how);
         }
     }

@@ -2,6 +2,8 @@
 //! what it shows of failures, and that it neither fails nor asks another host.
 
 use std::{
+    io::{Read, Write},
+    net::TcpListener,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -70,6 +72,22 @@ impl Drop for Load {
             ended.expect("a load has a thread").unwrap();
         }
     }
+}
+
+/// A page of another origin on the same machine. Browsers already keep pages of other machines from
+/// a loopback address.
+fn elsewhere() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut socket in listener.incoming().map_while(Result::ok) {
+            let page = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n<title>elsewhere</title>";
+            // The browser may close the connection early.
+            _ = socket.read(&mut [0; 4096]);
+            _ = socket.write_all(page.as_bytes());
+        }
+    });
+    url
 }
 
 impl Screen {
@@ -300,7 +318,7 @@ impl Screen {
     /// The page of another origin can read and do nothing, even with the token.
     fn stranger(&mut self) {
         let own = format!("{}/v1/rollback", self.url);
-        self.browser.open("data:text/html,<title>elsewhere</title>");
+        self.browser.open(&elsewhere());
         self.browser.wait("document.title === 'elsewhere'");
         for how in [
             format!("{{method: 'POST', headers: {{Authorization: 'Bearer {TOKEN}'}}}}"),
