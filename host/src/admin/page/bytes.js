@@ -69,6 +69,7 @@ export function difference(before, after) {
   const isOneLine = ![old, now].some((it) => it.includes("\n"));
   const split = (it) => (it === "" ? [] : isOneLine ? it.match(/[\w.]+|\s+|[^\w\s]/gu) ?? [] : it.split("\n"));
   const changes = compare(split(old), split(now));
+  if (before !== null && after !== null && changes.every((it) => it[0] === "same")) return el("p.dim", {}, "The value is the same as before.");
   if (isOneLine) {
     const side = (kind) => changes.filter((it) => it[0] === "same" || it[0] === kind).map(([what, part]) => el(what === "same" ? "span" : what === "out" ? "del" : "ins", {}, lines(part)));
     return el("div.diff", {}, before !== null && el("p.out", {}, el("i", { "aria-label": "before" }, "−"), el("span", {}, side("out"))), after !== null && el("p.in", {}, el("i", { "aria-label": "after" }, "+"), el("span", {}, side("in"))));

@@ -1,7 +1,7 @@
 // Keys: the tree, one key, and the live changes below a prefix.
 
 import { follow, repeat } from "./api.js";
-import { decoded, el, encoded, moment, panel, shown, table, text } from "./dom.js";
+import { decoded, el, encoded, moment, panel, plain, shown, table, text } from "./dom.js";
 import { tree } from "./tree.js";
 import { keyView } from "./key.js";
 
@@ -69,7 +69,7 @@ function changes(onchange) {
       { title: "At", of: (it) => moment(it.at) },
       { title: "Change", of: (it) => el(`span.badge.${it.kind === "set" ? "good" : "warn"}`, {}, it.kind) },
       { title: "Key", of: (it) => el("a.key", { href: `#/keys/${encoded(it.key)}` }, shown(it.key, 80)) },
-      { title: "Client", of: (it) => shown(it.client ?? "–", 40) },
+      { title: "Client", of: (it) => el("span.key", {}, plain(it.client ?? "–", 60)) },
     ],
   });
   let stream = null, kept = [], count = 0, isPaused = false;

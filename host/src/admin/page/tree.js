@@ -20,7 +20,7 @@ export function tree(onpick) {
     await more(root);
   }
 
-  const level = (prefix, depth, row) => ({ prefix, depth, row, entries: [], rows: [], next: null, isOpen: true, isRead: false });
+  const level = (prefix, depth, row) => ({ prefix, depth, row, rows: [], byName: new Map(), next: null, isOpen: true, isRead: false });
 
   /** Reads the next page of a level. */
   async function more(of) {
@@ -71,6 +71,7 @@ export function tree(onpick) {
     if (before) before.after(row);
     else element.prepend(row);
     of.rows.splice(at, 0, row);
+    of.byName.set(JSON.stringify(name), row);
     mark(row);
     return row;
   }
@@ -150,7 +151,7 @@ export function tree(onpick) {
       if (!head.every((it, at) => it === all[at])) return;
       const cut = all.indexOf(DELIMITER.charCodeAt(0), head.length);
       const name = cut < 0 ? key : ofBytes(all.slice(0, cut + 1));
-      let row = of.rows.find((it) => same(it.key, name));
+      let row = of.byName.get(JSON.stringify(name));
       if (!row && isSet && of.next === null && of.rows.length < LEVEL_MAX) {
         of.last?.remove();
         of.last = null;
@@ -161,7 +162,7 @@ export function tree(onpick) {
       if (!row) return;
       if (row.isKey && isSet && Number.isFinite(bytes)) detail(row, { kind: "key", bytes });
       row.classList.toggle("is-gone", row.isKey && !isSet);
-      flash(row);
+      if (row.isKey || !row.below) flash(row);
       of = row.below;
     }
   }
