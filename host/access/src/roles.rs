@@ -6,9 +6,9 @@ use std::str::FromStr;
 /// The role of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Read metrics, usage, clients, policies, log lines and history.
+    /// Read keys, metrics, usage, clients, policies, log lines and history.
     Read,
-    /// Also disconnect clients, and change which loaded policy answers, and which host leads.
+    /// Also change keys, disconnect clients, and change which loaded policy answers, and which host leads.
     Operate,
     /// Also bring in new policies.
     Ship,

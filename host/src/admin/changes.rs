@@ -1,7 +1,7 @@
 //! The changes of keys as they happen, for operators.
 //!
-//! A stream looks at the store's last changes some times per second, so it costs requests nothing. A
-//! stream that cannot follow skips changes, and says so by the event `lost`.
+//! A stream looks at the store's last changes some times per second, so a request does no work for
+//! it. A stream that cannot follow skips changes, and says so by the event `lost`.
 
 use std::sync::Arc;
 

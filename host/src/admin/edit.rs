@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn responses_of_policies_are_told_apart() {
+    fn each_response_of_a_policy_has_its_status() {
         let status = |payload: &'static [u8], version: Option<&str>| {
             let response = OwnResponse {
                 payload: Bytes::from_static(payload),

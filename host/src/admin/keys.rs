@@ -85,7 +85,7 @@ fn listed_json(listed: &Listed, node: &str) -> Json {
     }
 }
 
-/// Where a list continues behind this name. A cursor is text, whatever the keys are.
+/// Where a list continues behind this name. A cursor is text, also if the keys are not.
 fn encode_cursor(name: &[u8]) -> String {
     // Behind a name that is too long, keys that begin like it are left out.
     let kept = name.get(..limits::ADMIN_CURSOR_KEY_BYTES_MAX);

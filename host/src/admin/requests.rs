@@ -209,7 +209,8 @@ impl Requests {
         }
     }
 
-    /// Gives a place to an answer that is a stream of events, while the login of its operator lasts.
+    /// Gives a place to an answer that is a stream of events, for as long as the login of its
+    /// operator lasts.
     fn admit_stream(
         &self,
         answer: Answer,

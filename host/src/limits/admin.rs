@@ -122,10 +122,11 @@ pub const ADMIN_REPLAY_TIMEOUT: Duration = Duration::from_secs(240);
 /// holds a copy of them. Less on a machine with less than four times this memory.
 pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
 
-/// Keys and groups in one list. At some microseconds each, a list takes some milliseconds.
+/// Keys and groups in one list. Each costs at most two searches among the keys.
 pub const ADMIN_KEYS_MAX: usize = 1_000;
 
-/// Keys and groups of a list that are read while the store's lock is held: some 0.1 ms.
+/// Keys and groups of a list that are read while the store's lock is held: at two searches each, less
+/// than the steps of one socket read take.
 pub const KEYS_PER_TURN: usize = 64;
 
 /// Bytes of keys in one list, in JSON. A list with longer keys ends earlier.
@@ -150,7 +151,8 @@ pub const ADMIN_CHANGES_INTERVAL: Duration = Duration::from_millis(200);
 /// Changes that a stream sends at each look. Of more, a person could read none.
 pub const ADMIN_CHANGES_SENT_MAX: usize = 100;
 
-/// Changes, of any keys, that a stream examines while the store's lock is held: some 20 µs.
+/// Changes, of any keys, that a stream examines while the store's lock is held. Each costs a
+/// comparison, and a lookup if it is below the prefix.
 pub const CHANGES_PER_TURN: usize = 256;
 
 /// Turns of a stream at each look. It can follow 20 000 changes per second.
