@@ -81,7 +81,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     if args.store.json {
         return print_json(args).await;
     }
-    if !args.once && !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
+    let has_terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
+    if !args.once && !has_terminal {
         let error = "`statehouse top` needs a terminal: use --once for one overview, or --json";
         return Err(Failure::usage(error));
     }
