@@ -373,7 +373,7 @@ fn page_shows_the_store_changes_keys_and_survives_losses() {
     assert_eq!(screen.browser.evaluate(places), json!(["", 0, "", 1]));
     screen.check(&[]);
 
-    // Without a network the page says so, and continues by itself.
+    // Without a network the page says so, and continues when it is back.
     screen.view("Clients");
     screen.browser.cut_off(true);
     screen.see("The store does not answer.");

@@ -148,8 +148,8 @@ export function repeat(work, onstate = () => {}) {
   };
 }
 
-/** Longer silence than this means that the connection is dead: the store sends a sign every 10 s. */
-const SILENCE_MS = 30000;
+/** The store breaks a silence after 15 s, so a longer one means that the connection is dead. */
+const SILENCE_MS = 40000;
 
 /** The most characters of one event, so that a broken stream cannot fill the memory. */
 const EVENT_MAX = 16 << 20;

@@ -1,4 +1,4 @@
-// Policies: which one answers what, the comparison with a candidate, canaries, routes and log lines.
+// Policies: which one answers what, the comparison with a candidate, canaries and routes.
 
 import { ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
