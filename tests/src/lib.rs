@@ -14,6 +14,7 @@ pub mod admin;
 pub mod attack;
 pub mod binary;
 pub mod broker;
+pub mod browser;
 pub mod cgroup;
 pub mod client;
 pub mod cluster;
@@ -46,6 +47,7 @@ pub mod wall_clock;
 pub mod websocket;
 
 pub use admin::Admin;
+pub use browser::Browser;
 pub use cgroup::Cgroup;
 pub use client::{Client, Heard};
 pub use cluster::Cluster;

@@ -28,27 +28,39 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
+const fn file(path: &'static str, kind: &'static str, bytes: &'static [u8]) -> File {
+    File { path, kind, bytes }
+}
+
 const FILES: &[File] = &[
-    File {
-        path: "/",
-        kind: HTML,
-        bytes: include_bytes!("page/index.html"),
-    },
-    File {
-        path: "/page.css",
-        kind: CSS,
-        bytes: include_bytes!("page/page.css"),
-    },
-    File {
-        path: "/page.js",
-        kind: JAVASCRIPT,
-        bytes: include_bytes!("page/page.js"),
-    },
-    File {
-        path: "/icon.svg",
-        kind: SVG,
-        bytes: include_bytes!("page/icon.svg"),
-    },
+    file("/", HTML, include_bytes!("page/index.html")),
+    file("/page.css", CSS, include_bytes!("page/page.css")),
+    file("/views.css", CSS, include_bytes!("page/views.css")),
+    file("/act.js", JAVASCRIPT, include_bytes!("page/act.js")),
+    file("/api.js", JAVASCRIPT, include_bytes!("page/api.js")),
+    file("/bytes.js", JAVASCRIPT, include_bytes!("page/bytes.js")),
+    file("/clients.js", JAVASCRIPT, include_bytes!("page/clients.js")),
+    file("/cluster.js", JAVASCRIPT, include_bytes!("page/cluster.js")),
+    file("/dom.js", JAVASCRIPT, include_bytes!("page/dom.js")),
+    file("/draw.js", JAVASCRIPT, include_bytes!("page/draw.js")),
+    file("/events.js", JAVASCRIPT, include_bytes!("page/events.js")),
+    file("/key.js", JAVASCRIPT, include_bytes!("page/key.js")),
+    file("/keys.js", JAVASCRIPT, include_bytes!("page/keys.js")),
+    file("/log.js", JAVASCRIPT, include_bytes!("page/log.js")),
+    file(
+        "/overview.js",
+        JAVASCRIPT,
+        include_bytes!("page/overview.js"),
+    ),
+    file("/page.js", JAVASCRIPT, include_bytes!("page/page.js")),
+    file(
+        "/policies.js",
+        JAVASCRIPT,
+        include_bytes!("page/policies.js"),
+    ),
+    file("/shadow.js", JAVASCRIPT, include_bytes!("page/shadow.js")),
+    file("/tree.js", JAVASCRIPT, include_bytes!("page/tree.js")),
+    file("/icon.svg", SVG, include_bytes!("page/icon.svg")),
 ];
 
 /// One version for all files: a browser must not combine files of two versions of the program.

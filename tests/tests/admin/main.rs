@@ -4,6 +4,7 @@
 
 mod alerts;
 mod authz;
+mod browser;
 mod clients;
 mod commands;
 mod dev;

@@ -7,17 +7,13 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Lines, Server};
+use statehouse_tests::{Browser, Server, browser::BROWSER_PATIENCE};
 
 use crate::websocket::start;
-
-/// A browser takes some seconds to start, and many if every core is busy.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The page, which runs without input. The tests observe its effects in the store.
 const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><script type="importmap">
@@ -83,57 +79,10 @@ fn site() -> SocketAddr {
     address
 }
 
-/// A browser that shows a page until it is dropped.
-struct Browser {
-    child: Child,
-    log: Lines,
-    _profile: tempfile::TempDir,
-}
-
-impl Browser {
-    fn show(url: &str) -> Browser {
-        let profile = tempfile::tempdir().unwrap();
-        let mut child = Command::new("chromium")
-            .args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-            ])
-            .args([
-                "--enable-logging=stderr",
-                "--no-first-run",
-                "--remote-debugging-port=0",
-            ])
-            .arg(format!("--user-data-dir={}", profile.path().display()))
-            .arg(url)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("tests/run installs chromium");
-        let log = Lines::follow(child.stderr.take().unwrap());
-        Browser {
-            child,
-            log,
-            _profile: profile,
-        }
-    }
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-        if thread::panicking() {
-            self.log.all().iter().for_each(|line| eprintln!("{line}"));
-        }
-    }
-}
-
 /// Waits until a key has this value.
 fn wait_for_value(server: &Server, key: &str, value: &str) {
     let mut store = server.store(&format!("waits-for-{key}"));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + BROWSER_PATIENCE;
     while store.get(key).as_deref() != Some(value.as_bytes()) {
         assert!(Instant::now() < end, "the page does not set {key}");
         thread::sleep(Duration::from_millis(50));
@@ -159,7 +108,7 @@ fn page_of_an_unlisted_origin_is_refused() {
     let (server, address) = start(&["--ws-origin", "https://panel.example"]);
     let site = site();
     let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));
-    let (end, origin) = (Instant::now() + PATIENCE, format!("http://{site}"));
+    let (end, origin) = (Instant::now() + BROWSER_PATIENCE, format!("http://{site}"));
     while !server.stderr().iter().any(|line| line.contains(&origin)) {
         assert!(Instant::now() < end, "the page is not refused");
         thread::sleep(Duration::from_millis(50));

@@ -1,9 +1,205 @@
-// Shows whether the store is ready. The probe needs no login.
-const status = document.getElementById("ready");
-try {
-  const answer = await fetch("/readyz");
-  const { error } = await answer.json();
-  status.textContent = answer.ok ? "The store is ready." : `The store is not ready: ${error}`;
-} catch (error) {
-  status.textContent = `The store does not answer: ${error.message}`;
+// Logs in, follows the overview of the store, and shows one view at a time.
+
+import { Lost, Refused, follow, get, hasSession, logIn, logOut, onEnd, repeat } from "./api.js";
+import { el, plain, text } from "./dom.js";
+import * as overview from "./overview.js";
+import * as keys from "./keys.js";
+import * as policies from "./policies.js";
+import * as clients from "./clients.js";
+import * as events from "./events.js";
+import * as cluster from "./cluster.js";
+
+const VIEWS = { overview, keys, policies, clients, events, cluster };
+const ROLES = ["read", "operate", "ship"];
+const SAMPLES_MAX = 360;
+
+const id = (name) => document.getElementById(name);
+/** What all views share. `samples` are the rates and times of the last minutes. */
+const page = { samples: [], doc: null, role: "read", may: (role) => ROLES.indexOf(page.role) >= ROLES.indexOf(role) };
+let view = null, live = null;
+
+// The session.
+
+function showLogin(why) {
+  live?.stop();
+  view?.close?.();
+  [live, view, page.doc] = [null, null, null];
+  page.samples.length = 0;
+  document.body.classList.add("is-out");
+  id("main").replaceChildren();
+  id("lost").hidden = true;
+  id("login").hidden = false;
+  text(id("login-host"), location.host);
+  trouble(why);
+  const isSafe = location.protocol === "https:";
+  id("login-kind").hidden = !isSafe;
+  chooseLogin(isSafe ? id("login-form").elements.kind.value : "token");
 }
+
+function trouble(why) {
+  id("login-why").hidden = !why;
+  text(id("login-why"), why);
+}
+
+function chooseLogin(kind) {
+  id("by-user").hidden = kind !== "user";
+  id("by-token").hidden = kind !== "token";
+  (kind === "user" ? id("name") : id("token")).focus();
+}
+
+/** The header of the login. A Unix socket, which `ssh -L` puts at an address, needs none. */
+function credentials() {
+  const token = id("token").value.trim();
+  if (!id("by-token").hidden) return token && `Bearer ${token}`;
+  const bytes = new TextEncoder().encode(`${id("name").value}:${id("password").value}`);
+  return `Basic ${btoa(String.fromCharCode(...bytes))}`;
+}
+
+/** Why a login failed, and what to do. */
+function loginTrouble(error) {
+  if (!(error instanceof Refused) || error.status !== 401) return error.message;
+  return id("by-token").hidden
+    ? "The user name or the password is wrong, or the user has no role. An operator gives roles with `statehouse user role`."
+    : "This is not the token of this store. Copy it from the file `admin` in the data directory; a restart of the store may have changed it.";
+}
+
+id("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const button = event.target.querySelector("button");
+  button.disabled = true;
+  trouble("");
+  try {
+    // Other characters cannot be in a header, and so not in a token.
+    const shown = credentials();
+    if (/[^\x20-\x7e]/.test(shown)) throw new Refused(401, "");
+    start(await logIn(shown));
+  } catch (error) {
+    trouble(loginTrouble(error));
+  } finally {
+    button.disabled = false;
+    id("token").value = id("password").value = "";
+  }
+});
+id("login-kind").addEventListener("change", (event) => chooseLogin(event.target.value));
+id("leave").addEventListener("click", async () => {
+  live?.stop();
+  await logOut().catch(() => {});
+  showLogin("");
+});
+onEnd(showLogin);
+
+function start(session) {
+  page.role = session.role;
+  document.body.classList.remove("is-out");
+  id("login").hidden = true;
+  text(id("user"), `${session.user ? plain(session.user, 40) : "token"} · ${session.role}`);
+  connect();
+  route();
+}
+
+// The stream of the overview.
+
+function connect() {
+  live?.stop();
+  live = repeat(async (signal, alive) => {
+    await follow("/v1/live", signal, (name, doc) => {
+      if (name !== "overview") return;
+      alive();
+      take(doc);
+    });
+    return 500;
+  }, linked);
+}
+
+function take(doc) {
+  page.doc = doc;
+  sample({ rates: doc.rates, latency_us: doc.latency_us });
+  id("store").title = plain(doc.store);
+  text(id("store"), [doc.store, doc.host, doc.version && `v${doc.version}`].filter(Boolean).map((it) => plain(it, 26)).join(" · "));
+  document.title = `${plain(doc.store ?? "Statehouse", 40)} · Statehouse`;
+  id("ready").hidden = doc.ready === undefined;
+  id("ready").className = `badge ${doc.ready ? "good" : "bad"}`;
+  text(id("ready"), doc.ready ? "ready" : `not ready: ${plain(doc.why_not_ready)}`);
+  document.querySelector("a[href='#/cluster']").hidden = !doc.cluster;
+  view?.update?.(doc);
+}
+
+function sample(doc) {
+  page.samples.push({ at: Date.now(), doc });
+  if (page.samples.length > SAMPLES_MAX) page.samples.shift();
+}
+
+/** Shows whether the stream works, and what to do if it does not. */
+function linked(error, wait) {
+  document.body.classList.toggle("is-lost", Boolean(error));
+  id("link").className = `link ${error ? "bad" : "good"}`;
+  text(id("link"), error ? "not connected" : "live");
+  id("lost").hidden = !error;
+  if (!error) return;
+  if (page.samples.at(-1)?.doc) sample(null);
+  const again = el("button", { type: "button", onclick: () => live.now() }, "Try now");
+  const what = error instanceof Lost || error instanceof Refused ? error.message : `The page failed: ${error.message}`;
+  id("lost").replaceChildren(`${what} The next attempt is in ${Math.ceil(wait / 1000)} s; the page shows the last known state. `, again);
+}
+
+setInterval(() => view?.tick?.(Date.now()), 1000);
+addEventListener("online", () => live?.now());
+
+// Views.
+
+function route() {
+  if (!hasSession()) return;
+  const [, name, rest] = location.hash.match(/^#\/([a-z]+)(?:\/(.*))?$/) ?? [];
+  const next = VIEWS[name] ? name : "overview";
+  for (const link of id("views").querySelectorAll("a")) {
+    if (link.hash === `#/${next}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (view?.name === next && view.go) return view.go(rest ?? "");
+  view?.close?.();
+  const main = id("main");
+  main.replaceChildren();
+  main.className = `view-${next}`;
+  view = { ...VIEWS[next].open(main, page, rest ?? ""), name: next };
+  if (page.doc) view.update?.(page.doc);
+  view.tick?.(Date.now());
+}
+
+addEventListener("hashchange", () => {
+  route();
+  if (view?.keepsFocus) return;
+  scrollTo(0, 0);
+  id("main").focus({ preventScroll: true });
+});
+id("skip").addEventListener("click", () => id("main").focus());
+
+// Colours.
+
+const THEMES = ["light dark", "light", "dark"];
+const THEME_NAMES = ["Auto", "Light", "Dark"];
+let theme = Number(localStorage.getItem("statehouse-theme")) || 0;
+
+function colour() {
+  document.documentElement.style.setProperty("color-scheme", THEMES[theme]);
+  text(id("theme"), THEME_NAMES[theme]);
+  id("theme").setAttribute("aria-label", `Colours: ${THEME_NAMES[theme]}`);
+}
+
+id("theme").addEventListener("click", () => {
+  theme = (theme + 1) % THEMES.length;
+  localStorage.setItem("statehouse-theme", theme);
+  colour();
+});
+colour();
+
+// A reload keeps the session of the tab.
+async function resume() {
+  if (!hasSession()) return showLogin("");
+  const trying = repeat(async (signal) => {
+    const session = await get("/v1/session", signal);
+    trying.stop();
+    start(session);
+  }, linked);
+  onEnd((why) => (trying.stop(), onEnd(showLogin), showLogin(why)));
+}
+resume();

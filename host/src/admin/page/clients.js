@@ -1,0 +1,63 @@
+// The clients of the embedded broker: what waits for them, what they watch and own.
+
+import { ask, get, repeat } from "./api.js";
+import { button, confirm, problem } from "./act.js";
+import { bytes, el, number, panel, plain, span, table, text } from "./dom.js";
+
+const COUNT = 500;
+
+export function open(main, page) {
+  const trouble = problem(), about = el("small.dim");
+  const filter = el("input", { type: "search", placeholder: "filter", "aria-label": "Filter clients", maxlength: 200, spellcheck: "false" });
+  const count = (title, of, format = number) => ({ title, number: true, of: (it) => format(of(it)), by: of });
+  const list = table({
+    caption: "Clients", empty: "No client has a session.", limit: COUNT, keyOf: (it) => it.client,
+    columns: [
+      { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 100)), by: (it) => it.client },
+      { title: "User", of: (it) => plain(it.user ?? "–", 60), by: (it) => it.user ?? "" },
+      { title: "Address", of: (it) => plain(it.address ?? "–", 60), by: (it) => it.address ?? "" },
+      { title: "Connected", of: (it) => (it.since_ms ? span(Date.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
+      count("Watches", (it) => it.watches),
+      count("Subscriptions", (it) => it.subscriptions),
+      count("Queued", (it) => it.queued),
+      count("Bytes queued", (it) => it.queued_bytes, bytes),
+      count("In flight", (it) => it.in_flight),
+      count("Keys", (it) => it.keys ?? 0),
+      count("Bytes of keys", (it) => it.bytes ?? 0, bytes),
+      { title: "", of: (it) => (it.since_ms ? button(page, "operate", "Disconnect", () => disconnect(it.client), "small") : "") },
+    ],
+  });
+  let last = null;
+
+  function show() {
+    const wanted = filter.value.toLowerCase();
+    const items = last.clients.filter((it) => `${it.client} ${it.user ?? ""} ${it.address ?? ""}`.toLowerCase().includes(wanted));
+    list.show(items, wanted ? null : last.connected + last.disconnected);
+    text(about, `${number(last.connected)} connected, ${number(last.disconnected)} sessions without a connection`);
+  }
+
+  const polling = repeat(async (signal) => {
+    const [clients, usage] = await Promise.all([get(`/v1/clients?clients=${COUNT}`, signal), get(`/v1/usage?clients=${COUNT}`, signal)]);
+    const owners = new Map(usage.clients.map((it) => [it.client, it]));
+    clients.clients = clients.clients.map((it) => ({ ...it, keys: owners.get(it.client)?.keys, bytes: owners.get(it.client)?.bytes }));
+    last = clients;
+    show();
+    return 2000;
+  }, (error) => trouble.show(error));
+
+  async function disconnect(client) {
+    const isDone = await confirm({
+      title: "Disconnect this client?", yes: "Disconnect it", isDangerous: true,
+      body: [el("p.key", {}, plain(client, 200)), "Its connection ends; its session stays. Most clients connect again by themselves."],
+      act: async () => {
+        await ask("DELETE", `/v1/clients/${encodeURIComponent(client)}`);
+        return `Disconnected: ${plain(client, 100)}.`;
+      },
+    });
+    if (isDone) polling.now();
+  }
+
+  filter.addEventListener("input", () => last && show());
+  main.append(el("h1.unseen", {}, "Clients"), trouble.element, panel("Clients", el("span.tools", {}, about, filter), list.element));
+  return { close: () => polling.stop() };
+}

@@ -1,0 +1,226 @@
+// One key: its value, what is known about it, its history, and how to change it.
+
+import { Refused, ask, get } from "./api.js";
+import { button, confirm, field, problem } from "./act.js";
+import { bytes as size, el, encoded, moment, number, panel, plain, same, shown, span, text } from "./dom.js";
+import { difference, formsOf, textOf, view } from "./bytes.js";
+
+const HISTORY_MAX = 40;
+/** A value that an editor of text can hold well. */
+const EDIT_MAX = 64 << 10;
+
+export function keyView(page) {
+  const element = el("div.one");
+  let key = null, found = null, form = null, isEditing = false, turn = 0, pending = null, expiry = null, drawn = null;
+
+  /** Reads the key, and shows it. */
+  async function show(next) {
+    if (!same(next, key)) [form, isEditing] = [null, false];
+    key = next;
+    if (key === null) return void element.replaceChildren(el("p.pick.dim", {}, "Choose a key to see its value, its history and its watchers."));
+    const own = ++turn;
+    try {
+      const next = await read();
+      if (own !== turn) return;
+      found = next;
+      if (!isEditing) draw();
+    } catch (error) {
+      if (own === turn) fail(error);
+    }
+  }
+
+  /** What the store knows of the key; null if there is no such key. */
+  async function read() {
+    try {
+      return await get(`/v1/key?key=${encoded(key)}`);
+    } catch (error) {
+      if (error instanceof Refused && error.status === 404) return null;
+      throw error;
+    }
+  }
+
+  /** Shows a live change, and keeps what the operator has opened. */
+  async function refresh() {
+    const own = turn, next = await read().catch(() => found);
+    if (own !== turn || isEditing || same(next, found)) return;
+    const isOther = !next || !found || !same(formsOf(next.value), formsOf(found.value));
+    found = next;
+    if (isOther) return draw();
+    const facts = about();
+    drawn.facts.replaceWith(facts);
+    drawn.facts = facts;
+    drawn.body.replaceChildren(view(found.value, form));
+    drawn.newer.hidden = false;
+  }
+
+  function fail(error) {
+    const line = problem();
+    line.show(error);
+    element.replaceChildren(panel(shown(key, 60), el("button", { type: "button", onclick: () => show(key) }, "Try again"), line.element));
+  }
+
+  function draw() {
+    const title = el("h2.key", { title: shown(key, 4096) }, shown(key, 400));
+    const back = el("a.back", { href: "#/keys" }, "‹ all keys");
+    const acts = el("span.acts", {},
+      button(page, "operate", found ? "Edit" : "Create", edit),
+      found && button(page, "operate", "Delete", remove, "danger"));
+    drawn = { facts: found ? about() : el("p", {}, "There is no such key now. Its history may still be known.") };
+    const head = el("section.panel.head", { "aria-label": "Key" }, back, el("header", {}, title, acts), drawn.facts);
+    element.replaceChildren(head, ...(found ? [value()] : []), history());
+  }
+
+  function about() {
+    const { version, expires_ms: expires, bytes, fencing_token: fence, client, watches } = found;
+    const entries = [
+      ["version", el("span.key", {}, plain(version))],
+      ["written", moment(parseInt(version, 10))],
+      ["expires", expires ? (expiry = el("span", { "data-at": expires })) : "never"],
+      ["size", size(bytes)],
+      ["last writer", plain(client || "unknown", 60)],
+      ["watched by", `${number(watches)} watch${watches === 1 ? "" : "es"}`],
+      fence && ["fencing token", el("span.key", {}, plain(fence))],
+    ].filter(Boolean);
+    if (!expires) expiry = null;
+    tick();
+    return el("dl.facts", {}, entries.map(([name, it]) => el("div", {}, el("dt", {}, name), el("dd", {}, it))));
+  }
+
+  function tick() {
+    if (expiry) text(expiry, `in ${span(Number(expiry.dataset.at) - Date.now())}`);
+  }
+
+  function value() {
+    const forms = formsOf(found.value);
+    form = forms.includes(form) ? form : forms[0];
+    const body = (drawn.body = el("div", {}, view(found.value, form)));
+    const cut = found.truncated && el("p.note.dim", {}, `The beginning of ${size(found.bytes)} is shown. \`statehouse get\` prints all of it.`);
+    const choice = el("span.choice", { role: "radiogroup", "aria-label": "Show as" }, forms.map((it) => el("label", {},
+      el("input", { type: "radio", name: "form", checked: it === form, onchange: () => body.replaceChildren(view(found.value, (form = it))) }), it)));
+    return panel("Value", choice, body, cut);
+  }
+
+  function history() {
+    const list = el("div.history"), own = turn;
+    const newer = (drawn.newer = el("button.small", { type: "button", hidden: true, onclick: () => load() }, "Newer changes: read again"));
+    const load = async () => {
+      newer.hidden = true;
+      try {
+        const past = await get(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX}`);
+        if (own === turn) list.replaceChildren(...changes(past));
+      } catch (error) {
+        list.replaceChildren(el("p.dim", {}, plain(error.message, 500)));
+      }
+    };
+    load();
+    return panel("History", el("span", {}, newer, " ", el("small.dim", {}, "newest first; open a change to see its difference")), list);
+  }
+
+  function changes({ changes: all, beginning }) {
+    const rows = all.map((it, at) => {
+      const head = el("summary", {},
+        moment(Date.parse(it.time)), el(`span.badge.${it.event === "set" ? "good" : "warn"}`, {}, it.event),
+        el("span.by", {}, plain(it.client || "the store", 60), it.user && el("span.dim", {}, ` ${plain(it.user, 40)}`)),
+        el("small.dim", {}, [it.policy && `${plain(it.policy.name, 30)}@${plain(it.policy.version, 20)}`, Number.isFinite(it.bytes) && `${number(it.bytes)} B`].filter(Boolean).join(" · ")));
+      const body = el("div");
+      const details = el("details", { open: at === 0 }, head, body);
+      const fill = () => details.open && !body.hasChildNodes() && compare(body, it, all[at + 1], at === all.length - 1 && beginning.before);
+      details.addEventListener("toggle", fill);
+      if (at === 0) fill();
+      return details;
+    });
+    const until = beginning.since ? `The history reaches back to ${beginning.since}.` : "";
+    const cut = all.length < beginning.changes ? ` ${number(all.length)} of ${number(beginning.changes)} changes are shown.` : "";
+    return [...rows, el("p.note.dim", {}, rows.length ? until + cut : `No change is known. ${until}`)];
+  }
+
+  async function compare(body, now, before, isCut) {
+    body.append(el("p.key.dim", {}, `version ${plain(now.version)}, record ${number(now.record)}`));
+    try {
+      const [old, after] = await Promise.all([whole(before, isCut), whole(now)]);
+      body.append(difference(old, after));
+      if (isCut) body.append(el("p.note.dim", {}, "The value before is older than the history."));
+    } catch (error) {
+      body.append(el("p.why", {}, plain(error.message, 500)));
+    }
+  }
+
+  /** The whole value of a change; null if the change left none. */
+  async function whole(change) {
+    if (!change || change.event !== "set") return null;
+    if (!change.truncated) return change.value;
+    return (await get(`/v1/value?key=${encoded(key)}&as_of=${encodeURIComponent(change.version)}`)).value;
+  }
+
+  // Changes by the operator.
+
+  function edit() {
+    const old = found ? textOf(found.value) : "";
+    const why = found?.truncated ? "This value is too long for the page." : old === null ? "This value is no text." : old.length > EDIT_MAX ? "This value is too long for the page." : old.includes("\r") ? "This value has carriage returns, which a browser would change." : null;
+    if (why) return confirm({ title: "Edit in a terminal", body: `${why} Use \`statehouse set\`.`, yes: "Close", act: async () => "Nothing was changed." });
+    isEditing = true;
+    const area = el("textarea", { rows: 10, spellcheck: "false", maxlength: EDIT_MAX, "aria-label": "New value" }, old);
+    const left = found?.expires_ms ? Math.max(1, Math.round((found.expires_ms - Date.now()) / 1000)) : null;
+    const expires = el("input", { type: "number", value: left, min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
+    const fence = el("input", { type: "text", value: found?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
+    const guard = el("input", { type: "checkbox", checked: true });
+    const stop = () => ((isEditing = false), draw());
+    const form = el("form.editor", {}, area,
+      el("div.fields", {}, field("Expires after, in seconds", expires), found?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
+        found && el("label.tick", {}, guard, " Only if it still has this version")),
+      el("p.acts", {}, el("button.primary", { type: "submit" }, "Review …"), el("button", { type: "button", onclick: stop }, "Cancel")));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const query = [`key=${encoded(key)}`];
+      if (expires.value) query.push(`px=${Math.round(Number(expires.value) * 1000)}`);
+      if (!found || guard.checked) query.push(`if_version=${found ? encodeURIComponent(found.version) : "none"}`);
+      if (found?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+      if (await write(query, area.value)) (isEditing = false), show(key);
+    });
+    element.replaceChildren(element.firstElementChild, panel(found ? "New value" : "Value of the new key", null, form));
+    area.focus();
+  }
+
+  const write = (query, value) => confirm({
+    title: found ? "Change this key?" : "Create this key?",
+    body: [el("p.key", {}, shown(key, 400)), difference(found?.value ?? null, value), "The write goes through the active policy, as that of any client. Its record names the client `$operator`, and your user if you have one."],
+    yes: found ? "Change it" : "Create it",
+    act: async () => {
+      const answer = await ask("PUT", `/v1/key?${query.join("&")}`, { body: value });
+      return `Written: ${shown(key, 60)} has version ${answer.version}.`;
+    },
+  });
+
+  async function remove() {
+    const fence = el("input", { type: "text", value: found.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
+    const isDone = await confirm({
+      title: "Delete this key?", yes: "Delete it", isDangerous: true,
+      body: [el("p.key", {}, shown(key, 400)), `Clients that watch it are notified (${number(found.watches)} now). The history keeps its values.`, ...(found.fencing_token ? [field("Fencing token", fence)] : [])],
+      act: async () => {
+        const query = [`key=${encoded(key)}`];
+        if (found.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+        await ask("DELETE", `/v1/key?${query.join("&")}`);
+        return `Deleted: ${shown(key, 60)}.`;
+      },
+    });
+    if (isDone) show(key);
+  }
+
+  return {
+    element,
+    show,
+    tick,
+    /** A live change. Several within a moment cause one read. */
+    changed(change) {
+      if (key === null || !same(change.key, key) || pending) return;
+      pending = setTimeout(() => {
+        pending = null;
+        refresh();
+      }, 700);
+    },
+    close() {
+      clearTimeout(pending);
+      turn++;
+    },
+  };
+}

@@ -1,0 +1,112 @@
+// Keys: the tree, one key, and the live changes below a prefix.
+
+import { follow, repeat } from "./api.js";
+import { decoded, el, encoded, moment, panel, plain, shown, table, text } from "./dom.js";
+import { tree } from "./tree.js";
+import { keyView } from "./key.js";
+
+const CHANGES_MAX = 60;
+
+export function open(main, page, rest) {
+  const names = tree((key) => (location.hash = `#/keys/${encoded(key)}`));
+  const one = keyView(page);
+  const feed = changes((change) => {
+    names.changed(change);
+    one.changed(change);
+  });
+  let prefix = "", timer = null;
+
+  const input = el("input", { type: "search", placeholder: "prefix or key", spellcheck: "false", autocapitalize: "none", autocomplete: "off", maxlength: 4096, "aria-label": "Prefix of the keys that are shown, or a key to open" });
+  const form = el("form.find", { role: "search" }, input, el("button", { type: "submit" }, "Open key"));
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => below(input.value), 250);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (input.value !== "") location.hash = `#/keys/${encoded(input.value)}`;
+  });
+
+  function below(next) {
+    prefix = next;
+    names.show(prefix);
+    feed.follow(prefix);
+  }
+
+  function go(hash) {
+    const key = hash === "" ? null : decoded(hash);
+    main.classList.toggle("has-key", key !== null);
+    names.choose(key);
+    one.show(key);
+  }
+
+  main.append(el("h1.unseen", {}, "Keys"),
+    el("div.columns.keys", {},
+      el("div.side", {}, panel("Keys", null, form, names.element), feed.element),
+      one.element));
+  below("");
+  go(rest);
+  return {
+    go,
+    keepsFocus: true,
+    tick: one.tick,
+    close() {
+      clearTimeout(timer);
+      feed.close();
+      one.close();
+    },
+  };
+}
+
+/** The last changes below a prefix, as they happen. */
+function changes(onchange) {
+  const state = el("small.dim", { role: "status" });
+  const pause = el("button.quiet", { type: "button", "aria-pressed": "false" }, "Pause");
+  const list = table({
+    caption: "Live changes, the last first", empty: "Changes of these keys appear here.", limit: CHANGES_MAX,
+    keyOf: (it) => it.number,
+    columns: [
+      { title: "At", of: (it) => moment(it.at) },
+      { title: "Change", of: (it) => el(`span.badge.${it.kind === "set" ? "good" : "warn"}`, {}, it.kind) },
+      { title: "Key", of: (it) => el("a.key", { href: `#/keys/${encoded(it.key)}` }, shown(it.key, 80)) },
+      { title: "Client", of: (it) => el("span.key", {}, plain(it.client ?? "–", 60)) },
+    ],
+  });
+  let stream = null, kept = [], count = 0, isPaused = false;
+  pause.addEventListener("click", () => {
+    isPaused = !isPaused;
+    pause.setAttribute("aria-pressed", String(isPaused));
+    text(pause, isPaused ? "Continue" : "Pause");
+    if (!isPaused) list.show(kept);
+  });
+
+  function take(name, document) {
+    if (name === "lost") return text(state, "Some changes were too fast for this page and are left out.");
+    if (name !== "change") return;
+    kept.unshift({ ...document, number: ++count });
+    kept.length = Math.min(kept.length, CHANGES_MAX);
+    onchange(document);
+    pending ??= requestAnimationFrame(() => {
+      pending = null;
+      if (!isPaused) list.show(kept);
+    });
+  }
+  let pending = null;
+
+  return {
+    element: panel("Live changes", el("span", {}, state, " ", pause), list.element),
+    follow(prefix) {
+      stream?.stop();
+      kept = [];
+      list.show(kept);
+      stream = repeat(async (signal, alive) => {
+        await follow(`/v1/changes?prefix=${encoded(prefix)}`, signal, (name, document) => {
+          alive();
+          take(name, document);
+        });
+        return 1000;
+      }, (error) => text(state, error ? error.message : ""));
+    },
+    close: () => stream?.stop(),
+  };
+}

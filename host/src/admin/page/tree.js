@@ -1,0 +1,185 @@
+// The tree of keys by prefix. A level is read when it is opened, page by page, so that the browser
+// never holds more than the operator asked for.
+
+import { get } from "./api.js";
+import { bytesOf, el, encoded, number, ofBytes, same, shown, text } from "./dom.js";
+
+const PAGE = 100;
+/** Names of one level. Beyond it the operator gives a longer prefix. */
+const LEVEL_MAX = 1000;
+const DELIMITER = "/";
+
+/** A tree that calls `onpick(key)` for a chosen key. */
+export function tree(onpick) {
+  const element = el("div.tree", { role: "tree", "aria-label": "Keys by prefix" });
+  let root = null, chosen = null;
+
+  async function show(prefix) {
+    root = level(prefix, 1, null);
+    element.replaceChildren();
+    await more(root);
+  }
+
+  const level = (prefix, depth, row) => ({ prefix, depth, row, rows: [], byName: new Map(), next: null, isOpen: true, isRead: false });
+
+  /** Reads the next page of a level. */
+  async function more(of) {
+    const after = of.next === null ? "" : `&after=${encodeURIComponent(of.next)}`;
+    of.last?.remove();
+    of.last = null;
+    let page;
+    try {
+      page = await get(`/v1/keys?prefix=${encoded(of.prefix)}&delimiter=${encoded(DELIMITER)}&limit=${PAGE}${after}`);
+    } catch (error) {
+      if (of === root || of.row?.isConnected) tail(of, error.message, "Try again");
+      return;
+    }
+    if (of !== root && !of.row?.isConnected) return;
+    of.isRead = true;
+    for (const entry of page.entries) add(of, entry, of.rows.length);
+    of.next = page.next;
+    if (page.next !== null && of.rows.length >= LEVEL_MAX) tail(of, `The first ${number(of.rows.length)} names are shown. Type a longer prefix to see others.`);
+    else if (page.next !== null) tail(of, "", "More …");
+    else if (of.rows.length === 0) tail(of, of === root ? "No key begins with this prefix." : "No keys any more.");
+    rove();
+  }
+
+  function tail(of, message, again) {
+    of.last = el("div.tail.dim", { role: "none" }, message, " ", again && el("button.quiet", { type: "button", onclick: () => more(of) }, again));
+    of.last.style.setProperty("--depth", of.depth);
+    endOf(of).after(of.last);
+  }
+
+  /** The last row of a level with all rows below it. */
+  function endOf(of) {
+    const row = of.rows.at(-1);
+    if (!row) return of.row ?? element.appendChild(el("span", { hidden: true }));
+    return row.below?.isOpen ? row.below.last ?? endOf(row.below) : row;
+  }
+
+  function add(of, entry, at) {
+    const isKey = entry.kind === "key", name = isKey ? entry.key : entry.name;
+    const label = shown(tailOf(name, of.prefix), 120) || "(empty)";
+    const row = el("div.row", { role: "treeitem", "aria-level": of.depth, "aria-expanded": isKey ? null : "false", tabindex: -1, title: shown(name, 1000) },
+      el("span.name", {}, label), el("small.dim"));
+    row.style.setProperty("--depth", of.depth);
+    Object.assign(row, { isKey, key: name, level: of });
+    row.classList.add(isKey ? "is-key" : "is-prefix");
+    detail(row, entry);
+    row.addEventListener("click", () => (isKey ? pick(row) : toggle(row)));
+    const before = at === 0 ? of.row ?? null : endOf({ ...of, rows: of.rows.slice(0, at) });
+    if (before) before.after(row);
+    else element.prepend(row);
+    of.rows.splice(at, 0, row);
+    of.byName.set(JSON.stringify(name), row);
+    mark(row);
+    return row;
+  }
+
+  function detail(row, entry) {
+    const count = entry.kind === "prefix" ? (Number.isFinite(entry.keys) ? number(entry.keys) : "") : Number.isFinite(entry.bytes) ? `${number(entry.bytes)} B` : "";
+    text(row.lastElementChild, count);
+  }
+
+  function toggle(row, open = !row.below?.isOpen) {
+    row.setAttribute("aria-expanded", String(open));
+    if (!open) {
+      if (row.below) clear(row.below);
+      row.below = null;
+    } else if (!row.below) {
+      row.below = level(row.key, row.level.depth + 1, row);
+      more(row.below);
+    }
+  }
+
+  function clear(of) {
+    of.last?.remove();
+    for (const row of of.rows) {
+      if (row.below) clear(row.below);
+      row.remove();
+    }
+    of.rows = [];
+  }
+
+  function pick(row) {
+    rove(row);
+    onpick(row.key);
+  }
+
+  function choose(key) {
+    chosen = key;
+    for (const row of element.querySelectorAll(".is-key")) mark(row);
+  }
+
+  function mark(row) {
+    const isChosen = chosen !== null && row.isKey && same(row.key, chosen);
+    row.setAttribute("aria-selected", String(isChosen));
+  }
+
+  /** Exactly one row takes part in the order of the Tab key. */
+  function rove(to) {
+    const rows = [...element.querySelectorAll(".row")];
+    const now = to ?? rows.find((it) => it.tabIndex === 0) ?? rows[0];
+    for (const row of rows) row.tabIndex = row === now ? 0 : -1;
+    if (to) to.focus();
+  }
+
+  element.addEventListener("keydown", (event) => {
+    const row = event.target.closest(".row");
+    if (!row) return;
+    const rows = [...element.querySelectorAll(".row")], at = rows.indexOf(row);
+    const acts = {
+      ArrowDown: () => rove(rows[at + 1] ?? row),
+      ArrowUp: () => rove(rows[at - 1] ?? row),
+      Home: () => rove(rows[0]),
+      End: () => rove(rows.at(-1)),
+      ArrowRight: () => !row.isKey && (row.below ? rove(rows[at + 1] ?? row) : toggle(row, true)),
+      ArrowLeft: () => (row.below ? toggle(row, false) : rove(row.level.row ?? row)),
+      Enter: () => (row.isKey ? pick(row) : toggle(row)),
+      " ": () => (row.isKey ? pick(row) : toggle(row)),
+    };
+    if (!acts[event.key]) return;
+    event.preventDefault();
+    acts[event.key]();
+  });
+
+  /** Shows a change of a key in the levels that are open. */
+  function changed({ key, kind, bytes }) {
+    const isSet = kind === "set", all = bytesOf(key);
+    for (let of = root; of?.isRead; ) {
+      const head = bytesOf(of.prefix);
+      if (!head.every((it, at) => it === all[at])) return;
+      const cut = all.indexOf(DELIMITER.charCodeAt(0), head.length);
+      const name = cut < 0 ? key : ofBytes(all.slice(0, cut + 1));
+      let row = of.byName.get(JSON.stringify(name));
+      if (!row && isSet && of.next === null && of.rows.length < LEVEL_MAX) {
+        of.last?.remove();
+        of.last = null;
+        const at = of.rows.findIndex((it) => compare(it.key, name) > 0);
+        row = add(of, cut < 0 ? { kind: "key", key } : { kind: "prefix", name }, at < 0 ? of.rows.length : at);
+        rove();
+      }
+      if (!row) return;
+      if (row.isKey && isSet && Number.isFinite(bytes)) detail(row, { kind: "key", bytes });
+      row.classList.toggle("is-gone", row.isKey && !isSet);
+      if (row.isKey || !row.below) flash(row);
+      of = row.below;
+    }
+  }
+
+  return { element, show, choose, changed };
+}
+
+function flash(row) {
+  row.classList.remove("is-new");
+  requestAnimationFrame(() => row.classList.add("is-new"));
+}
+
+/** The part of a name that its level does not show. */
+const tailOf = (name, prefix) => ofBytes(bytesOf(name).slice(bytesOf(prefix).length));
+
+function compare(a, b) {
+  const [x, y] = [bytesOf(a), bytesOf(b)];
+  for (let at = 0; at < Math.min(x.length, y.length); at++) if (x[at] !== y[at]) return x[at] - y[at];
+  return x.length - y.length;
+}
