@@ -35,6 +35,7 @@
 
 pub mod admin;
 pub mod app;
+mod audit_log;
 pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;

@@ -30,16 +30,19 @@ use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
 
 use self::client_errors::ClientErrors;
 pub use self::gate::ResponseGate;
+pub use self::hot_keys::HotKey;
 use self::locked::Locked;
 pub use self::policies::AssignError;
 pub use self::slow::{SlowRequest, SlowRequests};
 pub use self::stats::{Refused as RefusedMessages, Stats};
 pub use self::timing::{RequestTimes, Times};
 pub use self::usage::{Owned, Usage};
+pub use self::watched::{Longest, Observed, Stages};
 
 mod bounds;
 mod client_errors;
 mod gate;
+mod hot_keys;
 mod locked;
 mod names;
 mod policies;
@@ -48,6 +51,7 @@ mod slow;
 mod stats;
 mod timing;
 mod usage;
+mod watched;
 
 /// Exit code of a process that lost its state to a bug of its own (EX_SOFTWARE of sysexits.h).
 pub(crate) const EXIT_STATE_LOST: i32 = 70;
@@ -202,6 +206,17 @@ impl Server {
             notifications,
             calls: self.lock().calls.times().clone(),
         }
+    }
+
+    /// Measures more from now on, for an operator who watches, or no more.
+    pub fn watch(&self, on: bool) {
+        self.gate.watch(on);
+    }
+
+    /// What is measured while an operator watches; none while no operator does. The longest times
+    /// are those since the call before. Hot keys are searched for at the given rate of requests.
+    pub fn observed(&self, requests_per_second: f64) -> Option<Observed> {
+        self.gate.observed(requests_per_second)
     }
 
     /// The slow requests that are kept, after the first `from`.

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     os::unix::net::UnixStream,
     path::Path,
@@ -57,10 +57,7 @@ impl Admin {
     /// Like [`ask`](Self::ask), with further header lines, each with its line end.
     pub fn ask_with(&self, method: &str, path: &str, lines: &str, body: &[u8]) -> (u16, String) {
         let (host, stream) = self.open();
-        let bearer = match &self.token {
-            Some(token) => format!("Authorization: Bearer {token}\r\n"),
-            None => String::new(),
-        };
+        let bearer = self.bearer();
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}{lines}Content-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
@@ -71,6 +68,31 @@ impl Admin {
         let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
         let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
         (status.expect("a status"), body.to_owned())
+    }
+
+    /// Sends a GET whose answer need not end. Returns the status and the connection, behind the head
+    /// of the answer.
+    pub fn follow(&self, path: &str) -> (u16, impl BufRead + use<>) {
+        let (host, mut stream) = self.open();
+        let bearer = self.bearer();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = BufReader::new(stream);
+        let mut line = String::new();
+        answer.read_line(&mut line).unwrap();
+        let status = line.split(' ').nth(1).and_then(|it| it.parse().ok());
+        while !line.trim_end().is_empty() {
+            line.clear();
+            answer.read_line(&mut line).unwrap();
+        }
+        (status.expect("a status"), answer)
+    }
+
+    fn bearer(&self) -> String {
+        match &self.token {
+            Some(token) => format!("Authorization: Bearer {token}\r\n"),
+            None => String::new(),
+        }
     }
 
     /// Opens a connection. Returns it with the value of the `Host` header.

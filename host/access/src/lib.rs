@@ -166,6 +166,12 @@ impl AccessControl {
         })
     }
 
+    /// What a user may do through the admin API at present, if anything.
+    #[must_use]
+    pub fn role(&self, user: &str) -> Option<Role> {
+        self.0.logins.as_ref()?.users().current().role(user)
+    }
+
     /// What clients may do, if rules are configured.
     pub fn rules(&self) -> Option<&Arc<Authorizer>> {
         self.0.rules.as_ref()

@@ -47,6 +47,49 @@ impl Histogram {
         bounds.chain([None]).zip(self.buckets.iter().copied())
     }
 
+    /// The times that were counted since `before`, an earlier state of this histogram.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let earlier = before.buckets.iter().copied().chain(core::iter::repeat(0));
+        let counts = self.buckets.iter().zip(earlier);
+        Self {
+            buckets: counts.map(|(now, then)| now.saturating_sub(then)).collect(),
+            sum_ns: self.sum_ns.saturating_sub(before.sum_ns),
+            ..self.clone()
+        }
+    }
+
+    /// Adds the times of another histogram, which must have the same bounds.
+    pub fn merge(&mut self, other: &Self) {
+        debug_assert_eq!(self.bounds, other.bounds);
+        for (sum, count) in self.buckets.iter_mut().zip(&other.buckets) {
+            *sum += count;
+        }
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+
+    /// The time that this many of a thousand times do not exceed, estimated within its bucket. The
+    /// last bucket counts as its lower bound. None if nothing was counted.
+    #[must_use]
+    pub fn quantile(&self, per_mille: u64) -> Option<Duration> {
+        let count = self.count();
+        // Beyond 2^54 times the estimate would be wrong, and no histogram counts as many.
+        let rank = count.saturating_mul(per_mille).div_ceil(1000).max(1);
+        let mut below = 0;
+        let mut lower = 0;
+        for (bucket, counted) in self.buckets.iter().enumerate() {
+            let upper = self.bounds_ns.get(bucket).copied().unwrap_or(lower);
+            if *counted > 0 && below + counted >= rank {
+                let share = (rank - below) as f64 / *counted as f64;
+                let within = ((upper - lower) as f64 * share) as u64;
+                return Some(Duration::from_nanos(lower + within));
+            }
+            below += counted;
+            lower = upper;
+        }
+        None
+    }
+
     /// How many times were counted.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -84,5 +127,30 @@ mod tests {
         assert_eq!(times.buckets().last(), Some((None, 1)));
         assert_eq!(times.count(), 7);
         assert_eq!(times.sum(), 19 * MS + Duration::from_nanos(1));
+    }
+
+    #[test]
+    fn quantiles_of_a_window_are_estimated_within_their_bucket() {
+        static BOUNDS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(20)];
+        let ms = Duration::from_millis;
+        let mut times = Histogram::new(&BOUNDS);
+        assert_eq!(times.quantile(500), None);
+        times.record_many(ms(19), 1000);
+        let before = times.clone();
+        times.record_many(ms(5), 90);
+        times.record_many(ms(15), 10);
+        let window = times.since(&before);
+        assert_eq!((window.count(), window.sum()), (100, ms(600)));
+        assert_eq!(window.quantile(450), Some(ms(5)));
+        assert_eq!(window.quantile(900), Some(ms(10)));
+        assert_eq!(window.quantile(950), Some(ms(15)));
+        assert_eq!(window.quantile(1000), Some(ms(20)));
+        times.record(ms(900));
+        assert_eq!(times.quantile(1000), Some(ms(20)), "the last bound");
+        let mut sum = window.clone();
+        sum.merge(&window);
+        assert_eq!((sum.count(), sum.sum()), (200, ms(1200)));
+        // An earlier state that counts more is that of another store.
+        assert_eq!(before.since(&times).count(), 0);
     }
 }

@@ -74,6 +74,7 @@ pub fn new_token() -> io::Result<String> {
 }
 
 /// Who sent a request, and what that operator may do.
+#[derive(Clone)]
 pub(super) struct Operator {
     /// The name of the user; none for an operator with the token or at the socket.
     pub(super) user: Option<String>,
@@ -144,6 +145,15 @@ impl Access {
     /// are checked too.
     pub(super) fn check_form(headers: &HeaderMap) -> Result<(), String> {
         only_once(headers, &[HOST, ORIGIN, AUTHORIZATION, CONTENT_LENGTH])
+    }
+
+    /// Whether an operator who was admitted has a role at present, so that a stream may go on.
+    pub(super) fn still_has(&self, operator: &Operator, needed: Role) -> bool {
+        let role = match (&operator.user, &self.users) {
+            (Some(user), Some(users)) => users.role(user),
+            _ => operator.role,
+        };
+        role.is_some_and(|role| role >= needed)
     }
 
     /// The operator who sent this request from `peer`.

@@ -1,16 +1,16 @@
-//! Responses of the admin API: a status and JSON, or text.
+//! Responses of the admin API: a status and JSON, text, or a [stream of events](super::stream).
 
-use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
 
+use super::stream::Content;
 use crate::policies::delivery::ShipError;
 use crate::policies::manager::{ControlError, ControlErrorKind};
 
-pub(super) type Answer = Response<Full<Bytes>>;
+pub(super) type Answer = Response<Content>;
 
 /// An error response.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
 
 /// A response with any body.
 pub(super) fn with(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
+    let mut answer = Response::new(Content::Whole(Full::new(body.into())));
     *answer.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     answer.headers_mut().insert(CONTENT_TYPE, kind);

@@ -9,6 +9,8 @@
 //! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of
 //!                                    the response before; waits some seconds for a line. Without
 //!                                    `from`: the recent lines, at once
+//! GET    /v1/events?from=N&kind=KIND the last lines of the audit log: acts and refusals, or the KIND
+//!                                    `act` or `refusal`. Waits like /v1/log
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
@@ -23,6 +25,8 @@
 //!                                    slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
+//! GET    /v1/overview                rates, times, sizes and limits of this host, of the last second
+//! GET    /v1/live                    the same as server-sent events, one a second
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
@@ -55,7 +59,7 @@ use super::authz::{self, Ask};
 use super::past::Reader;
 use super::{Sources, clients, cluster, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
-use crate::policies::manager::Control;
+use crate::policies::manager::{Control, Listing};
 use crate::{limits, percent};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
@@ -66,7 +70,7 @@ pub struct Api {
     /// Modules are read and compiled one at a time, since each may take as much memory as the
     /// largest policy.
     loading: Mutex<()>,
-    /// Readers that wait for the next log line of a policy.
+    /// Readers that wait for the next log line of a policy, or of the audit log.
     followers: Semaphore,
     reader: Reader,
 }
@@ -129,6 +133,10 @@ impl Api {
                     .await
             }
             ["v1", "log"] if method == Method::GET => self.log(&uri).await,
+            ["v1", "events"] if method == Method::GET => {
+                let lines = log::audit_lines(&uri, &self.followers).await?;
+                Ok(json(StatusCode::OK, &lines))
+            }
             ["v1", "cluster", what] => {
                 let leadership = self.sources.leadership.as_deref();
                 let answer = cluster::answer(leadership, what, &method, &uri).await;
@@ -159,6 +167,16 @@ impl Api {
             Some(_) => Arc::new(self.gate.by(Actor::admin(user))),
             None => self.gate.clone(),
         }
+    }
+
+    /// The parts that this reports on.
+    pub(super) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// The policies.
+    pub(super) fn listing(&self) -> Listing {
+        self.control().list()
     }
 
     fn metrics(&self) -> metrics::Page {

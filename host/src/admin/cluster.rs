@@ -46,6 +46,19 @@ pub struct LeaderFigures {
     pub lease: Duration,
 }
 
+/// The names around a host of a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterPlace {
+    /// The cluster.
+    pub cluster: String,
+    /// This host.
+    pub host: String,
+    /// The host that leads, if one does.
+    pub leader: Option<String>,
+    /// The hosts that have a link to this one, if it leads.
+    pub followers: Vec<String>,
+}
+
 /// What the figures of a host are read with.
 pub type ReadFigures = Arc<dyn Fn() -> ClusterFigures + Send + Sync>;
 
@@ -64,6 +77,9 @@ pub type Operation<'a> = Pin<Box<dyn Future<Output = Result<Json, ClusterRefusal
 pub trait Leadership: Send + Sync {
     /// The figures of this host.
     fn figures(&self) -> ClusterFigures;
+
+    /// The names of the cluster, this host and its followers.
+    fn place(&self) -> ClusterPlace;
 
     /// Begins to end the leadership. If a host is named and can lead, it is to lead next.
     fn hand_over(&self, to: Option<String>) -> Operation<'_>;

@@ -1,4 +1,4 @@
-//! The log lines of policies, for `statehouse policy logs`.
+//! The log lines of policies, for `statehouse policy logs`, and the audit log.
 //!
 //! A reader asks again from the position after its last line, and each answer waits for the next
 //! line. So a slow reader holds no buffer of the store: it misses lines, and learns how many.
@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use super::answer::Refusal;
+use crate::audit_log::{AuditLines, AuditLog, Kind};
 use crate::{limits, percent};
 use statehouse_core::policy::{Batch, Digest, Line, Lines};
 
@@ -81,15 +82,50 @@ pub(super) async fn lines(
             of,
         ));
     };
+    wait_beyond(from, || lines.end(), followers).await?;
+    Ok(logged(lines.since(from), of))
+}
+
+/// The lines of the audit log from a position on, of `/v1/events?from=POSITION&kind=KIND`. Without
+/// a position they come at once; otherwise this waits for a line if there is none yet.
+pub(super) async fn audit_lines(uri: &Uri, followers: &Semaphore) -> Result<AuditLines, Refusal> {
+    let from = position(uri)?;
+    let kind = match percent::value(uri.query(), "kind").as_deref() {
+        None => None,
+        Some(b"act") => Some(Kind::Act),
+        Some(b"refusal") => Some(Kind::Refusal),
+        Some(_) => {
+            let error = "`kind` must be `act` or `refusal`";
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, error));
+        }
+    };
+    let log = AuditLog::of_process();
+    let Some(from) = from else {
+        // The lines that were replaced before the first look are not missed.
+        return Ok(AuditLines {
+            lost: 0,
+            ..log.since(0, kind)
+        });
+    };
+    wait_beyond(from, || log.end(), followers).await?;
+    Ok(log.since(from, kind))
+}
+
+/// Waits for some seconds until the last line is behind a position.
+async fn wait_beyond(
+    from: u64,
+    end: impl Fn() -> u64,
+    followers: &Semaphore,
+) -> Result<(), Refusal> {
     let _follower = followers.try_acquire().map_err(|_| {
-        let error = "too many operators follow the log of the policies: end one of the others";
+        let error = "too many operators follow the logs: end one of the others";
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
     })?;
     let until = Instant::now() + limits::ADMIN_LOG_WAIT;
-    while lines.end() == from && Instant::now() < until {
+    while end() == from && Instant::now() < until {
         sleep(limits::ADMIN_LOG_POLL).await;
     }
-    Ok(logged(lines.since(from), of))
+    Ok(())
 }
 
 fn logged(batch: Batch, of: Option<Digest>) -> Logged {

@@ -15,10 +15,12 @@ mod cluster;
 mod listener;
 mod log;
 mod metrics;
+pub(crate) mod overview;
 mod past;
 mod requests;
 mod roles;
 mod seat;
+mod stream;
 mod usage;
 
 use std::io;
@@ -35,11 +37,12 @@ pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who};
 pub(crate) use client::{Connection, ask, is_tls_url};
-pub(crate) use clients::Clients;
+pub(crate) use clients::{Client, Clients};
 pub use cluster::{
-    ClusterFigures, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
+    ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 pub(crate) use log::{Logged, LoggedLine};
+pub(crate) use overview::Overviews;
 pub use past::DataDirectory;
 pub use requests::Subject;
 pub(crate) use usage::Usage;
@@ -149,8 +152,13 @@ impl Admin {
     }
 
     /// Serves requests about the present subject until it is dropped.
-    pub async fn run(self, subject: watch::Receiver<Subject>, audit: Arc<Audit>) {
-        let requests = Requests::new(self.access, self.scope, audit.clone(), subject);
+    pub(crate) async fn run(
+        self,
+        subject: watch::Receiver<Subject>,
+        overviews: Arc<Overviews>,
+        audit: Arc<Audit>,
+    ) {
+        let requests = Requests::new(self.access, self.scope, audit.clone(), subject, overviews);
         let requests = Arc::new(requests);
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
         let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
@@ -207,9 +215,12 @@ async fn connection(
         .max_headers(limits::ADMIN_HEADERS_MAX)
         .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(limits::ADMIN_CONNECTION_TIMEOUT, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin API failed"),
-        Err(_) => tracing::debug!("a connection to the admin API was too slow"),
+    tokio::select! {
+        ended = connection => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection to the admin API failed");
+            }
+        }
+        () = seat.expired() => tracing::debug!("a connection to the admin API lasted too long"),
     }
 }

@@ -12,16 +12,19 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{CONNECTION, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::access::{Access, Denial, Operator};
 use super::answer::{Answer, Refusal, json};
 use super::api::{Api, segments};
-use super::cluster::ReadFigures;
+use super::cluster::{ClusterPlace, ReadFigures};
+use super::overview::Overviews;
 use super::seat::Seat;
+use super::stream::OpenStream;
 use super::{Scope, metrics, roles};
 use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
+use statehouse_access::roles::Role;
 
 /// What the admin API reports on.
 #[derive(Clone)]
@@ -34,6 +37,8 @@ pub enum Subject {
         impediment: Option<&'static str>,
         /// The answer to operators: which host leads.
         leader: Arc<str>,
+        /// The names around it.
+        place: ClusterPlace,
         /// Reads its figures.
         figures: ReadFigures,
     },
@@ -45,6 +50,9 @@ pub(super) struct Requests {
     scope: Scope,
     audit: Arc<Audit>,
     subject: watch::Receiver<Subject>,
+    overviews: Arc<Overviews>,
+    /// The streams of events that may still begin.
+    streams: Arc<Semaphore>,
 }
 
 impl Requests {
@@ -53,18 +61,21 @@ impl Requests {
         scope: Scope,
         audit: Arc<Audit>,
         subject: watch::Receiver<Subject>,
+        overviews: Arc<Overviews>,
     ) -> Self {
         Self {
             access,
             scope,
             audit,
             subject,
+            overviews,
+            streams: Arc::new(Semaphore::new(limits::ADMIN_STREAMS_MAX)),
         }
     }
 
     /// Answers one request of a client at `peer`.
     pub(super) async fn answer(
-        &self,
+        self: &Arc<Self>,
         request: Request<Incoming>,
         seat: &Arc<Seat>,
         peer: SocketAddr,
@@ -102,7 +113,10 @@ impl Requests {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
         let answer = match self.check_role(&operator, &request) {
-            Ok(()) => route(subject, request, operator.user.as_deref()).await,
+            Ok(needed) => {
+                let answer = self.route(subject, request, operator.user.as_deref()).await;
+                answer.and_then(|answer| self.admit_stream(answer, operator.clone(), needed, seat))
+            }
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 Err(refusal)
@@ -138,13 +152,65 @@ impl Requests {
         answer
     }
 
-    /// Whether the role of the operator suffices for this request.
-    fn check_role(&self, operator: &Operator, request: &Request<Incoming>) -> Result<(), Refusal> {
+    /// Passes an admitted request on. Overviews are those of this host, whether it leads or not.
+    async fn route(
+        &self,
+        subject: Subject,
+        request: Request<Incoming>,
+        user: Option<&str>,
+    ) -> Result<Answer, Refusal> {
+        // The table of roles has admitted only GET.
+        match (request.uri().path(), subject) {
+            ("/v1/overview", _) => self.overviews.answer().await,
+            ("/v1/live", _) => Ok(self.overviews.live()),
+            (_, Subject::Store(api)) => api.route(request, user).await,
+            (_, Subject::Follower { figures, .. }) if is_metrics(&request) => Ok(metrics::answer(
+                metrics::of_follower(&figures()),
+                request.headers(),
+            )),
+            (_, Subject::Follower { leader, .. }) => {
+                Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
+            }
+        }
+    }
+
+    /// Gives a place to an answer that is a stream of events, while its operator has the role that
+    /// the request needed.
+    fn admit_stream(
+        self: &Arc<Self>,
+        answer: Answer,
+        operator: Operator,
+        needed: Role,
+        seat: &Seat,
+    ) -> Result<Answer, Refusal> {
+        let Some(cut) = answer.body().cut() else {
+            return Ok(answer);
+        };
+        let place = self.streams.clone().try_acquire_owned().map_err(|_| {
+            let max = limits::ADMIN_STREAMS_MAX;
+            let error = format!("{max} streams of events are open, which is the limit: end one of the others, such as a page in another window");
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+        })?;
+        let requests = self.clone();
+        seat.stream(OpenStream {
+            cut,
+            is_allowed: Box::new(move || requests.access.still_has(&operator, needed)),
+            _place: place,
+        });
+        Ok(answer)
+    }
+
+    /// Whether the role of the operator suffices for this request. Returns the role that it needs.
+    fn check_role(
+        &self,
+        operator: &Operator,
+        request: &Request<Incoming>,
+    ) -> Result<Role, Refusal> {
         let path = segments(request.uri())?;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         let needed = roles::required(request.method(), &path)?;
         if operator.role.is_some_and(|role| role >= needed) {
-            return Ok(());
+            return Ok(needed);
         }
         let user = operator.user.as_deref().unwrap_or_default();
         let has = match operator.role {
@@ -190,24 +256,6 @@ fn discard(mut body: Incoming, seat: Arc<Seat>) {
         _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
         seat.arrived();
     });
-}
-
-/// Passes an admitted request on.
-async fn route(
-    subject: Subject,
-    request: Request<Incoming>,
-    user: Option<&str>,
-) -> Result<Answer, Refusal> {
-    match subject {
-        Subject::Store(api) => api.route(request, user).await,
-        Subject::Follower { figures, .. } if is_metrics(&request) => Ok(metrics::answer(
-            metrics::of_follower(&figures()),
-            request.headers(),
-        )),
-        Subject::Follower { leader, .. } => {
-            Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
-        }
-    }
 }
 
 /// Health probes, which need no token because they reveal no stored data.

@@ -6,8 +6,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
+use super::stream::OpenStream;
+use crate::limits;
 use crate::listener::handshakes::Place;
 
 /// The place and the seat of one connection.
@@ -15,6 +18,9 @@ pub(super) struct Seat {
     place: Place,
     operators: Arc<Semaphore>,
     taken: OnceLock<OwnedSemaphorePermit>,
+    /// The stream of events that this connection ends with, if one has begun.
+    stream: OnceLock<OpenStream>,
+    streaming: Notify,
 }
 
 impl Seat {
@@ -23,6 +29,8 @@ impl Seat {
             place,
             operators,
             taken: OnceLock::new(),
+            stream: OnceLock::new(),
+            streaming: Notify::new(),
         }
     }
 
@@ -47,5 +55,23 @@ impl Seat {
         };
         // The requests of one connection are sequential.
         self.taken.set(permit).is_ok()
+    }
+
+    /// The connection sends a stream of events from now on.
+    pub(super) fn stream(&self, stream: OpenStream) {
+        // A stream is the last answer of its connection.
+        if self.stream.set(stream).is_ok() {
+            self.streaming.notify_one();
+        }
+    }
+
+    /// Waits until the connection must end, whatever it does. A stream has a time limit of its own.
+    pub(super) async fn expired(&self) {
+        let streaming = timeout(limits::ADMIN_CONNECTION_TIMEOUT, self.streaming.notified());
+        if streaming.await.is_ok()
+            && let Some(stream) = self.stream.get()
+        {
+            stream.lost().await;
+        }
     }
 }

@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Endpoint, Subject, new_token};
+use crate::admin::{Admin, Endpoint, Overviews, Subject, new_token};
 use crate::config::{ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability};
 use crate::limits;
 use crate::listener::Certificates;
@@ -119,16 +119,20 @@ impl Administration {
             })
         });
         let mut tasks = Vec::new();
+        // All listeners share the overviews, so that they are computed once.
+        let overviews = Overviews::new(subject.subscribe());
+        let mut run = |admin: Admin| {
+            let running = admin.run(subject.subscribe(), overviews.clone(), audit.clone());
+            tasks.push(tokio::spawn(running));
+        };
         if let Some(metrics) = self.metrics.take() {
             tracing::info!("metrics are at {}/metrics", metrics.endpoint().url);
-            tasks.push(tokio::spawn(
-                metrics.run(subject.subscribe(), audit.clone()),
-            ));
+            run(metrics);
         }
         let remote = self.tls.take().map(|it| it.admin);
         for admin in self.local.take().into_iter().chain(remote) {
             tracing::info!("the administration listens on {}", admin.endpoint().url);
-            tasks.push(tokio::spawn(admin.run(subject.subscribe(), audit.clone())));
+            run(admin);
         }
         Running {
             tasks,

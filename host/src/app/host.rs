@@ -154,7 +154,7 @@ impl Roles for Host {
         let answer = format!(
             "this host follows {leader} of the cluster {name}: use the admin API of {leader}"
         );
-        self.shared.follows(None, &answer);
+        self.shared.follows(&leader, &answer);
         self.shared
             .role
             .send_replace(Role::Following { leader, address });

@@ -92,7 +92,7 @@ pub(super) async fn serve(
     let options = joined.options.clone();
     let member = Member::new(joined.engine.clone(), joined.clock.clone(), options);
     let member = Arc::new(member.map_err(Failure::Usage)?);
-    let shared = Arc::new(Shared::new(member.figures()));
+    let shared = Arc::new(Shared::new(member.figures(), &cluster));
     let Parts {
         host,
         mut tasks,

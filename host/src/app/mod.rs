@@ -21,7 +21,7 @@ use tracing_subscriber::{Layer, fmt};
 
 use self::clients::PreparedTransport;
 use crate::config::{self, Config, Flags, LogFormat, TransportChoice};
-use crate::{limits, logging};
+use crate::{audit_log, limits, logging};
 
 mod administration;
 mod clients;
@@ -149,8 +149,8 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
+        .with(lines.with_filter(filter))
+        .with(audit_log::layer())
         .init();
     Ok(())
 }

@@ -11,7 +11,7 @@ use statehouse_cluster::{
 
 use super::present::Shared;
 use crate::admin::{
-    ClusterFigures, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
+    ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 use crate::cluster::log::ClusterLog;
 use statehouse_core::clock::wall_ms;
@@ -42,6 +42,15 @@ impl Leadership for Operations {
                 self.log.position(),
                 self.shared.history.load(Relaxed),
             )
+        }
+    }
+
+    fn place(&self) -> ClusterPlace {
+        ClusterPlace {
+            cluster: self.cluster.clone(),
+            host: self.host.clone(),
+            leader: Some(self.host.clone()),
+            followers: self.shared.links.names(),
         }
     }
 

@@ -13,8 +13,9 @@ use super::administration::Deliveries;
 use super::clients::drain;
 use super::operations;
 use super::service_manager;
-use crate::admin::Subject;
+use crate::admin::{ClusterPlace, Subject};
 use crate::cluster::log::ClusterLog;
+use crate::config::ClusterConfig;
 use crate::front::{Links, Role, Times};
 use crate::limits;
 use crate::server::Server;
@@ -22,6 +23,8 @@ use statehouse_core::clock::wall_ms;
 
 /// What all parts may ask and change.
 pub(super) struct Shared {
+    /// The names of the cluster and of this host.
+    place: ClusterPlace,
     /// The last record that this host applied, or that is durable while it leads.
     pub(super) position: Arc<AtomicU64>,
     /// The last record of this host's copy of the log, or 0 if it keeps none.
@@ -54,15 +57,22 @@ pub(super) struct Tasks {
 
 impl Shared {
     /// The state of a host that joins.
-    pub(super) fn new(figures: Arc<Figures>) -> Self {
+    pub(super) fn new(figures: Arc<Figures>, cluster: &ClusterConfig) -> Self {
         let (position, history) = (Arc::<AtomicU64>::default(), Arc::default());
         let why = "this host is joining the cluster";
+        let place = ClusterPlace {
+            cluster: cluster.etcd.name.clone(),
+            host: cluster.host.clone(),
+            ..ClusterPlace::default()
+        };
         let subject = Subject::Follower {
             impediment: Some(why),
             leader: why.into(),
+            place: place.clone(),
             figures: operations::of_follower(&figures, &position, &history),
         };
         Self {
+            place,
             position,
             history,
             figures,
@@ -74,11 +84,19 @@ impl Shared {
         }
     }
 
-    /// This host does not lead. `leader` is what the admin API answers operators.
-    pub(super) fn follows(&self, impediment: Option<&'static str>, leader: &str) {
+    /// This host follows `leader`. `answer` is what the admin API answers operators.
+    pub(super) fn follows(&self, leader: &str, answer: &str) {
+        self.does_not_lead(None, Some(leader), answer);
+    }
+
+    fn does_not_lead(&self, impediment: Option<&'static str>, leader: Option<&str>, answer: &str) {
         self.subject.send_replace(Subject::Follower {
             impediment,
-            leader: leader.into(),
+            leader: answer.into(),
+            place: ClusterPlace {
+                leader: leader.map(str::to_owned),
+                ..self.place.clone()
+            },
             figures: operations::of_follower(&self.figures, &self.position, &self.history),
         });
     }
@@ -86,7 +104,7 @@ impl Shared {
     /// No host leads.
     pub(super) fn waits(&self) {
         let why = "the cluster has no leader";
-        self.follows(Some(why), why);
+        self.does_not_lead(Some(why), None, why);
     }
 
     pub(super) fn broker(&self) -> Option<Broker> {

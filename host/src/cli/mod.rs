@@ -37,6 +37,7 @@ mod slow;
 mod snapshot;
 mod store;
 mod table;
+mod top;
 mod usage;
 mod user;
 mod vdel;
@@ -101,6 +102,7 @@ that is durable.")]
     Usage(usage::Args),
     Clients(clients::Args),
     Slow(slow::Args),
+    Top(top::Args),
     #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
@@ -141,6 +143,7 @@ pub fn main() -> ExitCode {
         Command::Usage(args) => output::finish(async { usage::run(&args).await }),
         Command::Clients(args) => output::finish(async { clients::run(&args).await }),
         Command::Slow(args) => output::finish(async { slow::run(&args).await }),
+        Command::Top(args) => output::finish(async { top::run(&args).await }),
         #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),

@@ -84,6 +84,12 @@ impl Links {
         self.locked().contains_key(host)
     }
 
+    /// The names of these hosts.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.locked().keys().cloned().collect()
+    }
+
     fn add(&self, host: &HostName) -> Counted<'_> {
         let host = host.to_string();
         *self.locked().entry(host.clone()).or_default() += 1;

@@ -2,10 +2,31 @@
 
 use std::time::Duration;
 
-/// Authenticated connections of a listener: enough for some operators, a metrics scraper, and a few
-/// that hang. The listeners for this machine and for TLS have limits of their own. So operators on
-/// other machines cannot block those on this machine.
-pub const ADMIN_OPERATORS_MAX: usize = 16;
+/// Authenticated connections of a listener: enough for some operators with a page each, a metrics
+/// scraper, and a few that hang. The listeners for this machine and for TLS have limits of their
+/// own. So operators on other machines cannot block those on this machine.
+pub const ADMIN_OPERATORS_MAX: usize = 32;
+
+/// Open streams of events of a listener. Each holds an operator seat, so as many seats stay free for
+/// short requests.
+pub const ADMIN_STREAMS_MAX: usize = ADMIN_OPERATORS_MAX / 2;
+
+/// Events that wait for the reader of a stream. Further ones wait in the socket's buffers.
+pub const ADMIN_STREAM_EVENTS_MAX: usize = 4;
+
+/// How long an event waits for room in the queue of a stream until the reader counts as too slow: a
+/// phone in a tunnel reconnects.
+pub const ADMIN_STREAM_STALL: Duration = Duration::from_secs(10);
+
+/// How long a stream lasts until its reader must ask again, and log in again.
+pub const ADMIN_STREAM_LIFE: Duration = Duration::from_secs(300);
+
+/// After which silence a stream sends a comment: proxies end connections that are silent for a
+/// minute.
+pub const ADMIN_STREAM_KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How often a stream checks that its operator still has the role that it needs.
+pub const ADMIN_STREAM_CHECK: Duration = Duration::from_secs(1);
 
 /// Connections of a listener whose first request is incomplete, or whose password is not checked
 /// yet. Beyond this limit the address with most of them
@@ -61,9 +82,10 @@ pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 
-/// Readers that wait for the next log line of a policy. They hold operator seats while they wait,
-/// so most seats must stay free for short requests.
-pub const ADMIN_LOG_FOLLOWERS_MAX: usize = 4;
+/// Readers that wait for the next log line of a policy or of the audit log. They hold operator seats
+/// while they wait, so with [`ADMIN_STREAMS_MAX`] a quarter of the seats stays free for short
+/// requests.
+pub const ADMIN_LOG_FOLLOWERS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
 
 /// How long a response waits for the next log line of a policy. It must end well before
 /// [`ADMIN_CONNECTION_TIMEOUT`].
@@ -107,3 +129,34 @@ pub const ADMIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 /// A response of the admin API, as a command reads it: all policies that can be loaded, or all
 /// stored examples of differences.
 pub const ADMIN_ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// How often an overview is computed while there are readers.
+pub const OVERVIEW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time that the first overview is about: the reader waits for it.
+pub const OVERVIEW_FIRST: Duration = Duration::from_millis(250);
+
+/// For how long overviews are computed after a request for one, since the next one is likely.
+pub const OVERVIEW_LINGER: Duration = Duration::from_secs(10);
+
+/// How long a request waits for the first overview.
+pub const OVERVIEW_WAIT: Duration = Duration::from_secs(5);
+
+/// Overviews that latencies are computed over: at one per second, a window of ten seconds.
+pub const OVERVIEW_WINDOW: usize = 10;
+
+/// How often open files are counted for overviews: the count takes a millisecond with ten thousand
+/// connections.
+pub const OVERVIEW_FDS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The shortest interval of `statehouse top`.
+pub const TOP_INTERVAL_MIN: Duration = Duration::from_millis(250);
+
+/// Clients that `statehouse top` asks for.
+pub const TOP_CLIENTS: usize = 200;
+
+/// Rates that `statehouse top` draws: one per column of a wide terminal.
+pub const TOP_HISTORY_MAX: usize = 200;
+
+/// Keys that wait while `statehouse top` draws.
+pub const TOP_EVENTS_MAX: usize = 64;

@@ -25,3 +25,9 @@ pub const REQUEST_LINE_ERROR_BYTES_MAX: usize = 256;
 /// Lines a minute about requests that clients build wrongly. There is one for each client and
 /// mistake, so this many are enough to see what is wrong with a fleet.
 pub const CLIENT_ERROR_LINES_PER_MINUTE_MAX: usize = 32;
+
+/// Lines of the audit log that are kept in memory: as many refusals and as many acts of operators.
+pub const AUDIT_LINES_KEPT_MAX: usize = 256;
+
+/// Bytes of such a line: a reason, and two names of the longest form that the log shows.
+pub const AUDIT_LINE_BYTES_MAX: usize = 2 << 10;

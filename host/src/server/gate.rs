@@ -18,7 +18,7 @@
 //! outputs have left.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,7 +27,8 @@ use statehouse_protocol::ConnectionId;
 
 use super::names::Names;
 use super::slow::{Departures, SlowLog};
-use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed};
+use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed, key_of};
+use super::watched::Observed;
 use crate::limits;
 use crate::transport::{Outbound, Transport};
 use statehouse_core::log::LogPosition;
@@ -40,6 +41,8 @@ pub struct ResponseGate {
     queue: Mutex<Queue>,
     /// The bytes of all waiting outputs, readable without the lock of the queue.
     bytes: AtomicUsize,
+    /// Whether an operator watches, readable without the lock of the queue.
+    is_watched: AtomicBool,
     pub(super) slow: SlowLog,
 }
 
@@ -131,6 +134,21 @@ impl ResponseGate {
         )
     }
 
+    /// An operator watches from now on, or no operator does.
+    pub(super) fn watch(&self, on: bool) {
+        let mut queue = self.lock();
+        if on != queue.times.watched.is_some() {
+            queue.times.watched = on.then(Box::default);
+        }
+        self.is_watched.store(on, Relaxed);
+    }
+
+    /// What was measured for the operator who watches.
+    pub(super) fn observed(&self, requests_per_second: f64) -> Option<Observed> {
+        let mut queue = self.lock();
+        Some(queue.times.watched.as_mut()?.look(requests_per_second))
+    }
+
     /// Whether an output waits for its position.
     pub fn is_waiting(&self) -> bool {
         !self.lock().waiting.is_empty()
@@ -160,6 +178,12 @@ impl ResponseGate {
                 self.bytes.fetch_sub(left_bytes, Relaxed);
             }
         });
+        if self.is_watched.load(Relaxed)
+            && let Some((responses, left)) = departures.first()
+            && let Some(watched) = &mut self.lock().times.watched
+        {
+            watched.sent(left.elapsed(), responses);
+        }
         self.slow.note(departures);
     }
 
@@ -200,6 +224,9 @@ impl<'a> Outputs<'a> {
         call: Call,
     ) {
         let timed = Timed::of(incoming, effects, begun, call, &mut self.queue.names);
+        if let Some(watched) = &mut self.queue.times.watched {
+            watched.hot_keys.offer(|| key_of(effects, incoming.payload));
+        }
         self.response = Some((timed, &incoming.peer.client));
     }
 

@@ -136,6 +136,9 @@ impl SlowLog {
 /// The slow requests of one delivery.
 pub(super) struct Departures {
     threshold: Duration,
+    /// All responses, and when the first ones left.
+    responses: u32,
+    first_left: Option<Instant>,
     slow: u64,
     last: VecDeque<Departure>,
 }
@@ -144,13 +147,22 @@ impl Departures {
     pub(super) fn new(threshold: Duration) -> Self {
         Self {
             threshold,
+            responses: 0,
+            first_left: None,
             slow: 0,
             last: VecDeque::new(),
         }
     }
 
+    /// The number of responses, and when the first ones left; none if there are none.
+    pub(super) fn first(&self) -> Option<(u32, Instant)> {
+        self.first_left.map(|left| (self.responses, left))
+    }
+
     /// Keeps a request if it is slow.
     pub(super) fn left(&mut self, timed: Timed, client: &Arc<str>, names: &Names, left: Instant) {
+        self.responses = self.responses.saturating_add(1);
+        self.first_left.get_or_insert(left);
         if left.saturating_duration_since(timed.begun) < self.threshold {
             return;
         }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use statehouse_protocol::Histogram;
 
 use super::names::Names;
+use super::watched::Watched;
 use crate::limits;
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Effects, RestsOn};
@@ -39,7 +40,7 @@ static CALL_BOUNDS: [Duration; 12] = [
 
 /// The bounds of the times until outputs leave: a read takes some ten microseconds, and a flush
 /// from 50 µs to some seconds on a failing disk.
-static LEAVE_BOUNDS: [Duration; 14] = [
+pub(super) static LEAVE_BOUNDS: [Duration; 14] = [
     Duration::from_micros(50),
     Duration::from_micros(100),
     Duration::from_micros(250),
@@ -285,17 +286,24 @@ pub(super) struct ShortKey {
     length: Option<u32>,
 }
 
+/// The first key that a request wrote or read, if clients can name it.
+pub(super) fn key_of<'a>(effects: &'a Effects, payload: &'a [u8]) -> Option<&'a [u8]> {
+    let written = effects.handled.as_ref().and_then(|it| it.writes.first());
+    if let Some(write) = written.filter(|it| !it.hidden) {
+        return Some(write.key());
+    }
+    match &effects.rests_on {
+        RestsOn::Keys(reads) => {
+            let read = reads.first().filter(|it| !it.hidden);
+            read.and_then(|it| it.key.resolve(payload))
+        }
+        _ => None,
+    }
+}
+
 impl ShortKey {
     fn of(effects: &Effects, payload: &[u8]) -> Self {
-        let written = effects.handled.as_ref().and_then(|it| it.writes.first());
-        let read = match &effects.rests_on {
-            RestsOn::Keys(reads) => reads.first().filter(|it| !it.hidden),
-            _ => None,
-        };
-        let key = match written.filter(|it| !it.hidden) {
-            Some(write) => Some(write.key()),
-            None => read.and_then(|it| it.key.resolve(payload)),
-        };
+        let key = key_of(effects, payload);
         let mut bytes = [0; limits::SLOW_KEY_BYTES_MAX];
         if let Some(key) = key {
             let shown = key.len().min(bytes.len());
@@ -324,6 +332,8 @@ pub(super) struct LeaveTimes {
     /// By the number of the command.
     requests: Vec<[Option<Histogram>; 5]>,
     notifications: Histogram,
+    /// Further measurements, while an operator watches.
+    pub(super) watched: Option<Box<Watched>>,
 }
 
 /// The times of requests with one command and one way of being answered.
@@ -351,6 +361,7 @@ impl Default for LeaveTimes {
         Self {
             requests: Vec::new(),
             notifications: Histogram::new(&LEAVE_BOUNDS),
+            watched: None,
         }
     }
 }
@@ -364,11 +375,17 @@ impl LeaveTimes {
         let times = &mut self.requests[command][timed.answered as usize];
         let times = times.get_or_insert_with(|| Histogram::new(&LEAVE_BOUNDS));
         times.record(now.saturating_duration_since(timed.begun));
+        if let Some(watched) = &mut self.watched {
+            watched.response(timed, now);
+        }
     }
 
     pub(super) fn notification(&mut self, decided: Instant, now: Instant) {
         let delay = now.saturating_duration_since(decided);
         self.notifications.record(delay);
+        if let Some(watched) = &mut self.watched {
+            watched.notification(delay);
+        }
     }
 
     /// The times of notifications.

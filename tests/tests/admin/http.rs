@@ -230,7 +230,7 @@ fn connections_of_operators_do_not_block_probes() {
     let api = api(&server);
     let bearer = api.bearer();
     let body = api.head("POST /v1/policies", &[&bearer, "Content-Length: 1000"]);
-    let held = hold(&api, 16, &body);
+    let held = hold(&api, 32, &body);
     let mut refused = 503;
     for _ in 0..100 {
         assert_eq!(api.send(api.head("GET /livez", &[]).as_bytes()).0, 200);

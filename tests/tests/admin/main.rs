@@ -11,10 +11,12 @@ mod drop;
 mod hostile;
 mod http;
 mod limits;
+mod live;
 mod logs;
 mod metrics;
 mod orders;
 mod socket;
+mod top;
 mod trust;
 mod usage;
 #[path = "../../policies/wasm.rs"]

@@ -77,6 +77,17 @@ fn metrics_follow_the_work_and_the_leaders() {
     wait_for(&cluster, follower, "lag_records", 0.0);
     wait_for(&cluster, follower, "log_records", own("log_records"));
     assert_eq!(figure(&cluster, follower, "lease_seconds"), None);
+    let overview = |host: usize| Admin::of(&cluster[host]).done("GET", "/v1/overview", b"");
+    let (of_leader, of_follower) = (overview(leader.host), overview(follower));
+    assert_eq!(of_leader["cluster"]["role"], "leader");
+    assert_eq!(of_leader["cluster"]["leader"], of_leader["host"]);
+    let followers = of_leader["cluster"]["followers"].as_array().unwrap();
+    assert_eq!(followers.len(), 2, "{of_leader}");
+    assert!(followers.contains(&of_follower["host"]), "{of_leader}");
+    assert_eq!(of_follower["cluster"]["role"], "follower");
+    assert_eq!(of_follower["cluster"]["leader"], of_leader["host"]);
+    assert!(of_follower["rates"].is_null() && of_follower["ready"] == true);
+    assert!(of_leader["store_size"]["keys"] == 20, "{of_leader}");
     // A leader without work has no lease, and renews it by the next write.
     thread::sleep(Duration::from_millis(600));
     assert_eq!(own("lease_seconds"), 0.0);

@@ -8,6 +8,8 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::Path,
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use data_encoding::BASE64;
@@ -146,13 +148,15 @@ fn basic(user: &str, password: &str) -> String {
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.
-const ENDPOINTS: [(&str, &str, &str); 22] = [
+const ENDPOINTS: [(&str, &str, &str); 24] = [
     ("GET", "/v1/policies", "read"),
     ("GET", "/v1/log", "read"),
     ("GET", "/v1/shadow", "read"),
     ("POST", "/v1/authz", "read"),
     ("GET", "/v1/usage", "read"),
     ("GET", "/v1/clients", "read"),
+    ("GET", "/v1/events", "read"),
+    ("GET", "/v1/overview", "read"),
     ("GET", "/v1/history?key=k", "read"),
     ("GET", "/v1/value?key=k&as_of=0s", "read"),
     ("GET", "/v1/replay", "read"),
@@ -217,6 +221,17 @@ fn roles_decide_what_users_do_over_tls() {
         let (status, _) = plant.as_user("client", "GET", "/v1/usage");
         (status == 200).then_some(())
     });
+    // A stream ends with the role that it needs, long before its time is over.
+    let began = Instant::now();
+    let stream = thread::scope(|scope| {
+        let stream = scope.spawn(|| plant.as_user("client", "GET", "/v1/live"));
+        thread::sleep(Duration::from_millis(500));
+        run(&["user", "role", "client", "none", "--users", &users], b"").code(0);
+        stream.join().unwrap()
+    });
+    assert!(stream.0 == 200 && stream.1.contains("event: overview"));
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(plant.as_user("client", "GET", "/v1/live").0, 403);
 }
 
 #[test]

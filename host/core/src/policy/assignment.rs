@@ -180,6 +180,20 @@ pub enum Role {
     Routed,
 }
 
+impl Role {
+    /// The name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Previous => "previous",
+            Self::Shadow => "shadow",
+            Self::Canary => "canary",
+            Self::Routed => "routed",
+        }
+    }
+}
+
 /// Why a change of the assignment was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignmentError {

@@ -8,8 +8,8 @@ mod disk;
 mod exposition;
 mod page;
 mod policies;
-mod process;
-mod store;
+pub(super) mod process;
+pub(super) mod store;
 
 use hyper::StatusCode;
 use hyper::header::HeaderMap;

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use super::page::{Family, Labels, Page};
 use crate::policies::manager::PolicyView;
 use crate::shadow::ShadowReport;
-use statehouse_core::policy::{Digest, Role};
+use statehouse_core::policy::Digest;
 
 /// The loaded policies.
 pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
     let role = page.gauge("policy_role", "1 for each role of a policy");
     each(role, policies, |policy| {
         let roles = policy.roles.iter();
-        roles.map(|role| (Some(("role", word(role))), 1)).collect()
+        roles
+            .map(|role| (Some(("role", role.name().to_owned())), 1))
+            .collect()
     });
     let requests = page.counter("policy_requests", "Requests handled by a policy");
     each(requests, policies, |policy| {
@@ -114,12 +116,6 @@ pub(super) fn shadow(page: &mut Page, report: &ShadowReport) {
         labels.push(("result", result.to_owned()));
         family.sample(labels, count);
     }
-}
-
-/// The name of a role in JSON.
-fn word(role: &Role) -> String {
-    let value = serde_json::to_value(role).unwrap_or_default();
-    value.as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(super) fn process(page: &mut Page) {
         let help = "Start of the process, since 1970";
         page.seconds("process_start_time_seconds", help, times.start);
     }
-    if let Some(resident_bytes) = status_bytes("VmRSS:") {
+    if let Some(resident_bytes) = resident_bytes() {
         let help = "Memory of the process in RAM";
         page.gauges(&[("process_resident_memory_bytes", help, resident_bytes)]);
     }
@@ -29,9 +29,7 @@ pub(super) fn process(page: &mut Page) {
         let help = "Address space of the process";
         page.gauges(&[("process_virtual_memory_bytes", help, virtual_bytes)]);
     }
-    if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        // One of them is the directory that is being read.
-        let open = (open.count() as u64).saturating_sub(1);
+    if let Some(open) = open_files() {
         page.gauges(&[("process_open_fds", "Open files and sockets", open)]);
     }
     if let Some(max) = files_max() {
@@ -61,20 +59,48 @@ impl Times {
 
     /// The fields are counted after the name of the program, which may contain anything.
     fn of(own: &str, system: &str) -> Option<Self> {
-        let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks = |field: usize| -> Option<Duration> {
-            let ticks: u64 = fields.get(field)?.parse().ok()?;
-            TICK.checked_mul(u32::try_from(ticks).ok()?)
-        };
         let boot = system
             .lines()
             .find_map(|line| line.strip_prefix("btime "))?;
         let boot = Duration::from_secs(boot.trim().parse().ok()?);
         Some(Self {
-            cpu: ticks(11)? + ticks(12)?,
-            start: boot + ticks(19)?,
+            cpu: cpu_of(own)?,
+            start: boot + ticks(own, 19)?,
         })
     }
+}
+
+/// A time in a line of `/proc/self/stat`, by its number after the name of the program.
+fn ticks(own: &str, field: usize) -> Option<Duration> {
+    let mut fields = own.rsplit_once(')')?.1.split_whitespace();
+    let ticks: u64 = fields.nth(field)?.parse().ok()?;
+    TICK.checked_mul(u32::try_from(ticks).ok()?)
+}
+
+fn cpu_of(own: &str) -> Option<Duration> {
+    Some(ticks(own, 11)? + ticks(own, 12)?)
+}
+
+/// The CPU time of the process in user and system mode.
+pub(in crate::admin) fn cpu() -> Option<Duration> {
+    cpu_of(&fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// The start of the process, since 1970.
+pub(in crate::admin) fn started() -> Option<Duration> {
+    Times::read().map(|it| it.start)
+}
+
+/// The memory of the process in RAM.
+pub(in crate::admin) fn resident_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// Open files and sockets. Takes a microsecond for some ten of them.
+pub(in crate::admin) fn open_files() -> Option<u64> {
+    let open = fs::read_dir("/proc/self/fd").ok()?;
+    // One of them is the directory that is being read.
+    Some((open.count() as u64).saturating_sub(1))
 }
 
 fn status_bytes(name: &str) -> Option<u64> {
@@ -84,8 +110,8 @@ fn status_bytes(name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// None if the number of files is not limited.
-fn files_max() -> Option<u64> {
+/// The most files that may be open. None if the number is not limited.
+pub(in crate::admin) fn files_max() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = (limits.lines()).find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()

@@ -85,25 +85,48 @@ pub(super) fn memory(
 ) {
     let help = "Memory by owner, as the limits account it";
     let family = page.gauge("memory_bytes", help);
-    let mut owned = |owner: &str, bytes| family.sample([("owner", owner.to_owned())], bytes);
-    owned("table", stats.bytes);
-    owned("watches", stats.watch_bytes);
-    owned("remembered", stats.remembered_bytes);
-    owned("policies", stats.policy_bytes);
-    if let Some(broker) = broker {
-        let sessions = broker.queued_bytes + broker.state_bytes;
-        owned("sessions", sessions as u64);
-        owned("retained", broker.retained_bytes as u64);
+    for (owner, bytes) in owners(stats, broker) {
+        family.sample([("owner", owner.to_owned())], bytes);
     }
     let help = "Size of what waits: for the log, for clients, for the disk, for re-execution";
     let family = page.gauge("queue_bytes", help);
-    let mut queued = |queue: &str, bytes| family.sample([("queue", queue.to_owned())], bytes);
-    queued("unreleased", stats.unreleased_bytes);
-    queued("unwritten", log);
-    queued("sampled", stats.sampled_bytes);
-    if let Some(broker) = broker {
-        queued("sessions", broker.queued_bytes as u64);
+    for (queue, bytes) in queues(stats, broker, log) {
+        family.sample([("queue", queue.to_owned())], bytes);
     }
+}
+
+/// Bytes of memory by owner.
+pub(in crate::admin) fn owners(
+    stats: &Stats,
+    broker: Option<&statehouse_mqtt::Stats>,
+) -> Vec<(&'static str, u64)> {
+    let mut owners = vec![
+        ("table", stats.bytes),
+        ("watches", stats.watch_bytes),
+        ("remembered", stats.remembered_bytes),
+        ("policies", stats.policy_bytes),
+    ];
+    if let Some(broker) = broker {
+        let sessions = broker.queued_bytes + broker.state_bytes;
+        owners.push(("sessions", sessions as u64));
+        owners.push(("retained", broker.retained_bytes as u64));
+    }
+    owners
+}
+
+/// Bytes that wait, by queue.
+pub(in crate::admin) fn queues(
+    stats: &Stats,
+    broker: Option<&statehouse_mqtt::Stats>,
+    log: u64,
+) -> Vec<(&'static str, u64)> {
+    let mut queues = vec![
+        ("unreleased", stats.unreleased_bytes),
+        ("unwritten", log),
+        ("sampled", stats.sampled_bytes),
+    ];
+    queues.extend(broker.map(|it| ("sessions", it.queued_bytes as u64)));
+    queues
 }
 
 /// Redelivered requests.

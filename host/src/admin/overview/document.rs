@@ -1,0 +1,260 @@
+//! The document of an overview, as the admin API sends it and `statehouse top` reads it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+/// The state of a host at a moment. A host of a cluster that does not lead has no store, so the
+/// parts about the store are null or empty.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Overview {
+    /// The name of the store, or of the cluster.
+    pub(crate) store: String,
+    /// The name of the machine, or of this host in its cluster.
+    pub(crate) host: String,
+    /// The version of the program.
+    pub(crate) version: String,
+    /// When the process started, in milliseconds since 1970.
+    pub(crate) started_ms: u64,
+    /// The system time of this document.
+    pub(crate) time_ms: u64,
+    /// Whether `/readyz` answers 200.
+    pub(crate) ready: bool,
+    /// Why it does not.
+    pub(crate) why_not_ready: Option<String>,
+    /// Per second, over the time since the document before.
+    pub(crate) rates: Option<Rates>,
+    /// How long requests and notifications took lately.
+    pub(crate) latency_us: Option<Latencies>,
+    /// What the store holds.
+    pub(crate) store_size: Option<StoreSize>,
+    /// The memory of the process.
+    pub(crate) memory: MemoryUse,
+    /// The data directory; null if the store is in memory or the log is that of a cluster.
+    pub(crate) disk: Option<DiskUse>,
+    /// The clients of the embedded broker.
+    pub(crate) clients: Option<ClientCounts>,
+    /// The connection to a foreign broker.
+    pub(crate) foreign_broker: Option<ForeignBroker>,
+    /// Bytes that wait, by what they wait for.
+    pub(crate) queues: BTreeMap<String, u64>,
+    /// The process.
+    pub(crate) process: ProcessUse,
+    /// The policies that have a role.
+    pub(crate) policies: Vec<PolicyRate>,
+    /// The keys with the most requests, the first one first.
+    pub(crate) hot_keys: Vec<HotKeyRate>,
+    /// The limits in force, by their settings.
+    pub(crate) limits: BTreeMap<String, u64>,
+    /// The place in a cluster, if this host has one.
+    pub(crate) cluster: Option<ClusterView>,
+}
+
+/// Events per second.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Rates {
+    /// Requests that a policy answered.
+    pub(crate) requests: f64,
+    /// Of these GET.
+    pub(crate) get: f64,
+    /// SET.
+    pub(crate) set: f64,
+    /// DEL and VDEL.
+    pub(crate) del: f64,
+    /// All other commands.
+    pub(crate) other: f64,
+    /// Answered with an error because a right or a limit was missing, or not handled at all.
+    pub(crate) refused: f64,
+    /// Requests whose policy failed.
+    pub(crate) failed: f64,
+    /// Notifications to watchers.
+    pub(crate) notifications: f64,
+    /// Messages from clients of the embedded broker.
+    pub(crate) publishes_in: Option<f64>,
+    /// Messages to them.
+    pub(crate) publishes_out: Option<f64>,
+}
+
+/// Times of the last seconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Latencies {
+    /// The length of the window in seconds.
+    pub(crate) window_s: f64,
+    /// From the turn of a connection until the response left.
+    pub(crate) request: Latency,
+    /// The parts of it.
+    pub(crate) stages: Stages,
+    /// From a change until its notification left.
+    pub(crate) notification: Latency,
+}
+
+/// The parts of a request's time.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Stages {
+    /// Until the policy was called.
+    pub(crate) queue: Latency,
+    /// The policy.
+    pub(crate) policy: Latency,
+    /// Until the log position of the response was durable.
+    pub(crate) flush: Latency,
+    /// Until the response was passed to its connection.
+    pub(crate) send: Latency,
+}
+
+/// Microseconds; null if there was nothing to measure. Percentiles are estimated within the buckets
+/// of the metrics.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    /// How many times were measured.
+    pub(crate) count: u64,
+    /// The median.
+    pub(crate) p50: Option<u64>,
+    /// The 99th percentile.
+    pub(crate) p99: Option<u64>,
+    /// The longest time.
+    pub(crate) max: Option<u64>,
+}
+
+/// What the store holds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StoreSize {
+    /// Keys.
+    pub(crate) keys: u64,
+    /// Accounted bytes of keys and values.
+    pub(crate) bytes: u64,
+    /// Watches.
+    pub(crate) watches: u64,
+    /// Remembered requests.
+    pub(crate) dedup_entries: u64,
+}
+
+/// The memory of the process in bytes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MemoryUse {
+    /// In RAM.
+    pub(crate) rss: Option<u64>,
+    /// The memory of the machine or of the control group.
+    pub(crate) limit: Option<u64>,
+    /// By owner, as the limits account it.
+    pub(crate) owners: BTreeMap<String, u64>,
+}
+
+/// The data directory, in bytes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct DiskUse {
+    /// Free on the file system.
+    pub(crate) free: u64,
+    /// Records that can be appended until growth is refused.
+    pub(crate) room: u64,
+    /// Used, by part.
+    pub(crate) used: BTreeMap<String, u64>,
+    /// Whether growth is refused.
+    pub(crate) is_full: bool,
+    /// The time of flushes to the disk.
+    pub(crate) flush_us: Latency,
+}
+
+/// The clients of the embedded broker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ClientCounts {
+    /// Clients that are connected.
+    pub(crate) connected: u64,
+    /// The limit of connections.
+    pub(crate) limit: u64,
+    /// Sessions, connected or not.
+    pub(crate) sessions: u64,
+    /// Their limit.
+    pub(crate) sessions_limit: u64,
+    /// Subscriptions of all sessions.
+    pub(crate) subscriptions: u64,
+    /// Retained messages.
+    pub(crate) retained: u64,
+}
+
+/// The connection to a foreign broker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ForeignBroker {
+    /// Whether there is one.
+    pub(crate) connected: bool,
+    /// Messages that the broker has not acknowledged.
+    pub(crate) outstanding: u64,
+    /// Messages that the store has not acknowledged.
+    pub(crate) unacknowledged: u64,
+}
+
+/// The process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ProcessUse {
+    /// CPU time per second of one processor.
+    pub(crate) cpu: Option<f64>,
+    /// Open files and sockets.
+    pub(crate) fds: Option<u64>,
+    /// The most that may be open.
+    pub(crate) fds_limit: Option<u64>,
+}
+
+/// A policy with a role.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct PolicyRate {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its version.
+    pub(crate) version: String,
+    /// Its digest.
+    pub(crate) digest: String,
+    /// `active`, `previous`, `shadow`, `canary` or `routed`.
+    pub(crate) roles: Vec<String>,
+    /// Requests per second that it handled.
+    pub(crate) calls_per_s: f64,
+    /// Failed calls since the start.
+    pub(crate) failures: u64,
+    /// The mean fuel of a request.
+    pub(crate) fuel_mean: u64,
+}
+
+/// A key with many requests.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct HotKeyRate {
+    /// The key: text, or `{"base64": "..."}`.
+    pub(crate) key: Json,
+    /// Whether it is only the beginning of a long key.
+    pub(crate) is_cut: bool,
+    /// At least this many requests per second.
+    pub(crate) requests_per_s: f64,
+    /// At least this share of all requests.
+    pub(crate) share: f64,
+}
+
+/// The place of a host in its cluster.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ClusterView {
+    /// The name of the cluster.
+    pub(crate) name: String,
+    /// `leader` or `follower`.
+    pub(crate) role: String,
+    /// The name of the host that leads, if any does.
+    pub(crate) leader: Option<String>,
+    /// The hosts that have a link to this leader.
+    pub(crate) followers: Vec<String>,
+    /// The number of the leadership.
+    pub(crate) epoch: u64,
+    /// The last record that is durable, or that this follower applied.
+    pub(crate) position: u64,
+    /// The last record in the history of this host; 0 if it keeps none.
+    pub(crate) history_position: u64,
+    /// Records that this host knows of and has not applied.
+    pub(crate) lag_records: u64,
+    /// Whether the log answered the last call of this host.
+    pub(crate) reaches_log: bool,
+    /// Records in the log since the newest snapshot.
+    pub(crate) log_records: u64,
+    /// Their bytes.
+    pub(crate) log_bytes: u64,
+    /// The age of the newest snapshot in milliseconds.
+    pub(crate) snapshot_age_ms: Option<u64>,
+    /// Records that are not durable yet, at a leader.
+    pub(crate) unreleased: Option<u64>,
+    /// How long a leader may still answer without a write, in milliseconds.
+    pub(crate) lease_ms: Option<u64>,
+}

@@ -1,0 +1,91 @@
+//! Tests `statehouse top` on a running store, in a pseudo-terminal and without one.
+
+use std::{
+    io::{Read, Write},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use serde_json::Value as Json;
+use statehouse_tests::{Server, command, run_in, server::wait};
+
+/// Runs `statehouse top` in a pseudo-terminal of 24 lines and 80 columns. Types the keys once the
+/// text is shown. Returns what the terminal received, and the exit code.
+fn in_terminal(directory: &Path, shows: &str, keys: &[u8]) -> (String, i32) {
+    let program = command(&[]).get_program().to_owned();
+    let program = program.to_str().unwrap();
+    let line = format!("stty rows 24 cols 80; exec {program} top --interval 250ms");
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .current_dir(directory)
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script of util-linux runs");
+    let mut output = child.stdout.take().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut seen = Vec::new();
+    let mut typed = false;
+    let mut bytes = [0; 4096];
+    loop {
+        match output.read(&mut bytes) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => seen.extend_from_slice(&bytes[..count]),
+        }
+        if !typed && String::from_utf8_lossy(&seen).contains(shows) {
+            input.write_all(keys).unwrap();
+            typed = true;
+        }
+    }
+    let status = wait(&mut child, statehouse_tests::client::PATIENCE);
+    let status = status.expect("it ends").code().expect("an exit code");
+    (String::from_utf8_lossy(&seen).into_owned(), status)
+}
+
+#[test]
+fn top_shows_a_store_in_a_terminal_and_without_one() {
+    let server = Server::start();
+    let mut store = server.store("press-4");
+    store.set("greeting", "hello");
+    let directory = server.directory();
+    let once = run_in(directory, &["top", "--once", "--json"], b"").code(0);
+    let once: Json = serde_json::from_str(&once.text()).unwrap();
+    assert_eq!(once["store_size"]["keys"], 1, "{once}");
+    assert_eq!(once["clients"]["connected"], 1, "{once}");
+
+    let text = run_in(directory, &["top", "--once", "--list", "clients"], b"");
+    let text = text.code(0).text();
+    let has = |words: &str| text.lines().any(|line| line.starts_with(words));
+    assert!(
+        has("keys") || text.contains("keys             1 of"),
+        "{text}"
+    );
+    assert!(
+        has("request") && has("notification") && has("press-4"),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b'), "{text:?}");
+
+    let (shown, code) = in_terminal(directory, "1-5 list", b"3sq");
+    assert_eq!(code, 0, "{shown}");
+    assert!(
+        shown.contains("requests/s") && shown.contains("press-4"),
+        "{shown}"
+    );
+    // It leaves the alternate screen as it found it.
+    let (enter, leave) = ("\x1b[?1049h", "\x1b[?1049l");
+    assert!(shown.contains(enter) && shown.contains(leave), "{shown:?}");
+
+    run_in(directory, &["top"], b"")
+        .code(2)
+        .says("needs a terminal");
+    run_in(directory, &["top", "--interval", "1ms"], b"")
+        .code(2)
+        .says("at least 250ms");
+    drop(server);
+    let nowhere = tempfile::tempdir().unwrap();
+    run_in(nowhere.path(), &["top", "--once"], b"")
+        .code(3)
+        .says("no store runs");
+}
