@@ -147,6 +147,7 @@ fn questions_of_a_bad_night_are_answered() {
     why_was_this_refused(&night, &mut press);
     night.prometheus.wait_until_scraped(1);
     what_is_slow(&night, &mut press);
+    which_key_is_hot(&night, &mut press);
     who_is_connected(&night, &mut press);
     if night.is_small {
         how_full_is_it(&night, &mut press);
@@ -265,6 +266,26 @@ fn what_is_slow(night: &Night, press: &mut Store) {
     night.wait_for_alert("StatehouseSlowDisk");
     night.wait_for_alert("StatehouseSlowRequests");
     night.disk.delay(Duration::ZERO);
+}
+
+fn which_key_is_hot(night: &Night, press: &mut Store) {
+    press.set("line/hot", "1");
+    let hot = eventually("the hot key", || {
+        for _ in 0..200 {
+            press.get("line/hot");
+        }
+        // The first request begins the search.
+        let overview = object(&night.run(&["top", "--once", "--json"]).code(0));
+        overview["hot_keys"].as_array()?.first().cloned()
+    });
+    assert_eq!(hot["key"], "line/hot");
+    assert!(hot["share"].as_f64() > Some(0.5), "{hot}");
+    let refusals = Admin::of(&night.server).done("GET", "/v1/events?kind=refusal", b"");
+    let refusals = refusals["events"].as_array().unwrap();
+    assert!(
+        refusals.iter().any(|it| it.to_string().contains("valve/1")),
+        "{refusals:?}"
+    );
 }
 
 /// The panel of a machine subscribes, and does not acknowledge what it gets.
