@@ -40,6 +40,15 @@ impl Browser {
         browser
     }
 
+    /// Starts a browser that shows this page, whatever the certificate of its host is.
+    pub fn show_untrusted(url: &str) -> Browser {
+        let mut browser = Browser::start();
+        let how = json!({ "ignore": true });
+        browser.send("Security.setIgnoreCertificateErrors", how);
+        browser.open(url);
+        browser
+    }
+
     fn start() -> Browser {
         let profile = tempfile::tempdir().unwrap();
         // The browser reads commands from descriptor 3 and writes messages to descriptor 4.

@@ -161,6 +161,15 @@ fn history_of_each_host_holds_what_clients_wrote() {
     check_replay(&cluster[leader], written.0.len(), "value 30");
 }
 
+/// Sets a key. Just before a truncation, a small quota refuses writes for some moments.
+fn set_when_there_is_room(store: &mut Store, key: &str, value: impl AsRef<[u8]>, end: Instant) {
+    let request = [b"SET", key.as_bytes(), value.as_ref()];
+    while store.ask(&request).payload() != b"+OK\r\n" {
+        assert!(Instant::now() < end, "etcd stays full");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Writes values of 100 kB until the leader has truncated its log. The quota in the settings makes
 /// it do so early. Returns how many values of `key` were written.
 fn write_until_truncated(cluster: &Cluster, host: usize, written: usize) -> usize {
@@ -169,23 +178,9 @@ fn write_until_truncated(cluster: &Cluster, host: usize, written: usize) -> usiz
     loop {
         for n in 0..20 {
             let large = vec![b'v'; 100_000];
-            while store
-                .ask(&[b"SET", format!("large {n}").as_bytes(), &large])
-                .payload()
-                != b"+OK\r\n"
-            {
-                assert!(Instant::now() < end, "etcd stays full");
-                thread::sleep(Duration::from_millis(100));
-            }
+            set_when_there_is_room(&mut store, &format!("large {n}"), &large, end);
         }
-        while store
-            .ask(&["SET", "key", &format!("value {count}")])
-            .payload()
-            != b"+OK\r\n"
-        {
-            assert!(Instant::now() < end, "etcd stays full");
-            thread::sleep(Duration::from_millis(100));
-        }
+        set_when_there_is_room(&mut store, "key", &format!("value {count}"), end);
         count += 1;
         let status = cluster.ask(&["status"]).code(0).text();
         if count > written + 8 && !status.contains("snapshot  none yet") {
@@ -219,7 +214,8 @@ fn history_survives_the_truncation_of_the_log() {
     cluster[away].start_again(&[]);
     cluster[away].wait_until_ready();
     cluster[away].wait_for_log("starts over");
-    cluster.store(leader.host, "last").set("key", "end");
+    let mut last = cluster.store(leader.host, "last");
+    set_when_there_is_room(&mut last, "key", "end", Instant::now() + PATIENCE);
     let (changes, beginning) = eventually("the new history", || {
         let found = history(&cluster[away], "key");
         found.filter(|(changes, _)| changes.first().is_some_and(|it| it["value"] == "end"))
