@@ -50,6 +50,11 @@ impl Admin {
         self.url.clone()
     }
 
+    /// The token, which an address over TCP has.
+    pub fn token(&self) -> &str {
+        self.token.as_deref().expect("a token")
+    }
+
     /// Sends a request. Returns the status and the body.
     pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         self.ask_with(method, path, "", body)

@@ -1,7 +1,7 @@
 //! Policies of a cluster: loaded and promoted at the leader, and active at every next leader.
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Cluster, Ran, cluster, policies, run};
+use statehouse_tests::{Admin, Browser, Cluster, Ran, cluster, policies, run};
 
 use crate::{
     SHORT_LEASE, eventually,
@@ -86,6 +86,7 @@ fn admin_api_of_a_follower_names_the_leader() {
     for (method, path) in [("GET", "/v1/keys"), ("PUT", "/v1/key?key=k")] {
         assert_eq!(session.ask(method, path, b"v").0, 421, "{path}");
     }
+    check_page(&admin, &leader);
     let leading = Admin::of(&cluster[cluster.present_leader().host]);
     leading.done("PUT", "/v1/key?key=k", b"v");
     assert_eq!(leading.done("GET", "/v1/key?key=k", b"")["value"], "v");
@@ -97,4 +98,29 @@ fn admin_api_of_a_follower_names_the_leader() {
     policy(&cluster, follower, &["load", module.to_str().unwrap()])
         .code(4)
         .says(&format!("use the admin API of {leader}"));
+}
+
+/// In a browser, the page of a follower shows who leads, and nothing fails but requests for figures
+/// of the store.
+fn check_page(follower: &Admin, leader: &str) {
+    let mut browser = Browser::show(&format!("{}/#/overview", follower.url()));
+    browser.wait("!document.querySelector('#login').hidden");
+    browser.evaluate(&format!(
+        "document.querySelector('#token').value = '{}'; document.querySelector('#login-form').requestSubmit()",
+        follower.token()
+    ));
+    browser.wait("document.querySelectorAll('.gauge.is-empty').length === 4");
+    let names_the_leader =
+        format!("document.body.innerText.includes('use the admin API of {leader}')");
+    browser.wait(&names_the_leader);
+    for view in ["keys", "cluster"] {
+        browser.evaluate(&format!("location.hash = '#/{view}'"));
+        browser.wait(&format!("document.querySelector('main.view-{view}')"));
+        browser.wait(&format!(
+            "document.querySelector('main').innerText.includes('{leader}')"
+        ));
+    }
+    let troubles = browser.troubles();
+    let other = troubles.iter().filter(|it| !it.contains("status of 421"));
+    assert_eq!(other.count(), 0, "{troubles:#?}");
 }

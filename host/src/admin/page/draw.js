@@ -157,6 +157,9 @@ export function gauge(kind) {
   return {
     element,
     show({ p50, p99, max: longest }) {
+      const has = Number.isFinite(p50) && Number.isFinite(p99);
+      element.classList.toggle("is-empty", !has);
+      if (!has) return;
       const [from, to] = [part(p50), part(p99)];
       set(bar, from, Math.max(0.5, to - from));
       set(mid, from - 0.8);
