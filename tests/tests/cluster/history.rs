@@ -180,7 +180,7 @@ fn write_until_truncated(cluster: &Cluster, host: usize, written: usize) -> usiz
             let large = vec![b'v'; 100_000];
             set_when_there_is_room(&mut store, &format!("large {n}"), &large, end);
         }
-        set_when_there_is_room(&mut store, "key", &format!("value {count}"), end);
+        set_when_there_is_room(&mut store, "key", format!("value {count}"), end);
         count += 1;
         let status = cluster.ask(&["status"]).code(0).text();
         if count > written + 8 && !status.contains("snapshot  none yet") {
