@@ -13,19 +13,17 @@ use tempfile::TempDir;
 /// A compiled library and its number, for a process and its restarts.
 pub struct Injected {
     directory: TempDir,
-    variable: &'static str,
 }
 
 impl Injected {
-    /// Compiles the library with the C compiler that links Rust programs. It maps the file that
-    /// this environment variable names; the number in it is 0.
-    pub fn build(source: &str, variable: &'static str) -> Injected {
+    /// Compiles the library with the C compiler that links Rust programs. Its source follows
+    /// `injected.c`, which declares `number`; that is 0 at first.
+    pub fn build(source: &str) -> Injected {
         let injected = Injected {
             directory: tempfile::tempdir().unwrap(),
-            variable,
         };
         let file = injected.path("library.c");
-        fs::write(&file, source).unwrap();
+        fs::write(&file, [include_str!("injected.c"), source].concat()).unwrap();
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-o"])
             .args([injected.path("library.so"), file])
@@ -46,7 +44,7 @@ impl Injected {
         let text = |name| self.path(name).into_os_string().into_string().unwrap();
         [
             ("LD_PRELOAD", text("library.so")),
-            (self.variable, text("number")),
+            ("INJECTED_NUMBER", text("number")),
         ]
     }
 

@@ -11,10 +11,7 @@ pub struct SlowDisk(Injected);
 impl SlowDisk {
     /// The disk is as fast as it is.
     pub fn fast() -> SlowDisk {
-        SlowDisk(Injected::build(
-            include_str!("slow_disk.c"),
-            "SLOW_DISK_DELAY",
-        ))
+        SlowDisk(Injected::build(include_str!("slow_disk.c")))
     }
 
     /// The environment of the process.

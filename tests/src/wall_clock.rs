@@ -13,10 +13,7 @@ pub struct WallClock(Injected);
 impl WallClock {
     /// The clock is right.
     pub fn right() -> WallClock {
-        WallClock(Injected::build(
-            include_str!("wall_clock.c"),
-            "WALL_CLOCK_OFFSET",
-        ))
+        WallClock(Injected::build(include_str!("wall_clock.c")))
     }
 
     /// The environment of the process.

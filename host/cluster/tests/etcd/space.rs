@@ -128,7 +128,14 @@ async fn leader_makes_room_when_other_keys_are_deleted() {
     leader
         .wait("the leader has room", |_| log.has_room().then_some(()))
         .await;
-    assert!(!etcd.status().await.unwrap().is_full());
+    // A member that was late with the writes may raise the alarm once more.
+    let calm = async {
+        while etcd.status().await.unwrap().is_full() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let calm = tokio::time::timeout(Duration::from_secs(10), calm).await;
+    calm.expect("the leader ends the alarm");
 }
 
 #[tokio::test(flavor = "multi_thread")]
