@@ -237,7 +237,7 @@ impl Server {
         self.gate.slow.set_threshold(threshold);
     }
 
-    /// Sends traces. The first call counts; the core must have a clock for traces.
+    /// Sends traces. The first call counts; the core must have a sampling.
     pub fn set_traces(&self, traces: Arc<Traces>) {
         // The composition root calls this once.
         let _ = self.gate.traces.set(traces);
@@ -428,7 +428,8 @@ impl Server {
         let (traced, effects) = (decision.traced.as_ref()?, &decision.effects);
         let notifications = effects.notifications.iter().map(|it| it.to.len());
         let is_duplicate = effects.repeated.is_some();
-        (self.gate.traces.get()?).begin(traced, is_duplicate, notifications.sum())
+        self.gate.traces.get()?;
+        Some(Trace::begin(traced, is_duplicate, notifications.sum()))
     }
 
     /// Logs a decision, and passes refusals to the audit log.

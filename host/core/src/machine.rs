@@ -23,7 +23,7 @@ use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
 use crate::store::{
     Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
 };
-use crate::trace::{TraceParent, Traced};
+use crate::trace::{Sampling, TraceParent, Traced};
 use statehouse_protocol::SessionId;
 use statehouse_protocol::rights::ClientRights;
 
@@ -66,9 +66,9 @@ pub struct Settings {
     pub dialect: Option<Dialect>,
     /// Whether each response names the policy that answered, in a user property.
     pub policy_property: bool,
-    /// The clock for traces, if they are on. Then the response to a request with a trace context,
-    /// and its notifications, carry one too.
-    pub trace_clock: Option<fn() -> Instant>,
+    /// Which requests are traced, if traces are on. Then the response to a request with a trace
+    /// context, and its notifications, carry one too.
+    pub traces: Option<Sampling>,
 }
 
 /// What must be done about an input.
@@ -81,8 +81,10 @@ pub struct Decision<'a> {
     pub effects: Effects,
     /// The active policy before and after, if a policy was rolled back.
     pub swapped: Option<Swapped>,
-    /// The stages of a handled request, if traces are on.
+    /// The stages of a handled request, if it is traced.
     pub traced: Option<Box<Traced>>,
+    /// The span that the response and the notifications name.
+    span: Option<TraceParent>,
     /// Whether the publisher waits for an acknowledgment: at QoS 1 and 2.
     acknowledge: bool,
 }
@@ -230,6 +232,7 @@ impl Core {
             outcome: Outcome::Event,
             effects,
             traced: None,
+            span: None,
             acknowledge: false,
         }
     }
@@ -258,19 +261,38 @@ impl Core {
             Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
             Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
         };
-        let (position, effects, traced) = match &outcome {
+        let (mut span, mut traced) = (None, None);
+        let (position, effects) = match &outcome {
             Outcome::Handled(request, reply_to) => {
-                let read = || self.settings.trace_clock.map(|clock| clock());
-                let called = read();
+                let sampling = self.settings.traces;
+                let parent = sampling
+                    .and(reply_to.traceparent)
+                    .and_then(TraceParent::parse);
+                let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
+                let called = clock.map(|clock| clock());
                 let effects = self.store.step(Event::Request(request), now.ms);
-                let decided = read();
+                let decided = clock.map(|clock| clock());
                 let urgent = reply_to.is_urgent();
                 let position = self.recorder.step(Some(request), &effects, urgent);
-                let traced = called.zip(decided).zip(read());
-                let traced = traced.map(|times| Box::new(trace(reply_to, &effects, times)));
-                (position, effects, traced)
+                span = parent.map(|it| {
+                    let version = effects.answer.as_ref().and_then(|it| it.version);
+                    it.of_request(reply_to.correlation_data(), version)
+                });
+                traced = called
+                    .zip(decided)
+                    .zip(clock)
+                    .map(|((called, decided), clock)| {
+                        Box::new(Traced {
+                            parent,
+                            span,
+                            called,
+                            decided,
+                            appended: clock(),
+                        })
+                    });
+                (position, effects)
             }
-            _ => (LogPosition::NONE, Effects::default(), None),
+            _ => (LogPosition::NONE, Effects::default()),
         };
         Decision {
             position,
@@ -278,6 +300,7 @@ impl Core {
             outcome,
             effects,
             traced,
+            span,
             acknowledge: incoming.qos != QoS::AtMostOnce,
         }
     }
@@ -294,11 +317,10 @@ impl Core {
         let Decision {
             outcome,
             effects,
-            traced,
+            span,
             acknowledge,
             ..
         } = decision;
-        let span = traced.and_then(|it| it.span);
         for notification in effects.expired {
             self.notifications(notification, None, &mut emit);
         }
@@ -473,23 +495,6 @@ impl Core {
     /// Appends the last record of this run. Nothing may be handled after it.
     pub fn stop(&mut self, now_ms: u64) {
         self.recorder.stopped(now_ms);
-    }
-}
-
-/// The stages of a request that was called, decided and appended at these times.
-fn trace(
-    reply_to: &ReplyTo<'_>,
-    effects: &Effects,
-    ((called, decided), appended): ((Instant, Instant), Instant),
-) -> Traced {
-    let parent = reply_to.traceparent.and_then(TraceParent::parse);
-    let version = effects.answer.as_ref().and_then(|it| it.version);
-    Traced {
-        parent,
-        span: parent.map(|it| it.of_request(reply_to.correlation_data(), version)),
-        called,
-        decided,
-        appended,
     }
 }
 

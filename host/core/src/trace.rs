@@ -100,7 +100,40 @@ fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The times of a request within the state machine, and its place in a trace.
+/// Which requests are traced. Chance and the clock come from the embedder; no decision depends on
+/// them.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// The highest random number with which a request without a trace context is traced; none is
+    /// traced if it is absent.
+    hits_max: Option<u64>,
+    random: fn() -> u64,
+    pub(crate) clock: fn() -> Instant,
+}
+
+impl Sampling {
+    /// Traces this share of the requests without a trace context, from 0 to 1. `random` returns
+    /// evenly distributed numbers.
+    #[must_use]
+    pub fn new(ratio: f64, random: fn() -> u64, clock: fn() -> Instant) -> Self {
+        Self {
+            // The conversion saturates, so 1 is every number.
+            hits_max: (ratio > 0.0).then_some((ratio * u64::MAX as f64) as u64),
+            random,
+            clock,
+        }
+    }
+
+    /// Whether to trace a request: the sender of a trace context decides, otherwise chance.
+    pub(crate) fn traces(&self, parent: Option<TraceParent>) -> bool {
+        match parent {
+            Some(parent) => parent.is_sampled(),
+            None => self.hits_max.is_some_and(|max| (self.random)() <= max),
+        }
+    }
+}
+
+/// The times of a traced request within the state machine, and its place in the trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Traced {
     /// The span of the client, if the request has a trace context.
@@ -165,6 +198,24 @@ mod tests {
         ] {
             assert_eq!(parse(wrong), None, "{wrong:.80}");
         }
+    }
+
+    #[test]
+    fn sender_of_a_trace_context_decides_and_otherwise_chance() {
+        let sampled = parse(TEXT);
+        let unsampled = parse(&TEXT.replace("-01", "-00"));
+        let traces =
+            |ratio, random, parent| Sampling::new(ratio, random, Instant::now).traces(parent);
+        for ratio in [0.0, 0.25, 1.0] {
+            for random in [|| 0, || u64::MAX] {
+                assert!(traces(ratio, random, sampled));
+                assert!(!traces(ratio, random, unsampled));
+            }
+        }
+        assert!(!traces(0.0, || 0, None));
+        assert!(traces(0.25, || u64::MAX / 5, None));
+        assert!(!traces(0.25, || u64::MAX / 3, None));
+        assert!(traces(1.0, || u64::MAX, None));
     }
 
     #[test]

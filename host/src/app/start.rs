@@ -32,6 +32,7 @@ use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::store::{Key, Store, Transaction};
+use statehouse_core::trace::Sampling;
 use statehouse_core::{Core, Settings};
 use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
@@ -285,7 +286,8 @@ impl Serving {
             node: config.node.clone(),
             dialect: config.dialect,
             policy_property: config.policy_property,
-            trace_clock: config.traces.is_some().then_some(Instant::now),
+            traces: (config.traces.as_ref())
+                .map(|it| Sampling::new(it.sample, || fastrand::u64(..), Instant::now)),
         };
         let mut core = Core::new(store, recorder, run, settings);
         begin(&mut core, named, clock.read().now_ms);

@@ -16,6 +16,7 @@ use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Dialect, REQUEST_TOPIC};
 use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transaction};
+use statehouse_core::trace::Sampling;
 
 const START_MS: u64 = 1_700_000_000_000;
 
@@ -367,10 +368,13 @@ fn traces_of_waiting_responses_count_as_their_bytes() {
         server.stats().unreleased_bytes - before
     };
     let untraced = set();
-    let traces = Arc::new(Traces::new(1.0));
+    let traces = Arc::<Traces>::default();
     server.set_traces(traces.clone());
-    assert_eq!(set(), untraced, "without a clock there is no trace");
-    server.lock().core.settings_mut().trace_clock = Some(Instant::now);
+    assert_eq!(set(), untraced, "without sampling there is no trace");
+    let sampling = |ratio| Some(Sampling::new(ratio, || 7, Instant::now));
+    server.lock().core.settings_mut().traces = sampling(0.0);
+    assert_eq!(set(), untraced, "chance decided against it");
+    server.lock().core.settings_mut().traces = sampling(1.0);
     assert_eq!(set(), untraced + size_of::<Trace>() as u64);
     server.release();
     assert_eq!(traces.queued(), 0, "nothing is durable");

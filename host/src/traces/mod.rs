@@ -2,7 +2,7 @@
 //!
 //! The stages of a request are on several threads, and their times are known only when its response
 //! has left. So spans are built afterwards, from readings of the clock, by a thread of their own.
-//! The path of a request only decides whether it is traced, and queues its times.
+//! The path of a request only queues its times.
 //!
 //! A slow or absent collector must never delay a request: the queue is limited, and what does not
 //! fit is dropped and counted.
@@ -22,9 +22,9 @@ use crate::config::TracesConfig;
 use crate::limits;
 use statehouse_core::trace::Traced;
 
-/// Decides which requests are traced, and queues their spans.
+/// Queues the spans of traced requests.
+#[derive(Default)]
 pub struct Traces {
-    sample: Sample,
     queue: Mutex<Queue>,
     /// Notified when the queue is not empty any more, and when it is stopped.
     filled: Condvar,
@@ -120,22 +120,9 @@ impl Traces {
     /// # Errors
     /// If a file cannot be used, or a thread cannot be started.
     pub fn start(config: &TracesConfig, instance: &str) -> anyhow::Result<Arc<Self>> {
-        let traces = Arc::new(Self::new(config.sample));
+        let traces = Arc::new(Self::default());
         exporter::start(config, instance, traces.clone())?;
         Ok(traces)
-    }
-
-    /// Traces this share of the requests without a trace context.
-    pub(crate) fn new(ratio: f64) -> Self {
-        Self {
-            sample: Sample::of(ratio),
-            queue: Mutex::default(),
-            filled: Condvar::new(),
-            sent: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            ended: Notify::new(),
-        }
     }
 
     /// Sends the spans that wait, within a limited time. No later ones are sent.
@@ -158,36 +145,6 @@ impl Traces {
             dropped: self.dropped.load(Relaxed),
             refused: self.refused.load(Relaxed),
         }
-    }
-
-    /// Begins the trace of a request, if it is sampled: the sender of a trace context decides,
-    /// otherwise chance.
-    pub(crate) fn begin(
-        &self,
-        traced: &Traced,
-        is_duplicate: bool,
-        notifications: usize,
-    ) -> Option<Box<Trace>> {
-        let (trace_id, span_id, original) = match (traced.parent, traced.span) {
-            (Some(parent), _) if !parent.is_sampled() => return None,
-            // The response of a duplicate names the span of the original.
-            (Some(parent), Some(span)) if is_duplicate => {
-                (parent.trace_id, span_id(), Some(span.span_id))
-            }
-            (Some(parent), Some(span)) => (parent.trace_id, span.span_id, None),
-            _ if !self.sample.hits() => return None,
-            _ => (trace_id(), span_id(), None),
-        };
-        Some(Box::new(Trace {
-            trace_id,
-            span_id,
-            parent: traced.parent.map(|it| it.span_id),
-            original,
-            called: traced.called,
-            decided: traced.decided,
-            appended: traced.appended,
-            notifications,
-        }))
     }
 
     /// Queues the spans of what was handed to connections at this time.
@@ -243,6 +200,28 @@ impl Traces {
 }
 
 impl Trace {
+    /// Begins the trace of a request.
+    pub(crate) fn begin(traced: &Traced, is_duplicate: bool, notifications: usize) -> Box<Self> {
+        let (trace_id, span_id, original) = match (traced.parent, traced.span) {
+            // The response of a duplicate names the span of the original.
+            (Some(parent), Some(span)) if is_duplicate => {
+                (parent.trace_id, span_id(), Some(span.span_id))
+            }
+            (Some(parent), Some(span)) => (parent.trace_id, span.span_id, None),
+            _ => (trace_id(), span_id(), None),
+        };
+        Box::new(Self {
+            trace_id,
+            span_id,
+            parent: traced.parent.map(|it| it.span_id),
+            original,
+            called: traced.called,
+            decided: traced.decided,
+            appended: traced.appended,
+            notifications,
+        })
+    }
+
     /// What the notifications of this request have in common.
     pub(crate) fn notifier(&self) -> Notifier {
         Notifier {
@@ -287,21 +266,6 @@ impl Finished {
             Self::Request(request) => request.handed = at,
             Self::Notification(_, handed) => *handed = at,
         }
-    }
-}
-
-/// A share of requests, as the highest random number that hits; none hits if it is absent.
-#[derive(Clone, Copy)]
-struct Sample(Option<u64>);
-
-impl Sample {
-    fn of(ratio: f64) -> Self {
-        // The conversion saturates, so 1 is every number.
-        Self((ratio > 0.0).then_some((ratio * u64::MAX as f64) as u64))
-    }
-
-    fn hits(self) -> bool {
-        self.0.is_some_and(|max| fastrand::u64(..) <= max)
     }
 }
 

@@ -51,7 +51,7 @@ fn spans(finished: &[Finished]) -> Vec<SpanData> {
 fn stages_of_a_request_are_a_chain_of_spans() {
     let begun = Instant::now() - Duration::from_secs(1);
     let context = traced(Some(PARENT), begun);
-    let trace = Traces::new(0.0).begin(&context, false, 2).unwrap();
+    let trace = Trace::begin(&context, false, 2);
     let notifier = trace.notifier();
     let request = finished(trace, begun);
     assert_eq!(request.spans(), OF_REQUEST);
@@ -91,9 +91,7 @@ fn stages_of_a_request_are_a_chain_of_spans() {
 #[test]
 fn every_attribute_is_documented_and_every_documented_one_exists() {
     let begun = Instant::now() - Duration::from_secs(1);
-    let trace = Traces::new(1.0)
-        .begin(&traced(None, begun), false, 2)
-        .unwrap();
+    let trace = Trace::begin(&traced(None, begun), false, 2);
     let notification = Finished::Notification(trace.notifier().notification(&"w".into()), begun);
     let spans = spans(&[finished(trace, begun), notification]);
     let attributes = spans.iter().flat_map(|it| &it.attributes);
@@ -111,31 +109,11 @@ fn every_attribute_is_documented_and_every_documented_one_exists() {
 }
 
 #[test]
-fn sender_of_a_trace_context_decides_and_otherwise_chance() {
-    let begun = Instant::now();
-    let unsampled = PARENT.replace("-01", "-00");
-    let is_traced = |ratio, parent| {
-        let traces = Traces::new(ratio);
-        traces.begin(&traced(parent, begun), false, 0).is_some()
-    };
-    for ratio in [0.0, 1.0] {
-        assert!(is_traced(ratio, Some(PARENT)));
-        assert!(!is_traced(ratio, Some(&unsampled)));
-        assert_eq!(is_traced(ratio, None), ratio > 0.0);
-    }
-    let traces = Traces::new(0.25);
-    let context = traced(None, begun);
-    let hits = (0..10_000).filter(|_| traces.begin(&context, false, 0).is_some());
-    assert!((2_000..3_000).contains(&hits.count()));
-}
-
-#[test]
 fn duplicate_has_a_span_of_its_own_that_links_to_the_original() {
     let begun = Instant::now();
     let context = traced(Some(PARENT), begun);
-    let traces = Traces::new(0.0);
-    let original = traces.begin(&context, false, 0).unwrap();
-    let duplicate = traces.begin(&context, true, 0).unwrap();
+    let original = Trace::begin(&context, false, 0);
+    let duplicate = Trace::begin(&context, true, 0);
     assert_ne!(original.span_id, duplicate.span_id);
     let original = SpanId::from_bytes(original.span_id);
     let spans = spans(&[finished(duplicate, begun)]);
@@ -145,9 +123,7 @@ fn duplicate_has_a_span_of_its_own_that_links_to_the_original() {
 #[test]
 fn failed_policy_is_an_error_and_long_names_are_cut() {
     let begun = Instant::now();
-    let trace = Traces::new(1.0)
-        .begin(&traced(None, begun), false, 0)
-        .unwrap();
+    let trace = Trace::begin(&traced(None, begun), false, 0);
     let Finished::Request(mut request) = finished(trace, begun) else {
         panic!("a request")
     };
@@ -164,12 +140,12 @@ fn failed_policy_is_an_error_and_long_names_are_cut() {
 #[test]
 fn spans_beyond_the_queue_are_dropped_and_counted() {
     let begun = Instant::now();
-    let traces = Traces::new(1.0);
+    let traces = Traces::default();
     let context = traced(None, begun);
     let leave = |count: usize| {
         let mut leaving = Leaving::default();
         for _ in 0..count {
-            leaving.push(finished(traces.begin(&context, false, 0).unwrap(), begun));
+            leaving.push(finished(Trace::begin(&context, false, 0), begun));
         }
         traces.finish(leaving, begun);
     };
