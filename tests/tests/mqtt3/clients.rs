@@ -1,0 +1,2 @@
+checks! {}
+use crate::scene::checks;
