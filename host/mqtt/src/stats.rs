@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::Origin;
+use crate::{Origin, ProtocolVersion};
 
 /// A snapshot of the broker's gauges and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,6 +74,8 @@ pub struct SessionSummary {
 pub struct ConnectionSummary {
     /// Its numbers and identity.
     pub origin: Origin,
+    /// The version of MQTT that the client uses.
+    pub version: ProtocolVersion,
     /// The address of the client.
     pub address: IpAddr,
     /// When it began.

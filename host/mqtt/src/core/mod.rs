@@ -404,7 +404,7 @@ impl Core {
         }
     }
 
-    /// Sends DISCONNECT and closes the output. The session keeps its link until the connection's
+    /// Sends DISCONNECT, if the client uses MQTT 5, and closes the output. The session keeps its link until the connection's
     /// task reports its end. Returns false if the output was closing already.
     fn send_disconnect(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
         let Some(session) = self.session(key) else {
@@ -417,7 +417,7 @@ impl Core {
             return false;
         }
         link.output
-            .close(|out| codec::disconnect(out, reason, text, link.packet_bytes_max));
+            .close(|out| codec::disconnect(out, link.version, reason, text, link.packet_bytes_max));
         if reason != ReasonCode::SESSION_TAKEN_OVER && reason != ReasonCode::SERVER_SHUTTING_DOWN {
             tracing::debug!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
             self.counts.disconnected += 1;
