@@ -17,7 +17,11 @@ checks! {
     malformed_unsubscribe_closes,
     reserved_flags_close,
     text_with_any_other_character_is_kept,
-    unknown_packet_closes,
+    unknown_packet_closes;
+    not mosquitto:
+    dup_at_qos_0_closes,
+    packet_for_clients_or_with_a_superfluous_body_closes,
+    reserved_flags_of_acknowledgements_and_pingreq_close,
 }
 
 /// A CONNECT with these flags and this payload.
@@ -100,50 +104,60 @@ fn each_closes(scene: &Scene<'_>, packets: &[(&str, Vec<u8>)]) {
     }
 }
 
+/// The packet with these flags.
+fn with_flags(mut bytes: Vec<u8>, flags: u8) -> Vec<u8> {
+    bytes[0] = bytes[0] & 0xF0 | flags;
+    bytes
+}
+
 fn reserved_flags_close(scene: &Scene<'_>) {
     let topic = scene.topic("a");
-    let flags = |mut bytes: Vec<u8>, flags: u8| {
-        bytes[0] = bytes[0] & 0xF0 | flags;
-        bytes
-    };
-    let ack = |kind| acknowledge(kind, 1);
+    let pubrel = acknowledge(kind::PUBREL, 1);
+    let subscribe = |flags| with_flags(packet3::subscribe(1, &[(&topic, 0)]), flags);
+    let unsubscribe = |flags| with_flags(packet3::unsubscribe(1, &[&topic]), flags);
     each_closes(
         scene,
         &[
-            ("PUBACK 1", flags(ack(kind::PUBACK), 1)),
-            ("PUBREC 2", flags(ack(kind::PUBREC), 2)),
-            ("PUBREL 0", flags(ack(kind::PUBREL), 0)),
-            ("PUBCOMP 8", flags(ack(kind::PUBCOMP), 8)),
-            (
-                "SUBSCRIBE 0",
-                flags(packet3::subscribe(1, &[(&topic, 0)]), 0),
-            ),
-            (
-                "SUBSCRIBE 3",
-                flags(packet3::subscribe(1, &[(&topic, 0)]), 3),
-            ),
-            (
-                "UNSUBSCRIBE 0",
-                flags(packet3::unsubscribe(1, &[&topic]), 0),
-            ),
-            ("PINGREQ 1", vec![0xC1, 0]),
-            ("DISCONNECT 1", flags(DISCONNECT.to_vec(), 1)),
+            ("PUBREL 0", with_flags(pubrel, 0)),
+            ("SUBSCRIBE 0", subscribe(0)),
+            ("SUBSCRIBE 3", subscribe(3)),
+            ("UNSUBSCRIBE 0", unsubscribe(0)),
+            ("UNSUBSCRIBE 6", unsubscribe(6)),
+            ("DISCONNECT 1", with_flags(DISCONNECT.to_vec(), 1)),
         ],
     );
+}
+
+fn reserved_flags_of_acknowledgements_and_pingreq_close(scene: &Scene<'_>) {
+    let ack = |kind, flags| with_flags(acknowledge(kind, 1), flags);
+    each_closes(
+        scene,
+        &[
+            ("PUBACK 1", ack(kind::PUBACK, 1)),
+            ("PUBREC 2", ack(kind::PUBREC, 2)),
+            ("PUBCOMP 8", ack(kind::PUBCOMP, 8)),
+            ("PINGREQ 1", vec![0xC1, 0]),
+        ],
+    );
+}
+
+fn dup_at_qos_0_closes(scene: &Scene<'_>) {
+    let mut publish = Publish::new(&scene.topic("a"), "x").retained();
+    publish.dup = true;
+    each_closes(scene, &[("DUP at QoS 0", publish.bytes3())]);
+    scene.subscriber("subscriber", 2).expect_nothing();
 }
 
 fn malformed_publish_closes(scene: &Scene<'_>) {
     let topic = scene.topic("a");
     let publish = |qos: u8| Publish::new(&topic, "x").qos(qos).retained();
     let named = |name: &[u8]| packet(0x31, &[&sized(name)[..], b"x"].concat());
-    let (mut reserved, mut repeated) = (publish(1).bytes3(), publish(0).bytes3());
+    let mut reserved = publish(1).bytes3();
     reserved[0] |= 6;
-    repeated[0] |= 8;
     each_closes(
         scene,
         &[
             ("QoS 3", reserved),
-            ("DUP at QoS 0", repeated),
             ("packet id 0 at QoS 1", publish(1).bytes3()),
             ("packet id 0 at QoS 2", publish(2).bytes3()),
             ("no packet id", packet(0x33, &sized(topic.as_bytes()))),
@@ -215,16 +229,24 @@ fn unknown_packet_closes(scene: &Scene<'_>) {
             ("type 0", vec![0x00, 0]),
             ("type 15", vec![0xF0, 0]),
             ("CONNACK", packet(0x20, &[0, 0])),
+            (
+                "a length of five bytes",
+                vec![0x30, 0xFF, 0xFF, 0xFF, 0xFF, 1],
+            ),
+        ],
+    );
+}
+
+fn packet_for_clients_or_with_a_superfluous_body_closes(scene: &Scene<'_>) {
+    each_closes(
+        scene,
+        &[
             ("SUBACK", packet(0x90, &[0, 1, 0])),
             ("UNSUBACK", packet(0xB0, &[0, 1])),
             ("PINGRESP", vec![0xD0, 0]),
             ("PINGREQ with a body", vec![0xC0, 1, 0]),
             ("DISCONNECT with a body", vec![0xE0, 1, 0]),
             ("PUBACK with a reason", packet(0x40, &[0, 1, 0])),
-            (
-                "a length of five bytes",
-                vec![0x30, 0xFF, 0xFF, 0xFF, 0xFF, 1],
-            ),
         ],
     );
 }

@@ -9,7 +9,12 @@ use std::{
     thread,
 };
 
-use statehouse_tests::{Client, Client3, Connect, Mosquitto, Server, mosquitto::PERSISTENT};
+use statehouse_tests::{
+    Client, Client3, Connect, Mosquitto, Server, mosquitto::PERSISTENT, server::own_address,
+};
+
+/// The certificate of the TLS listener, in the directory of the broker.
+pub(crate) const CERTIFICATE: &str = "tls.crt";
 
 /// One check of the conformance table.
 pub(crate) struct Check {
@@ -22,6 +27,11 @@ pub(crate) struct Check {
 
 /// A list of checks. Those behind `not mosquitto:` do not run against Mosquitto.
 macro_rules! checks {
+    (not mosquitto: $($other:ident),* $(,)?) => {
+        pub(crate) const CHECKS: &[crate::scene::Check] = &[
+            $(crate::scene::check!($other, false),)*
+        ];
+    };
     ($($name:ident),* $(,)? $(; not mosquitto: $($other:ident),* $(,)?)?) => {
         pub(crate) const CHECKS: &[crate::scene::Check] = &[
             $(crate::scene::check!($name, true),)*
@@ -62,6 +72,17 @@ pub(crate) struct Addresses {
     pub(crate) tls: SocketAddr,
 }
 
+impl Addresses {
+    /// Those of a broker that listens at this address only.
+    pub(crate) fn only(plain: SocketAddr) -> Addresses {
+        Addresses {
+            plain,
+            websocket: plain,
+            tls: plain,
+        }
+    }
+}
+
 impl Broker {
     fn restart(&mut self) {
         match self {
@@ -78,59 +99,68 @@ impl Broker {
     }
 }
 
-/// Starts Statehouse or Mosquitto with a listener of each kind. The certificate is written to
-/// `certificate`.
-pub(crate) fn start(statehouse: bool, certificate: &Path) -> (Broker, Addresses) {
+/// Starts a broker, whose files are in this directory.
+pub(crate) type Start = fn(&Path) -> (Broker, Addresses);
+
+/// Writes a certificate for the TLS listener, and its key. Returns their paths.
+fn certificate(directory: &Path) -> [String; 2] {
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = certificate.with_extension("key");
-    fs::write(certificate, certified.cert.pem()).unwrap();
-    fs::write(&key, certified.signing_key.serialize_pem()).unwrap();
-    let [certificate, key] = [certificate, &key].map(|it| it.to_str().unwrap());
-    let [plain, websocket, tls] = [(); 3].map(|()| statehouse_tests::server::own_address());
-    if statehouse {
-        let listen = format!("{plain},ws://{websocket},mqtts://{tls}");
-        let settings = [
-            ("listen", &*listen),
-            ("tls_cert", certificate),
-            ("tls_key", key),
-        ];
-        let server = Server::restartable(&settings);
-        return (
-            Broker::Statehouse(Box::new(server)),
-            Addresses {
-                plain,
-                websocket,
-                tls,
-            },
-        );
-    }
+    let files = [
+        (CERTIFICATE, certified.cert.pem()),
+        ("tls.key", certified.signing_key.serialize_pem()),
+    ];
+    files.map(|(name, text)| {
+        let path = directory.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
+/// Starts Statehouse with a listener of each kind.
+pub(crate) fn statehouse(directory: &Path) -> (Broker, Addresses) {
+    let [certificate, key] = certificate(directory);
+    let [plain, websocket, tls] = [(); 3].map(|()| own_address());
+    let listen = format!("{plain},ws://{websocket},mqtts://{tls}");
+    let settings = [
+        ("listen", &*listen),
+        ("tls_cert", &certificate),
+        ("tls_key", &key),
+    ];
+    let server = Server::restartable(&settings);
+    let at = Addresses {
+        plain,
+        websocket,
+        tls,
+    };
+    (Broker::Statehouse(Box::new(server)), at)
+}
+
+/// Starts Mosquitto with a listener of each kind.
+pub(crate) fn mosquitto(directory: &Path) -> (Broker, Addresses) {
+    let [certificate, key] = certificate(directory);
+    let [websocket, tls] = [(); 2].map(|()| own_address());
+    let listener = |it: SocketAddr| format!("listener {} {}", it.port(), it.ip());
+    let (websockets, secure) = (listener(websocket), listener(tls));
     let broker = Mosquitto::set_up(|_, _| {
-        let listener = |it: SocketAddr| format!("listener {} {}", it.port(), it.ip());
         format!(
-            "{}\n{}\nprotocol websockets\n{}\ncertfile {certificate}\nkeyfile {key}\n",
+            "{}\n{websockets}\nprotocol websockets\n{secure}\ncertfile {certificate}\nkeyfile {key}",
             PERSISTENT.join("\n"),
-            listener(websocket),
-            listener(tls),
         )
     });
-    let plain = broker.address();
-    (
-        Broker::Mosquitto(broker),
-        Addresses {
-            plain,
-            websocket,
-            tls,
-        },
-    )
+    let at = Addresses {
+        plain: broker.address(),
+        websocket,
+        tls,
+    };
+    (Broker::Mosquitto(broker), at)
 }
 
 /// What a check works with. Its client ids and topics are its own.
 pub(crate) struct Scene<'a> {
-    name: &'static str,
-    pub(crate) statehouse: bool,
+    pub(crate) name: &'static str,
     pub(crate) at: &'a Addresses,
-    /// The certificate of the TLS listener.
-    pub(crate) certificate: &'a Path,
+    /// Where checks may create files.
+    pub(crate) directory: &'a Path,
     restart: &'a Restart,
 }
 
@@ -207,6 +237,15 @@ struct Restart {
     changed: Condvar,
 }
 
+struct End<'a>(&'a Restart);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().unwrap().ended += 1;
+        self.0.changed.notify_all();
+    }
+}
+
 #[derive(Default)]
 struct Progress {
     waiting: usize,
@@ -216,14 +255,7 @@ struct Progress {
 
 impl Restart {
     /// Counts the end of a check, also if it panics.
-    fn end(&self) -> impl Drop {
-        struct End<'a>(&'a Restart);
-        impl Drop for End<'_> {
-            fn drop(&mut self) {
-                self.0.state.lock().unwrap().ended += 1;
-                self.0.changed.notify_all();
-            }
-        }
+    fn end(&self) -> End<'_> {
         End(self)
     }
 
@@ -241,48 +273,43 @@ impl Restart {
     }
 }
 
-/// Runs checks against one broker, and fails if any of them fails.
-pub(crate) fn run<'a>(statehouse: bool, checks: impl Iterator<Item = &'a Check>) {
+/// Runs checks against one broker, and fails if any of them fails. STATEHOUSE_TEST_CHECK selects
+/// checks by a part of their name.
+pub(crate) fn run<'a>(start: Start, checks: impl Iterator<Item = &'a Check>) {
     let directory = tempfile::tempdir().unwrap();
-    let certificate = directory.path().join("tls.crt");
-    let (mut broker, at) = start(statehouse, &certificate);
+    let (mut broker, at) = start(directory.path());
     let wanted = std::env::var("STATEHOUSE_TEST_CHECK").unwrap_or_default();
-    let checks: Vec<_> = checks
-        .filter(|it| (it.mosquitto || statehouse) && it.name.contains(&wanted))
-        .collect();
+    let all = matches!(broker, Broker::Statehouse(_));
+    let checks = checks.filter(|it| (it.mosquitto || all) && it.name.contains(&wanted));
+    let checks: Vec<_> = checks.collect();
     let restart = Restart::default();
     let failed: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = checks
-            .iter()
-            .map(|check| {
-                let (name, _) = (check.short_name(), &at);
-                let scene = Scene {
-                    name: name.rsplit("::").next().unwrap(),
-                    statehouse,
-                    at: &at,
-                    certificate: &certificate,
-                    restart: &restart,
-                };
-                let restart = &restart;
-                let body = move || {
-                    let _end = restart.end();
-                    (check.run)(&scene);
-                };
-                // A panic prints the name of its thread.
-                let thread = thread::Builder::new().name(name.into());
-                (name, thread.spawn_scoped(scope, body).unwrap())
-            })
-            .collect();
+        let spawn = |check: &'a Check| {
+            let name = check.short_name();
+            let scene = Scene {
+                name: name.rsplit("::").next().unwrap(),
+                at: &at,
+                directory: directory.path(),
+                restart: &restart,
+            };
+            let body = move || {
+                let _end = scene.restart.end();
+                (check.run)(&scene);
+            };
+            // A panic prints the name of its thread.
+            let thread = thread::Builder::new().name(name.into());
+            (name, thread.spawn_scoped(scope, body).unwrap())
+        };
+        let threads: Vec<_> = checks.iter().copied().map(spawn).collect();
         restart.run(&mut broker, checks.len());
         let ended = threads.into_iter();
         ended
             .filter_map(|(name, thread)| thread.join().is_err().then_some(name))
             .collect()
     });
+    let (count, all) = (failed.len(), checks.len());
     assert!(
         failed.is_empty(),
-        "{} of {} checks fail: {failed:?}",
-        failed.len(),
-        checks.len()
+        "{count} of {all} checks fail: {failed:?}"
     );
 }

@@ -15,7 +15,7 @@ use statehouse_tests::{
     websocket::{BINARY, frame, upgraded},
 };
 
-use crate::scene::{Scene, checks};
+use crate::scene::{CERTIFICATE, Scene, checks};
 
 checks! {
     client_connects_over_tls,
@@ -101,7 +101,7 @@ fn client_connects_over_tls(scene: &Scene<'_>) {
             "--insecure",
             "--cafile",
         ])
-        .arg(scene.certificate);
+        .arg(scene.directory.join(CERTIFICATE));
     finish(command, b"").code(0);
     assert_eq!(subscriber.next_publish().payload, b"x");
 }

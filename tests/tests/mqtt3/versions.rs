@@ -17,9 +17,12 @@ fn messages_travel_between_the_versions(scene: &Scene<'_>) {
     let (mut old, mut new) = (scene.subscriber("old", 2), scene.connect5("new"));
     assert_eq!(new.subscribe(&topic, 2), 2);
     for qos in 0..=2 {
-        old.publish(Publish::new(&topic, "old").qos(qos));
-        new.publish(Publish::new(&topic, "new").qos(qos));
         for payload in ["old", "new"] {
+            let publish = Publish::new(&topic, payload).qos(qos);
+            match payload {
+                "old" => old.publish(publish),
+                _ => drop(new.publish(publish)),
+            }
             let (to_old, to_new) = (old.take_publish(&topic), new.take_publish(&topic));
             assert_eq!((&to_old.payload[..], to_old.qos), (payload.as_bytes(), qos));
             assert_eq!((&to_new.payload[..], to_new.qos), (payload.as_bytes(), qos));
@@ -100,7 +103,6 @@ fn session_is_resumed_by_the_other_version(scene: &Scene<'_>) {
 }
 
 fn takeover_and_wills_work_between_the_versions(scene: &Scene<'_>) {
-    const SESSION_TAKEN_OVER: u8 = 0x8E;
     let topic = scene.topic("will");
     let (mut subscriber, mut subscriber5) = (scene.subscriber("old", 1), scene.connect5("new"));
     assert_eq!(subscriber5.subscribe(&topic, 1), 1);
@@ -110,7 +112,7 @@ fn takeover_and_wills_work_between_the_versions(scene: &Scene<'_>) {
     let mut new = Client::connect(scene.at.plain, &connect);
     old.expect_closed();
     let newest = scene.connect("client");
-    new.expect_disconnect(SESSION_TAKEN_OVER);
+    new.expect_closed();
     newest.disconnect();
     for payload in ["old", "new"] {
         assert_eq!(subscriber.next_publish().payload, payload.as_bytes());

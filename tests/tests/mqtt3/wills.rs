@@ -1,7 +1,7 @@
 //! Wills (section 3.1.2.5). Other checks show wills after a protocol violation
 //! (`malformed`) and after the end of the Keep Alive (`connect`).
 
-use statehouse_tests::Publish;
+use statehouse_tests::{Connect, Publish};
 
 use crate::scene::{Scene, checks};
 
@@ -9,7 +9,9 @@ checks! {
     disconnect_deletes_the_will,
     retained_will_is_retained,
     will_is_published_once_at_its_qos,
-    will_is_published_when_another_connection_takes_over,
+    will_is_published_when_a_clean_session_takes_over;
+    not mosquitto:
+    will_is_published_when_its_session_is_taken_over,
 }
 
 fn will_is_published_once_at_its_qos(scene: &Scene<'_>) {
@@ -58,18 +60,25 @@ fn disconnect_deletes_the_will(scene: &Scene<'_>) {
 }
 
 /// The broker closes the existing connection, which has not sent a DISCONNECT.
-fn will_is_published_when_another_connection_takes_over(scene: &Scene<'_>) {
+fn takeover_publishes_will(scene: &Scene<'_>, old: &Connect, new: &Connect) {
     let mut subscriber = scene.subscriber("subscriber", 1);
-    for (connect, which) in [
-        (scene.clean("client"), "clean"),
-        (scene.lasting("client"), "kept"),
-    ] {
-        let will = Publish::new(&scene.topic("will"), which).qos(1);
-        let mut old = scene.accept(&connect.clone().will(will, 0));
-        let new = scene.accept(&connect);
-        old.expect_closed();
-        assert_eq!(subscriber.next_publish().payload, which.as_bytes());
-        new.disconnect();
-        subscriber.expect_nothing();
-    }
+    let will = Publish::new(&scene.topic("will"), "x").qos(1);
+    let mut old = scene.accept(&old.clone().will(will, 0));
+    let new = scene.accept(new);
+    old.expect_closed();
+    assert_eq!(subscriber.next_publish().payload, b"x");
+    new.disconnect();
+    subscriber.expect_nothing();
+}
+
+fn will_is_published_when_a_clean_session_takes_over(scene: &Scene<'_>) {
+    let (clean, lasting) = (scene.clean("client"), scene.lasting("client"));
+    takeover_publishes_will(scene, &clean, &clean);
+    takeover_publishes_will(scene, &lasting, &clean);
+    takeover_publishes_will(scene, &clean, &lasting);
+}
+
+fn will_is_published_when_its_session_is_taken_over(scene: &Scene<'_>) {
+    let lasting = scene.lasting("client");
+    takeover_publishes_will(scene, &lasting, &lasting);
 }
