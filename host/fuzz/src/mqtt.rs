@@ -299,7 +299,7 @@ pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
             step(0, 6),
             7,
         ],
-        // A session that MQTT 5 begins, MQTT 3.1.1 takes over in the midst of QoS 2, and MQTT 5 resumes.
+        // A session that MQTT 5 begins, MQTT 3.1.1 takes over amid QoS 2, and MQTT 5 resumes.
         vec![
             step(0, 0),
             19,

@@ -239,6 +239,25 @@ pub(crate) fn ack(
     }
 }
 
+/// An acknowledgement without a text.
+pub(crate) fn short_ack(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_type: u8,
+    packet_id: u16,
+    reason: ReasonCode,
+) {
+    ack(
+        out,
+        version,
+        packet_type,
+        packet_id,
+        reason,
+        None,
+        usize::MAX,
+    );
+}
+
 /// SUBACK: one reason per filter. MQTT 3.1.1 has one code for all failures.
 pub(crate) fn suback(
     out: &mut BytesMut,

@@ -406,8 +406,9 @@ impl Core {
         }
     }
 
-    /// Sends DISCONNECT, if the client uses MQTT 5, and closes the output. The session keeps its link until the connection's
-    /// task reports its end. Returns false if the output was closing already.
+    /// Sends DISCONNECT, if the client uses MQTT 5, and closes the output. The session keeps its
+    /// link until the connection's task reports its end. Returns false if the output was closing
+    /// already.
     fn send_disconnect(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
         let Some(session) = self.session(key) else {
             return false;
