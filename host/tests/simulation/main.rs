@@ -51,6 +51,7 @@
 //! | the watches of a connection do not end with it | 3 |
 //! | the broker does not record the packet id of a QoS 2 message | 4 |
 //! | a subscription is not recorded | 2 |
+//! | a session of MQTT 3.1.1 ends with its connection | 5 |
 //! | a retained message is not recorded | 5 |
 //! | a will is published although the client sent DISCONNECT 0x00 | 6 |
 //! | a watch from a version skips the first change after it | 10 |
