@@ -465,9 +465,16 @@ impl Session {
         self.count_state();
     }
 
+    /// Whether the connection uses MQTT 3.1.1.
+    pub(crate) fn is_v311(&self) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.version == ProtocolVersion::V311)
+    }
+
     /// Whether a client of MQTT 3.1.1 has as many unfinished exchanges as one of MQTT 5 may have.
     pub(crate) fn must_wait_to_publish(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| {
             link.version == ProtocolVersion::V311
                 && (link.is_receive_max_reached() || self.exchanges.is_full())
         })

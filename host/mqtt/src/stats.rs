@@ -13,6 +13,8 @@ use crate::{Origin, ProtocolVersion};
 pub struct Stats {
     /// Clients that are connected.
     pub connections: usize,
+    /// Those that use MQTT 3.1.1.
+    pub connections_v311: usize,
     /// Sessions, connected or not.
     pub sessions: usize,
     /// Subscriptions of all sessions.

@@ -93,9 +93,10 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
                 text: "this broker speaks MQTT 5 and MQTT 3.1.1 only",
             };
             // MQTT 3.1 has the same CONNACK as MQTT 3.1.1, so that its clients report the cause.
-            let version = match (name, version) {
-                (b"MQIsdp", 3) => V311,
-                _ => V5,
+            let version = if name == b"MQIsdp" || version < 4 {
+                V311
+            } else {
+                V5
             };
             return Err(refused(violation, version, u32::MAX));
         }

@@ -5,7 +5,7 @@ use bytes::{BufMut, BytesMut};
 use super::{packet_type as kind, property as id};
 use crate::{
     Message,
-    ProtocolVersion::{self, V311},
+    ProtocolVersion::{self, V5, V311},
     QoS, ReasonCode,
     limits::REASON_TEXT_BYTES_MAX,
 };
@@ -239,24 +239,34 @@ pub(crate) fn ack(
     }
 }
 
-/// SUBACK: one reason per filter. MQTT 3.1.1 has one code for all failures.
+/// An acknowledgement without a text.
+pub(crate) fn short_ack(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_type: u8,
+    packet_id: u16,
+    reason: ReasonCode,
+) {
+    ack(
+        out,
+        version,
+        packet_type,
+        packet_id,
+        reason,
+        None,
+        usize::MAX,
+    );
+}
+
+/// SUBACK: one reason per filter.
 pub(crate) fn suback(
     out: &mut BytesMut,
     version: ProtocolVersion,
     packet_id: u16,
     reasons: &[ReasonCode],
 ) {
-    if version != V311 {
-        return put_reasons(out, kind::SUBACK, packet_id, reasons);
-    }
-    out.put_u8(kind::SUBACK << 4);
-    put_variable(out, 2 + reasons.len());
-    out.put_u16(packet_id);
-    out.extend(reasons.iter().map(|reason| reason.0.min(SUBACK_FAILURE)));
+    put_reasons(out, version, kind::SUBACK, packet_id, reasons);
 }
-
-/// The return code of a refused filter (MQTT 3.1.1 section 3.9.3).
-const SUBACK_FAILURE: u8 = 0x80;
 
 /// UNSUBACK: one reason per filter, none in MQTT 3.1.1.
 pub(crate) fn unsuback(
@@ -265,19 +275,29 @@ pub(crate) fn unsuback(
     packet_id: u16,
     reasons: &[ReasonCode],
 ) {
-    if version != V311 {
-        return put_reasons(out, kind::UNSUBACK, packet_id, reasons);
-    }
-    out.extend_from_slice(&[kind::UNSUBACK << 4, 2]);
-    out.put_u16(packet_id);
+    let reasons = if version == V311 { &[] } else { reasons };
+    put_reasons(out, version, kind::UNSUBACK, packet_id, reasons);
 }
 
-fn put_reasons(out: &mut BytesMut, packet_type: u8, packet_id: u16, reasons: &[ReasonCode]) {
+/// The code of every refused filter in a SUBACK of MQTT 3.1.1 (section 3.9.3 there).
+const SUBACK_FAILURE: u8 = 0x80;
+
+fn put_reasons(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_type: u8,
+    packet_id: u16,
+    reasons: &[ReasonCode],
+) {
+    let (properties, code_max): (&[u8], _) = match version {
+        V311 => (&[], SUBACK_FAILURE),
+        V5 => (&[0], u8::MAX),
+    };
     out.put_u8(packet_type << 4);
-    put_variable(out, 3 + reasons.len());
+    put_variable(out, 2 + properties.len() + reasons.len());
     out.put_u16(packet_id);
-    out.put_u8(0);
-    out.extend(reasons.iter().map(|reason| reason.0));
+    out.extend_from_slice(properties);
+    out.extend(reasons.iter().map(|reason| reason.0.min(code_max)));
 }
 
 /// AUTH with success.

@@ -305,9 +305,9 @@ fn invalid_connects_are_refused() {
 fn connect_of_another_version_gets_its_own_answer() {
     for (connect, version) in [
         (&b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab"[..], V311),
-        (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", V5),
+        (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", V311),
         (b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab", V5),
-        (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", V5),
+        (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", V311),
     ] {
         let fault = decode_connect(&mut BytesMut::from(connect), 1000).unwrap_err();
         let reason = ReasonCode::UNSUPPORTED_PROTOCOL_VERSION;

@@ -315,6 +315,7 @@ impl Core {
     /// Accounts for a connection that was linked to its session.
     fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
         if let Some(session) = session_at(&mut self.sessions, key) {
+            self.counts.connections_v311 += usize::from(session.is_v311());
             for group in session.subscriptions().shared_filters() {
                 self.router.set_connected(group, key, true);
             }
@@ -455,6 +456,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
+        self.counts.connections_v311 -= usize::from(session.is_v311());
         let dropped = session.detach(now, shutting_down, &mut self.change_log);
         for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);

@@ -6,7 +6,7 @@ use statehouse_protocol::ConnectionId;
 
 use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
-    Message, ProtocolVersion, QoS, ReasonCode, Refused, Token,
+    Message, QoS, ReasonCode, Refused, Token,
     barrier::Barrier,
     codec::{self, Delivery, Publish, Violation},
     limits::work,
@@ -480,8 +480,7 @@ impl Core {
             return;
         }
         let session = self.linked(key, connection);
-        let link = session.and_then(|session| session.link.as_ref());
-        if link.is_some_and(|link| link.version == ProtocolVersion::V311) {
+        if session.is_some_and(|session| session.is_v311()) {
             self.close(key, reason, text);
         }
     }

@@ -47,8 +47,8 @@ impl Core {
                 && session.queue.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
     }
 
-    /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the Receive
-    /// Maximum, so at that number its PUBLISHes wait until it ends exchanges.
+    /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the
+    /// Receive Maximum, so at that number its PUBLISHes wait until it ends exchanges.
     pub(crate) fn has_room_for_publish(&self, key: SessionKey) -> bool {
         let session = self.sessions.get(key as usize).and_then(Option::as_deref);
         self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())
@@ -181,16 +181,7 @@ impl Core {
         }
         if let Some(reason) = rel {
             self.send_when_durable(key, |out, version| {
-                let packet_id = ack.packet_id;
-                codec::ack(
-                    out,
-                    version,
-                    kind::PUBREL,
-                    packet_id,
-                    reason,
-                    None,
-                    usize::MAX,
-                );
+                codec::short_ack(out, version, kind::PUBREL, ack.packet_id, reason);
             });
         } else if !queue.is_queue_empty() || !link.resend.is_empty() {
             self.pump(key, now);
@@ -211,15 +202,7 @@ impl Core {
             ReasonCode::PACKET_IDENTIFIER_NOT_FOUND
         };
         self.send_when_durable(key, |out, version| {
-            codec::ack(
-                out,
-                version,
-                kind::PUBCOMP,
-                packet_id,
-                reason,
-                None,
-                usize::MAX,
-            );
+            codec::short_ack(out, version, kind::PUBCOMP, packet_id, reason);
         });
     }
 
@@ -285,15 +268,8 @@ impl Sending<'_> {
             match &entry.queued {
                 None => {
                     let rel = |out: &mut _| {
-                        codec::ack(
-                            out,
-                            version,
-                            kind::PUBREL,
-                            packet_id,
-                            ReasonCode::SUCCESS,
-                            None,
-                            usize::MAX,
-                        );
+                        let reason = ReasonCode::SUCCESS;
+                        codec::short_ack(out, version, kind::PUBREL, packet_id, reason);
                     };
                     let Some(wake) = log.offer(&link.output, Barrier::NONE, PUBREL_BYTES, rel)
                     else {

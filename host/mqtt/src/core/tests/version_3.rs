@@ -155,7 +155,8 @@ fn session_changes_the_version_with_its_messages() {
     send(QoS::ExactlyOnce, "two");
     let first = five.messages();
     // An exchange of the client that waits for its PUBREL.
-    five.begin_exchanges(77..78, now);
+    let exchange = publish("other", Q::ExactlyOnce, 77, "");
+    five.send(&[wire::Packet::Publish(exchange)], now);
     five.lose(now);
 
     let mut three = Client::new(&broker, "a", false, now);
@@ -164,7 +165,7 @@ fn session_changes_the_version_with_its_messages() {
     let ids: Vec<_> = again.iter().map(|it| it.pkid).collect();
     assert_eq!(ids, [first[0].pkid, first[1].pkid]);
     assert!(again.iter().all(|it| it.dup));
-    let mut repeated = v4::Publish::new("t", Q3::ExactlyOnce, "");
+    let mut repeated = v4::Publish::new("other", Q3::ExactlyOnce, "");
     (repeated.pkid, repeated.dup) = (77, true);
     let rel = |id| P::PubRel(v4::PubRel::new(id));
     let packets = [
@@ -200,8 +201,10 @@ fn session_changes_the_version_with_its_messages() {
 #[test]
 fn operators_see_the_version() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
-    let _three = Client::new(&broker, "three", true, now);
+    let three = Client::new(&broker, "three", true, now);
     let _five = Peer::new(&broker, &Hello::new("five"), now);
+    let stats = broker.stats();
+    assert_eq!((stats.connections, stats.connections_v311), (2, 1));
     let sessions = broker.session_summaries();
     let versions = sessions.iter().map(|it| {
         let version = it.connection.as_ref().unwrap().version;
@@ -211,4 +214,6 @@ fn operators_see_the_version() {
         versions.collect::<Vec<_>>(),
         [("three", "3.1.1"), ("five", "5")]
     );
+    three.peer.lose(now);
+    assert_eq!(broker.stats().connections_v311, 0);
 }
