@@ -123,10 +123,11 @@ fn paho_c_client(scene: &Scene<'_>) {
 /// The default of Debian's mosquitto_pub and mosquitto_sub is MQTT 3.1.1.
 fn mosquitto_clients_at_their_default_version(scene: &Scene<'_>) {
     let at = scene.at.plain;
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let address = ["-h", &host, "-p", &port];
     let client = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
-        command.args(["-h", &at.ip().to_string(), "-p", &at.port().to_string()]);
-        command.args(arguments);
+        command.args(address).args(arguments);
         command
     };
     let topics = ["q0", "q1", "q2", "retained", "will"].map(|it| scene.topic(it));
@@ -147,7 +148,11 @@ fn mosquitto_clients_at_their_default_version(scene: &Scene<'_>) {
     };
 
     let mut wills = wills(scene);
-    let first = Process::start(client("mosquitto_sub", &[&lasting[..], &dying].concat()));
+    // mosquitto_sub writes its log to a pipe at its end only.
+    let first = [&["-oL", "mosquitto_sub"], &address[..], &lasting, &dying].concat();
+    let mut stdbuf = Command::new("stdbuf");
+    stdbuf.args(first);
+    let first = Process::start(stdbuf);
     first.wait_for("Subscribed");
     for (topic, qos) in [(q0, "0"), (q1, "1"), (q2, "2")] {
         publish(topic, qos, "hello", &[]);

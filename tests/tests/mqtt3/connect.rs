@@ -68,7 +68,7 @@ fn foreign_protocol_name_closes(scene: &Scene<'_>) {
 fn unsupported_level_is_refused_with_code_1(scene: &Scene<'_>) {
     let connect = scene.clean("client").bytes3();
     let at = connect.windows(4).position(|it| it == b"MQTT").unwrap() + 4;
-    for level in [3, 6] {
+    for level in [2, 3] {
         let mut bytes = connect.clone();
         bytes[at] = level;
         let mut client = scene.open();

@@ -21,7 +21,10 @@ pub(crate) fn start(_: &Path) -> (Broker, Addresses) {
 fn full_broker_refuses_a_connect_with_code_3(scene: &Scene<'_>) {
     const SERVER_UNAVAILABLE: u8 = 3;
     let _connected = scene.connect("1");
-    scene.resume("2").disconnect();
+    // The broker evicts sessions without subscriptions and messages.
+    let mut kept = scene.resume("2");
+    assert_eq!(kept.subscribe(&scene.topic("a"), 1), 1);
+    kept.disconnect();
     let (mut refused, code) = Client3::try_connect(scene.at.plain, &scene.clean("3"));
     assert_eq!(code, SERVER_UNAVAILABLE);
     refused.expect_closed();

@@ -5,12 +5,13 @@ use std::{
     fs,
     net::SocketAddr,
     path::Path,
+    process::Command,
     sync::{Condvar, Mutex},
     thread,
 };
 
 use statehouse_tests::{
-    Client, Client3, Connect, Mosquitto, Server, mosquitto::PERSISTENT, server::own_address,
+    Client, Client3, Connect, Mosquitto, Server, binary, mosquitto::PERSISTENT, server::own_address,
 };
 
 /// The certificate of the TLS listener, in the directory of the broker.
@@ -120,13 +121,12 @@ fn certificate(directory: &Path) -> [String; 2] {
 pub(crate) fn statehouse(directory: &Path) -> (Broker, Addresses) {
     let [certificate, key] = certificate(directory);
     let [plain, websocket, tls] = [(); 3].map(|()| own_address());
-    let listen = format!("{plain},ws://{websocket},mqtts://{tls}");
-    let settings = [
-        ("listen", &*listen),
-        ("tls_cert", &certificate),
-        ("tls_key", &key),
-    ];
-    let server = Server::restartable(&settings);
+    let mut command = Command::new(binary::statehouse());
+    command.args(["serve", "--tls-cert", &certificate, "--tls-key", &key]);
+    for (scheme, at) in [("mqtt", plain), ("ws", websocket), ("mqtts", tls)] {
+        command.args(["--listen", &format!("{scheme}://{at}")]);
+    }
+    let server = Server::spawn(command, tempfile::tempdir().unwrap());
     let at = Addresses {
         plain,
         websocket,
