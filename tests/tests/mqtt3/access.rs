@@ -119,7 +119,7 @@ fn subscribe_beyond_permission_or_limit_gets_0x80_in_order(scene: &Scene<'_>) {
     assert_eq!(client.next_publish().payload, b"x");
 }
 
-/// The client cannot be told.
+/// MQTT 3.1.1 has no way to report the refusal to the client.
 fn publish_without_permission_is_acknowledged_and_dropped(scene: &Scene<'_>) {
     let mut subscriber = anna(scene, "subscriber");
     assert_eq!(subscriber.subscribe(&scene.topic("open/#"), 0), 0);

@@ -100,7 +100,7 @@ impl Broker {
     }
 }
 
-/// Starts a broker, whose files are in this directory.
+/// Starts a broker with its files in this directory.
 pub(crate) type Start = fn(&Path) -> (Broker, Addresses);
 
 /// Writes a certificate for the TLS listener, and its key. Returns their paths.
