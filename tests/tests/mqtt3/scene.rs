@@ -282,6 +282,7 @@ pub(crate) fn run<'a>(start: Start, checks: impl Iterator<Item = &'a Check>) {
     let all = matches!(broker, Broker::Statehouse(_));
     let checks = checks.filter(|it| (it.mosquitto || all) && it.name.contains(&wanted));
     let checks: Vec<_> = checks.collect();
+    assert!(!checks.is_empty(), "no check is called {wanted:?}");
     let restart = Restart::default();
     let failed: Vec<_> = thread::scope(|scope| {
         let spawn = |check: &'a Check| {
