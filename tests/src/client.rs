@@ -369,14 +369,11 @@ impl Client {
             return;
         }
         let answer = match packet.kind() {
-            kind::PUBLISH => {
-                let publish = packet.publish();
-                match publish.qos {
-                    1 => acknowledge(kind::PUBACK, publish.packet_id),
-                    2 => acknowledge(kind::PUBREC, publish.packet_id),
-                    _ => return,
-                }
-            }
+            kind::PUBLISH => match packet.publish_qos_and_id() {
+                (1, id) => acknowledge(kind::PUBACK, id),
+                (2, id) => acknowledge(kind::PUBREC, id),
+                _ => return,
+            },
             kind::PUBREL => acknowledge(kind::PUBCOMP, packet.ack().packet_id),
             _ => return,
         };

@@ -1,4 +1,4 @@
-//! Encodes the CONNECT packet.
+//! Encodes the CONNECT packet of MQTT 5 and of MQTT 3.1.1.
 
 use crate::{
     packet::{Publish, packet},
@@ -71,6 +71,22 @@ impl Connect {
 
     /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
+        self.encode(5)
+    }
+
+    /// The bytes of the wire in MQTT 3.1.1, which has no properties.
+    pub fn bytes3(&self) -> Vec<u8> {
+        self.encode(4)
+    }
+
+    fn encode(&self, version: u8) -> Vec<u8> {
+        let section = |properties: &[Property]| match version {
+            5 => property::write(properties),
+            _ => {
+                assert!(properties.is_empty(), "MQTT 3.1.1 has no {properties:?}");
+                Vec::new()
+            }
+        };
         let mut flags = u8::from(self.clean_start) << 1;
         let mut payload = sized(self.client_id.as_bytes());
         if let Some(will) = &self.will {
@@ -80,7 +96,7 @@ impl Connect {
             if will.delay_s > 0 {
                 properties.insert(0, Property::WillDelay(will.delay_s));
             }
-            payload.extend(property::write(&properties));
+            payload.extend(section(&properties));
             payload.extend(sized(message.topic.as_bytes()));
             payload.extend(sized(&message.payload));
         }
@@ -93,9 +109,9 @@ impl Connect {
             payload.extend(sized(password));
         }
         let mut body = sized(b"MQTT");
-        body.extend([5, flags]);
+        body.extend([version, flags]);
         body.extend(self.keep_alive_s.to_be_bytes());
-        body.extend(property::write(&self.properties));
+        body.extend(section(&self.properties));
         body.extend(payload);
         packet(0x10, &body)
     }

@@ -123,6 +123,14 @@ impl Packet {
 
     /// Reads a PUBLISH.
     pub fn publish(&self) -> Publish {
+        self.publish_with(property::read)
+    }
+
+    /// Reads a PUBLISH whose properties `properties` reads.
+    pub(crate) fn publish_with(
+        &self,
+        properties: impl FnOnce(&mut Reader<'_>) -> Vec<Property>,
+    ) -> Publish {
         assert_eq!(self.kind(), kind::PUBLISH, "{self:?} is not a PUBLISH");
         let mut reader = Reader(&self.body);
         let qos = (self.head >> 1) & 3;
@@ -132,9 +140,18 @@ impl Packet {
             dup: self.head & 8 == 8,
             topic: reader.text(),
             packet_id: if qos > 0 { reader.short() } else { 0 },
-            properties: property::read(&mut reader),
+            properties: properties(&mut reader),
             payload: reader.0.to_vec(),
         }
+    }
+
+    /// The QoS and the packet id of a PUBLISH, which are at the same place in all versions of MQTT.
+    pub(crate) fn publish_qos_and_id(&self) -> (u8, u16) {
+        let publish = self.publish_with(|reader| {
+            reader.0 = &[];
+            Vec::new()
+        });
+        (publish.qos, publish.packet_id)
     }
 
     /// The Clean Start flag of a CONNECT.
@@ -276,12 +293,17 @@ impl Publish {
 
     /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
+        self.bytes_with(&property::write(&self.properties))
+    }
+
+    /// The bytes of the wire with these bytes between packet id and payload.
+    pub(crate) fn bytes_with(&self, properties: &[u8]) -> Vec<u8> {
         let head = 0x30 | u8::from(self.dup) << 3 | self.qos << 1 | u8::from(self.retain);
         let mut body = sized(self.topic.as_bytes());
         if self.qos > 0 {
             body.extend(self.packet_id.to_be_bytes());
         }
-        body.extend(property::write(&self.properties));
+        body.extend(properties);
         body.extend(&self.payload);
         packet(head, &body)
     }

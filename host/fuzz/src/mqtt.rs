@@ -1,10 +1,13 @@
-//! Targets for the broker: packets, properties, and conversations of several clients.
+//! Targets for the broker: packets of both versions, properties, and conversations of several
+//! clients.
 
 use std::sync::Arc;
 
 use bytes::BytesMut;
 use statehouse_mqtt::simulation::Wire;
 use statehouse_mqtt::{Broker, NoService, Options, Properties, PropertiesBuilder};
+
+use Level::{Five, Four};
 
 /// Clients of a conversation.
 const CLIENTS: usize = 3;
@@ -26,51 +29,69 @@ fn packet(first: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn connect(client: usize, clean_start: bool, expiry_s: u8) -> Vec<u8> {
-    let mut body = vec![
-        0,
-        4,
-        b'M',
-        b'Q',
-        b'T',
-        b'T',
-        5,
-        u8::from(clean_start) << 1,
-        0,
-        0,
-    ];
-    // Session Expiry Interval (section 3.1.2.11.2).
-    body.extend_from_slice(&[5, 0x11, 0, 0, 0, expiry_s]);
+/// The protocol level of a version.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    /// MQTT 3.1.1.
+    Four = 4,
+    /// MQTT 5.
+    Five,
+}
+
+impl Level {
+    /// Property sections without properties.
+    fn no_properties(self) -> &'static [u8] {
+        match self {
+            Four => &[],
+            Five => &[0],
+        }
+    }
+}
+
+fn connect(level: Level, client: usize, clean_start: bool, expiry_s: u8) -> Vec<u8> {
+    let flags = u8::from(clean_start) << 1;
+    let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', level as u8, flags, 0, 0];
+    if level == Five {
+        // Session Expiry Interval (section 3.1.2.11.2).
+        body.extend_from_slice(&[5, 0x11, 0, 0, 0, expiry_s]);
+    }
     push_text(&mut body, &[b'a' + client as u8]);
     packet(0x10, &body)
 }
 
-fn subscribe(filter: &[u8], options: u8) -> Vec<u8> {
-    let mut body = vec![0, 1, 0];
+fn subscribe(level: Level, filter: &[u8], options: u8) -> Vec<u8> {
+    let mut body = [&[0, 1], level.no_properties()].concat();
     push_text(&mut body, filter);
     body.push(options);
     packet(0x82, &body)
 }
 
-fn publish(topic: &[u8], flags: u8, id: u8, payload: &[u8]) -> Vec<u8> {
+fn unsubscribe(level: Level, filter: &[u8]) -> Vec<u8> {
+    let mut body = [&[0, 2], level.no_properties()].concat();
+    push_text(&mut body, filter);
+    packet(0xA2, &body)
+}
+
+fn publish(level: Level, topic: &[u8], flags: u8, id: u8, payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     push_text(&mut body, topic);
     if flags & 6 != 0 {
         body.extend_from_slice(&[0, id]);
     }
-    body.push(0);
+    body.extend_from_slice(level.no_properties());
     body.extend_from_slice(payload);
     packet(0x30 | flags, &body)
 }
 
-/// Asserts that the output of a broker is a sequence of packets.
-fn check_written(mut bytes: &[u8]) {
+/// Asserts that the output of a broker is a sequence of packets of this version.
+fn check_written(level: Level, mut bytes: &[u8]) {
     while let Some((first, rest)) = bytes.split_first() {
-        assert!(
-            (2..=15).contains(&(first >> 4)),
-            "packet type {}",
-            first >> 4
-        );
+        let types = match level {
+            // A server of MQTT 3.1.1 sends neither DISCONNECT nor AUTH.
+            Four => 2..=13,
+            Five => 2..=15,
+        };
+        assert!(types.contains(&(first >> 4)), "packet type {}", first >> 4);
         let (mut length, mut at) = (0, 0);
         loop {
             let byte = rest[at];
@@ -88,9 +109,10 @@ fn check_written(mut bytes: &[u8]) {
 /// Sends the bytes on a connection: as its first bytes, after a CONNECT, and in pieces.
 pub(crate) fn packets(data: &[u8]) {
     _ = Wire::connect(&broker(), data);
-    for piece in [data.len().max(1), 1 + data.len() / 3] {
+    let (whole, third) = (data.len().max(1), 1 + data.len() / 3);
+    for (level, piece) in [(Five, whole), (Five, third), (Four, whole), (Four, third)] {
         let broker = broker();
-        let Ok(mut wire) = Wire::connect(&broker, &connect(0, true, 0)) else {
+        let Ok(mut wire) = Wire::connect(&broker, &connect(level, 0, true, 0)) else {
             panic!("a good CONNECT is refused");
         };
         for piece in data.chunks(piece) {
@@ -98,20 +120,26 @@ pub(crate) fn packets(data: &[u8]) {
                 break;
             }
         }
-        check_written(&wire.receive());
+        check_written(level, &wire.receive());
     }
 }
 
 pub(crate) fn packet_seeds() -> Vec<Vec<u8>> {
-    vec![
-        connect(0, true, 9),
-        subscribe(b"a/+/#", 1),
+    let conversation = |level| {
         [
-            subscribe(b"a", 2),
-            publish(b"a", 0x5, 7, b"retained"),
-            publish(b"a", 2, 8, b"b"),
+            subscribe(level, b"a", 2),
+            publish(level, b"a", 0x5, 7, b"retained"),
+            publish(level, b"a", 2, 8, b"b"),
+            unsubscribe(level, b"a"),
         ]
-        .concat(),
+        .concat()
+    };
+    vec![
+        connect(Five, 0, true, 9),
+        connect(Four, 0, true, 0),
+        subscribe(Five, b"a/+/#", 1),
+        conversation(Five),
+        conversation(Four),
         [
             packet(0x40, &[0, 1]),
             packet(0x50, &[0, 1]),
@@ -175,26 +203,31 @@ pub(crate) fn sessions(data: &[u8]) {
     const FILTERS: [&[u8]; 6] = [b"a", b"a/+", b"#", b"+/b", b"$share/g/a", b"b/#"];
     let broker = broker();
     let mut wires: [Option<Wire>; CLIENTS] = Default::default();
+    let mut levels = [Five; CLIENTS];
     let mut rest = data.iter().copied();
     while let Some(byte) = rest.next() {
         let client = usize::from(byte) % CLIENTS;
         let action = usize::from(byte) / CLIENTS;
         let more = rest.next().unwrap_or(0);
+        let level = levels[client];
         let bytes = match action % 8 {
             0 => {
-                // The client loses its connection and connects again.
+                // The client loses its connection and connects again, with either version.
                 wires[client] = None;
-                let hello = connect(client, more & 1 == 1, more >> 1);
+                levels[client] = if more & 0x40 == 0 { Five } else { Four };
+                let hello = connect(levels[client], client, more & 1 == 1, more >> 1);
                 wires[client] = Wire::connect(&broker, &hello).ok();
                 continue;
             }
             1 => {
-                // The client takes over its session. The old connection gets a DISCONNECT and ends
-                // late.
-                let hello = connect(client, false, 9);
+                // The client takes over its session, with either version. The old connection is
+                // closed and ends late.
+                let before = levels[client];
+                levels[client] = if more & 0x40 == 0 { Five } else { Four };
+                let hello = connect(levels[client], client, false, 9);
                 let new = Wire::connect(&broker, &hello).ok();
                 if let Some(mut old) = std::mem::replace(&mut wires[client], new) {
-                    check_written(&old.receive());
+                    check_written(before, &old.receive());
                     assert!(
                         !old.send(BytesMut::from(&[0xC0, 0][..])),
                         "two connections have the session"
@@ -202,16 +235,12 @@ pub(crate) fn sessions(data: &[u8]) {
                 }
                 continue;
             }
-            2 => subscribe(FILTERS[usize::from(more) % FILTERS.len()], more >> 6),
-            3 => {
-                let mut body = vec![0, 2, 0];
-                push_text(&mut body, FILTERS[usize::from(more) % FILTERS.len()]);
-                packet(0xA2, &body)
-            }
+            2 => subscribe(level, FILTERS[usize::from(more) % FILTERS.len()], more >> 6),
+            3 => unsubscribe(level, FILTERS[usize::from(more) % FILTERS.len()]),
             4 | 5 => {
                 let topic = TOPICS[usize::from(more) % TOPICS.len()];
                 // Any DUP, QoS and RETAIN.
-                publish(topic, more >> 4, more >> 2 & 3, &[byte; 9])
+                publish(level, topic, more >> 4, more >> 2 & 3, &[byte; 9])
             }
             6 => {
                 let first = [0x40, 0x50, 0x62, 0x70][usize::from(more) % 4];
@@ -224,8 +253,10 @@ pub(crate) fn sessions(data: &[u8]) {
         {
             wires[client] = None;
         }
-        for wire in wires.iter_mut().flatten() {
-            check_written(&wire.receive());
+        for (wire, level) in wires.iter_mut().zip(levels) {
+            if let Some(wire) = wire {
+                check_written(level, &wire.receive());
+            }
         }
         assert!(broker.sessions().len() <= CLIENTS);
     }
@@ -265,6 +296,25 @@ pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
             6,
             step(0, 6),
             5,
+            step(0, 6),
+            7,
+        ],
+        // A session that MQTT 5 begins, MQTT 3.1.1 takes over amid QoS 2, and MQTT 5 resumes.
+        vec![
+            step(0, 0),
+            19,
+            step(0, 2),
+            0x82,
+            step(0, 5),
+            0x44,
+            step(0, 1),
+            0x40,
+            step(0, 6),
+            6,
+            step(0, 5),
+            0x44,
+            step(0, 0),
+            0x12,
             step(0, 6),
             7,
         ],

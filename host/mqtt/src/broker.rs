@@ -34,7 +34,7 @@ use crate::{
     write_batch::WriteBatching,
 };
 
-/// An MQTT 5 broker; clones are handles to the same one.
+/// A broker for MQTT 5 and MQTT 3.1.1; clones are handles to the same one.
 #[derive(Clone)]
 pub struct Broker(Arc<Shared>);
 

@@ -57,14 +57,14 @@ pub(crate) async fn run<R, W>(
         broker.outputs(),
         direct,
     ));
-    let bytes_max = connect.packet_bytes_max;
+    let (version, bytes_max) = (connect.version, connect.packet_bytes_max);
     let admitted = admission::accept(broker, connect, door, deadline, &output).await;
     let (accepted, credentials) = match admitted {
         Ok(admitted) => admitted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
             let mut refusal = BytesMut::new();
-            codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
+            codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
             return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
@@ -128,10 +128,9 @@ fn connect_refusal(violation: Violation, answer: Answer) -> Option<BytesMut> {
     let mut refusal = BytesMut::new();
     match answer {
         Answer::None => return None,
-        Answer::Version3 => refusal.extend_from_slice(&codec::CONNACK_VERSION_3),
-        Answer::Connack { bytes_max } => {
+        Answer::Connack { version, bytes_max } => {
             let Violation { reason, text } = violation;
-            codec::connack_refused(&mut refusal, reason, Some(text), bytes_max);
+            codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
         }
     }
     Some(refusal)
@@ -185,6 +184,7 @@ async fn serve_accepted<R, W>(
     let Accepted {
         session,
         origin,
+        version,
         account,
         limits,
         silence_max,
@@ -202,7 +202,7 @@ async fn serve_accepted<R, W>(
     if let Some(previous) = previous {
         previous.ended().await;
     }
-    let mut dispatch = Dispatch::new(broker.clone(), session, origin, &account, &limits);
+    let mut dispatch = Dispatch::new(broker.clone(), session, origin, version, &account, &limits);
     let expired = async {
         match credentials {
             Some(credentials) => credentials.expired().await,

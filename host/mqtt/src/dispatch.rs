@@ -23,12 +23,13 @@ use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
 use topic_aliases::TopicAliases;
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, ReasonCode, Refused, Request, Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, ProtocolVersion, ReasonCode, Refused, Request,
+    Service, Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::Begun,
     ledger::Account,
-    limits::{PAUSED_BYTES_MAX, SPARE_ENTRIES_MAX, WORK_PER_TURN_MAX, work},
+    limits::{PAUSED_BYTES_MAX, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX, WORK_PER_TURN_MAX, work},
     nagle::Nagle,
     rate_limit::RateLimit,
     router::SessionKey,
@@ -107,6 +108,7 @@ impl Dispatch {
         broker: Broker,
         session: SessionKey,
         origin: Origin,
+        version: ProtocolVersion,
         account: &Arc<Account>,
         limits: &Limits,
     ) -> Self {
@@ -116,6 +118,7 @@ impl Dispatch {
             session,
             origin,
             bounds: Bounds {
+                version,
                 packet_bytes_max: limits.packet_bytes_max,
                 filters_max: limits.filters_per_packet_max,
             },
@@ -331,7 +334,7 @@ impl Dispatch {
                 self.packets.push_front((packet, claim));
                 continue;
             }
-            if is_publish && !core.has_room_for_answers(key) {
+            if is_publish && !core.has_room_for_publish(key) {
                 self.packets.push_front((packet, claim));
                 return self.wait(false, now, core).map(Some);
             }
@@ -394,6 +397,11 @@ impl Dispatch {
         let (key, connection) = (self.session, self.origin.connection);
         match packet {
             Packet::Publish(publish) => match claim {
+                Claim::Take if self.bounds.version == ProtocolVersion::V311 => {
+                    let (reason, text) = without_properties(&publish.topic);
+                    core.report_refusal(key, Refused::Publish, reason, Some(&text));
+                    core.refuse(key, connection, &publish, reason, &text)?;
+                }
                 Claim::Take => {
                     if let Begun::HandOver(token) =
                         core.begin_request(key, connection, publish.packet_id, publish.qos)?
@@ -477,6 +485,17 @@ impl Drop for Dispatch {
             });
         }
     }
+}
+
+/// Why the service gets no requests of MQTT 3.1.1. The text is for the log, because the client can
+/// only be sent an acknowledgement.
+fn without_properties(topic: &[u8]) -> (ReasonCode, String) {
+    let shown = &topic[..topic.len().min(REASON_TEXT_BYTES_MAX)];
+    let text = format!(
+        "a request needs properties, which MQTT 3.1.1 does not have: connect with MQTT 5 (topic {})",
+        String::from_utf8_lossy(shown)
+    );
+    (ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
 }
 
 fn expires(publish: &Publish, now: Instant) -> Option<Instant> {

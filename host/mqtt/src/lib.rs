@@ -1,7 +1,8 @@
-//! A small embeddable MQTT 5 broker.
+//! A small embeddable broker for MQTT 5 and MQTT 3.1.1.
 //!
-//! The broker serves MQTT 5 clients over sockets or any byte stream. It hands the PUBLISHes that
-//! the embedder claims to the embedder ([`Service`]) and routes all others. Sessions,
+//! The broker serves clients over sockets or any byte stream. Sections without a version are those
+//! of MQTT 5. It hands the PUBLISHes that the embedder claims to the embedder ([`Service`]), if
+//! they use MQTT 5, and routes all others. Sessions,
 //! subscriptions, retained messages and wills are in memory. Every change of durable state goes to
 //! the embedder's log, if there is one ([`Persistence`]).
 //!
@@ -85,6 +86,7 @@ mod stats;
 #[cfg(test)]
 mod testing;
 mod topic;
+mod version;
 mod write_batch;
 
 pub use access::{
@@ -104,3 +106,4 @@ pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
 pub use session_users::SessionUsers;
 pub use stats::{ClientStatus, ConnectionSummary, SessionSummary, Stats};
+pub use version::ProtocolVersion;

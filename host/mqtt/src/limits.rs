@@ -39,7 +39,7 @@ pub struct Limits {
     /// paths.
     pub client_id_bytes_max: usize,
     /// QoS 1 and 2 PUBLISHes of one client that the broker has not acknowledged, sent in CONNACK as
-    /// Receive Maximum.
+    /// Receive Maximum. Further ones of a client of MQTT 3.1.1 wait.
     pub receive_max: u16,
     /// QoS 1 and 2 messages to one client that it has not acknowledged: the lesser of this and its
     /// Receive Maximum.
@@ -102,13 +102,14 @@ pub struct Limits {
     /// `#` can get all of them without being disconnected for a full queue.
     pub retained_bytes_max: usize,
     /// Session Expiry Interval in seconds; a client that requests more (or no expiry) gets this in
-    /// CONNACK.
+    /// CONNACK. A client of MQTT 3.1.1 without a clean session gets it too.
     pub session_expiry_max_s: u32,
     /// Will Delay Interval in seconds; larger values are reduced to this. A will cannot outlive its
     /// session anyway.
     pub will_delay_max_s: u32,
     /// Keep Alive in seconds; a client that requests more, or none, gets this in CONNACK (Server
-    /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit.
+    /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit. Not for
+    /// clients of MQTT 3.1.1.
     pub keep_alive_max_s: u16,
     /// PUBLISHes of one client per second, and as many in one burst; further ones are refused with
     /// 0x97. 0: no limit, since only the embedder knows how much its clients publish.

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Instant};
 use statehouse_protocol::ConnectionId;
 
 use crate::{
-    Identity, ReasonCode,
+    Identity, ProtocolVersion, ReasonCode,
     barrier::Barrier,
     codec::{self, Violation, packet_type as kind},
     exchanges::Exchanges,
@@ -20,6 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: ConnectionId,
+    pub(crate) version: ProtocolVersion,
     pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
     /// The address of the client.
@@ -69,6 +70,7 @@ struct Answer {
 
 #[derive(Debug)]
 pub(crate) struct LinkOptions {
+    pub(crate) version: ProtocolVersion,
     pub(crate) address: IpAddr,
     pub(crate) since: Instant,
     pub(crate) window: u16,
@@ -87,6 +89,7 @@ impl Link {
     ) -> Self {
         Self {
             connection,
+            version: options.version,
             identity,
             output,
             address: options.address,
@@ -110,7 +113,7 @@ impl Link {
         packet_id: u16,
         exactly_once: bool,
     ) -> Result<u64, Violation> {
-        if self.acks.len() + self.unreleased >= self.receive_max {
+        if self.is_receive_max_reached() {
             let text = "the unacknowledged messages exceed the Receive Maximum";
             return Err(Violation {
                 reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
@@ -124,6 +127,11 @@ impl Link {
             barrier: Barrier::NONE,
         });
         Ok(self.acks_from + self.acks.len() as u64 - 1)
+    }
+
+    /// Whether the client has as many unacknowledged messages as the Receive Maximum allows.
+    pub(crate) fn is_receive_max_reached(&self) -> bool {
+        self.acks.len() + self.unreleased >= self.receive_max
     }
 
     /// Sets the answer of a pending acknowledgement, unless it has one.
@@ -190,6 +198,7 @@ impl Link {
             wake |= log.put(&self.output, ack.barrier, |out| {
                 codec::ack(
                     out,
+                    self.version,
                     packet_type,
                     packet_id,
                     reason,

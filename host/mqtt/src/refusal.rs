@@ -15,11 +15,11 @@ use crate::{Access, ReasonCode};
 /// What a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refused {
-    /// A connection; reported by CONNACK, or not at all if the client does not use MQTT 5.
+    /// A connection; reported by CONNACK, or not at all if the client does not use MQTT.
     Connect,
-    /// Staying connected; reported by DISCONNECT.
+    /// Staying connected; reported by DISCONNECT, in MQTT 3.1.1 not at all.
     Connection,
-    /// A PUBLISH; reported by PUBACK or PUBREC, or not at all at QoS 0.
+    /// A PUBLISH; reported by PUBACK or PUBREC, or not at all at QoS 0 and in MQTT 3.1.1.
     Publish,
     /// A subscription to one filter; reported by SUBACK.
     Subscribe,
@@ -43,7 +43,7 @@ impl Refused {
 pub struct Refusal<'a> {
     /// What was refused.
     pub what: Refused,
-    /// The reason code that is sent to the client, if any is sent.
+    /// The reason code of MQTT 5, which is sent to the client if its version has one.
     pub reason: ReasonCode,
     /// The Reason String, if there is one.
     pub text: Option<&'a str>,
@@ -60,7 +60,7 @@ pub struct Refusal<'a> {
 pub struct RefusalCount {
     /// What was refused.
     pub what: Refused,
-    /// The reason code that was sent to the client.
+    /// The reason code of MQTT 5.
     pub reason: ReasonCode,
     /// The number of refusals since the start.
     pub count: u64,

@@ -50,7 +50,8 @@ pub trait Service: Send + Sync + 'static {
 pub enum Claim {
     /// An ordinary message: routed to its subscribers.
     Route,
-    /// A request to the service: handed to [`Service::requests`], not routed.
+    /// A request to the service: handed to [`Service::requests`], not routed. Refused, if it comes
+    /// from a client of MQTT 3.1.1, because it has no properties that say how to answer it.
     Take,
     /// Refused with this code and Reason String; at QoS 0 dropped and counted.
     Refuse(ReasonCode, &'static str),

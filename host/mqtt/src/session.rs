@@ -16,7 +16,7 @@ use statehouse_protocol::SessionId;
 use subscriptions::Subscriptions;
 
 use crate::{
-    ConnectionSummary, Limits, Origin, ReasonCode, SessionSummary,
+    ConnectionSummary, Limits, Origin, ProtocolVersion, ReasonCode, SessionSummary,
     barrier::Barrier,
     change::{Part, RecordedWill},
     codec::{Violation, Will},
@@ -427,6 +427,7 @@ impl Session {
             client: self.client.clone(),
             connection: connection.map(|(origin, link)| ConnectionSummary {
                 origin,
+                version: link.version,
                 address: link.address,
                 since: link.since,
             }),
@@ -462,6 +463,21 @@ impl Session {
     pub(crate) fn restore_received(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
         self.exchanges.restore(found);
         self.count_state();
+    }
+
+    /// Whether the connection uses MQTT 3.1.1.
+    pub(crate) fn is_v311(&self) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.version == ProtocolVersion::V311)
+    }
+
+    /// Whether a client of MQTT 3.1.1 has as many unfinished exchanges as one of MQTT 5 may have.
+    pub(crate) fn must_wait_to_publish(&self) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| {
+            link.version == ProtocolVersion::V311
+                && (link.is_receive_max_reached() || self.exchanges.is_full())
+        })
     }
 
     /// Handles a QoS 2 PUBLISH on the current connection.

@@ -6,13 +6,15 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::Origin;
+use crate::{Origin, ProtocolVersion};
 
 /// A snapshot of the broker's gauges and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Clients that are connected.
     pub connections: usize,
+    /// Those that use MQTT 3.1.1.
+    pub connections_v311: usize,
     /// Sessions, connected or not.
     pub sessions: usize,
     /// Subscriptions of all sessions.
@@ -74,6 +76,8 @@ pub struct SessionSummary {
 pub struct ConnectionSummary {
     /// Its numbers and identity.
     pub origin: Origin,
+    /// The version of MQTT that the client uses.
+    pub version: ProtocolVersion,
     /// The address of the client.
     pub address: IpAddr,
     /// When it began.

@@ -255,6 +255,7 @@ pub(crate) struct Peer {
     pub(crate) origin: Origin,
     pub(crate) output: Arc<Output>,
     pub(crate) connack: wire::ConnAck,
+    pub(crate) silence_max: Option<Duration>,
     dispatch: Dispatch,
     inbox: BytesMut,
 }
@@ -272,14 +273,17 @@ impl Peer {
 
     /// A client whose CONNACK may wait for a record.
     pub(crate) fn waiting(broker: &Broker, hello: &Hello, now: Instant) -> Self {
+        Self::of(broker, &mut hello.bytes(), now)
+    }
+
+    /// A client that sends this CONNECT, of any version.
+    pub(crate) fn of(broker: &Broker, connect: &mut BytesMut, now: Instant) -> Self {
         let output = Arc::new(Output::new(
             broker.limits().output_bytes_high,
             broker.outputs(),
             None,
         ));
-        let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16)
-            .unwrap()
-            .unwrap();
+        let connect = codec::decode_connect(connect, 1 << 16).unwrap().unwrap();
         // Every client has a user, so that every test covers recording it.
         let identity = Arc::new(Identity {
             user: Some(connect.client_id.clone()),
@@ -293,6 +297,7 @@ impl Peer {
             broker.clone(),
             accepted.session,
             accepted.origin.clone(),
+            accepted.version,
             &accepted.account,
             &accepted.limits,
         );
@@ -306,6 +311,7 @@ impl Peer {
                 code: wire::ConnectReturnCode::ServerBusy,
                 properties: None,
             },
+            silence_max: accepted.silence_max,
             dispatch,
             inbox: BytesMut::new(),
         }
@@ -344,20 +350,26 @@ impl Peer {
 
     /// Everything that the broker has sent so far.
     pub(crate) fn receive(&mut self) -> Vec<Packet> {
+        let mut bytes = self.receive_bytes();
         let mut packets = Vec::new();
+        while !bytes.is_empty() {
+            packets.push(Packet::read(&mut bytes, None).unwrap());
+        }
+        packets
+    }
+
+    /// The bytes of everything that the broker has sent so far.
+    pub(crate) fn receive_bytes(&mut self) -> BytesMut {
         loop {
             let bytes = self.output.drain();
             let mut chunk = bytes.clone();
             if self.output.written(&mut chunk) && !self.output.is_closing() {
                 self.broker.lock().pump(self.session, Instant::now());
             }
+            if bytes.is_empty() {
+                return std::mem::take(&mut self.inbox);
+            }
             self.inbox.unsplit(bytes);
-            if self.inbox.is_empty() {
-                return packets;
-            }
-            while !self.inbox.is_empty() {
-                packets.push(Packet::read(&mut self.inbox, None).unwrap());
-            }
         }
     }
 
@@ -373,6 +385,11 @@ impl Peer {
             self.send(&[Packet::Publish(message)], now);
         }
         disconnected(&self.receive())
+    }
+
+    /// Puts bytes back that were received.
+    pub(crate) fn unread(&mut self, bytes: BytesMut) {
+        self.inbox = bytes;
     }
 
     /// The messages among the received packets.

@@ -41,7 +41,8 @@ pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
     }
 }
 
-fn check_topics(filter: &[u8]) -> Result<(), Fault> {
+/// Checks a filter as if it were not of a shared subscription.
+pub(crate) fn check_topics(filter: &[u8]) -> Result<(), Fault> {
     if filter.is_empty() {
         return Err("the topic filter is empty");
     }

@@ -161,16 +161,12 @@ async fn old_protocol_gets_its_own_connack() {
     let broker = broker(Limits::default());
     for (connect, answer) in [
         (
-            &b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab"[..],
+            &b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab"[..],
             &b"\x20\x02\0\x01"[..],
         ),
         (
-            b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab",
-            b"\x20\x02\0\x01",
-        ),
-        (
             b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab",
-            b"\x20\x24\0\x84",
+            b"\x20\x33\0\x84",
         ),
     ] {
         let mut client = Client::duplex(&broker, 4096);

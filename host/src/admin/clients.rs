@@ -33,6 +33,8 @@ pub(crate) struct Client {
     pub(crate) user: Option<Box<str>>,
     /// The address; none if it is not connected.
     pub(crate) address: Option<IpAddr>,
+    /// The version of MQTT, `3.1.1` or `5`; none if it is not connected.
+    pub(crate) mqtt: Option<String>,
     /// When the connection began, in milliseconds since 1970.
     pub(crate) since_ms: Option<u64>,
     /// The number of subscriptions.
@@ -83,6 +85,7 @@ fn client(session: &SessionSummary, watches: u64) -> Client {
         client: session.client.to_string(),
         user: connection.and_then(|it| it.origin.identity.user.clone()),
         address: connection.map(|it| it.address),
+        mqtt: connection.map(|it| it.version.name().to_owned()),
         since_ms: connection.map(|it| wall_ms().saturating_sub(ago_ms(it.since))),
         subscriptions: session.subscriptions as u64,
         watches,

@@ -37,7 +37,8 @@ pub(super) struct Args {
 enum Command {
     /// End the connection of a client, which may connect again
     ///
-    /// The client receives DISCONNECT with reason 0x98 (administrative action). Its session stays.
+    /// The client receives DISCONNECT with reason 0x98 (administrative action), if it uses MQTT 5.
+    /// Its session stays.
     /// Remove the user, or deny the connection by a rule, to keep the client away. Exit code 1 if
     /// the client is not connected.
     Kick {
@@ -78,6 +79,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
         "client",
         "user",
         "address",
+        "mqtt",
         "connected",
         "subs",
         "watches",
@@ -92,6 +94,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
             cell(&it.client),
             it.user.as_deref().map_or("-".to_owned(), cell),
             it.address.map_or("-".to_owned(), |it| it.to_string()),
+            it.mqtt.clone().unwrap_or_else(|| "-".to_owned()),
             since.map_or("no".to_owned(), |ms| {
                 duration(std::time::Duration::from_millis(ms))
             }),
@@ -104,7 +107,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
     }));
     let mut text = match it.clients.is_empty() {
         true => String::new(),
-        false => table::of(&rows, 4),
+        false => table::of(&rows, 5),
     };
     let others = (it.connected + it.disconnected).saturating_sub(it.clients.len() as u64);
     let more = match others {
@@ -128,17 +131,17 @@ mod tests {
             "connected": 1,
             "disconnected": 3,
             "clients": [
-                { "client": "press\n4", "user": "anna", "address": "10.0.0.7", "since_ms": 1_000,
-                  "subscriptions": 2, "watches": 3, "queued": 1, "queued_bytes": 150, "in_flight": 1 },
+                { "client": "press\n4", "user": "anna", "address": "10.0.0.7", "mqtt": "3.1.1",
+                  "since_ms": 1_000, "subscriptions": 2, "watches": 3, "queued": 1, "queued_bytes": 150, "in_flight": 1 },
                 { "client": "old", "user": null, "address": null, "since_ms": null,
                   "subscriptions": 0, "watches": 0, "queued": 0, "queued_bytes": 0, "in_flight": 0 },
             ],
         });
         let clients = serde_json::from_value(clients).unwrap();
         let expected = "\
-client    user  address   connected  subs  watches  queued  bytes  in flight
-press\\n4  anna  10.0.0.7  64s           2        3       1    150          1
-old       -     -         no            0        0       0      0          0
+client    user  address   mqtt   connected  subs  watches  queued  bytes  in flight
+press\\n4  anna  10.0.0.7  3.1.1  64s           2        3       1    150          1
+old       -     -         -      no            0        0       0      0          0
 1 connected, 3 sessions without a connection; 2 not shown
 ";
         assert_eq!(text(&clients, 65_000), expected);

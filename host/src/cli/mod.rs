@@ -63,7 +63,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a state store with its own MQTT 5 broker
+    /// Run a state store with its own broker for MQTT 5 and MQTT 3.1.1
     #[command(after_help = "\
 Examples:
   statehouse serve

@@ -25,6 +25,11 @@ pub const CRL_FILE_BYTES_MAX: u64 = 8 << 20;
 /// The pause after an accept failed. Without it, a lack of file descriptors would fail in a loop.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// The silence of a socket after which the system probes whether the client's machine still exists.
+/// Only for clients of MQTT 3.1.1 without a keep alive: those of MQTT 5 send a packet within this
+/// time.
+pub const CLIENT_PROBE_AFTER: Duration = Duration::from_secs(20 * 60);
+
 /// Header lines of a WebSocket request: browsers send some twenty.
 pub const WS_HEADERS_MAX: usize = 64;
 

@@ -17,6 +17,7 @@ use std::net::{self, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 
+use socket2::{SockRef, TcpKeepalive};
 use statehouse_mqtt::{Broker, Door};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -206,6 +207,7 @@ where
                 // Clients wait for small responses. If this fails the socket is dead, and its
                 // reader will see the error.
                 _ = socket.set_nodelay(true);
+                probe_if_silent(&socket);
                 tokio::spawn(serve(socket, peer));
             }
             Err(error) => {
@@ -214,6 +216,14 @@ where
                 tokio::time::sleep(limits::ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Lets the system end the connection of a client that vanished, even if the client sends no pings.
+fn probe_if_silent(socket: &TcpStream) {
+    let keepalive = TcpKeepalive::new().with_time(limits::CLIENT_PROBE_AFTER);
+    if let Err(error) = SockRef::from(socket).set_tcp_keepalive(&keepalive) {
+        tracing::debug!(%error, "cannot probe a silent client");
     }
 }
 
@@ -316,5 +326,27 @@ impl Acceptor {
             user: None,
             why: error as &dyn Display,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn silent_clients_are_probed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, mut sockets) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(accept(listener, move |socket, _| {
+            let sender = sender.clone();
+            async move { sender.send(socket).unwrap() }
+        }));
+        let _client = TcpStream::connect(address).await.unwrap();
+        let socket = sockets.recv().await.unwrap();
+        let socket = SockRef::from(&socket);
+        assert!(socket.keepalive().unwrap());
+        let after = socket.tcp_keepalive_time().unwrap();
+        assert_eq!(after, limits::CLIENT_PROBE_AFTER);
     }
 }

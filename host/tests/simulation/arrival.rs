@@ -1,4 +1,4 @@
-//! Packets arrive at a client, which answers as MQTT 5 requires.
+//! Packets arrive at a client, which answers as MQTT requires.
 
 use crate::client::Sent;
 use crate::egress::number_in;
@@ -29,7 +29,7 @@ impl World {
             return false;
         };
         let packet = loop {
-            if let Some(packet) = packet::decode(&mut link.inbox) {
+            if let Some(packet) = packet::decode(link.level, &mut link.inbox) {
                 break packet;
             }
             match link.down.pop_front() {

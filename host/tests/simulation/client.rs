@@ -1,4 +1,5 @@
-//! A client as MQTT 5 describes it: its session state, its connections, and what it received.
+//! A client as MQTT 5 and MQTT 3.1.1 describe it: its session state, its connections, and what it
+//! received.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -7,7 +8,7 @@ use statehouse_protocol::SessionId;
 
 use crate::followers::Follower;
 use crate::operation::Operation;
-use crate::packet::{self, Ack, Publish};
+use crate::packet::{self, Ack, Level, Publish};
 
 /// A PUBLISH that the broker has not completed.
 pub(crate) struct Outgoing {
@@ -44,6 +45,7 @@ pub(crate) type Notification = (u64, Option<Vec<u8>>);
 /// One network connection.
 pub(crate) struct Link {
     pub(crate) number: u64,
+    pub(crate) level: Level,
     /// The broker's end.
     pub(crate) wire: Option<Wire>,
     /// Packets on their way to the broker.
@@ -83,9 +85,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64, level: Level) -> Self {
         Self {
             number,
+            level,
             wire: None,
             up: VecDeque::new(),
             up_done: 0,
@@ -128,6 +131,8 @@ pub(crate) struct Client {
     /// The delay of its will in seconds, if it brings one.
     pub(crate) will_delay_s: Option<u32>,
     pub(crate) watches: bool,
+    /// Whether it sends no requests. Each of its connections has either version of MQTT.
+    pub(crate) messenger: bool,
     /// A client that watches a prefix, and no keys.
     pub(crate) follower: Option<Follower>,
     /// Whether it sets DUP when it sends a QoS 1 message again. Some clients do not.
@@ -168,6 +173,7 @@ impl Client {
             filters: vec![(format!("r/c{index}"), 1)],
             will_delay_s: None,
             watches: true,
+            messenger: false,
             follower: None,
             sets_dup: true,
             links: Vec::new(),
@@ -222,7 +228,7 @@ impl Client {
                 continue;
             }
             it.publish.dup = *sets_dup || it.publish.qos == 2;
-            link.send(packet::publish(&it.publish), sent(it));
+            link.send(packet::publish(link.level, &it.publish), sent(it));
         }
     }
 
@@ -241,7 +247,7 @@ impl Client {
             return;
         };
         link.exchanges.insert(it.publish.id, number);
-        link.send(packet::publish(&it.publish), sent(&it));
+        link.send(packet::publish(link.level, &it.publish), sent(&it));
         if it.publish.qos > 0 {
             self.outgoing.push_back(it);
         }
@@ -272,7 +278,7 @@ impl Client {
         let filters = self.filters.clone();
         let id = self.packet_id() + 100;
         if let Some(link) = self.link() {
-            let bytes = packet::subscribe(id, &filters);
+            let bytes = packet::subscribe(link.level, id, &filters);
             link.send(bytes, Sent::Subscribe { id, filters });
         }
     }

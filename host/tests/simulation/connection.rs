@@ -2,7 +2,7 @@
 
 use crate::client::{Link, Sent};
 use crate::oracle::{Change, NO_RECORDS};
-use crate::packet::{self, Connect, Will};
+use crate::packet::{self, Connect, Level, Will};
 use crate::world::World;
 
 impl World {
@@ -15,7 +15,15 @@ impl World {
         let number = self.next_link;
         self.next_link += 1;
         let client = &mut self.clients[who];
+        let level = match client.messenger && self.dice.once_in(2) {
+            true => Level::Four,
+            false => Level::Five,
+        };
+        if level == Level::Four {
+            self.tally.count("connections with MQTT 3.1.1");
+        }
         let connect = Connect {
+            level,
             client: client.name.clone(),
             clean_start: false,
             expiry_s: client.expiry_s,
@@ -26,7 +34,7 @@ impl World {
                 delay_s,
             }),
         };
-        let mut link = Link::new(number);
+        let mut link = Link::new(number, level);
         link.send(packet::connect(&connect), Sent::Connect(connect));
         for link in &mut client.links {
             link.abandoned = true;
@@ -38,9 +46,14 @@ impl World {
     /// The client ends its connection by DISCONNECT.
     pub(crate) fn hang_up(&mut self, who: usize) {
         // The observer keeps its connection, and its session in any case.
-        let reason = if self.dice.once_in(3) { 4 } else { 0 };
+        let with_will = self.dice.once_in(3);
         if let Some(link) = self.clients[who].open() {
-            let bytes = packet::disconnect(reason);
+            let reason = if with_will && link.level == Level::Five {
+                4
+            } else {
+                0
+            };
+            let bytes = packet::disconnect(link.level, reason);
             link.send(bytes, Sent::Disconnect { reason });
             self.trace
                 .add(|| format!("c{who} sends DISCONNECT {reason}"));

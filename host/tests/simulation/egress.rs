@@ -89,7 +89,9 @@ impl World {
             let link = &mut self.clients[who].links[at];
             link.down.extend(&bytes);
             link.egress.extend(bytes);
-            while let Some(packet) = packet::decode(&mut self.clients[who].links[at].egress) {
+            let level = link.level;
+            while let Some(packet) = packet::decode(level, &mut self.clients[who].links[at].egress)
+            {
                 self.leaves(who, at, &packet, reached);
             }
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use statehouse_core::store::{Mode, Quota, Retention};
+use statehouse_mqtt::Limits;
 use statehouse_wal::simulation::Dice;
 use statehouse_wal::{Durability, Options};
 
@@ -178,11 +179,21 @@ impl FaultPlan {
                 client.watches = false;
                 client.follower = Some(Follower::default());
             }
-            if dice.once_in(2) {
+            client.messenger = dice.once_in(4);
+            if client.messenger {
+                client.watches = false;
+                client.follower = None;
+                // With MQTT 3.1.1 the broker decides both.
+                let limits = Limits::default();
+                client.expiry_s = limits.session_expiry_max_s;
+                client.receive_max = limits.in_flight_max;
+            }
+            if client.messenger || dice.once_in(2) {
                 client.filters.push(("t/#".into(), dice.below(3) as u8));
             }
             if dice.once_in(2) {
-                client.will_delay_s = Some([0, 3][dice.below(2) as usize]);
+                let delays: &[u32] = if client.messenger { &[0] } else { &[0, 3] };
+                client.will_delay_s = Some(delays[dice.below(delays.len() as u64) as usize]);
             }
         }
         clients

@@ -23,7 +23,8 @@
 //! 6. A will is published if its connection ended without DISCONNECT 0x00, after its delay, once.
 //! 7. No packet leaves before the log position that it depends on is durable. In interval mode only
 //!    the responses to urgent writes must wait for that.
-//! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5.
+//! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5. Sessions that
+//!    change between MQTT 5 and MQTT 3.1.1 meet the same obligations.
 //! 9. The policy that the recorded assignment names answers a request. The guard, and nothing else,
 //!    rolls a failing policy back.
 //! 10. A client that watches a prefix, and resumes the watch from the last version that it has,
@@ -50,6 +51,7 @@
 //! | the watches of a connection do not end with it | 3 |
 //! | the broker does not record the packet id of a QoS 2 message | 4 |
 //! | a subscription is not recorded | 2 |
+//! | a session of MQTT 3.1.1 ends with its connection | 5 |
 //! | a retained message is not recorded | 5 |
 //! | a will is published although the client sent DISCONNECT 0x00 | 6 |
 //! | a watch from a version skips the first change after it | 10 |

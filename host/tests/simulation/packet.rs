@@ -1,5 +1,14 @@
 //! The packets of a client, encoded and decoded without code of the broker.
 
+/// The protocol level of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// MQTT 3.1.1.
+    Four = 4,
+    /// MQTT 5.
+    Five,
+}
+
 /// A packet from the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packet {
@@ -53,6 +62,7 @@ pub(crate) struct Will {
 /// What a CONNECT says.
 #[derive(Clone, Debug)]
 pub(crate) struct Connect {
+    pub(crate) level: Level,
     pub(crate) client: String,
     pub(crate) clean_start: bool,
     pub(crate) expiry_s: u32,
@@ -88,25 +98,31 @@ pub(crate) fn connect(it: &Connect) -> Vec<u8> {
     let mut body = Vec::new();
     text(&mut body, b"MQTT");
     let will = if it.will.is_some() { 0x14 } else { 0 };
-    body.extend([5, u8::from(it.clean_start) << 1 | will, 0, 0]);
-    let mut properties = vec![0x11];
-    properties.extend(it.expiry_s.to_be_bytes());
-    properties.push(0x21);
-    properties.extend(it.receive_max.to_be_bytes());
-    varint(&mut body, properties.len());
-    body.extend(properties);
+    let flags = u8::from(it.clean_start) << 1 | will;
+    body.extend([it.level as u8, flags, 0, 0]);
+    if it.level == Level::Five {
+        let mut properties = vec![0x11];
+        properties.extend(it.expiry_s.to_be_bytes());
+        properties.push(0x21);
+        properties.extend(it.receive_max.to_be_bytes());
+        varint(&mut body, properties.len());
+        body.extend(properties);
+    }
     text(&mut body, it.client.as_bytes());
     if let Some(will) = &it.will {
-        varint(&mut body, 5);
-        body.push(0x18);
-        body.extend(will.delay_s.to_be_bytes());
+        if it.level == Level::Five {
+            varint(&mut body, 5);
+            body.push(0x18);
+            body.extend(will.delay_s.to_be_bytes());
+        }
         text(&mut body, will.topic.as_bytes());
         text(&mut body, &will.payload);
     }
     packet(0x10, &body)
 }
 
-pub(crate) fn publish(it: &Publish) -> Vec<u8> {
+/// At level four the properties are lost.
+pub(crate) fn publish(level: Level, it: &Publish) -> Vec<u8> {
     let mut body = Vec::new();
     text(&mut body, it.topic.as_bytes());
     if it.qos > 0 {
@@ -126,8 +142,10 @@ pub(crate) fn publish(it: &Publish) -> Vec<u8> {
         text(&mut properties, name.as_bytes());
         text(&mut properties, value.as_bytes());
     }
-    varint(&mut body, properties.len());
-    body.extend(properties);
+    if level == Level::Five {
+        varint(&mut body, properties.len());
+        body.extend(properties);
+    }
     body.extend(&it.payload);
     let flags = u8::from(it.dup) << 3 | it.qos << 1 | u8::from(it.retain);
     packet(0x30 | flags, &body)
@@ -138,9 +156,11 @@ pub(crate) fn ack(kind: Ack, id: u16) -> Vec<u8> {
     packet((kind as u8) << 4 | flags, &id.to_be_bytes())
 }
 
-pub(crate) fn subscribe(id: u16, filters: &[(String, u8)]) -> Vec<u8> {
+pub(crate) fn subscribe(level: Level, id: u16, filters: &[(String, u8)]) -> Vec<u8> {
     let mut body = id.to_be_bytes().to_vec();
-    body.push(0);
+    if level == Level::Five {
+        body.push(0);
+    }
     for (filter, qos) in filters {
         text(&mut body, filter.as_bytes());
         body.push(*qos);
@@ -148,8 +168,12 @@ pub(crate) fn subscribe(id: u16, filters: &[(String, u8)]) -> Vec<u8> {
     packet(0x82, &body)
 }
 
-pub(crate) fn disconnect(reason: u8) -> Vec<u8> {
-    packet(0xE0, &[reason, 0])
+/// At level four the reason is always zero.
+pub(crate) fn disconnect(level: Level, reason: u8) -> Vec<u8> {
+    match level {
+        Level::Four => packet(0xE0, &[]),
+        Level::Five => packet(0xE0, &[reason, 0]),
+    }
 }
 
 /// Reads the parts of a packet in order.
@@ -198,13 +222,13 @@ impl<'a> Reader<'a> {
 }
 
 /// Takes the first packet from the buffer, if it is complete.
-pub(crate) fn decode(buffer: &mut Vec<u8>) -> Option<Packet> {
+pub(crate) fn decode(level: Level, buffer: &mut Vec<u8>) -> Option<Packet> {
     let whole = length(buffer)?;
     let bytes: Vec<u8> = buffer.drain(..whole).collect();
     let first = bytes[0];
     let mut reader = Reader(&bytes[1..]);
     reader.varint();
-    Some(read(first, reader))
+    Some(read(level, first, reader))
 }
 
 /// The length of the first packet, if all of it is here.
@@ -214,30 +238,34 @@ pub(crate) fn length(buffer: &[u8]) -> Option<usize> {
     (buffer.len() > end + count).then_some(end + 1 + count)
 }
 
-fn read(first: u8, mut reader: Reader<'_>) -> Packet {
+fn read(level: Level, first: u8, mut reader: Reader<'_>) -> Packet {
     match first >> 4 {
         2 => Packet::Connack {
             present: reader.byte() == 1,
             reason: reader.byte(),
         },
-        3 => Packet::Publish(read_publish(first, reader)),
+        3 => Packet::Publish(read_publish(level, first, reader)),
         kind @ 4..=7 => Packet::Ack {
             kind: [Ack::Puback, Ack::Pubrec, Ack::Pubrel, Ack::Pubcomp][usize::from(kind) - 4],
             id: reader.short(),
-            reason: if reader.0.is_empty() {
-                0
-            } else {
-                reader.byte()
+            reason: match reader.0 {
+                [] => 0,
+                _ => {
+                    assert_eq!(level, Level::Five, "an acknowledgement with a reason");
+                    reader.byte()
+                }
             },
         },
         9 => {
             let id = reader.short();
-            reader.properties();
+            if level == Level::Five {
+                reader.properties();
+            }
             let reasons = reader.0.to_vec();
             Packet::Suback { id, reasons }
         }
         13 => Packet::Pingresp,
-        14 => Packet::Disconnect {
+        14 if level == Level::Five => Packet::Disconnect {
             reason: if reader.0.is_empty() {
                 0
             } else {
@@ -248,7 +276,7 @@ fn read(first: u8, mut reader: Reader<'_>) -> Packet {
     }
 }
 
-fn read_publish(first: u8, mut reader: Reader<'_>) -> Publish {
+fn read_publish(level: Level, first: u8, mut reader: Reader<'_>) -> Publish {
     let qos = first >> 1 & 3;
     let mut it = Publish {
         topic: reader.string(),
@@ -258,7 +286,10 @@ fn read_publish(first: u8, mut reader: Reader<'_>) -> Publish {
         id: if qos > 0 { reader.short() } else { 0 },
         ..Publish::default()
     };
-    let mut properties = reader.properties();
+    let mut properties = match level {
+        Level::Four => Reader(&[]),
+        Level::Five => reader.properties(),
+    };
     while !properties.0.is_empty() {
         match properties.byte() {
             0x09 => it.correlation = Some(properties.text().to_vec()),

@@ -17,6 +17,7 @@ const REQUIRED: &[&str] = &[
     "canaries ended",
     "clean stops",
     "connections cut",
+    "connections with MQTT 3.1.1",
     "connections that a takeover ended",
     "DISCONNECT packets",
     "disk errors",

@@ -237,7 +237,7 @@ impl World {
     }
 
     fn think(&mut self, who: usize, number: u64) -> (Operation, u8) {
-        if self.dice.once_in(3) {
+        if self.clients[who].messenger || self.dice.once_in(3) {
             let qos = self.dice.below(3) as u8;
             // One publisher for each topic of a retained message.
             let operation = match self.dice.once_in(3) {

@@ -45,10 +45,11 @@ fn clients_shows_connections_queues_and_watches() {
         watcher["since_ms"].as_u64().unwrap() > 1_700_000_000_000,
         "{watcher}"
     );
+    assert_eq!(watcher["mqtt"], "5");
     let absent = of("absent");
     assert_eq!(
-        (&absent["since_ms"], &absent["queued"]),
-        (&Json::Null, &json!(3))
+        (&absent["since_ms"], &absent["queued"], &absent["mqtt"]),
+        (&Json::Null, &json!(3), &Json::Null)
     );
     assert_eq!(
         (&absent["subscriptions"], &absent["in_flight"]),
@@ -62,6 +63,15 @@ fn clients_shows_connections_queues_and_watches() {
     clients(&server, &["--limit", "100000"])
         .code(2)
         .says("from 0 to 2000");
+
+    let mut old = server.open();
+    old.send(b"\x10\x0F\0\x04MQTT\x04\x02\0\0\0\x03old");
+    assert_eq!(old.next().bytes(), [0x20, 2, 0, 0]);
+    let text = clients(&server, &[]).code(0).text();
+    assert!(
+        text.contains("old        -     127.0.0.1  3.1.1  "),
+        "{text}"
+    );
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //! * Invalid topics and properties: [`packets`], [`topics`], [`properties`] (each property in each
 //!   packet, leaked wills).
 //! * Endless QoS 2 exchanges: [`exchanges`].
+//! * MQTT 3.1.1: [`version_3`] (forbidden packets and CONNECTs of that version).
 //! * Takeover of sessions: [`takeovers`]; `mqtt/hostile` and `mqtt/clients` for the order of the
 //!   messages of a session.
 //! * Authentication: `trust/users` (missing, incomplete or oversized credentials, names that are
@@ -43,4 +44,5 @@ mod requests;
 mod slow;
 mod takeovers;
 mod topics;
+mod version_3;
 mod witness;

@@ -6,11 +6,16 @@ use super::{
     Violation, property as id, publish,
     reader::{Reader, Span, bits},
 };
-use crate::{Enhanced, Message, QoS, ReasonCode, topic};
+use crate::{
+    Enhanced, Message, Properties,
+    ProtocolVersion::{self, V5, V311},
+    QoS, ReasonCode, topic,
+};
 
 /// A CONNECT as it was received. Admission moves the credentials out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Connect {
+    pub(crate) version: ProtocolVersion,
     pub(crate) client_id: Box<str>,
     pub(crate) clean_start: bool,
     pub(crate) keep_alive_s: u16,
@@ -46,10 +51,12 @@ pub(crate) struct ConnectFault {
 pub(crate) enum Answer {
     /// Not at all: the client does not seem to use MQTT.
     None,
-    /// With the CONNACK of MQTT 3.1 and 3.1.1, so that clients of these versions report the cause.
-    Version3,
-    /// With a CONNACK of at most `bytes_max` bytes, the Maximum Packet Size if it was read.
-    Connack { bytes_max: u32 },
+    /// With a CONNACK of this version, if that version has a code for the reason. It has at most
+    /// `bytes_max` bytes, the Maximum Packet Size if it was read.
+    Connack {
+        version: ProtocolVersion,
+        bytes_max: u32,
+    },
 }
 
 const PROPERTIES: u64 = bits(&[
@@ -73,43 +80,52 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
     let mut reader = Reader::new(body);
     let name = reader.binary().map_err(silent)?;
     let version = reader.u8().map_err(silent)?;
-    match (name.of(body), version) {
-        (b"MQTT", 5) => {}
+    let refused = |violation, version, bytes_max| ConnectFault {
+        violation,
+        answer: Answer::Connack { version, bytes_max },
+    };
+    let version = match (name.of(body), version) {
+        (b"MQTT", 4) => V311,
+        (b"MQTT", 5) => V5,
         (name @ (b"MQTT" | b"MQIsdp"), version) => {
             let violation = Violation {
                 reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
-                text: "this broker speaks MQTT 5 only",
+                text: "this broker speaks MQTT 5 and MQTT 3.1.1 only",
             };
-            let answer = match (name, version) {
-                (b"MQTT", 4) | (b"MQIsdp", 3) => Answer::Version3,
-                _ => Answer::Connack {
-                    bytes_max: u32::MAX,
-                },
+            // MQTT 3.1 has the same CONNACK as MQTT 3.1.1, so that its clients report the cause.
+            let version = if name == b"MQIsdp" || version < 4 {
+                V311
+            } else {
+                V5
             };
-            return Err(ConnectFault { violation, answer });
+            return Err(refused(violation, version, u32::MAX));
         }
         _ => {
             return Err(silent(Violation::malformed(
                 "the protocol name is not MQTT",
             )));
         }
-    }
+    };
     let mut bytes_max = u32::MAX;
-    rest(reader, body, &mut bytes_max).map_err(|violation| ConnectFault {
-        violation,
-        answer: Answer::Connack { bytes_max },
-    })
+    rest(reader, body, version, &mut bytes_max)
+        .map_err(|violation| refused(violation, version, bytes_max))
 }
 
 /// Reads everything after the protocol version. Sets `bytes_max` as soon as it is read, even if a
 /// later field is malformed.
-fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Connect, Violation> {
+fn rest(
+    mut reader: Reader<'_>,
+    body: &Bytes,
+    version: ProtocolVersion,
+    bytes_max: &mut u32,
+) -> Result<Connect, Violation> {
     let flags = reader.u8()?;
     if flags & 1 != 0 {
         return Err(Violation::malformed("the reserved flag of CONNECT is set"));
     }
     let keep_alive_s = reader.u16()?;
     let mut connect = Connect {
+        version,
         client_id: Box::default(),
         clean_start: flags & 2 != 0,
         keep_alive_s,
@@ -122,6 +138,56 @@ fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Con
         enhanced: None,
         will: None,
     };
+    match version {
+        V311 => without_properties(&mut connect, flags)?,
+        V5 => properties(&mut connect, &mut reader, body, bytes_max)?,
+    }
+    connect.client_id = text(body, reader.text()?);
+    connect.will = will(&mut reader, body, flags, version)?;
+    if flags & USER != 0 {
+        connect.user = Some(text(body, reader.text()?));
+    }
+    if flags & PASSWORD != 0 {
+        connect.password = Some(body.slice(reader.binary()?.range()));
+    }
+    if !reader.is_empty() {
+        return Err(Violation::malformed(
+            "bytes follow the last field of CONNECT",
+        ));
+    }
+    // MQTT 3.1.1 [MQTT-3.1.3-8]
+    if version == V311 && connect.client_id.is_empty() && !connect.clean_start {
+        return Err(Violation {
+            reason: ReasonCode::CLIENT_IDENTIFIER_NOT_VALID,
+            text: "a session that outlives its connection needs a client identifier",
+        });
+    }
+    Ok(connect)
+}
+
+/// The flags of CONNECT for a user name and a password.
+const USER: u8 = 0x80;
+const PASSWORD: u8 = 0x40;
+
+/// Sets what a CONNECT of MQTT 3.1.1 says without properties. Its session ends with the connection,
+/// or lasts for as long as the broker allows (MQTT 3.1.1 section 3.1.2.4).
+fn without_properties(connect: &mut Connect, flags: u8) -> Result<(), Violation> {
+    // MQTT 3.1.1 [MQTT-3.1.2-22]
+    if flags & (USER | PASSWORD) == PASSWORD {
+        return Err(Violation::malformed("a password without a user name"));
+    }
+    connect.session_expiry_s = if connect.clean_start { 0 } else { u32::MAX };
+    connect.problem_info = false;
+    Ok(())
+}
+
+/// Reads the properties of CONNECT.
+fn properties(
+    connect: &mut Connect,
+    reader: &mut Reader<'_>,
+    body: &Bytes,
+    bytes_max: &mut u32,
+) -> Result<(), Violation> {
     let (mut method, mut data) = (None, None);
     let section = reader.property_section(PROPERTIES, |item| {
         match item.id {
@@ -151,20 +217,7 @@ fn rest(mut reader: Reader<'_>, body: &Bytes, bytes_max: &mut u32) -> Result<Con
         method: text(&properties, method),
         data: data.map_or_else(Bytes::new, |data| properties.slice(data.range())),
     });
-    connect.client_id = text(body, reader.text()?);
-    connect.will = will(&mut reader, body, flags)?;
-    if flags & 0x80 != 0 {
-        connect.user = Some(text(body, reader.text()?));
-    }
-    if flags & 0x40 != 0 {
-        connect.password = Some(body.slice(reader.binary()?.range()));
-    }
-    if !reader.is_empty() {
-        return Err(Violation::malformed(
-            "bytes follow the last field of CONNECT",
-        ));
-    }
-    Ok(connect)
+    Ok(())
 }
 
 /// Copies a string that was already checked.
@@ -172,7 +225,12 @@ fn text(body: &[u8], span: Span) -> Box<str> {
     String::from_utf8_lossy(span.of(body)).into()
 }
 
-fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>, Violation> {
+fn will(
+    reader: &mut Reader<'_>,
+    body: &Bytes,
+    flags: u8,
+    version: ProtocolVersion,
+) -> Result<Option<Will>, Violation> {
     let qos = QoS::from_bits(flags >> 3 & 3).ok_or(Violation::malformed("QoS 3 does not exist"))?;
     let retain = flags & 0x20 != 0;
     if flags & 4 == 0 {
@@ -183,7 +241,10 @@ fn will(reader: &mut Reader<'_>, body: &Bytes, flags: u8) -> Result<Option<Will>
         }
         return Ok(None);
     }
-    let properties = publish::properties(reader, body, publish::WILL_PROPERTIES)?;
+    let properties = match version {
+        V311 => Properties::default(),
+        V5 => publish::properties(reader, body, publish::WILL_PROPERTIES)?,
+    };
     let topic = body.slice(reader.text()?.range());
     let payload = body.slice(reader.binary()?.range());
     // 0x90 is for names that are not malformed (section 3.2.2.2). Invalid strings were refused as

@@ -10,7 +10,11 @@ use super::{
     reader::{Reader, Span, bits, variable},
     subscribe,
 };
-use crate::{Enhanced, ReasonCode};
+use crate::{
+    Enhanced,
+    ProtocolVersion::{self, V311},
+    ReasonCode,
+};
 
 /// A packet of a connected client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,9 +52,10 @@ pub(crate) struct Auth {
     pub(crate) enhanced: Option<Enhanced>,
 }
 
-/// What the decoder may buffer and produce.
+/// The version of a connection, and what the decoder may buffer and produce.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
+    pub(crate) version: ProtocolVersion,
     pub(crate) packet_bytes_max: usize,
     pub(crate) filters_max: usize,
 }
@@ -67,31 +72,30 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
     let Some(&first) = buffer.first() else {
         return Ok(None);
     };
-    check_first(first)?;
+    let version = bounds.version;
+    check_first(first, version)?;
     let Some(size) = frame(buffer, bounds.packet_bytes_max)? else {
         return Ok(None);
     };
     if first >> 4 == kind::PUBLISH {
         let frame = buffer.split_to(size.total);
-        return publish::read(first & 0xF, frame, size.header)
+        return publish::read(first & 0xF, frame, size.header, version)
             .map(Packet::Publish)
             .map(Some);
     }
     let body = buffer.get(size.header..size.total).unwrap_or_default();
     let packet = match first >> 4 {
-        kind::PUBACK => Packet::Puback(read_ack(body)?),
-        kind::PUBREC => Packet::Pubrec(read_ack(body)?),
-        kind::PUBREL => Packet::Pubrel(read_ack(body)?),
-        kind::PUBCOMP => Packet::Pubcomp(read_ack(body)?),
-        kind::SUBSCRIBE => Packet::Subscribe(subscribe::read_subscribe(body, bounds.filters_max)?),
-        kind::UNSUBSCRIBE => {
-            Packet::Unsubscribe(subscribe::read_unsubscribe(body, bounds.filters_max)?)
-        }
+        kind::PUBACK => Packet::Puback(read_ack(body, version)?),
+        kind::PUBREC => Packet::Pubrec(read_ack(body, version)?),
+        kind::PUBREL => Packet::Pubrel(read_ack(body, version)?),
+        kind::PUBCOMP => Packet::Pubcomp(read_ack(body, version)?),
+        kind::SUBSCRIBE => Packet::Subscribe(subscribe::read_subscribe(body, bounds)?),
+        kind::UNSUBSCRIBE => Packet::Unsubscribe(subscribe::read_unsubscribe(body, bounds)?),
         kind::PINGREQ if body.is_empty() => Packet::Pingreq,
         kind::PINGREQ => return Err(Violation::malformed("PINGREQ has a body")),
         // `check_first` has refused the packet types that a client must not send.
         kind::AUTH => Packet::Auth(read_auth(body)?),
-        _ => Packet::Disconnect(read_disconnect(body)?),
+        _ => Packet::Disconnect(read_disconnect(body, version)?),
     };
     buffer.advance(size.total);
     Ok(Some(packet))
@@ -123,11 +127,16 @@ pub(crate) fn decode_connect(
 }
 
 /// Checks type, direction and flags of a packet after CONNECT (section 2.1).
-fn check_first(first: u8) -> Result<(), Violation> {
+fn check_first(first: u8, version: ProtocolVersion) -> Result<(), Violation> {
     let flags = first & 0xF;
     let required = match first >> 4 {
         kind::PUBLISH => return Ok(()),
         kind::PUBREL | kind::SUBSCRIBE | kind::UNSUBSCRIBE => 2,
+        kind::AUTH if version == V311 => {
+            return Err(Violation::malformed(
+                "packet type 15 does not exist in MQTT 3.1.1",
+            ));
+        }
         kind::PUBACK
         | kind::PUBREC
         | kind::PUBCOMP
@@ -170,30 +179,30 @@ fn frame(buffer: &[u8], bytes_max: usize) -> Result<Option<FrameSize>, Violation
     Ok((buffer.len() >= total).then_some(FrameSize { header, total }))
 }
 
-fn read_ack(body: &[u8]) -> Result<Ack, Violation> {
+fn read_ack(body: &[u8], version: ProtocolVersion) -> Result<Ack, Violation> {
     let mut reader = Reader::new(body);
     let packet_id = reader.packet_id()?;
-    let reason = if reader.is_empty() {
+    let reason = if version == V311 || reader.is_empty() {
         ReasonCode::SUCCESS
     } else {
         ReasonCode(reader.u8()?)
     };
-    if !reader.is_empty() {
+    if version != V311 && !reader.is_empty() {
         reader.property_section(bits(&[id::REASON_STRING, id::USER_PROPERTY]), |_| Ok(()))?;
     }
     end(&reader)?;
     Ok(Ack { packet_id, reason })
 }
 
-fn read_disconnect(body: &[u8]) -> Result<Disconnect, Violation> {
+fn read_disconnect(body: &[u8], version: ProtocolVersion) -> Result<Disconnect, Violation> {
     let mut reader = Reader::new(body);
-    let reason = if reader.is_empty() {
+    let reason = if version == V311 || reader.is_empty() {
         ReasonCode::SUCCESS
     } else {
         ReasonCode(reader.u8()?)
     };
     let mut session_expiry_s = None;
-    if !reader.is_empty() {
+    if version != V311 && !reader.is_empty() {
         reader.property_section(
             bits(&[id::SESSION_EXPIRY, id::REASON_STRING, id::USER_PROPERTY]),
             |item| {

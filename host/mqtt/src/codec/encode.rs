@@ -3,7 +3,12 @@
 use bytes::{BufMut, BytesMut};
 
 use super::{packet_type as kind, property as id};
-use crate::{Message, QoS, ReasonCode, limits::REASON_TEXT_BYTES_MAX};
+use crate::{
+    Message,
+    ProtocolVersion::{self, V5, V311},
+    QoS, ReasonCode,
+    limits::REASON_TEXT_BYTES_MAX,
+};
 
 /// The content of a CONNACK in addition to its reason (section 3.2.2.3). Absent values have the
 /// standard's defaults.
@@ -20,8 +25,11 @@ pub(crate) struct Connack<'a> {
     pub(crate) method: Option<&'a str>,
 }
 
-/// A CONNACK with success.
-pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
+/// A CONNACK with success. In MQTT 3.1.1 it has no properties.
+pub(crate) fn connack(out: &mut BytesMut, version: ProtocolVersion, connack: &Connack<'_>) {
+    if version == V311 {
+        return out.extend_from_slice(&[kind::CONNACK << 4, 2, connack.session_present.into(), 0]);
+    }
     let mut properties = BytesMut::with_capacity(64);
     if let Some(value) = connack.session_expiry_s {
         properties.put_u8(id::SESSION_EXPIRY);
@@ -57,23 +65,45 @@ pub(crate) fn connack(out: &mut BytesMut, connack: &Connack<'_>) {
 }
 
 /// The encoded size of a CONNACK with success.
-pub(crate) fn connack_bytes(packet: &Connack<'_>) -> usize {
+pub(crate) fn connack_bytes(version: ProtocolVersion, packet: &Connack<'_>) -> usize {
     let mut out = BytesMut::with_capacity(64);
-    connack(&mut out, packet);
+    connack(&mut out, version, packet);
     out.len()
 }
 
-/// The CONNACK of MQTT 3.1 and 3.1.1 that refuses the protocol level of the client.
-pub(crate) const CONNACK_VERSION_3: [u8; 4] = [kind::CONNACK << 4, 2, 0, 1];
+/// The return code of MQTT 3.1.1 (table 3.1) for a refused CONNECT; none if the standard has no
+/// code and the connection is closed without a CONNACK (MQTT 3.1.1 [MQTT-3.2.2-6]).
+fn return_code(reason: ReasonCode) -> Option<u8> {
+    match reason {
+        ReasonCode::UNSUPPORTED_PROTOCOL_VERSION => Some(1),
+        ReasonCode::CLIENT_IDENTIFIER_NOT_VALID => Some(2),
+        ReasonCode::UNSPECIFIED_ERROR
+        | ReasonCode::SERVER_UNAVAILABLE
+        | ReasonCode::SERVER_BUSY
+        | ReasonCode::QUOTA_EXCEEDED
+        | ReasonCode::CONNECTION_RATE_EXCEEDED => Some(3),
+        ReasonCode::BAD_USER_NAME_OR_PASSWORD => Some(4),
+        ReasonCode::NOT_AUTHORIZED
+        | ReasonCode::BANNED
+        | ReasonCode::BAD_AUTHENTICATION_METHOD
+        | ReasonCode::TOPIC_NAME_INVALID => Some(5),
+        _ => None,
+    }
+}
 
 /// A CONNACK that refuses. Omits the text if the packet would exceed the client's maximum
 /// [MQTT-3.2.2-19], and writes nothing if it exceeds it even then [MQTT-3.1.2-24].
 pub(crate) fn connack_refused(
     out: &mut BytesMut,
+    version: ProtocolVersion,
     reason: ReasonCode,
     text: Option<&str>,
     bytes_max: u32,
 ) {
+    if version == V311 {
+        let packet = return_code(reason).map(|code| [kind::CONNACK << 4, 2, 0, code]);
+        return out.extend(packet.into_iter().flatten());
+    }
     let bytes_max = bytes_max as usize;
     // Eight bytes in addition to the text, and two more if lengths take two bytes.
     let text = text.map(cut).filter(|text| 10 + text.len() <= bytes_max);
@@ -114,34 +144,46 @@ impl Delivery<'_> {
     }
 }
 
-/// Remaining Length and length of the properties of a PUBLISH.
-fn publish_lengths(message: &Message, delivery: &Delivery<'_>) -> (usize, usize) {
-    let properties = delivery.property_bytes(message);
+/// Remaining Length of a PUBLISH and length of its properties; none in MQTT 3.1.1.
+fn publish_lengths(
+    version: ProtocolVersion,
+    message: &Message,
+    delivery: &Delivery<'_>,
+) -> (usize, Option<usize>) {
     let packet_id = if delivery.qos == QoS::AtMostOnce {
         0
     } else {
         2
     };
-    (
-        2 + message.topic.len()
-            + packet_id
-            + variable_bytes(properties)
-            + properties
-            + message.payload.len(),
-        properties,
-    )
+    let bare = 2 + message.topic.len() + packet_id + message.payload.len();
+    if version == V311 {
+        return (bare, None);
+    }
+    let properties = delivery.property_bytes(message);
+    let remaining = bare + variable_bytes(properties) + properties;
+    (remaining, Some(properties))
 }
 
 /// The encoded size of a PUBLISH.
-pub(crate) fn publish_bytes(message: &Message, delivery: &Delivery<'_>) -> usize {
-    let (remaining, _) = publish_lengths(message, delivery);
+pub(crate) fn publish_bytes(
+    version: ProtocolVersion,
+    message: &Message,
+    delivery: &Delivery<'_>,
+) -> usize {
+    let (remaining, _) = publish_lengths(version, message, delivery);
     1 + variable_bytes(remaining) + remaining
 }
 
 /// A PUBLISH. Writes the message's properties unchanged, after the Message Expiry Interval and
-/// before the Subscription Identifiers. The caller must have checked the size.
-pub(crate) fn publish(out: &mut BytesMut, message: &Message, delivery: &Delivery<'_>) {
-    let (remaining, properties) = publish_lengths(message, delivery);
+/// before the Subscription Identifiers; none of these in MQTT 3.1.1. The caller must have checked
+/// the size.
+pub(crate) fn publish(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    message: &Message,
+    delivery: &Delivery<'_>,
+) {
+    let (remaining, properties) = publish_lengths(version, message, delivery);
     out.reserve(5 + remaining);
     let flags = u8::from(delivery.dup) << 3 | (delivery.qos as u8) << 1 | u8::from(delivery.retain);
     out.put_u8(kind::PUBLISH << 4 | flags);
@@ -151,23 +193,26 @@ pub(crate) fn publish(out: &mut BytesMut, message: &Message, delivery: &Delivery
     if delivery.qos != QoS::AtMostOnce {
         out.put_u16(delivery.packet_id);
     }
-    put_variable(out, properties);
-    if let Some(expiry_s) = delivery.expiry_s {
-        out.put_u8(id::MESSAGE_EXPIRY);
-        out.put_u32(expiry_s);
-    }
-    out.extend_from_slice(&message.properties);
-    for subscription_id in delivery.subscription_ids {
-        out.put_u8(id::SUBSCRIPTION_ID);
-        put_variable(out, *subscription_id as usize);
+    if let Some(properties) = properties {
+        put_variable(out, properties);
+        if let Some(expiry_s) = delivery.expiry_s {
+            out.put_u8(id::MESSAGE_EXPIRY);
+            out.put_u32(expiry_s);
+        }
+        out.extend_from_slice(&message.properties);
+        for subscription_id in delivery.subscription_ids {
+            out.put_u8(id::SUBSCRIPTION_ID);
+            put_variable(out, *subscription_id as usize);
+        }
     }
     out.extend_from_slice(&message.payload);
 }
 
 /// PUBACK, PUBREC, PUBREL or PUBCOMP. Omits the text if the packet would exceed the client's
-/// maximum (section 3.4.2.2.2).
+/// maximum (section 3.4.2.2.2). In MQTT 3.1.1 it has neither reason nor text.
 pub(crate) fn ack(
     out: &mut BytesMut,
+    version: ProtocolVersion,
     packet_type: u8,
     packet_id: u16,
     reason: ReasonCode,
@@ -177,6 +222,9 @@ pub(crate) fn ack(
     let flags = if packet_type == kind::PUBREL { 2 } else { 0 };
     let first = packet_type << 4 | flags;
     let [high, low] = packet_id.to_be_bytes();
+    if version == V311 {
+        return out.extend_from_slice(&[first, 2, high, low]);
+    }
     match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
         None if reason == ReasonCode::SUCCESS => out.extend_from_slice(&[first, 2, high, low]),
         None => out.extend_from_slice(&[first, 3, high, low, reason.0]),
@@ -191,22 +239,65 @@ pub(crate) fn ack(
     }
 }
 
+/// An acknowledgement without a text.
+pub(crate) fn short_ack(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_type: u8,
+    packet_id: u16,
+    reason: ReasonCode,
+) {
+    ack(
+        out,
+        version,
+        packet_type,
+        packet_id,
+        reason,
+        None,
+        usize::MAX,
+    );
+}
+
 /// SUBACK: one reason per filter.
-pub(crate) fn suback(out: &mut BytesMut, packet_id: u16, reasons: &[ReasonCode]) {
-    put_reasons(out, kind::SUBACK, packet_id, reasons);
+pub(crate) fn suback(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_id: u16,
+    reasons: &[ReasonCode],
+) {
+    put_reasons(out, version, kind::SUBACK, packet_id, reasons);
 }
 
-/// UNSUBACK: one reason per filter.
-pub(crate) fn unsuback(out: &mut BytesMut, packet_id: u16, reasons: &[ReasonCode]) {
-    put_reasons(out, kind::UNSUBACK, packet_id, reasons);
+/// UNSUBACK: one reason per filter, none in MQTT 3.1.1.
+pub(crate) fn unsuback(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_id: u16,
+    reasons: &[ReasonCode],
+) {
+    let reasons = if version == V311 { &[] } else { reasons };
+    put_reasons(out, version, kind::UNSUBACK, packet_id, reasons);
 }
 
-fn put_reasons(out: &mut BytesMut, packet_type: u8, packet_id: u16, reasons: &[ReasonCode]) {
+/// The code of every refused filter in a SUBACK of MQTT 3.1.1 (section 3.9.3 there).
+const SUBACK_FAILURE: u8 = 0x80;
+
+fn put_reasons(
+    out: &mut BytesMut,
+    version: ProtocolVersion,
+    packet_type: u8,
+    packet_id: u16,
+    reasons: &[ReasonCode],
+) {
+    let (properties, code_max): (&[u8], _) = match version {
+        V311 => (&[], SUBACK_FAILURE),
+        V5 => (&[0], u8::MAX),
+    };
     out.put_u8(packet_type << 4);
-    put_variable(out, 3 + reasons.len());
+    put_variable(out, 2 + properties.len() + reasons.len());
     out.put_u16(packet_id);
-    out.put_u8(0);
-    out.extend(reasons.iter().map(|reason| reason.0));
+    out.extend_from_slice(properties);
+    out.extend(reasons.iter().map(|reason| reason.0.min(code_max)));
 }
 
 /// AUTH with success.
@@ -224,13 +315,17 @@ pub(crate) fn pingresp(out: &mut BytesMut) {
     out.extend_from_slice(&[kind::PINGRESP << 4, 0]);
 }
 
-/// DISCONNECT.
+/// DISCONNECT; nothing in MQTT 3.1.1, where a server only closes the connection.
 pub(crate) fn disconnect(
     out: &mut BytesMut,
+    version: ProtocolVersion,
     reason: ReasonCode,
     text: Option<&str>,
     bytes_max: usize,
 ) {
+    if version == V311 {
+        return;
+    }
     out.put_u8(kind::DISCONNECT << 4);
     match text.map(cut).filter(|text| 12 + text.len() <= bytes_max) {
         // The standard allows omitting the property length, but some clients then ignore the

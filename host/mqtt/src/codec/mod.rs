@@ -1,9 +1,12 @@
-//! Decodes and encodes MQTT packets (MQTT 5 chapters 2 and 3).
+//! Decodes and encodes the packets of MQTT 5 and of MQTT 3.1.1 (chapters 2 and 3 of both).
 //!
 //! The read buffer may hold any part of any number of packets. Decoded packets are complete, and
 //! their variable parts are slices of it. The decoder must never allocate memory because of a
 //! length field alone. So it checks type, direction and size of a packet before it waits for the
-//! body. It has no state but the buffer.
+//! body. It has no state but the buffer; the caller knows the version of the connection.
+//!
+//! Packets of MQTT 3.1.1 become the same types as those of MQTT 5, with the defaults of MQTT 5 for
+//! what the older version does not have. So only the codec distinguishes most packets.
 
 mod connect;
 mod decode;
@@ -17,8 +20,8 @@ mod tests;
 pub(crate) use connect::{Answer, Connect, ConnectFault, Will};
 pub(crate) use decode::{Ack, Auth, Bounds, Disconnect, Packet, decode, decode_connect};
 pub(crate) use encode::{
-    CONNACK_VERSION_3, Connack, Delivery, ack, auth, connack, connack_bytes, connack_refused,
-    disconnect, pingresp, publish, publish_bytes, suback, unsuback,
+    Connack, Delivery, ack, auth, connack, connack_bytes, connack_refused, disconnect, pingresp,
+    publish, publish_bytes, short_ack, suback, unsuback,
 };
 pub(crate) use publish::{PUBLISH_PROPERTIES, Publish, parse};
 pub(crate) use reader::{Reader, Span};

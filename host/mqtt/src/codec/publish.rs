@@ -6,7 +6,11 @@ use super::{
     Violation, property as id,
     reader::{Reader, bits, scan},
 };
-use crate::{Properties, QoS, topic};
+use crate::{
+    Properties,
+    ProtocolVersion::{self, V5, V311},
+    QoS, topic,
+};
 
 /// A PUBLISH as it was received. Topic, payload and properties are slices of the read buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +27,12 @@ pub(crate) struct Publish {
 }
 
 /// Reads a PUBLISH from its flags and its complete frame. The fixed header has `header` bytes.
-pub(super) fn read(flags: u8, frame: BytesMut, header: usize) -> Result<Publish, Violation> {
+pub(super) fn read(
+    flags: u8,
+    frame: BytesMut,
+    header: usize,
+    version: ProtocolVersion,
+) -> Result<Publish, Violation> {
     let qos = QoS::from_bits(flags >> 1 & 3).ok_or(Violation::malformed("QoS 3 does not exist"))?;
     let dup = flags & 8 != 0;
     if dup && qos == QoS::AtMostOnce {
@@ -39,7 +48,10 @@ pub(super) fn read(flags: u8, frame: BytesMut, header: usize) -> Result<Publish,
     } else {
         reader.packet_id()?
     };
-    let properties = properties(&mut reader, &body, PUBLISH_PROPERTIES)?;
+    let properties = match version {
+        V311 => Properties::default(),
+        V5 => properties(&mut reader, &body, PUBLISH_PROPERTIES)?,
+    };
     let payload = body.slice(reader.position()..);
     let topic = body.slice(topic_span.range());
     match (topic.is_empty(), properties.topic_alias) {

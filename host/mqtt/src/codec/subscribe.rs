@@ -4,10 +4,13 @@
 use bytes::Bytes;
 
 use super::{
-    Violation, property as id,
+    Bounds, Violation, property as id,
     reader::{Reader, bits},
 };
-use crate::{QoS, ReasonCode, topic};
+use crate::{
+    ProtocolVersion::{V5, V311},
+    QoS, ReasonCode, topic,
+};
 
 /// A SUBSCRIBE as it was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,24 +51,34 @@ const TOO_MANY: Violation = Violation {
     text: "too many topic filters in one packet",
 };
 
-pub(super) fn read_subscribe(body: &[u8], filters_max: usize) -> Result<Subscribe, Violation> {
+pub(super) fn read_subscribe(body: &[u8], bounds: Bounds) -> Result<Subscribe, Violation> {
     let mut reader = Reader::new(body);
     let packet_id = reader.packet_id()?;
     let mut subscription_id = None;
-    reader.property_section(bits(&[id::SUBSCRIPTION_ID, id::USER_PROPERTY]), |item| {
-        if item.id == id::SUBSCRIPTION_ID {
-            subscription_id = Some(item.positive()?);
+    let reserved = match bounds.version {
+        // The byte holds only the requested QoS (MQTT 3.1.1 [MQTT-3-8.3-4]).
+        V311 => 0xFC,
+        V5 => {
+            reader.property_section(bits(&[id::SUBSCRIPTION_ID, id::USER_PROPERTY]), |item| {
+                if item.id == id::SUBSCRIPTION_ID {
+                    subscription_id = Some(item.positive()?);
+                }
+                Ok(())
+            })?;
+            0xC0
         }
-        Ok(())
-    })?;
+    };
     let mut filters = Vec::new();
     while !reader.is_empty() {
-        if filters.len() == filters_max {
+        if filters.len() == bounds.filters_max {
             return Err(TOO_MANY);
         }
         let filter = Bytes::copy_from_slice(reader.text()?.of(body));
+        if bounds.version == V311 {
+            check_filter(&filter)?;
+        }
         let options = reader.u8()?;
-        if options & 0xC0 != 0 {
+        if options & reserved != 0 {
             return Err(Violation::malformed(
                 "reserved subscription options are set",
             ));
@@ -100,19 +113,31 @@ pub(super) fn read_subscribe(body: &[u8], filters_max: usize) -> Result<Subscrib
     })
 }
 
-pub(super) fn read_unsubscribe(body: &[u8], filters_max: usize) -> Result<Unsubscribe, Violation> {
+pub(super) fn read_unsubscribe(body: &[u8], bounds: Bounds) -> Result<Unsubscribe, Violation> {
     let mut reader = Reader::new(body);
     let packet_id = reader.packet_id()?;
-    reader.property_section(bits(&[id::USER_PROPERTY]), |_| Ok(()))?;
+    if bounds.version == V5 {
+        reader.property_section(bits(&[id::USER_PROPERTY]), |_| Ok(()))?;
+    }
     let mut filters = Vec::new();
     while !reader.is_empty() {
-        if filters.len() == filters_max {
+        if filters.len() == bounds.filters_max {
             return Err(TOO_MANY);
         }
-        filters.push(Bytes::copy_from_slice(reader.text()?.of(body)));
+        let filter = Bytes::copy_from_slice(reader.text()?.of(body));
+        if bounds.version == V311 {
+            check_filter(&filter)?;
+        }
+        filters.push(filter);
     }
     if filters.is_empty() {
         return Err(Violation::protocol("UNSUBSCRIBE without a topic filter"));
     }
     Ok(Unsubscribe { packet_id, filters })
+}
+
+/// Checks a filter of MQTT 3.1.1, which has no code for an invalid one: the connection ends
+/// (MQTT 3.1.1 [MQTT-4.8.0-1]).
+fn check_filter(filter: &[u8]) -> Result<(), Violation> {
+    topic::check_topics(filter).map_err(Violation::protocol)
 }

@@ -1,5 +1,7 @@
 //! Tests the codec against rumqttc's independent codec, and against malformed bytes.
 
+mod version_3;
+
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
@@ -8,9 +10,14 @@ use super::{
     Answer, Bounds, Delivery, Packet, Violation, connack_refused, decode, decode_connect, publish,
     publish_bytes,
 };
-use crate::{Message, QoS, ReasonCode};
+use crate::{
+    Message,
+    ProtocolVersion::{V5, V311},
+    QoS, ReasonCode,
+};
 
 const BOUNDS: Bounds = Bounds {
+    version: V5,
     packet_bytes_max: 1 << 20,
     filters_max: 8,
 };
@@ -120,8 +127,8 @@ proptest! {
             expiry_s: got.properties.message_expiry_s(),
         };
         let mut forwarded = BytesMut::new();
-        publish(&mut forwarded, &message, &delivery);
-        prop_assert_eq!(forwarded.len(), publish_bytes(&message, &delivery));
+        publish(&mut forwarded, V5, &message, &delivery);
+        prop_assert_eq!(forwarded.len(), publish_bytes(V5, &message, &delivery));
         expected.topic_alias = None;
         expected.subscription_identifiers = ids.iter().map(|id| *id as usize).collect();
         let wire::Packet::Publish(mut again) = wire::Packet::read(&mut forwarded, None).unwrap() else {
@@ -296,24 +303,16 @@ fn invalid_connects_are_refused() {
 
 #[test]
 fn connect_of_another_version_gets_its_own_answer() {
-    let any = Answer::Connack {
-        bytes_max: u32::MAX,
-    };
-    for (connect, answer) in [
-        (
-            &b"\x10\x0e\0\x04MQTT\x04\x02\0\x3c\0\x02ab"[..],
-            Answer::Version3,
-        ),
-        (
-            b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab",
-            Answer::Version3,
-        ),
-        (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", any),
-        (b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab", any),
-        (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", any),
+    for (connect, version) in [
+        (&b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab"[..], V311),
+        (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", V311),
+        (b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab", V5),
+        (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", V311),
     ] {
         let fault = decode_connect(&mut BytesMut::from(connect), 1000).unwrap_err();
         let reason = ReasonCode::UNSUPPORTED_PROTOCOL_VERSION;
+        let bytes_max = u32::MAX;
+        let answer = Answer::Connack { version, bytes_max };
         assert_eq!((fault.violation.reason, fault.answer), (reason, answer));
     }
     let other = b"\x10\x0e\0\x04HTTP\x05\x02\0\x3c\0\x02ab";
@@ -326,11 +325,13 @@ fn refused_connack_respects_the_maximum_packet_size() {
     // A maximum packet size of 20, and authentication data without a method.
     let mut small = connect(b"\x02\0\x3c\x09\x27\0\0\0\x14\x16\0\x01a\0\0");
     let fault = decode_connect(&mut small, 1000).unwrap_err();
-    assert_eq!(fault.answer, Answer::Connack { bytes_max: 20 });
+    let (version, bytes_max) = (V5, 20);
+    assert_eq!(fault.answer, Answer::Connack { version, bytes_max });
     for bytes_max in 1..40 {
         let mut out = BytesMut::new();
         connack_refused(
             &mut out,
+            V5,
             ReasonCode::NOT_AUTHORIZED,
             Some("ten bytes."),
             bytes_max,

@@ -213,7 +213,7 @@ fn is_stuck(attached: &Attached, pause: &mut Option<Pause>, reads: bool) -> bool
         && !attached
             .broker
             .lock()
-            .has_room_for_answers(attached.session)
+            .has_room_for_publish(attached.session)
 }
 
 /// How long a connection has been paused without progress.

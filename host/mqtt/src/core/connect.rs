@@ -13,7 +13,7 @@ use std::{
 
 use super::{Core, publish::Source, session_at};
 use crate::{
-    Identity, Limits, Origin, ReasonCode, Refusal, Refused,
+    Identity, Limits, Origin, ProtocolVersion, ReasonCode, Refusal, Refused,
     change::Part,
     codec::{self, Connack, Connect, Disconnect, Violation, Will},
     ledger::{Account, Kind, Owner},
@@ -29,6 +29,7 @@ use crate::{
 pub(crate) struct Accepted {
     pub(crate) session: SessionKey,
     pub(crate) origin: Origin,
+    pub(crate) version: ProtocolVersion,
     /// The account that the session's memory is charged to.
     pub(crate) account: Arc<Account>,
     /// The limits that the CONNACK announced.
@@ -75,11 +76,11 @@ impl Core {
         // Must come before the core changes a session that another connection may have.
         self.authorize_connect(&origin, will.as_ref())?;
         let session_expiry_s = self.granted_session_expiry_s(&connect, &client);
-        let keep_alive_s = self.granted_keep_alive_s(connect.keep_alive_s);
+        let keep_alive_s = self.granted_keep_alive_s(connect.version, connect.keep_alive_s);
         let assigned = assigned.then_some(&*client);
         let mut connack = self.connack(&connect, assigned, session_expiry_s, keep_alive_s);
         // Each of these properties binds the client, so the CONNACK must not omit any.
-        if codec::connack_bytes(&connack) > connect.packet_bytes_max as usize {
+        if codec::connack_bytes(connect.version, &connack) > connect.packet_bytes_max as usize {
             let text = "CONNACK is larger than the Maximum Packet Size of this client";
             return Err(self.refuse_connect(&origin, ReasonCode::PACKET_TOO_LARGE, text));
         }
@@ -101,14 +102,16 @@ impl Core {
         // The CONNACK reveals this session and the end of an earlier one, so it must wait until
         // both are durable.
         let barrier = self.change_log.barrier_for_all_changes();
-        self.change_log
-            .put(output, barrier, |out| codec::connack(out, &connack));
+        self.change_log.put(output, barrier, |out| {
+            codec::connack(out, connect.version, &connack)
+        });
         self.pump(key, now);
         let silence_max =
             (keep_alive_s > 0).then(|| Duration::from_millis(1500 * u64::from(keep_alive_s)));
         Ok(Accepted {
             session: key,
             origin,
+            version: connect.version,
             account,
             limits: self.limits.clone(),
             silence_max,
@@ -146,8 +149,10 @@ impl Core {
     }
 
     /// The Keep Alive that a CONNECT is granted. Zero means none, in the CONNECT and as a limit.
-    fn granted_keep_alive_s(&self, requested: u16) -> u16 {
+    /// A CONNACK of MQTT 3.1.1 cannot announce another one than the client requested.
+    fn granted_keep_alive_s(&self, version: ProtocolVersion, requested: u16) -> u16 {
         match (requested, self.limits.keep_alive_max_s) {
+            _ if version == ProtocolVersion::V311 => requested,
             (requested, 0) => requested,
             (0, max) => max,
             (requested, max) => requested.min(max),
@@ -288,6 +293,7 @@ impl Core {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
         let options = LinkOptions {
+            version: connect.version,
             address,
             since,
             window,
@@ -309,6 +315,7 @@ impl Core {
     /// Accounts for a connection that was linked to its session.
     fn register_connection(&mut self, key: SessionKey, origin: &Origin, now: Instant) {
         if let Some(session) = session_at(&mut self.sessions, key) {
+            self.counts.connections_v311 += usize::from(session.is_v311());
             for group in session.subscriptions().shared_filters() {
                 self.router.set_connected(group, key, true);
             }
@@ -389,7 +396,7 @@ impl Core {
             ..origin.clone()
         };
         if self.access.may_connect(&asked) {
-            self.send_when_durable(key, |out| codec::auth(out, method));
+            self.send_when_durable(key, |out, _| codec::auth(out, method));
         } else {
             self.disconnect_unauthorized(key, &origin);
         }
@@ -449,6 +456,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
+        self.counts.connections_v311 -= usize::from(session.is_v311());
         let dropped = session.detach(now, shutting_down, &mut self.change_log);
         for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);

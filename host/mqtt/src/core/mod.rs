@@ -86,6 +86,7 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 struct Counts {
     connections: usize,
+    connections_v311: usize,
     messages_in: u64,
     messages_out: u64,
     dropped: u64,
@@ -217,6 +218,7 @@ impl Core {
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             connections: self.counts.connections,
+            connections_v311: self.counts.connections_v311,
             sessions: self.by_client.len(),
             subscriptions: self.router.count(),
             retained: self.retained.count(),
@@ -404,8 +406,9 @@ impl Core {
         }
     }
 
-    /// Sends DISCONNECT and closes the output. The session keeps its link until the connection's
-    /// task reports its end. Returns false if the output was closing already.
+    /// Sends DISCONNECT, if the client uses MQTT 5, and closes the output. The session keeps its
+    /// link until the connection's task reports its end. Returns false if the output was closing
+    /// already.
     fn send_disconnect(&mut self, key: SessionKey, reason: ReasonCode, text: Option<&str>) -> bool {
         let Some(session) = self.session(key) else {
             return false;
@@ -417,7 +420,7 @@ impl Core {
             return false;
         }
         link.output
-            .close(|out| codec::disconnect(out, reason, text, link.packet_bytes_max));
+            .close(|out| codec::disconnect(out, link.version, reason, text, link.packet_bytes_max));
         if reason != ReasonCode::SESSION_TAKEN_OVER && reason != ReasonCode::SERVER_SHUTTING_DOWN {
             tracing::debug!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
             self.counts.disconnected += 1;

@@ -96,6 +96,7 @@ impl Core {
                             sequence,
                         };
                         session.answer(position, reason, Some(text), Barrier::NONE);
+                        self.close_if_over_limit(key, connection, reason, Some(text));
                         self.report_refusal(key, Refused::Publish, reason, Some(text));
                         self.flush_acks(key);
                         return Ok(Begun::Repeated);
@@ -347,12 +348,12 @@ impl Core {
         if !session.queue.is_queue_empty() || !link.resend.is_empty() {
             return false;
         }
-        let packet_bytes = codec::publish_bytes(message, delivery);
+        let packet_bytes = codec::publish_bytes(link.version, message, delivery);
         if message.is_expired(now) || packet_bytes > link.packet_bytes_max {
             self.counts.dropped += 1;
             return true;
         }
-        let encode = |out: &mut _| codec::publish(out, message, delivery);
+        let encode = |out: &mut _| codec::publish(out, link.version, message, delivery);
         let Some(added) = link.output.offer(Barrier::NONE, packet_bytes, encode) else {
             return false;
         };
@@ -465,6 +466,25 @@ impl Core {
         self.acknowledge_after(token, reason, text, Barrier::NONE);
     }
 
+    /// Closes the connection of a client of MQTT 3.1.1 whose message exceeds a limit. Without a
+    /// reason code an acknowledgement would take responsibility for the message, and the client
+    /// would not send it again (MQTT 3.1.1 [MQTT-4.8.0-2]).
+    fn close_if_over_limit(
+        &mut self,
+        key: SessionKey,
+        connection: ConnectionId,
+        reason: ReasonCode,
+        text: Option<&str>,
+    ) {
+        if reason != ReasonCode::QUOTA_EXCEEDED {
+            return;
+        }
+        let session = self.linked(key, connection);
+        if session.is_some_and(|session| session.is_v311()) {
+            self.close(key, reason, text);
+        }
+    }
+
     /// The barrier of a packet that depends on changes after the count `recorded`.
     fn barrier_since(&self, recorded: u64) -> Barrier {
         if self.change_log.count() == recorded {
@@ -481,6 +501,7 @@ impl Core {
         text: Option<&str>,
         barrier: Barrier,
     ) {
+        self.close_if_over_limit(token.session, token.connection, reason, text);
         let Some(session) = session_at(&mut self.sessions, token.session) else {
             return;
         };

@@ -149,7 +149,7 @@ fn readiness(session: &Session, message: &Message, delivery: &Delivery<'_>) -> O
         return is_kept.then_some(Readiness::Absent);
     };
     // Section 4.8.2 allows another member to receive a message that is too large for one member.
-    let packet_bytes = codec::publish_bytes(message, delivery);
+    let packet_bytes = codec::publish_bytes(link.version, message, delivery);
     if packet_bytes > link.packet_bytes_max {
         return None;
     }

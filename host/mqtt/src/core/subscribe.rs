@@ -59,7 +59,9 @@ impl Core {
                 }
             }
         }
-        self.send_when_durable(key, |out| codec::suback(out, subscribe.packet_id, &reasons));
+        self.send_when_durable(key, |out, version| {
+            codec::suback(out, version, subscribe.packet_id, &reasons);
+        });
         if let Some(session) = self.session(key) {
             session.retained_searches.extend(searches);
         }
@@ -272,8 +274,8 @@ impl Core {
                 ReasonCode::NO_SUBSCRIPTION_EXISTED
             });
         }
-        self.send_when_durable(key, |out| {
-            codec::unsuback(out, unsubscribe.packet_id, &reasons)
+        self.send_when_durable(key, |out, version| {
+            codec::unsuback(out, version, unsubscribe.packet_id, &reasons);
         });
     }
 }

@@ -8,7 +8,7 @@ use statehouse_protocol::ConnectionId;
 
 use super::{Core, Counts, session_at};
 use crate::{
-    Limits, Message, QoS, ReasonCode,
+    Limits, Message, ProtocolVersion, QoS, ReasonCode,
     barrier::Barrier,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
@@ -45,6 +45,13 @@ impl Core {
         own <= limits.queue_bytes_reserve
             || own <= limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS
                 && session.queue.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
+    }
+
+    /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the
+    /// Receive Maximum, so at that number its PUBLISHes wait until it ends exchanges.
+    pub(crate) fn has_room_for_publish(&self, key: SessionKey) -> bool {
+        let session = self.sessions.get(key as usize).and_then(Option::as_deref);
+        self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())
     }
 
     /// Puts a message into a session's queue and sends as much as possible. If the queue is full,
@@ -173,8 +180,8 @@ impl Core {
             }
         }
         if let Some(reason) = rel {
-            self.send_when_durable(key, |out| {
-                codec::ack(out, kind::PUBREL, ack.packet_id, reason, None, usize::MAX);
+            self.send_when_durable(key, |out, version| {
+                codec::short_ack(out, version, kind::PUBREL, ack.packet_id, reason);
             });
         } else if !queue.is_queue_empty() || !link.resend.is_empty() {
             self.pump(key, now);
@@ -194,15 +201,15 @@ impl Core {
         } else {
             ReasonCode::PACKET_IDENTIFIER_NOT_FOUND
         };
-        self.send_when_durable(key, |out| {
-            codec::ack(out, kind::PUBCOMP, packet_id, reason, None, usize::MAX)
+        self.send_when_durable(key, |out, version| {
+            codec::short_ack(out, version, kind::PUBCOMP, packet_id, reason);
         });
     }
 
     /// Handles a PINGREQ of a client.
     pub(crate) fn ping(&mut self, key: SessionKey, connection: ConnectionId) {
         if self.is_open(key, connection) {
-            self.put(key, Barrier::NONE, codec::pingresp);
+            self.put(key, Barrier::NONE, |out, _| codec::pingresp(out));
         }
     }
 
@@ -210,7 +217,7 @@ impl Core {
     pub(super) fn send_when_durable(
         &mut self,
         key: SessionKey,
-        encode: impl FnOnce(&mut BytesMut),
+        encode: impl FnOnce(&mut BytesMut, ProtocolVersion),
     ) {
         let barrier = self.sending(key).map_or(Barrier::NONE, |sending| {
             sending.log.barrier_for_all_changes()
@@ -218,14 +225,19 @@ impl Core {
         self.put(key, barrier, encode);
     }
 
-    fn put(&mut self, key: SessionKey, barrier: Barrier, encode: impl FnOnce(&mut BytesMut)) {
+    fn put(
+        &mut self,
+        key: SessionKey,
+        barrier: Barrier,
+        encode: impl FnOnce(&mut BytesMut, ProtocolVersion),
+    ) {
         let Some(Sending { link, mut log, .. }) = self.sending(key) else {
             return;
         };
-        let bytes_max = link.packet_bytes_max;
+        let (version, bytes_max) = (link.version, link.packet_bytes_max);
         let encode = |out: &mut BytesMut| {
             let before = out.len();
-            encode(out);
+            encode(out, version);
             // A packet that exceeds the client's Maximum Packet Size, such as a SUBACK for many
             // filters, is discarded as if it had been sent [MQTT-3.1.2-24].
             if out.len() - before > bytes_max {
@@ -247,6 +259,7 @@ impl Sending<'_> {
         let Self {
             link, queue, log, ..
         } = self;
+        let version = link.version;
         while let Some(&packet_id) = link.resend.front() {
             let Some(entry) = queue.in_flight(packet_id) else {
                 link.resend.pop_front();
@@ -255,14 +268,8 @@ impl Sending<'_> {
             match &entry.queued {
                 None => {
                     let rel = |out: &mut _| {
-                        codec::ack(
-                            out,
-                            kind::PUBREL,
-                            packet_id,
-                            ReasonCode::SUCCESS,
-                            None,
-                            usize::MAX,
-                        );
+                        let reason = ReasonCode::SUCCESS;
+                        codec::short_ack(out, version, kind::PUBREL, packet_id, reason);
                     };
                     let Some(wake) = log.offer(&link.output, Barrier::NONE, PUBREL_BYTES, rel)
                     else {
@@ -410,12 +417,12 @@ impl Tally {
             subscription_ids: &queued.subscription_ids,
             expiry_s: remaining_s(message, now),
         };
-        let packet_bytes = codec::publish_bytes(message, &delivery);
+        let packet_bytes = codec::publish_bytes(link.version, message, &delivery);
         if packet_bytes > link.packet_bytes_max {
             self.dropped += 1;
             return Sent::TooLarge;
         }
-        let encode = |out: &mut _| codec::publish(out, message, &delivery);
+        let encode = |out: &mut _| codec::publish(out, link.version, message, &delivery);
         match log.offer(&link.output, barrier, packet_bytes, encode) {
             None => Sent::NoRoom,
             Some(wake) => {

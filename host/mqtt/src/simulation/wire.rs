@@ -137,6 +137,7 @@ impl Wire {
                 broker.clone(),
                 accepted.session,
                 accepted.origin,
+                accepted.version,
                 &accepted.account,
                 &accepted.limits,
             ),

@@ -14,6 +14,11 @@ pub(super) fn embedded(page: &mut Page, broker: &Stats) {
             broker.connections as u64,
         ),
         (
+            "connections_mqtt_3",
+            "Clients that are connected with MQTT 3.1.1, which cannot use the store",
+            broker.connections_v311 as u64,
+        ),
+        (
             "sessions",
             "Sessions, connected or not",
             broker.sessions as u64,
@@ -77,8 +82,7 @@ pub(super) fn embedded(page: &mut Page, broker: &Stats) {
 
 /// Refusals by the broker, by reason code of MQTT 5.
 pub(super) fn refusals(page: &mut Page, refusals: &[RefusalCount]) {
-    let help =
-        "Refusals by the broker, by the attempted action and the MQTT 5 reason code that was sent";
+    let help = "Refusals by the broker, by the attempted action and the MQTT 5 reason code";
     let family = page.counter("mqtt_refused", help);
     for RefusalCount {
         what,

@@ -16,6 +16,7 @@ export function open(main, page) {
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 100)), by: (it) => it.client },
       { title: "User", of: (it) => plain(it.user ?? "–", 60), by: (it) => it.user ?? "" },
       { title: "Address", of: (it) => plain(it.address ?? "–", 60), by: (it) => it.address ?? "" },
+      { title: "MQTT", of: (it) => it.mqtt ?? "–", by: (it) => it.mqtt ?? "" },
       { title: "Connected", of: (it) => (it.since_ms ? span(Date.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
       count("Watches", (it) => it.watches),
       count("Subscriptions", (it) => it.subscriptions),

@@ -25,7 +25,17 @@ pub(super) struct Client {
 
 /// CONNECT of MQTT 5 with a clean start.
 pub(super) fn connect(client: &str) -> Vec<u8> {
-    let mut rest = vec![0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0];
+    connect_at(&[5, 2, 0, 60, 0], client)
+}
+
+/// CONNECT of MQTT 3.1.1 with a clean session.
+pub(super) fn connect_3(client: &str) -> Vec<u8> {
+    connect_at(&[4, 2, 0, 60], client)
+}
+
+/// A CONNECT with this protocol level, and what follows up to the client id.
+fn connect_at(level: &[u8], client: &str) -> Vec<u8> {
+    let mut rest = [b"\0\x04MQTT", level].concat();
     rest.extend([0, u8::try_from(client.len()).unwrap()]);
     rest.extend(client.bytes());
     packet(0x10, &rest)

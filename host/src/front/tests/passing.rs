@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::client::{Client, connect};
+use super::client::{Client, connect, connect_3};
 use super::*;
 use crate::front::preface::{Answer, Key, Purpose, receive};
 
@@ -26,6 +26,10 @@ async fn a_follower_passes_clients_of_every_scheme_on() {
             }
             // The broker knows the client's own address, not that of the follower.
             assert_eq!(clients.seen().last(), Some(&(name, address)));
+            let (mut client, _) = Client::at(listen, &trusted).await;
+            client.send(&connect_3("version 3")).await;
+            client.accepted().await;
+            client.publish(1).await;
         }
     }
     assert_eq!(follower.suspicions() + leader.suspicions(), 0);

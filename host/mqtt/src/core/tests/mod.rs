@@ -15,3 +15,4 @@ mod sessions;
 mod shared;
 mod turns;
 mod users;
+mod version_3;
