@@ -192,6 +192,9 @@ pub(super) const UNKNOWN: Malformed = Malformed(
     "an unknown kind of block: use the version of the program that wrote it, or a newer one",
 );
 
+const UNKNOWN_FIELD: Malformed =
+    Malformed("an unknown field: use the version of the program that wrote it, or a newer one");
+
 /// Encodes watches after a position. Returns the last of them if there may be more.
 fn watches(
     watches: &Watches,
@@ -301,6 +304,9 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     }
     if !reader.is_empty() {
         meta.begun = Some(record::read_stamp(reader)?);
+    }
+    if !reader.is_empty() {
+        return Err(UNKNOWN_FIELD);
     }
     Ok((meta, next_number))
 }

@@ -24,6 +24,7 @@ mod attached;
 mod cluster;
 mod embedded;
 mod exchange;
+mod newer;
 mod sessions;
 
 use std::{env, fs, path::PathBuf};
