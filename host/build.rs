@@ -5,6 +5,7 @@
 //! of any build, for packagers that build outside of a checkout.
 
 use std::env;
+use std::path::Path;
 use std::process::Command;
 
 const COMMIT: &str = "STATEHOUSE_COMMIT";
@@ -35,14 +36,15 @@ fn read_commit() -> Option<String> {
     // An archive that was unpacked in another repository is no part of it.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     let commit = git(&["rev-parse", "--short=7", "HEAD"])?;
+    // What a commit or a checkout changes. Cargo would run this again and again for missing files.
     let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
-    for name in ["HEAD".to_owned(), "packed-refs".to_owned()]
+    let names = ["HEAD", "logs/HEAD", "packed-refs"].map(str::to_owned);
+    let paths = names
         .into_iter()
         .chain(branch)
-    {
-        if let Some(path) = git(&["rev-parse", "--git-path", &name]) {
-            println!("cargo::rerun-if-changed={path}");
-        }
+        .filter_map(|name| git(&["rev-parse", "--git-path", &name]));
+    for path in paths.filter(|path| Path::new(path).exists()) {
+        println!("cargo::rerun-if-changed={path}");
     }
     is_commit(&commit).then_some(commit)
 }

@@ -220,8 +220,8 @@ fn line_of(text: &[u8]) -> Result<Line, Failure> {
 const FIELDS: [&str; 5] = ["key", "value", "version", "expires_ms", "fence"];
 
 fn parse(object: &Json) -> Result<Line, String> {
-    let fields = object.as_object().into_iter().flatten();
-    if let Some((name, _)) = fields.filter(|it| !FIELDS.contains(&it.0.as_str())).next() {
+    let mut fields = object.as_object().into_iter().flatten();
+    if let Some((name, _)) = fields.find(|it| !FIELDS.contains(&it.0.as_str())) {
         let advice = WrittenBy(None);
         return Err(format!(
             "its field `{name}` is unknown; {advice}, or remove the field"

@@ -197,13 +197,13 @@ fn add_host_of_a_later_version(etcd: &mut Etcd) {
 #[test]
 fn host_that_is_too_old_for_the_log_stops_with_78() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
-    // A later version raised the format.
+    add_host_of_a_later_version(&mut cluster.etcd);
+    // That host raised the format.
     let key = format!("/statehouse/{}/0/head", cluster::NAME);
     cluster.etcd.change(&key, |head| {
         assert_eq!(head[2..4], [1, 0]);
         head[2] = 2;
     });
-    add_host_of_a_later_version(&mut cluster.etcd);
     // The leader looks at the head when it writes.
     let leader = cluster.present_leader().host;
     let follower = cluster.follower();

@@ -310,3 +310,22 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     }
     Ok((meta, next_number))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_of_a_later_version_is_refused() {
+        // With all optional fields.
+        let meta = Meta {
+            begun: Some(Stamp::default()),
+            ..Meta::default()
+        };
+        let mut block = meta_block(&meta, 1);
+        assert!(read_block(&block).is_ok());
+        block.push(0);
+        let error = read_block(&block).err().map(|it| it.to_string());
+        assert!(error.is_some_and(|it| it.contains("an unknown field")));
+    }
+}

@@ -10,7 +10,7 @@ use super::{
     exchange,
 };
 
-/// Without presence the store does not learn which clients are gone, and keeps their watches.
+/// Without presence the store does not learn which clients disconnected, and keeps their watches.
 const WITHOUT_PRESENCE: (&str, &str) = ("presence", "off");
 
 /// Fills a store, and copies its data to `directory`. Returns what its clients saw.

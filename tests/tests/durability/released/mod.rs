@@ -15,7 +15,8 @@
 //! | `attached/` | the same of a store behind Mosquitto |
 //! | `host/` | the data directory of a host of a cluster, with its history |
 //! | `etcd/` | the keys of that cluster, two files each |
-//! | `backup.state`, `export.jsonl` | `statehouse snapshot` and `statehouse export` of `embedded/` |
+//! | `backup.state` | a backup of `embedded/` |
+//! | `export.jsonl` | its keys, by `statehouse export` |
 //! | `users` | a file of `statehouse user` |
 //! | `expected.json` | what the clients of the program saw |
 
