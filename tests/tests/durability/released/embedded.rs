@@ -122,9 +122,15 @@ fn fill_until_snapshot(server: &Server) {
     });
 }
 
-/// Two policies are active in turn, and answer requests. The first one then has other roles.
+/// Three policies are active in turn, and answer requests. The second one then has other roles.
 fn change_policies(server: &Server, asker: &mut Store, exchanges: &mut Vec<Value>) {
     let run = ours(server);
+    // This policy counts in hidden keys.
+    let limiting = policies::example("rate-limit");
+    run(&["policy", "load", limiting.to_str().unwrap(), "--promote"]).code(0);
+    for value in ["1", "2"] {
+        exchange::ask(asker, exchanges, &["SET", "limited", value]);
+    }
     for mark in ["first", "second"] {
         let file = policies::marked(mark);
         run(&["policy", "load", file.to_str().unwrap(), "--promote"]).code(0);
