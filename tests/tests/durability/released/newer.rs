@@ -9,12 +9,15 @@ use std::{
 
 use statehouse_tests::{Ran, run};
 
-use super::archive::Archive;
+use super::{VERSIONS, archive::Archive};
 
 /// The version that the changed files name.
 const LATER: [u8; 4] = [9, 8, 7, 0];
-const ADVICE: &str =
-    "Statehouse 9.8.7 wrote it, and this is Statehouse 0.1.0: install Statehouse 9.8.7 or later";
+const ADVICE: &str = concat!(
+    "Statehouse 9.8.7 wrote it, and this is Statehouse ",
+    env!("CARGO_PKG_VERSION"),
+    ": install Statehouse 9.8.7 or later"
+);
 
 /// The write-ahead log's description says where these are.
 const HEADER_BYTES: usize = 64;
@@ -131,7 +134,7 @@ const CASES: [Case; 7] = [
 
 #[test]
 fn data_of_a_later_version_is_refused_and_kept() {
-    let archive = Archive::of("0.1.0");
+    let archive = Archive::of(VERSIONS[0]);
     for (what, file, later) in CASES {
         let (directory, data) = archive.copy("embedded");
         change(&find(&data, file), later);
@@ -166,7 +169,7 @@ fn data_of_a_later_version_is_refused_and_kept() {
 
 #[test]
 fn backup_of_a_later_version_is_refused() {
-    let archive = Archive::of("0.1.0");
+    let archive = Archive::of(VERSIONS[0]);
     let backup = archive.path("backup.state");
     let data = archive.path("restored");
     change(&backup, |bytes| stamp(bytes, 2));
