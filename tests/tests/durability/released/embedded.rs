@@ -166,13 +166,7 @@ pub(super) fn check(archive: &Archive) {
     let (_directory, data) = archive.copy("embedded");
     let expected = &archive.expected["embedded"];
     let clock = archive.clock();
-    let run = |arguments: &[&str]| {
-        let mut command = command(arguments);
-        command
-            .env("STATEHOUSE_DATA", &data)
-            .envs(clock.environment());
-        finish(command, b"")
-    };
+    let run = at(&data, &clock);
     check_offline(&run, expected);
     let server = serve(archive, &data, &clock);
     let changed = [LATE, BRIEF, "greeting", "count", "last"];
@@ -192,6 +186,17 @@ pub(super) fn check(archive: &Archive) {
     assert_eq!(asker.get("greeting"), Some(b"good night".to_vec()));
     assert_eq!(asker.get("count"), Some(b"4".to_vec()));
     sessions::check(&server);
+}
+
+/// Runs commands on a data directory, at the time of this clock.
+fn at(data: &Path, clock: &WallClock) -> impl Fn(&[&str]) -> Ran {
+    move |arguments| {
+        let mut command = command(arguments);
+        command
+            .env("STATEHOUSE_DATA", data)
+            .envs(clock.environment());
+        finish(command, b"")
+    }
 }
 
 /// The commands that read a data directory without a server.
@@ -229,13 +234,7 @@ pub(super) fn check_backup(archive: &Archive) {
     let clock = archive.clock();
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("restored");
-    let run = |arguments: &[&str]| {
-        let mut command = command(arguments);
-        command
-            .env("STATEHOUSE_DATA", &data)
-            .envs(clock.environment());
-        finish(command, b"")
-    };
+    let run = at(&data, &clock);
     let backup = archive.path("backup.state");
     run(&["restore", backup.to_str().unwrap(), "--check"]).code(0);
     run(&["restore", backup.to_str().unwrap()]).code(0);
