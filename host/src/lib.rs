@@ -37,6 +37,7 @@
 pub mod admin;
 pub mod app;
 mod audit_log;
+mod build;
 pub mod cli;
 #[cfg(feature = "cluster")]
 pub mod cluster;

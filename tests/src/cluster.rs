@@ -88,16 +88,21 @@ impl Cluster {
 
     /// Creates the cluster on an etcd. It has no host yet.
     pub fn without_hosts_on(etcd: Etcd, settings: &[(&str, &str)]) -> Cluster {
+        let cluster = Cluster::existing_on(etcd, settings);
+        let created = cluster.ask(&["init"]).code(0);
+        assert_eq!(created.text(), format!("created the cluster {NAME}\n"));
+        cluster
+    }
+
+    /// The cluster that this etcd holds. It has no host yet.
+    pub fn existing_on(etcd: Etcd, settings: &[(&str, &str)]) -> Cluster {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
-        let cluster = Cluster {
+        Cluster {
             hosts: Vec::new(),
             etcd,
             settings: settings.iter().map(own).collect(),
             arguments: Vec::new(),
-        };
-        let created = cluster.ask(&["init"]).code(0);
-        assert_eq!(created.text(), format!("created the cluster {NAME}\n"));
-        cluster
+        }
     }
 
     /// Starts one more host without waiting until it is ready. Returns its index.

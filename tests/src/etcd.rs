@@ -190,6 +190,22 @@ impl Etcd {
         self.ask("kv/put", &put);
     }
 
+    /// Writes a key.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
+        let put = json!({ "key": BASE64.encode(key), "value": BASE64.encode(value) });
+        self.ask("kv/put", &put);
+    }
+
+    /// All keys with their values.
+    pub fn all(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        // From the first key on, to the last one.
+        let all = json!({ "key": BASE64.encode(b"\0"), "range_end": BASE64.encode(b"\0") });
+        let found = self.ask("kv/range", &all);
+        let bytes = |it: &Value| BASE64.decode(it.as_str().unwrap_or_default().as_bytes());
+        let pair = |it: &Value| (bytes(&it["key"]).unwrap(), bytes(&it["value"]).unwrap());
+        found["kvs"].as_array().unwrap().iter().map(pair).collect()
+    }
+
     /// Replaces a killed node by one with the same addresses and an empty directory, as an operator
     /// does after the loss of a disk. Does not wait until it answers.
     pub fn replace(&mut self, index: usize) {

@@ -94,8 +94,18 @@ impl Server {
     /// are pairs such as `("durability", "interval")`. Does not wait for readiness, because the
     /// broker may be down.
     pub fn attaching(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
+        Server::attaching_in(url, clients, settings, &[])
+    }
+
+    fn attaching_in(
+        url: &str,
+        clients: SocketAddr,
+        settings: &[(&str, &str)],
+        environment: &[(&str, String)],
+    ) -> Server {
         let mut command = Command::new(binary::statehouse());
         command.args(["serve", "--broker", url]);
+        command.envs(environment.iter().cloned());
         set(&mut command, settings);
         Server::launch(command, tempfile::tempdir().unwrap(), Some(clients))
     }
@@ -103,6 +113,18 @@ impl Server {
     /// Like [`Self::attaching`], and waits until the server is ready.
     pub fn attached(url: &str, clients: SocketAddr, settings: &[(&str, &str)]) -> Server {
         let mut server = Server::attaching(url, clients, settings);
+        server.wait_until_ready();
+        server
+    }
+
+    /// Like [`Self::attached`], with environment variables.
+    pub fn attached_in(
+        url: &str,
+        clients: SocketAddr,
+        settings: &[(&str, &str)],
+        environment: &[(&str, String)],
+    ) -> Server {
+        let mut server = Server::attaching_in(url, clients, settings, environment);
         server.wait_until_ready();
         server
     }

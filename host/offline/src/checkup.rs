@@ -33,6 +33,8 @@ pub struct Checkup {
     pub problems: Vec<String>,
     /// Findings that are no problems.
     pub notes: Vec<String>,
+    /// Whether a start refuses the directory because a later version of the program wrote it.
+    pub of_later_version: bool,
 }
 
 /// The result of a start.
@@ -82,6 +84,7 @@ impl Past {
             records: 0,
             problems: Vec::new(),
             notes: Vec::new(),
+            of_later_version: false,
         };
         if checkup.holds_nothing() {
             let nothing = "there is no journal: a start would begin a new, empty store here";
@@ -180,7 +183,10 @@ impl Checkup {
             Ok(range) => range,
             Err(error) => {
                 let why = match &error {
-                    PastError::Log(_, error) => text_without_advice(error),
+                    PastError::Log(_, error) => {
+                        self.of_later_version = error.is_of_later_version();
+                        text_without_advice(error)
+                    }
                     other => other.to_string(),
                 };
                 self.records += newest.records;

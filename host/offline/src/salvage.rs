@@ -1,7 +1,8 @@
 //! Writes a backup of the newest readable state of a damaged directory.
 //!
 //! A salvage changes nothing in the directory. It must never skip a record in the middle, because
-//! the result would be a state that never existed. An older state is better.
+//! the result would be a state that never existed. An older state is better. A log of a later
+//! version is not damaged, so it is refused.
 
 use std::io;
 use std::path::Path;
@@ -58,6 +59,10 @@ impl Past {
                 Ok((image, range, damaged)) => {
                     let whole = first.is_none() && !damaged;
                     return self.save(file, image, range, whole, now_ms);
+                }
+                // This version would drop what a later one wrote, and nothing is damaged.
+                Err(error) if error.is_of_later_version() => {
+                    return Err(PastError::Refused(text_without_advice(&error)));
                 }
                 Err(error) => first = first.or(Some(error)),
             }
@@ -125,6 +130,7 @@ impl View<'_> {
             Err(error) => error,
         };
         let until = match &error {
+            _ if error.is_of_later_version() => None,
             Error::Damaged(damage) => damage.lost_from.map(|lost| LogPosition(lost.0 - 1)),
             Error::Refused { .. } => reader.last,
             _ => None,

@@ -7,6 +7,7 @@
 //! * [`topics`]: where requests and notifications go.
 //! * [`Peer`]: the connection behind a request.
 //! * [`rights`]: the rights of a client to keys.
+//! * [`ProgramVersion`]: the version of this program, and of the one that wrote a file.
 //!
 //! This crate depends on no other crate of the workspace and does no I/O.
 #![no_std]
@@ -22,6 +23,7 @@ mod ids;
 pub mod pattern;
 mod peer;
 mod position;
+mod program;
 pub mod rights;
 pub mod topics;
 
@@ -29,3 +31,4 @@ pub use histogram::Histogram;
 pub use ids::{ConnectionId, SessionId};
 pub use peer::{OPERATOR_CLIENT, Peer};
 pub use position::LogPosition;
+pub use program::{ProgramVersion, WrittenBy};

@@ -1,6 +1,7 @@
 //! What a host does before it takes part in its cluster: locks its data directory, and connects to
 //! the log.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -12,8 +13,9 @@ use data_encoding::HEXLOWER;
 use statehouse_cluster::etcd::{Etcd, Tls};
 use statehouse_cluster::{
     Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options,
-    Secret, identity,
+    Secret, identity, members,
 };
+use statehouse_protocol::{ProgramVersion, WrittenBy};
 use statehouse_wal::{Directory, has_log};
 
 use super::Failure;
@@ -150,6 +152,26 @@ fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The failure of a host that cannot read the format of the log. Names the version to install, if a
+/// host of the cluster has recorded it.
+pub(super) async fn too_old(
+    error: &impl Display,
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+) -> Failure {
+    let listed = members(engine, clock, cluster);
+    let listed = tokio::time::timeout(limits::CLUSTER_START_RETRY, listed).await;
+    let hosts = listed.into_iter().flatten().flatten();
+    let versions = hosts.filter_map(|it| ProgramVersion::parse(&it.info.ok()?.description.version));
+    let latest = versions.max().filter(|it| it.is_later());
+    let advice = latest.map_or_else(String::new, |it| format!(". {}", WrittenBy(Some(it))));
+    Failure::Cluster {
+        code: EXIT_CLUSTER_SETTINGS,
+        message: format!("{error}{advice}"),
+    }
+}
+
 /// Reads the id and the secret of the cluster. Waits while no server of etcd answers, because all
 /// machines may start at the same time.
 async fn read_identity(
@@ -171,10 +193,7 @@ async fn read_identity(
                     ..
                 },
             ) => {
-                return Err(Failure::Cluster {
-                    code: EXIT_CLUSTER_SETTINGS,
-                    message: error.to_string(),
-                });
+                return Err(too_old(&error, &**etcd, clock, &cluster.etcd.name).await);
             }
             Err(error) => return Err(Failure::usage(error)),
         };

@@ -19,7 +19,7 @@ use super::Failure;
 use super::administration::{Administration, Running};
 use super::clients::PreparedTransport;
 use super::host::Host;
-use super::join::{Joined, connect, join};
+use super::join::{Joined, connect, join, too_old};
 use super::present::Shared;
 use super::serve::print;
 use super::service_manager;
@@ -159,7 +159,7 @@ pub(super) async fn serve(
             tracing::info!("{signal}: stopping");
             Ok(())
         }
-        ended = &mut running_member => Err(stopped(ended)),
+        ended = &mut running_member => Err(stopped(ended, &joined, &cluster.etcd.name).await),
     };
     service_manager::stopping();
     running.stop();
@@ -225,10 +225,15 @@ async fn announce(mut role: watch::Receiver<Role>) {
 }
 
 /// Why a member does not take part any more.
-fn stopped(
+async fn stopped(
     ended: Result<Result<std::convert::Infallible, Stop>, tokio::task::JoinError>,
+    joined: &Joined,
+    cluster: &str,
 ) -> Failure {
     match ended {
+        Ok(Err(stop @ Stop::Head(Malformed::LaterFormat { .. }))) => {
+            too_old(&stop, &*joined.engine, &*joined.clock, cluster).await
+        }
         Ok(Err(stop)) => Failure::Cluster {
             code: exit_code(&stop),
             message: stop.to_string(),
@@ -243,7 +248,7 @@ fn stopped(
 
 fn exit_code(stop: &Stop) -> u8 {
     match stop {
-        Stop::Head(Malformed::LaterFormat { .. }) | Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
+        Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
         _ => EXIT_LOG_DAMAGED,
     }
 }

@@ -208,6 +208,10 @@ fn advice(directory: &Path, it: &Checkup) -> String {
             .to_owned();
     }
     match &it.opening {
+        Err(_) if it.of_later_version => {
+            "\nWhat next: nothing is damaged. Install the version of the program that wrote it, or a later one.\n"
+                .to_owned()
+        }
         Err(_) => format!(
             "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
         ),

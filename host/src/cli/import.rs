@@ -9,6 +9,7 @@ use data_encoding::BASE64;
 use serde_json::Value as Json;
 use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version};
 use statehouse_core::clock::wall_ms;
+use statehouse_protocol::WrittenBy;
 
 use super::data;
 use super::entries::{IN_FLIGHT, in_order};
@@ -215,7 +216,17 @@ fn line_of(text: &[u8]) -> Result<Line, Failure> {
     parse(&object).map_err(invalid)
 }
 
+/// The fields of a line. A later version may export more, which must not be lost silently.
+const FIELDS: [&str; 5] = ["key", "value", "version", "expires_ms", "fence"];
+
 fn parse(object: &Json) -> Result<Line, String> {
+    let mut fields = object.as_object().into_iter().flatten();
+    if let Some((name, _)) = fields.find(|it| !FIELDS.contains(&it.0.as_str())) {
+        let advice = WrittenBy(None);
+        return Err(format!(
+            "its field `{name}` is unknown; {advice}, or remove the field"
+        ));
+    }
     let expires_ms = match object.get("expires_ms") {
         None | Some(Json::Null) => None,
         Some(ms) => Some(ms.as_u64().ok_or("`expires_ms` is not a whole number")?),
@@ -277,6 +288,7 @@ mod tests {
                 "`expires_ms`",
             ),
             (r#"{"key":"k","value":"v","fence":"soon"}"#, "`fence`"),
+            (r#"{"key":"k","value":"v","owner":"press-4"}"#, "`owner`"),
             ("[]", "`key`"),
         ] {
             let error = line(text).unwrap_err();

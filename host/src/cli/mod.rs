@@ -48,11 +48,12 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Flags;
-use crate::{limits, time};
+use crate::{build, limits, time};
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
-#[command(name = "statehouse", version, about, max_term_width = 100)]
+#[command(name = "statehouse", version, long_version = build::IN_FULL)]
+#[command(about, max_term_width = 100)]
 #[command(after_help = "\
 Start with `statehouse serve` in one terminal and `statehouse set greeting hello` in another.
 Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.")]

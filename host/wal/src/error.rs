@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io;
 
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{LogPosition, ProgramVersion, WrittenBy};
+
+use crate::segment::FORMAT;
 
 /// Why a log could not be opened, read or appended to.
 #[derive(Debug, thiserror::Error)]
@@ -28,22 +30,22 @@ pub enum Error {
     #[error("{0}")]
     Damaged(Damage),
     /// A later version of this program wrote the file.
-    #[error(
-        "{file} has format {format}, which this version cannot read (it reads format 1): use the version that wrote it"
-    )]
+    #[error("{file} has {format}. Nothing was changed")]
     UnknownFormat {
         /// The file.
         file: String,
         /// The format of the file.
-        format: u16,
+        format: LaterFormat,
     },
     /// The sink rejected a record or block.
-    #[error("{place}: {message}")]
+    #[error("{place}: {message}{}", advice(*.written_by))]
     Refused {
         /// The record or block.
         place: String,
         /// The message of the sink.
         message: String,
+        /// The program that created the file.
+        written_by: Option<ProgramVersion>,
     },
     /// The requested position is older than the history.
     #[error("the history before position {position} was removed: ask for a later position")]
@@ -97,11 +99,40 @@ impl Error {
         }
     }
 
+    /// Whether a later version of the program wrote the data. Nothing is damaged in this case, and
+    /// no part of it may be dropped.
+    #[must_use]
+    pub fn is_of_later_version(&self) -> bool {
+        match self {
+            Self::UnknownFormat { .. } => true,
+            Self::Refused { written_by, .. } => written_by.is_some_and(ProgramVersion::is_later),
+            _ => false,
+        }
+    }
+
     /// Whether the disk is full. Nothing is damaged in this case.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_full(source))
     }
+}
+
+/// The end of the text of a refusal.
+fn advice(written_by: Option<ProgramVersion>) -> String {
+    match written_by.filter(|it| it.is_later()) {
+        Some(it) => format!(". {}", WrittenBy(Some(it))),
+        None => String::new(),
+    }
+}
+
+/// A format of a file that this version cannot read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("format {format}, and this version reads format {FORMAT}. {}", WrittenBy(*.written_by))]
+pub struct LaterFormat {
+    /// The format of the file.
+    pub format: u16,
+    /// The program that wrote the file.
+    pub written_by: Option<ProgramVersion>,
 }
 
 pub(crate) fn is_full(error: &io::Error) -> bool {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::disk::{Disk, read_whole};
-use crate::error::Error;
+use crate::error::{Error, LaterFormat};
 use crate::files::{self, Kind};
 use crate::limits;
 use crate::newest;
@@ -64,8 +64,8 @@ pub enum Verdict {
     },
     /// A later version wrote the file.
     UnknownFormat {
-        /// The format number.
-        format: u16,
+        /// Its format, and the version.
+        format: LaterFormat,
     },
     /// Intact but too old: no state leads to it. An interrupted removal of history leaves such
     /// files.
@@ -103,9 +103,7 @@ impl fmt::Display for Verdict {
                 reason,
                 lost_records: None,
             } => write!(f, "damaged at byte {offset}: {reason}"),
-            Self::UnknownFormat { format } => {
-                write!(f, "format {format}, which this version cannot read")
-            }
+            Self::UnknownFormat { format } => write!(f, "{format}"),
             Self::Stale => write!(f, "stale: no snapshot leads to it"),
             Self::Spare => write!(f, "spare"),
             Self::Leftover => write!(
@@ -307,6 +305,11 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
 
 /// Checks files against each other: a segment must reach the beginning of the next one.
 fn judge_together(files: &mut [FileReport]) {
+    // A file of a later version may hold what the others lack.
+    let is_later = |file: &FileReport| matches!(file.verdict, Verdict::UnknownFormat { .. });
+    if files.iter().any(is_later) {
+        return;
+    }
     let reach = |file: &FileReport| {
         file.last
             .or(file.first.map(|first| LogPosition(first.0 - 1)))

@@ -65,7 +65,7 @@ mod writer;
 
 pub use budget::disk_bytes;
 pub use disk::{Directory, Disk, File};
-pub use error::{Damage, Error, Failure};
+pub use error::{Damage, Error, Failure, LaterFormat};
 pub use figures::{LogFigures, LogTimes};
 pub use files::Kind;
 pub use inspect::{FileReport, Report, Verdict, inspect};

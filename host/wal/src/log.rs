@@ -26,7 +26,7 @@ use crate::limits;
 use crate::options::{Durability, Options};
 use crate::pending::Pending;
 use crate::segment::{Header, Magic, StoreId};
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{LogPosition, ProgramVersion};
 
 pub use opening::Opened;
 use tail::Tail;
@@ -279,6 +279,7 @@ impl Log {
             position,
             created_ms: locked(&self.catalogue).now_ms,
             bytes: 0,
+            program: Some(ProgramVersion::THIS),
         };
         let write = || {
             let file = self.disk.create(files::CLOSED_TEMPORARY)?;

@@ -19,7 +19,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::disk::{Disk, File};
-use crate::error::Error;
+use crate::error::{Error, LaterFormat};
 use crate::files;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
 
@@ -86,7 +86,7 @@ impl Newest {
 }
 
 /// Decodes the content of the file. Returns `None` if no slot is intact.
-pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, u16> {
+pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, LaterFormat> {
     let mut newest: Option<Header> = None;
     for slot in content.chunks(SLOT_BYTES) {
         match Header::decode(slot, Magic::Newest) {

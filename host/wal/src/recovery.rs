@@ -438,8 +438,9 @@ impl Replay {
                         self.records += 1;
                         sink.record(LogPosition(position), record)
                             .map_err(|message| Error::Refused {
-                                place: format!("record {position}"),
+                                place: format!("record {position} in {name}"),
                                 message,
+                                written_by: header.program,
                             })?;
                     }
                 }

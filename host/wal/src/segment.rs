@@ -4,10 +4,15 @@
 //! content of the file before it was recycled. Only recovery, which reads all segments, can decide
 //! whether frames are missing there.
 
+use statehouse_protocol::ProgramVersion;
+
+use crate::error::LaterFormat;
 use crate::frame::{self, Frame, Place};
 
 pub(crate) const HEADER_BYTES: usize = 64;
 pub(crate) const FORMAT: u16 = 1;
+/// The offset of the version of the program in a header.
+const PROGRAM_AT: usize = 56;
 const MAGIC: &[u8; 4] = b"SHLG";
 /// Magic of the marker of a clean close.
 const CLOSED_MAGIC: &[u8; 4] = b"SHCL";
@@ -21,11 +26,12 @@ pub(crate) const SNAPSHOT_MAGIC: &[u8; 4] = b"SHSN";
 pub(crate) struct StoreId(pub(crate) u64, pub(crate) u64);
 
 /// The first 64 bytes of every file of the log. Every format must keep the checksum in the last
-/// four bytes, so that a later format can be distinguished from damage.
+/// four bytes, and the version of the program in the four before, so that a later format can be
+/// distinguished from damage and names the program that reads it.
 ///
 /// ```text
 /// magic 4 | format u16 | 0 u16 | store 16 | number u64 | position u64 | created_ms u64 | bytes u64
-/// | 0 4 | crc32c u32
+/// | program 4 | crc32c u32
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -39,6 +45,8 @@ pub(crate) struct Header {
     /// Segment: the length of its file, which never changes. Segments of earlier versions have 0
     /// here. The file `newest` repeats the value; it is 0 elsewhere.
     pub(crate) bytes: u64,
+    /// The program that created the file. Files of earlier versions have none.
+    pub(crate) program: Option<ProgramVersion>,
 }
 
 /// The kind of file that a header begins.
@@ -67,7 +75,7 @@ pub(crate) enum HeaderFault {
     /// The magic or the checksum is wrong.
     Damaged,
     /// A later version wrote the header.
-    Format(u16),
+    Format(LaterFormat),
 }
 
 impl Header {
@@ -86,6 +94,7 @@ impl Header {
         for (at, field) in (8..).step_by(8).zip(fields) {
             bytes[at..at + 8].copy_from_slice(&field.to_le_bytes());
         }
+        bytes[PROGRAM_AT..HEADER_BYTES - 4].copy_from_slice(&ProgramVersion::encode(self.program));
         let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -99,9 +108,13 @@ impl Header {
         if &bytes[0..4] != magic.bytes() || bytes[HEADER_BYTES - 4..] != crc {
             return Err(HeaderFault::Damaged);
         }
+        let mut program = [0; 4];
+        program.copy_from_slice(&bytes[PROGRAM_AT..HEADER_BYTES - 4]);
+        let program = ProgramVersion::decode(program);
         let format = u16::from_le_bytes([bytes[4], bytes[5]]);
         if format != FORMAT {
-            return Err(HeaderFault::Format(format));
+            let written_by = program;
+            return Err(HeaderFault::Format(LaterFormat { format, written_by }));
         }
         let mut fields = [0; 6];
         for (at, field) in (8..).step_by(8).zip(&mut fields) {
@@ -116,6 +129,7 @@ impl Header {
             position,
             created_ms,
             bytes,
+            program,
         })
     }
 
@@ -235,6 +249,7 @@ mod tests {
         position: 4,
         created_ms: 5,
         bytes: 6,
+        program: Some(ProgramVersion::THIS),
     };
 
     #[test]
@@ -257,14 +272,25 @@ mod tests {
     }
 
     #[test]
-    fn later_format_is_not_damage() {
-        let mut bytes = HEADER.encode(Magic::Segment);
-        bytes[4] = 2;
-        let crc = crc32c::crc32c(&bytes[..60]).to_le_bytes();
-        bytes[60..].copy_from_slice(&crc);
-        assert_eq!(
-            Header::decode(&bytes, Magic::Segment),
-            Err(HeaderFault::Format(2))
-        );
+    fn later_format_is_not_damage_and_names_its_program() {
+        let later = ProgramVersion::parse("9.8.7");
+        for written_by in [later, None] {
+            let header = Header {
+                program: written_by,
+                ..HEADER
+            };
+            let mut bytes = header.encode(Magic::Segment);
+            bytes[4] = 2;
+            let crc = crc32c::crc32c(&bytes[..60]).to_le_bytes();
+            bytes[60..].copy_from_slice(&crc);
+            let format = LaterFormat {
+                format: 2,
+                written_by,
+            };
+            assert_eq!(
+                Header::decode(&bytes, Magic::Segment),
+                Err(HeaderFault::Format(format))
+            );
+        }
     }
 }

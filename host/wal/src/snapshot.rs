@@ -19,11 +19,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::disk::{File, PlainFile, entropy};
-use crate::error::Error;
+use crate::error::{Error, LaterFormat};
 use crate::limits;
 use crate::recovery::Sink;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic, StoreId};
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{LogPosition, ProgramVersion};
 
 const FOOTER_BYTES: usize = 32;
 const FOOTER_MARK: u32 = u32::MAX;
@@ -84,6 +84,7 @@ impl Writer {
             position,
             created_ms,
             bytes: 0,
+            program: Some(ProgramVersion::THIS),
         };
         let buffer = header.encode(Magic::Snapshot).to_vec();
         Self {
@@ -158,9 +159,16 @@ impl Writer {
 /// Why a snapshot could not be read.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    Damaged { offset: u64, reason: String },
-    Format(u16),
-    Refused { block: u64, message: String },
+    Damaged {
+        offset: u64,
+        reason: String,
+    },
+    Format(LaterFormat),
+    Refused {
+        block: u64,
+        message: String,
+        written_by: Option<ProgramVersion>,
+    },
 }
 
 fn damaged(offset: u64, reason: impl Into<String>) -> Fault {
@@ -244,6 +252,7 @@ pub(crate) fn read(
         sink(block).map_err(|message| Fault::Refused {
             block: blocks,
             message,
+            written_by: header.program,
         })?;
         blocks += 1;
         bytes += u64::from(block_len);
@@ -384,9 +393,14 @@ impl Fault {
                 file: name.to_owned(),
                 format,
             },
-            Self::Refused { block, message } => Error::Refused {
+            Self::Refused {
+                block,
+                message,
+                written_by,
+            } => Error::Refused {
                 place: format!("block {block} of {name}"),
                 message,
+                written_by,
             },
         }
     }

@@ -4,7 +4,7 @@
 use std::{net::TcpListener, os::unix::ffi::OsStrExt};
 
 use serde_json::Value;
-use statehouse_tests::{Hlc, Server, command, command::finish, run};
+use statehouse_tests::{Admin, Hlc, Server, command, command::finish, run};
 
 use crate::{ask, ask_with, json};
 
@@ -237,4 +237,24 @@ fn wrong_usage_exits_with_code_2() {
         let ran = run(wrong, b"").code(2);
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
+}
+
+#[test]
+fn version_names_the_build_and_so_do_the_metrics() {
+    let text = run(&["--version"], b"").code(0).text();
+    let build = text
+        .strip_prefix("statehouse 0.1.0 (")
+        .expect("the version");
+    let build = build.strip_suffix(")\n").expect("one line");
+    let parts: Vec<&str> = build.split(", ").collect();
+    let [commit, target, features] = parts[..] else {
+        panic!("{text}");
+    };
+    assert!(target.contains(std::env::consts::ARCH), "{text}");
+    let features = features.strip_prefix("features: ").expect("features");
+    let labels = format!(
+        "statehouse_build_info{{version=\"0.1.0\",commit=\"{commit}\",target=\"{target}\",features=\"{features}\","
+    );
+    let (_, page) = Admin::of(&Server::start()).ask("GET", "/metrics", b"");
+    assert!(page.contains(&labels), "{labels}");
 }

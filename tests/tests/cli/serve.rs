@@ -254,7 +254,7 @@ fn help_and_version_are_printed() {
         assert!(own.contains("Usage:"), "{own}");
         assert!(own.contains("Examples:"), "no example in\n{own}");
     }
-    let version = run(&["--version"], b"").code(0).text();
+    let version = run(&["-V"], b"").code(0).text();
     assert_eq!(version, "statehouse 0.1.0\n");
     run(&[], b"").code(2);
     run(&["nonsense"], b"").code(2).says("nonsense");

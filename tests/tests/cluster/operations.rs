@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use statehouse_tests::{
-    Admin, Cluster, Store, cluster,
+    Admin, Cluster, Etcd, Store, cluster,
     prometheus::{Prometheus, check_page, expect_data, panels},
     run,
     wait::eventually,
@@ -182,10 +182,25 @@ fn upgrade_says_that_the_log_has_the_newest_format() {
     assert_eq!(cluster.present_leader(), before);
 }
 
+/// Lists a host whose record differs from that of another host in its version.
+fn add_host_of_a_later_version(etcd: &mut Etcd) {
+    let members = format!("/statehouse/{}/0/member/", cluster::NAME);
+    let records = etcd.all();
+    let known = |key: &[u8]| key.starts_with(members.as_bytes());
+    let (_, record) = records.iter().find(|it| known(&it.0)).expect("a host");
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    let at = (record.windows(version.len())).rposition(|it| it == version);
+    let mut record = record.clone();
+    // Any later version of the same length.
+    record[at.expect("its version")] = b'9';
+    etcd.put(format!("{members}gw9").as_bytes(), &record);
+}
+
 #[test]
 fn host_that_is_too_old_for_the_log_stops_with_78() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
-    // A later version raised the format.
+    add_host_of_a_later_version(&mut cluster.etcd);
+    // That host raised the format.
     let key = format!("/statehouse/{}/0/head", cluster::NAME);
     cluster.etcd.change(&key, |head| {
         assert_eq!(head[2..4], [1, 0]);
@@ -206,9 +221,11 @@ fn host_that_is_too_old_for_the_log_stops_with_78() {
         let ended = cluster[host].wait(Duration::from_secs(30));
         assert_eq!(ended.code(), Some(78), "while it runs");
         cluster[host].wait_for_log("reads up to format 1: update this host");
+        cluster[host].wait_for_log("install Statehouse 9.");
         cluster[host].start_again(&[]);
         let ended = cluster[host].wait(Duration::from_secs(30));
         assert_eq!(ended.code(), Some(78), "when it starts");
         cluster[host].wait_for_log("reads up to format 1: update this host");
+        cluster[host].wait_for_log("install Statehouse 9.");
     }
 }

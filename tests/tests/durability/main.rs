@@ -15,6 +15,7 @@ mod histories;
 mod modes;
 mod pipeline;
 mod reads;
+mod released;
 mod resumed;
 mod retention;
 mod sessions;

@@ -9,6 +9,10 @@
 #[error("a record cannot be decoded: {0}")]
 pub struct Malformed(pub &'static str);
 
+/// A flag that this version does not know. What it stands for must not be lost.
+pub(super) const UNKNOWN_FLAG: Malformed =
+    Malformed("an unknown flag: use the version of the program that wrote it, or a newer one");
+
 /// Writes an unsigned number in groups of seven bits, the lowest first.
 pub(super) fn number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
@@ -33,6 +37,15 @@ impl<'a> Reader<'a> {
         let (first, rest) = self.0.split_first().ok_or(SHORT)?;
         self.0 = rest;
         Ok(*first)
+    }
+
+    /// A byte of flags.
+    pub(super) fn flags(&mut self, known: u8) -> Result<u8, Malformed> {
+        let flags = self.u8()?;
+        match flags & !known {
+            0 => Ok(flags),
+            _ => Err(UNKNOWN_FLAG),
+        }
     }
 
     pub(super) fn number(&mut self) -> Result<u64, Malformed> {

@@ -146,6 +146,7 @@ mod flag {
     pub(super) const REPEATABLE: u8 = 1;
     pub(super) const TIMESTAMP: u8 = 2;
     pub(super) const FENCING_TOKEN: u8 = 4;
+    pub(super) const ALL: u8 = 7;
 }
 
 /// The parts of a handled request to write.
@@ -385,7 +386,7 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
 }
 
 fn read_handled<'a>(reader: &mut Reader<'a>) -> Result<Handled<'a>, Malformed> {
-    let flags = reader.u8()?;
+    let flags = reader.flags(flag::ALL)?;
     let has = |bit: u8| flags & bit != 0;
     let client = reader.text()?;
     let payload = reader.bytes()?;

@@ -192,6 +192,9 @@ pub(super) const UNKNOWN: Malformed = Malformed(
     "an unknown kind of block: use the version of the program that wrote it, or a newer one",
 );
 
+const UNKNOWN_FIELD: Malformed =
+    Malformed("an unknown field: use the version of the program that wrote it, or a newer one");
+
 /// Encodes watches after a position. Returns the last of them if there may be more.
 fn watches(
     watches: &Watches,
@@ -302,5 +305,27 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
     if !reader.is_empty() {
         meta.begun = Some(record::read_stamp(reader)?);
     }
+    if !reader.is_empty() {
+        return Err(UNKNOWN_FIELD);
+    }
     Ok((meta, next_number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_of_a_later_version_is_refused() {
+        // With all optional fields.
+        let meta = Meta {
+            begun: Some(Stamp::default()),
+            ..Meta::default()
+        };
+        let mut block = meta_block(&meta, 1);
+        assert!(read_block(&block).is_ok());
+        block.push(0);
+        let error = read_block(&block).err().map(|it| it.to_string());
+        assert!(error.is_some_and(|it| it.contains("an unknown field")));
+    }
 }

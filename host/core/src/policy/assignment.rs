@@ -45,6 +45,11 @@ pub struct Assignment {
     /// How policies came to the store and to their roles. Older versions record none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origins: Vec<Origin>,
+    /// Fields of later versions, which every change keeps. A field that decides which policy
+    /// handles a request must not be one of them: it needs a new kind of record, which this version
+    /// refuses.
+    #[serde(flatten)]
+    pub later: serde_json::Map<String, serde_json::Value>,
 }
 
 /// A candidate in shadow.
@@ -252,6 +257,7 @@ impl Assignment {
             guard: None,
             serial: 0,
             origins: Vec::new(),
+            later: serde_json::Map::new(),
         }
     }
 

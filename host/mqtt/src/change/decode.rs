@@ -22,7 +22,7 @@ impl<'a> Decoder<'a> {
                 failed: false,
             }),
             Some(_) => Err(CorruptChanges {
-                text: "changes of an unknown format",
+                text: "changes of a later format (use the version of the program that wrote them, or a newer one)",
                 rest_bytes: changes.len(),
             }),
             None => Err(CorruptChanges {
@@ -116,7 +116,11 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
         tag::COMPLETED => Part::Completed {
             packet_id: read_packet_id(rest)?,
         },
-        _ => return Err("a change of an unknown kind"),
+        _ => {
+            return Err(
+                "a change of a later kind (use the version of the program that wrote it, or a newer one)",
+            );
+        }
     })
 }
 

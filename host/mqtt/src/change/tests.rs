@@ -110,8 +110,8 @@ fn wrong_lengths_and_counts_are_errors() {
     let huge = [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01];
     let fault = |bytes: &[u8]| Recovery::default().apply(bytes).unwrap_err().text;
     assert_eq!(fault(&[]), "no changes");
-    assert_eq!(fault(&[FORMAT + 1]), "changes of an unknown format");
-    assert_eq!(fault(&[FORMAT, 99, 0, 1]), "a change of an unknown kind");
+    assert!(fault(&[FORMAT + 1]).starts_with("changes of a later format"));
+    assert!(fault(&[FORMAT, 99, 0, 1]).starts_with("a change of a later kind"));
     let mut topic = vec![FORMAT, tag::RETAINED_REMOVED];
     topic.extend(huge);
     assert_eq!(fault(&topic), "the changes end within a change");

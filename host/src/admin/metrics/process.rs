@@ -4,17 +4,21 @@ use std::fs;
 use std::time::Duration;
 
 use super::page::Page;
+use crate::build;
 
 /// The unit of times in `/proc`: user space always sees a hundredth of a second (proc(5)).
 const TICK: Duration = Duration::from_millis(10);
 
 /// The build, and what the system reports of the process.
 pub(super) fn process(page: &mut Page) {
-    let build = vec![
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+    let labels = vec![
+        ("version", build::VERSION.to_owned()),
+        ("commit", build::COMMIT.to_owned()),
+        ("target", build::TARGET.to_owned()),
+        ("features", build::FEATURES.to_owned()),
         ("arch", std::env::consts::ARCH.to_owned()),
     ];
-    page.info("build", "The version of the program", build);
+    page.info("build", "The version of the program", labels);
     if let Some(times) = Times::read() {
         let help = "CPU time of the process in user and system mode";
         (page.counter("process_cpu_seconds", help)).time(Vec::new(), times.cpu);

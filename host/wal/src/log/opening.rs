@@ -15,7 +15,7 @@ use crate::pending::Pending;
 use crate::recovery::{self, Recovered, Sink};
 use crate::reopen;
 use crate::segment::{HEADER_BYTES, Header, StoreId};
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{LogPosition, ProgramVersion};
 
 /// What [`Log::open`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +143,7 @@ impl Log {
             position: position + 1,
             created_ms: now_ms,
             bytes: 0,
+            program: Some(ProgramVersion::THIS),
         };
         catalogue
             .make_room(&*disk, options.segment_bytes)

@@ -15,7 +15,7 @@ use crate::frame;
 use crate::limits;
 use crate::options::Durability;
 use crate::segment::{HEADER_BYTES, Header};
-use statehouse_protocol::LogPosition;
+use statehouse_protocol::{LogPosition, ProgramVersion};
 
 /// The segment that is being written.
 pub(super) struct Tail {
@@ -136,6 +136,7 @@ impl Log {
             position: tail.written + 1,
             created_ms: catalogue.now_ms,
             bytes: 0,
+            program: Some(ProgramVersion::THIS),
         };
         let activated = catalogue.activate(
             &*self.disk,

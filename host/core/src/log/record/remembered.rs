@@ -80,7 +80,11 @@ pub(super) fn read_dialect(reader: &mut Reader<'_>) -> Result<Dialect, Malformed
         0 => Dialect::Sdk,
         1 => Dialect::Documents,
         2 => Dialect::Preview,
-        _ => return Err(Malformed("an unknown dialect")),
+        _ => {
+            return Err(Malformed(
+                "an unknown dialect: use the version of the program that wrote it, or a newer one",
+            ));
+        }
     })
 }
 
@@ -142,7 +146,7 @@ fn captured(out: &mut Vec<u8>, it: &CapturedReads, entries: bool) {
 fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads, Malformed> {
     let mut it = CapturedReads::default();
     for _ in 0..reader.count()? {
-        let flags = reader.u8()?;
+        let flags = reader.flags(3)?;
         let key = read_key_ref(reader)?;
         let held = entries && flags & 2 != 0;
         it.reads.push(Read {
@@ -181,7 +185,11 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
                 version: read_stamp(reader)?,
                 complete: kind == 12,
             }),
-            _ => return Err(Malformed("an unknown kind of import result")),
+            _ => {
+                return Err(Malformed(
+                    "an unknown kind of import result: use the version of the program that wrote it, or a newer one",
+                ));
+            }
         };
         it.imports.push((call, imported));
     }
@@ -215,7 +223,7 @@ fn outcome(out: &mut Vec<u8>, it: &Outcome) {
 }
 
 fn read_outcome(reader: &mut Reader<'_>) -> Result<Outcome, Malformed> {
-    let flags = reader.u8()?;
+    let flags = reader.flags(15)?;
     let payload = if flags & 1 != 0 {
         StoredPayload::Whole(Bytes::copy_from_slice(reader.bytes()?))
     } else {

@@ -307,7 +307,10 @@ fn receive_max_survives_a_round_trip() {
 }
 
 #[test]
-fn unknown_kind_error_says_what_to_do() {
-    let error = read(&[200]).unwrap_err().to_string();
-    assert!(error.contains("newer"), "{error}");
+fn error_about_a_later_version_says_what_to_do() {
+    // A kind, a flag of a request, and a flag of the write of a sweep.
+    for record in [&[200][..], &[HANDLED, 8], &[SWEPT, 1, 1, 1, 1, 16]] {
+        let error = read(record).unwrap_err().to_string();
+        assert!(error.contains("newer"), "{record:?}: {error}");
+    }
 }

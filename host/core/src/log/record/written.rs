@@ -16,6 +16,7 @@ mod kind {
     pub(super) const HIDDEN: u8 = 1;
     pub(super) const EXPIRED: u8 = 2;
     pub(super) const ENTRY: u8 = 4;
+    pub(super) const ALL: u8 = HIDDEN | EXPIRED | ENTRY | super::OTHER_OWNER;
 }
 
 /// Encodes a write. Its key and value are encoded as ranges of the payload if they lie there.
@@ -59,7 +60,7 @@ pub(in crate::log) fn read_write(
     reader: &mut Reader<'_>,
     payload: &[u8],
 ) -> Result<Write, Malformed> {
-    let flags = reader.u8()?;
+    let flags = reader.flags(kind::ALL)?;
     let key = read_key_ref(reader)?;
     let key = key.resolve(payload).ok_or(OUTSIDE)?;
     let change = if flags & kind::ENTRY != 0 {
@@ -109,7 +110,7 @@ pub(super) fn read_entry(
     key: &[u8],
     payload: &[u8],
 ) -> Result<Entry, Malformed> {
-    let flags = reader.u8()?;
+    let flags = reader.flags(7)?;
     let value = if flags & 1 != 0 {
         let at: usize = reader.small()?;
         let len: usize = reader.small()?;

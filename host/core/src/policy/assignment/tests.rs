@@ -127,10 +127,13 @@ fn assignment_is_json_with_readable_digests() {
     assert_eq!(json["routes"][0]["prefix"], "text/");
     assert_eq!(json["guard"]["why"], "it failed");
     assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
-    // Fields of later versions are ignored, and missing fields have defaults.
+    // Fields of later versions are kept, and missing fields have defaults.
     let (active, more) = (digest("a").to_string(), "later");
     let json = serde_json::json!({ "built_in": active, "active": active, "more": more });
-    let read: Assignment = serde_json::from_value(json).unwrap();
+    let mut read: Assignment = serde_json::from_value(json).unwrap();
+    let changed = serde_json::to_value(read.load(digest("b")).unwrap()).unwrap();
+    assert_eq!(changed["more"], more);
+    read.later.clear();
     assert_eq!(read, Assignment::of(digest("a")));
 }
 
