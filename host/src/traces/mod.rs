@@ -125,6 +125,14 @@ impl Traces {
         Ok(traces)
     }
 
+    /// Fails if [`Traces::start`] cannot use a file.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub fn check(config: &TracesConfig) -> anyhow::Result<()> {
+        exporter::prepare(config).map(drop)
+    }
+
     /// Traces this share of the requests without a trace context.
     pub(crate) fn new(ratio: f64) -> Self {
         Self {
