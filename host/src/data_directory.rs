@@ -14,7 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use statehouse_mqtt::Broker;
-use statehouse_wal::{Callbacks, Directory, Log, LogPosition, Opened, Options, Source};
+use statehouse_wal::{
+    Base, Callbacks, Directory, Log, LogPosition, Opened, Options, Probed, Source, probe,
+};
 
 use crate::config::{Durability, Storage};
 use crate::limits;
@@ -131,15 +133,78 @@ pub fn stand_by(
     read(storage, disk).map(Some)
 }
 
+/// What a start would recover.
+pub struct Found {
+    /// The state; empty in a new directory.
+    pub image: Image,
+    /// Whether another process uses the directory.
+    pub in_use: bool,
+}
+
+/// Reads what a start would recover, without a lock and without a change.
+pub fn look(storage: &Storage) -> Result<Found, StorageError> {
+    let failed = |error| StorageError::Log(storage.directory.clone(), error);
+    let Probed::Present { locked } = probe(&storage.directory).map_err(failed)? else {
+        return Ok(Found {
+            image: Image::new(storage.duplicates),
+            in_use: false,
+        });
+    };
+    refuse_host_of_cluster(storage)?;
+    let disk = Directory::read_only(&storage.directory).map_err(failed)?;
+    let mut image = empty_image(storage, &disk)?;
+    let mut sink = statehouse_offline::ImageSink(&mut image);
+    statehouse_wal::read(&disk, Base::Newest, LogPosition::END, &mut sink).map_err(failed)?;
+    finish(&mut image, storage, wall_ms())?;
+    client_id::existing(&storage.directory)
+        .map_err(|error| StorageError::ClientId(storage.directory.join(client_id::FILE), error))?;
+    Ok(Found {
+        image,
+        in_use: locked,
+    })
+}
+
+fn refuse_host_of_cluster(storage: &Storage) -> Result<(), StorageError> {
+    let mark = ClusterMark::of(&storage.directory)
+        .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
+    match mark {
+        Some(mark) => Err(StorageError::Cluster(storage.directory.clone(), mark.name)),
+        None => Ok(()),
+    }
+}
+
+/// An image with the limits of the settings and of the disk.
+fn empty_image(storage: &Storage, disk: &Directory) -> Result<Image, StorageError> {
+    let failed = |error| StorageError::Log(storage.directory.clone(), error);
+    // Remembered requests are in the log and in two snapshots, so a small disk holds fewer of them.
+    let disk_bytes = statehouse_wal::disk_bytes(disk).map_err(failed)?;
+    let mut retention = storage.duplicates;
+    retention.bytes_max = retention
+        .bytes_max
+        .min(disk_bytes / limits::DUPLICATE_DISK_PART);
+    let mut image = Image::new(retention);
+    image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
+    Ok(image)
+}
+
+/// Completes a recovered image. Refuses it if the clock is wrong.
+fn finish(image: &mut Image, storage: &Storage, wall_ms: u64) -> Result<(), StorageError> {
+    image.finish();
+    let behind_ms = image.now_ms.saturating_sub(wall_ms);
+    if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
+        return Err(StorageError::Clock {
+            directory: storage.directory.clone(),
+            behind_s: behind_ms / 1000,
+        });
+    }
+    Ok(())
+}
+
 fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
     let failed = |error| StorageError::Log(storage.directory.clone(), error);
-    let mark = ClusterMark::of(&storage.directory)
-        .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
-    if let Some(mark) = mark {
-        return Err(StorageError::Cluster(storage.directory.clone(), mark.name));
-    }
+    refuse_host_of_cluster(storage)?;
     let options = Options {
         durability: match storage.durability {
             Durability::Interval => statehouse_wal::Durability::Interval(Duration::from_millis(
@@ -152,14 +217,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         history_ms: storage.history_ms,
         ..Options::default()
     };
-    // Remembered requests are in the log and in two snapshots, so a small disk holds fewer of them.
-    let disk_bytes = statehouse_wal::disk_bytes(&disk).map_err(failed)?;
-    let mut retention = storage.duplicates;
-    retention.bytes_max = retention
-        .bytes_max
-        .min(disk_bytes / limits::DUPLICATE_DISK_PART);
-    let mut image = Image::new(retention);
-    image.sessions = statehouse_mqtt::Recovery::within(&storage.sessions);
+    let mut image = empty_image(storage, &disk)?;
     let (log, opened) = Log::open(
         Arc::new(disk),
         options,
@@ -167,14 +225,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         &mut statehouse_offline::ImageSink(&mut image),
     )
     .map_err(failed)?;
-    image.finish();
-    let behind_ms = image.now_ms.saturating_sub(wall_ms);
-    if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
-        return Err(StorageError::Clock {
-            directory: storage.directory.clone(),
-            behind_s: behind_ms / 1000,
-        });
-    }
+    finish(&mut image, storage, wall_ms)?;
     Ok(Recovered {
         image,
         log,

@@ -87,19 +87,27 @@ impl AccessControl {
     /// # Errors
     /// [`AccessError`] if a file is refused.
     pub fn open(config: &AccessConfig, audit: Arc<Audit>) -> Result<Self, AccessError> {
-        let users = config.users.as_deref().map(watch_users).transpose()?;
-        let owners = match &config.certificate_users {
-            None => None,
-            Some(from) => Some(watch_owners(from)?),
-        };
-        let tokens = config.tokens.clone().map(watch_keys).transpose()?;
-        let rules = config.rules.as_deref().map(watch_rules).transpose()?;
-        if rules.is_some() && !config.authenticates() {
-            tracing::warn!(
-                "no authentication method is configured, so the rules rely on client ids, which any client can choose"
-            );
+        let (files, wrong) = AccessFiles::read(config);
+        match wrong.into_iter().next() {
+            None => Ok(Self::of(config, files, audit)),
+            Some(first) => Err(first),
         }
-        Ok(Self(Arc::new(Inner {
+    }
+
+    /// What is wrong with the files: [`AccessControl::open`] returns the first of these errors.
+    #[must_use]
+    pub fn check(config: &AccessConfig) -> Vec<AccessError> {
+        AccessFiles::read(config).1
+    }
+
+    fn of(config: &AccessConfig, files: AccessFiles, audit: Arc<Audit>) -> Self {
+        let AccessFiles {
+            users,
+            owners,
+            tokens,
+            rules,
+        } = files;
+        Self(Arc::new(Inner {
             anonymous: config.allow_anonymous || !config.authenticates(),
             own_topics: config.authenticates() && rules.is_none(),
             rules: rules.map(Authorizer::new),
@@ -107,7 +115,7 @@ impl AccessControl {
             owners,
             tokens,
             audit,
-        })))
+        }))
     }
 
     /// Reloads the files when they change. `then` is called after each change, to recheck the
@@ -193,6 +201,46 @@ impl AccessControl {
             }
             None => Explanation::without_rules(true),
         }
+    }
+}
+
+/// The files of the access settings.
+struct AccessFiles {
+    users: Option<Arc<Watched<Users>>>,
+    owners: Option<Arc<Watched<Owners>>>,
+    tokens: Option<Arc<Watched<KeySet>>>,
+    rules: Option<Arc<Watched<Rules>>>,
+}
+
+impl AccessFiles {
+    /// Reads the files, without the wrong ones, and returns what is wrong.
+    fn read(config: &AccessConfig) -> (Self, Vec<AccessError>) {
+        fn or_wrong<T, E>(read: Option<Result<T, E>>, wrong: &mut Vec<AccessError>) -> Option<T>
+        where
+            AccessError: From<E>,
+        {
+            read?.map_err(|error| wrong.push(error.into())).ok()
+        }
+        let mut wrong = Vec::new();
+        let users = config.users.as_deref().map(watch_users);
+        let users = or_wrong(users, &mut wrong);
+        let owners = config.certificate_users.as_ref().map(watch_owners);
+        let owners = or_wrong(owners, &mut wrong);
+        let tokens = or_wrong(config.tokens.clone().map(watch_keys), &mut wrong);
+        let rules = config.rules.as_deref().map(watch_rules);
+        let rules = or_wrong(rules, &mut wrong);
+        if config.rules.is_some() && !config.authenticates() {
+            tracing::warn!(
+                "no authentication method is configured, so the rules rely on client ids, which any client can choose"
+            );
+        }
+        let files = Self {
+            users,
+            owners,
+            tokens,
+            rules,
+        };
+        (files, wrong)
     }
 }
 

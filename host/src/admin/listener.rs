@@ -143,9 +143,17 @@ fn number(path: &Path) -> io::Result<Number> {
 
 /// Removes a stale socket at this path.
 fn clear(path: &Path) -> io::Result<()> {
+    match has_stale_socket(path)? {
+        true => fs::remove_file(path),
+        false => Ok(()),
+    }
+}
+
+/// Whether there is a socket without a listener at this path. Fails if the path is taken.
+pub(crate) fn has_stale_socket(path: &Path) -> io::Result<bool> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
     let taken = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
@@ -154,7 +162,7 @@ fn clear(path: &Path) -> io::Result<()> {
     }
     match is_listened_at(path)? {
         true => taken("another process listens there"),
-        false => fs::remove_file(path),
+        false => Ok(true),
     }
 }
 

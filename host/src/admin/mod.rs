@@ -46,6 +46,7 @@ pub(crate) use clients::{Client, Clients};
 pub use cluster::{
     ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
+pub(crate) use listener::has_stale_socket;
 pub(crate) use log::{Logged, LoggedLine};
 pub(crate) use overview::Overviews;
 pub use past::DataDirectory;

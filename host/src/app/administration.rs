@@ -52,19 +52,9 @@ pub(super) struct Deliveries {
 impl Administration {
     /// Binds the addresses and checks the watched directory. Runs within a runtime.
     pub(super) fn open(config: &Config, access: &Arc<AccessControl>) -> anyhow::Result<Self> {
-        let keeps = config.storage.durability != Durability::Memory;
-        let data = keeps.then(|| config.storage.directory.clone());
-        if let Some((directory, _)) = &config.policy_drop {
-            anyhow::ensure!(
-                directory.is_dir(),
-                "the drop directory {} does not exist or is not a directory: create it, or name another with --policy-drop",
-                directory.display()
-            );
-        }
-        let token = match (&config.admin, &config.admin_tls) {
-            (Some(AdminPlace::Tcp(_)), _) | (_, Some(_)) => token(data.is_some())?,
-            _ => None,
-        };
+        let data = keeps(config).then(|| config.storage.directory.clone());
+        check_drop_directory(config)?;
+        let token = token_of(config)?;
         Ok(Self {
             local: open(config, token.clone())?,
             tls: (config.admin_tls.as_ref())
@@ -74,6 +64,12 @@ impl Administration {
             data,
             drop: config.policy_drop.clone(),
         })
+    }
+
+    /// Everything but the addresses that makes [`Administration::open`] fail.
+    pub(super) fn check(config: &Config) -> Vec<anyhow::Error> {
+        let checks = [check_drop_directory(config), token_of(config).map(drop)];
+        checks.into_iter().filter_map(Result::err).collect()
     }
 
     /// Starts the deliveries to one store. Orders over MQTT arrive only through the embedded
@@ -205,6 +201,30 @@ fn open_for_metrics(config: &Config) -> anyhow::Result<Option<Admin>> {
         format!("metrics cannot be served at {place}: choose another address with --metrics")
     })?;
     Ok(Some(bound))
+}
+
+/// Whether there is a data directory.
+fn keeps(config: &Config) -> bool {
+    config.storage.durability != Durability::Memory
+}
+
+fn check_drop_directory(config: &Config) -> anyhow::Result<()> {
+    if let Some((directory, _)) = &config.policy_drop {
+        anyhow::ensure!(
+            directory.is_dir(),
+            "the drop directory {} does not exist or is not a directory: create it, or name another with --policy-drop",
+            directory.display()
+        );
+    }
+    Ok(())
+}
+
+/// The token of the settings, if a listener uses one.
+fn token_of(config: &Config) -> anyhow::Result<Option<String>> {
+    match (&config.admin, &config.admin_tls) {
+        (Some(AdminPlace::Tcp(_)), _) | (_, Some(_)) => token(keeps(config)),
+        _ => Ok(None),
+    }
 }
 
 /// The token for TCP; none if no client could learn it.

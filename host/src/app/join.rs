@@ -16,7 +16,7 @@ use statehouse_cluster::{
     Secret, identity, members,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
-use statehouse_wal::{Directory, has_log};
+use statehouse_wal::{Directory, Probed, has_log, probe};
 
 use super::Failure;
 use super::member::EXIT_CLUSTER_SETTINGS;
@@ -85,11 +85,31 @@ fn lock(directory: &Path) -> anyhow::Result<Directory> {
     let shown = directory.display();
     let unusable = || format!("the data directory {shown} cannot be used");
     let lock = Directory::open(directory).with_context(unusable)?;
+    refuse_own_log(&lock)?;
+    Ok(lock)
+}
+
+fn refuse_own_log(directory: &Directory) -> anyhow::Result<()> {
+    let shown = directory.path().display();
+    let unusable = || format!("the data directory {shown} cannot be used");
     anyhow::ensure!(
-        !has_log(&lock).with_context(unusable)?,
+        !has_log(directory).with_context(unusable)?,
         "the data directory {shown} holds the store of a single host: name another directory with --data, or create the cluster from it with `statehouse cluster init --from {shown}`"
     );
-    Ok(lock)
+    Ok(())
+}
+
+/// Checks the data directory of a host without a lock and without a change. Returns whether another
+/// process uses it.
+pub(super) fn look(directory: &Path) -> anyhow::Result<bool> {
+    let unusable = || format!("the data directory {} cannot be used", directory.display());
+    let Probed::Present { locked } = probe(directory).with_context(unusable)? else {
+        return Ok(false);
+    };
+    let disk = Directory::read_only(directory).with_context(unusable)?;
+    refuse_own_log(&disk)?;
+    ClusterMark::of(directory)?;
+    Ok(locked)
 }
 
 /// A new id for this process, and the id of the process before in this directory.

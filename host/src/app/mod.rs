@@ -7,6 +7,7 @@
 //!   builds the store of each leadership. [`present`]: that store, as other parts see it.
 //!   [`operations`]: figures of a member, and what operators ask of a leader.
 //! * [`administration`]: the admin API, signed orders and the policy directory.
+//! * [`check`]: finds what would make a start fail, without a start.
 //! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
 
 use std::io::{self, IsTerminal};
@@ -24,6 +25,7 @@ use crate::config::{self, Config, Flags, LogFormat, TransportChoice};
 use crate::{audit_log, limits, logging};
 
 mod administration;
+mod check;
 mod clients;
 #[cfg(feature = "cluster")]
 mod host;
@@ -40,6 +42,7 @@ mod service_manager;
 mod signals;
 mod start;
 
+pub use check::{Findings, check};
 #[cfg(feature = "cluster")]
 pub(crate) use join::connect;
 
@@ -86,6 +89,7 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     let (mut config, followed) = config::load(flags).map_err(Failure::usage)?;
     start_logging(&config).map_err(Failure::usage)?;
     log_default_limits(file.as_deref().filter(|_| followed.is_none()));
+    check::warn_of_certificates(&config);
     // Binds the listeners before recovery, so that a store that cannot listen touches no data.
     let mut transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
     let runtime = runtime(config.threads)

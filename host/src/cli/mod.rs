@@ -27,6 +27,7 @@ mod man;
 mod output;
 mod policy;
 mod progress;
+mod ready;
 mod remote;
 mod replay;
 mod restore;
@@ -47,7 +48,6 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::config::Flags;
 use crate::{build, limits, time};
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
@@ -70,6 +70,7 @@ Examples:
   statehouse serve
   statehouse serve --listen 127.0.0.1:1884 --policy my-policy.wasm
   STATEHOUSE_LISTEN=127.0.0.1:0 statehouse serve --log json
+  statehouse serve --check --config /etc/statehouse/statehouse.toml
 
 The file that --config names may contain every other setting, under its name with underscores:
   listen = [\"127.0.0.1:1883\", \"[::1]:1883\"]
@@ -80,7 +81,7 @@ Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data director
 on, 74 the disk failed, 70 a bug lost the state in memory, 78 the cluster needs a newer version,
 65 the log of the cluster contradicts itself. After 74 and 70 start the store again: it recovers everything
 that is durable.")]
-    Serve(Box<Flags>),
+    Serve(Box<serve::Args>),
     Get(get::Args),
     Set(set::Args),
     Del(del::Args),
@@ -104,6 +105,7 @@ that is durable.")]
     Clients(clients::Args),
     Slow(slow::Args),
     Top(top::Args),
+    Ready(ready::Args),
     #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
     Bench(Box<bench::Args>),
@@ -121,7 +123,7 @@ pub fn main() -> ExitCode {
     completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     match Cli::parse().command {
-        Command::Serve(flags) => serve::run(*flags),
+        Command::Serve(args) => serve::run(*args),
         Command::Get(args) => output::finish(get::run(args)),
         Command::Set(args) => output::finish(set::run(args)),
         Command::Del(args) => output::finish(del::run(args)),
@@ -145,6 +147,7 @@ pub fn main() -> ExitCode {
         Command::Clients(args) => output::finish(async { clients::run(&args).await }),
         Command::Slow(args) => output::finish(async { slow::run(&args).await }),
         Command::Top(args) => output::finish(async { top::run(&args).await }),
+        Command::Ready(args) => output::finish(async { ready::run(&args).await }),
         #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args),
         Command::Bench(args) => output::finish(async { bench::run(&args) }),

@@ -60,10 +60,23 @@ settings! {
 }
 
 impl AccessFlags {
+    /// The settings without those of tokens.
+    pub(super) fn without_tokens(self) -> AccessConfig {
+        AccessConfig {
+            users: self.users,
+            rules: self.rules,
+            allow_anonymous: self.allow_anonymous,
+            certificate_users: self.certificate_users.map(certificate_users),
+            tokens: None,
+            client_certificates: false,
+        }
+    }
+
     /// Checks that the settings are consistent.
-    pub(super) fn load(self) -> Result<AccessConfig, ConfigError> {
-        let (audiences, issuers) = (self.token_audience, self.token_issuer);
-        let tokens = match self.token_keys {
+    pub(super) fn load(mut self) -> Result<AccessConfig, ConfigError> {
+        let audiences = std::mem::take(&mut self.token_audience);
+        let issuers = std::mem::take(&mut self.token_issuer);
+        let tokens = match self.token_keys.take() {
             Some(_) if audiences.is_empty() => return Err(ConfigError::TokenAudience),
             Some(keys) => Some(TokenConfig {
                 keys,
@@ -73,18 +86,17 @@ impl AccessFlags {
             None if audiences.is_empty() && issuers.is_empty() => None,
             None => return Err(ConfigError::TokenKeys),
         };
-        let certificate_users = self.certificate_users;
         Ok(AccessConfig {
-            users: self.users,
-            rules: self.rules,
-            allow_anonymous: self.allow_anonymous,
-            certificate_users: certificate_users.map(|name| match name.as_os_str() == "cn" {
-                true => CertificateUsers::CommonName,
-                false => CertificateUsers::File(name),
-            }),
             tokens,
-            client_certificates: false,
+            ..self.without_tokens()
         })
+    }
+}
+
+fn certificate_users(name: PathBuf) -> CertificateUsers {
+    match name.as_os_str() == "cn" {
+        true => CertificateUsers::CommonName,
+        false => CertificateUsers::File(name),
     }
 }
 

@@ -107,7 +107,7 @@ settings! {
 }
 
 /// Limits that are consistent with each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// Limits of the table, of watches and of each request.
     pub quota: Quota,

@@ -1,13 +1,16 @@
 //! Parses the configuration file into the same settings as the flags. An error names the line.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use toml::Spanned;
 
 use super::{
     AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags,
@@ -122,6 +125,48 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Flags, ConfigError> {
         traces: parse(path, text)?,
         ..parse(path, text)?
     })
+}
+
+/// The settings in this text without the wrong ones, and what is wrong.
+pub(super) fn gather(path: &Path, text: &str) -> (Flags, Vec<ConfigError>) {
+    let mut text = text.to_owned();
+    let mut wrong = Vec::new();
+    loop {
+        let error = match settings(path, &text) {
+            Ok(flags) => return (flags, wrong),
+            Err(error) => error,
+        };
+        // Lines of later errors must stay as they are.
+        let entry = match &error {
+            ConfigError::File(_, error) => entry_at(&text, error.span()),
+            _ => None,
+        };
+        wrong.push(error);
+        match entry {
+            Some(entry) => blank(&mut text, entry),
+            // Without its entry, the error would be the same again.
+            None => return (Flags::default(), wrong),
+        }
+    }
+}
+
+/// The bytes of the setting that contains a place, if the text is TOML.
+fn entry_at(text: &str, place: Option<Range<usize>>) -> Option<Range<usize>> {
+    let entries: BTreeMap<Spanned<String>, Spanned<toml::Value>> = toml::from_str(text).ok()?;
+    let place = place?;
+    let mut entries = entries
+        .iter()
+        .map(|(key, value)| key.span().start..value.span().end.max(key.span().end));
+    entries.find(|entry| entry.start <= place.start && place.end <= entry.end)
+}
+
+/// Replaces a range with spaces, except for line ends.
+fn blank(text: &mut String, range: Range<usize>) {
+    let blanks: String = text[range.clone()]
+        .bytes()
+        .map(|byte| if byte == b'\n' { '\n' } else { ' ' })
+        .collect();
+    text.replace_range(range, &blanks);
 }
 
 /// The text of a file, which may be a pipe: it is read to its end.

@@ -41,6 +41,32 @@ pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     Ok((config, Some(followed)))
 }
 
+/// The settings, with defaults instead of wrong ones, and everything that is wrong. [`load`] returns
+/// the first of these errors.
+pub fn check(flags: Flags) -> (Config, Vec<ConfigError>) {
+    let mut wrong = Vec::new();
+    let file = match &flags.config {
+        None => Flags::default(),
+        Some(path) => match file::text(path) {
+            Ok(text) => {
+                let (settings, errors) = file::gather(path, &text);
+                wrong.extend(errors);
+                settings
+            }
+            Err(error) => {
+                wrong.push(error);
+                Flags::default()
+            }
+        },
+    };
+    let (mut config, errors) = Config::gather(flags.over(file));
+    wrong.extend(errors);
+    if let TransportChoice::Foreign(foreign) = &mut config.transport {
+        wrong.extend(foreign.read_password().err());
+    }
+    (config, wrong)
+}
+
 /// Rereads the file.
 struct Rereader {
     path: PathBuf,

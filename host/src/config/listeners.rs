@@ -222,14 +222,30 @@ impl FromStr for Origin {
 }
 
 impl ListenFlags {
+    /// The settings without a check, for the checks of what they name.
+    pub(super) fn unchecked(self) -> ListenConfig {
+        let pair = self.tls_cert.zip(self.tls_key);
+        ListenConfig {
+            listeners: self.listen,
+            tls: pair.map(|(certificate, key)| TlsFiles {
+                certificate,
+                key,
+                client_ca: self.tls_client_ca,
+                client_crls: self.tls_client_crl,
+                client_required: self.tls_client_required,
+            }),
+            ws_origins: self.ws_origin,
+        }
+    }
+
     /// Checks the settings against the configured authentication, and against the address of the
     /// admin API over TLS, which uses the same certificate.
     pub(super) fn load(
-        self,
+        mut self,
         access: &AccessConfig,
         admin: Option<SocketAddr>,
     ) -> Result<ListenConfig, ListenError> {
-        let mut listeners = self.listen;
+        let mut listeners = std::mem::take(&mut self.listen);
         if listeners.is_empty() {
             listeners.push(Listen::default());
         }
@@ -267,29 +283,17 @@ impl ListenFlags {
         for listener in open.filter(|_| !self.insecure) {
             insecure(*listener, authenticates, self.tls_cert.is_some())?;
         }
-        let tls = match (encrypted, self.tls_cert, self.tls_key) {
-            (None, ..) => None,
-            (Some(_), Some(certificate), Some(key)) => Some(TlsFiles {
-                certificate,
-                key,
-                client_ca: self.tls_client_ca,
-                client_crls: self.tls_client_crl,
-                client_required: self.tls_client_required,
-            }),
-            (Some(listener), certificate, key) => {
-                let missing = match (certificate, key) {
-                    (None, None) => "--tls-cert FILE and --tls-key FILE",
-                    (None, _) => "--tls-cert FILE",
-                    _ => "--tls-key FILE",
-                };
-                return Err(ListenError::NoCertificate { listener, missing });
-            }
+        let missing = match (&self.tls_cert, &self.tls_key) {
+            (Some(_), Some(_)) => None,
+            (None, None) => Some("--tls-cert FILE and --tls-key FILE"),
+            (None, _) => Some("--tls-cert FILE"),
+            _ => Some("--tls-key FILE"),
         };
-        Ok(ListenConfig {
-            listeners,
-            tls,
-            ws_origins: self.ws_origin,
-        })
+        if let (Some(listener), Some(missing)) = (encrypted, missing) {
+            return Err(ListenError::NoCertificate { listener, missing });
+        }
+        self.listen = listeners;
+        Ok(self.unchecked())
     }
 }
 

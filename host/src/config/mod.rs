@@ -42,7 +42,7 @@ pub use bounds::{Bounds, LimitFlags};
 pub use cluster::*;
 pub use error::ConfigError;
 pub use flags::Flags;
-pub use follow::{Followed, load};
+pub use follow::{Followed, check, load};
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
@@ -196,27 +196,45 @@ impl Config {
 
     /// Reads no other file, so that limits can be reloaded if other files are missing.
     fn of(settings: Flags) -> Result<Self, ConfigError> {
-        let cluster = ClusterConfig::load(&settings)?;
-        let durability = settings.durability.unwrap_or(Durability::Always);
-        let foreign = settings.foreign.clone();
-        let foreign = foreign.load(durability)?;
-        let mut access = settings.access.clone().load()?;
-        if foreign.is_some() && access.is_about_connecting() {
-            return Err(ConfigError::AccessBehindBroker);
+        let (config, wrong) = Self::gather(settings);
+        match wrong.into_iter().next() {
+            None => Ok(config),
+            Some(first) => Err(first),
         }
-        let listeners = settings.listeners.clone();
-        if foreign.is_some() && !listeners.listen.is_empty() {
-            return Err(ConfigError::BrokerAndListen);
+    }
+
+    /// Combines the settings, with defaults instead of wrong ones, and returns what is wrong.
+    fn gather(settings: Flags) -> (Self, Vec<ConfigError>) {
+        let mut wrong = Wrong::default();
+        let cluster = wrong.or_else(ClusterConfig::load(&settings), || None);
+        let durability = settings.durability.unwrap_or(Durability::Always);
+        let attached = settings.foreign.broker.is_some();
+        let foreign = settings.foreign.clone();
+        let foreign = wrong.or_else(foreign.load(durability), || None);
+        let access = settings.access.clone().load();
+        let has_access = access.is_ok();
+        let mut access = wrong.or_else(access, || settings.access.clone().without_tokens());
+        if attached && access.is_about_connecting() {
+            wrong.add(ConfigError::AccessBehindBroker);
+        }
+        let mut listeners = settings.listeners.clone();
+        // Without the access settings it is unknown whether clients authenticate.
+        listeners.insecure |= !has_access;
+        if attached && !listeners.listen.is_empty() {
+            wrong.add(ConfigError::BrokerAndListen);
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
         let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
-        let listeners = listeners.load(&access, tls)?;
-        let admin_tls = admin_tls(tls, listeners.tls.clone(), &access)?;
+        let listeners = wrong.or_else(listeners.load(&access, tls), || {
+            settings.listeners.clone().unchecked()
+        });
+        let admin_tls = wrong.or_else(admin_tls(tls, listeners.tls.clone(), &access), || None);
 
         let limits = settings.limits.clone();
         let memory = Memory::here();
-        let bounds = limits.load(foreign.is_some(), supervision(&settings), memory)?;
-        let retention = retention(&settings, memory)?;
+        let bounds = limits.load(attached, supervision(&settings), memory);
+        let bounds = wrong.or_else(bounds, Bounds::default);
+        let retention = retention(&settings, memory, &mut wrong);
         let per_session = match foreign {
             // A foreign broker does not reveal when a client can no longer resend a request.
             Some(_) => 0,
@@ -232,11 +250,11 @@ impl Config {
                 ..retention
             },
             sessions: bounds.broker.clone(),
-            ..Storage::of(&settings, durability)?
+            ..Storage::of(&settings, durability, &mut wrong)
         };
         let policy_drop = settings.policy_drop;
         let drop_action = settings.policy_drop_action;
-        Ok(Self {
+        let config = Self {
             transport: match foreign {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
                 None => TransportChoice::Embedded(listeners),
@@ -249,11 +267,11 @@ impl Config {
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
                 Some(path) => PolicyChoice::File(path),
             },
-            admin: admin(local)?,
+            admin: wrong.or_else(admin(local), || None),
             admin_tls,
             metrics: (settings.metrics).map(|MetricsAddress(it)| AdminPlace::Tcp(it)),
-            slow_threshold: slow_threshold(settings.slow_threshold)?,
-            traces: settings.traces.load()?,
+            slow_threshold: slow_threshold(settings.slow_threshold, &mut wrong),
+            traces: wrong.or_else(settings.traces.load(), || None),
             trusted_keys: settings.trusted_keys,
             allow_unsigned: settings.allow_unsigned,
             policy_drop: policy_drop
@@ -271,7 +289,35 @@ impl Config {
                 .map_or_else(|| "StateStore".into(), |Node(name)| name),
             bounds,
             threads: settings.threads.unwrap_or_default().0,
+        };
+        (config, wrong.0)
+    }
+}
+
+/// The errors of settings. Each is found with defaults instead of the settings that were wrong
+/// before.
+#[derive(Default)]
+struct Wrong(Vec<ConfigError>);
+
+impl Wrong {
+    fn add(&mut self, error: ConfigError) {
+        self.0.push(error);
+    }
+
+    fn or_else<T>(
+        &mut self,
+        checked: Result<T, impl Into<ConfigError>>,
+        default: impl FnOnce() -> T,
+    ) -> T {
+        checked.unwrap_or_else(|error| {
+            self.add(error.into());
+            default()
         })
+    }
+
+    /// A duration, or its default.
+    fn time(&mut self, set: Option<Span>, default_ms: u64, bounds: TimeBounds) -> u64 {
+        self.or_else(time(set, default_ms, bounds), || default_ms)
     }
 }
 
@@ -302,11 +348,11 @@ fn admin_tls(
     }
 }
 
-fn slow_threshold(set: Option<Span>) -> Result<Duration, ConfigError> {
+fn slow_threshold(set: Option<Span>, wrong: &mut Wrong) -> Duration {
     // Cannot truncate: the default is far below the greatest time.
     let default_ms = limits::SLOW_THRESHOLD_DEFAULT.as_millis() as u64;
     let bounds = ("slow_threshold", 1, "1ms", 3_600_000, "1h");
-    time(set, default_ms, bounds).map(Duration::from_millis)
+    Duration::from_millis(wrong.time(set, default_ms, bounds))
 }
 
 fn supervision(settings: &Flags) -> Supervision {
@@ -322,38 +368,38 @@ fn supervision(settings: &Flags) -> Supervision {
     }
 }
 
-fn retention(settings: &Flags, memory: Memory) -> Result<Retention, ConfigError> {
+fn retention(settings: &Flags, memory: Memory, wrong: &mut Wrong) -> Retention {
     let or = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
     let bytes_max = memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT);
-    Ok(Retention {
-        window_ms: time(
+    Retention {
+        window_ms: wrong.time(
             settings.duplicate_window,
             limits::DUPLICATE_WINDOW_MS_DEFAULT,
             ("duplicate_window", 60_000, "1m", 7 * 86_400_000, "7d"),
-        )?,
+        ),
         count_max: or(settings.max_duplicates, limits::DUPLICATES_MAX_DEFAULT),
         bytes_max: or(settings.max_duplicate_bytes, bytes_max),
         ..Retention::default()
-    })
+    }
 }
 
 impl Storage {
     /// The settings that depend on no other part, and defaults for the others.
-    fn of(settings: &Flags, durability: Durability) -> Result<Self, ConfigError> {
+    fn of(settings: &Flags, durability: Durability, wrong: &mut Wrong) -> Self {
         let directory = settings.data.clone();
-        Ok(Self {
+        Self {
             directory: directory.unwrap_or_else(|| PathBuf::from("statehouse-data")),
             durability,
-            sync_interval_ms: time(
+            sync_interval_ms: wrong.time(
                 settings.sync_interval,
                 1_000,
                 ("sync_interval", 1, "1ms", 3_600_000, "1h"),
-            )?,
-            commit_delay_ms: time(
+            ),
+            commit_delay_ms: wrong.time(
                 settings.commit_delay,
                 0,
                 ("commit_delay", 0, "0ms", 5, "5ms"),
-            )?,
+            ),
             history_ms: settings
                 .history_retention
                 .map_or(limits::HISTORY_MS_DEFAULT, Span::ms),
@@ -363,15 +409,18 @@ impl Storage {
             sessions: statehouse_mqtt::Limits::default(),
             duplicates: Retention::default(),
             accept_clock: settings.accept_clock,
-        })
+        }
     }
 }
 
-/// A duration with its default, its name and its limits in milliseconds and with units.
+/// The name of a duration, and its limits in milliseconds and with units.
+type TimeBounds = (&'static str, u64, &'static str, u64, &'static str);
+
+/// A duration with its default.
 fn time(
     set: Option<Span>,
     default_ms: u64,
-    (name, least_ms, least, most_ms, most): (&'static str, u64, &'static str, u64, &'static str),
+    (name, least_ms, least, most_ms, most): TimeBounds,
 ) -> Result<u64, ConfigError> {
     match set.map_or(default_ms, Span::ms) {
         ms if (least_ms..=most_ms).contains(&ms) => Ok(ms),

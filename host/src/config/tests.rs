@@ -284,3 +284,45 @@ fn settings_of_a_cluster_are_refused_by_a_build_without() {
         assert!(refused.contains("line 2"), "{refused}");
     }
 }
+
+#[test]
+fn a_check_finds_every_wrong_setting_and_a_start_the_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("statehouse.toml");
+    let text = "max_kyes = 5\nlisten = [\n  \"nowhere\",\n]\nnode = \"a:b\"\nmax_keys = 7\n\
+                sync_interval = \"2h\"\nduplicate_window = \"1s\"\ntraces_sample = 0.5\n";
+    fs::write(&path, text).unwrap();
+    let flags = Flags {
+        config: Some(path),
+        ..Flags::default()
+    };
+    let (config, wrong) = check(flags.clone());
+    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+    for named in [
+        "did you mean `max_keys`",
+        "line 3",
+        "line 5",
+        "sync_interval is at least",
+        "duplicate_window is at least",
+        "traces_sample requires",
+    ] {
+        let found = wrong.iter().filter(|it| it.contains(named)).count();
+        assert_eq!(found, 1, "{named}: {wrong:#?}");
+    }
+    assert_eq!(wrong.len(), 6, "{wrong:#?}");
+    // The other settings count for the rest of the check.
+    assert_eq!(config.bounds.quota.keys_max, 7);
+    assert_eq!(Config::load(flags).unwrap_err().to_string(), wrong[0]);
+}
+
+#[test]
+fn a_check_of_a_file_that_is_not_toml_reports_one_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("statehouse.toml");
+    fs::write(&path, "max_keys = 5\nthis is no TOML\n").unwrap();
+    let (_, wrong) = check(Flags {
+        config: Some(path),
+        ..Flags::default()
+    });
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+}

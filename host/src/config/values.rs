@@ -248,7 +248,7 @@ impl FromStr for Span {
 
 impl Span {
     /// In milliseconds.
-    pub(super) fn ms(self) -> u64 {
+    pub(crate) fn ms(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 }

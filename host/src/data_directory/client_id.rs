@@ -36,13 +36,19 @@ pub enum ClientIdError {
 /// Reads the client id of a data directory. If there is none, creates one that is durable when this
 /// returns.
 pub(super) fn of(directory: &Path) -> Result<String, ClientIdError> {
+    if let Some(id) = existing(directory)? {
+        return Ok(id);
+    }
+    let id = new()?;
+    save(directory, &id)?;
+    Ok(id)
+}
+
+/// Reads the client id of a data directory, if there is one.
+pub(super) fn existing(directory: &Path) -> Result<Option<String>, ClientIdError> {
     match File::open(directory.join(FILE)) {
-        Ok(file) => read(file),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let id = new()?;
-            save(directory, &id)?;
-            Ok(id)
-        }
+        Ok(file) => read(file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

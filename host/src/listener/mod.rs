@@ -5,6 +5,7 @@
 //! admit a client. It rejects peers that fail the handshake of TLS or WebSocket before the broker
 //! sees them. Handshakes are bounded in number and time.
 
+pub(crate) mod dates;
 mod frames;
 pub(crate) mod handshakes;
 mod tls;
@@ -72,7 +73,11 @@ impl Listeners {
             None => None,
             Some(files) => {
                 let read = files.clone();
-                let load = move || Certificates::load(&read);
+                let load = move || {
+                    let certificates = Certificates::load(&read)?;
+                    dates::warn_of_files(&read);
+                    Ok::<_, TlsError>(certificates)
+                };
                 Some(Watched::open("certificates", files.all(), load)?)
             }
         };

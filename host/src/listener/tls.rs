@@ -141,6 +141,23 @@ impl Certificates {
         })
     }
 
+    /// Everything that is wrong with the files: [`Certificates::load`] returns the first of these
+    /// errors.
+    pub fn check(files: &TlsFiles) -> Vec<TlsError> {
+        let own = [
+            tls::certificates(&files.certificate).err(),
+            tls::private_key(&files.key).err(),
+        ];
+        let own = own.into_iter().flatten().map(TlsError::File);
+        let clients = files.client_ca.as_ref().map(|ca| Clients::load(ca, files));
+        let clients = clients.and_then(Result::err);
+        let mut wrong: Vec<TlsError> = own.chain(clients).collect();
+        if wrong.is_empty() {
+            wrong.extend(Self::load(files).err());
+        }
+        wrong
+    }
+
     /// The chain of a client after a successful handshake: see [`Clients::chain`]. Empty if the
     /// client sent no certificate, or the listener did not request one.
     pub(super) fn chain(&self, sent: &[CertificateDer<'_>]) -> Option<Arc<[Vec<u8>]>> {
@@ -167,7 +184,7 @@ fn in_order<'a>(
 }
 
 /// Whether a certificate names the other as its issuer. The signature is already verified.
-fn is_issued_by(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
+pub(super) fn is_issued_by(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
     let parsed = |der| Certificate::from_der(der).ok();
     match (parsed(certificate), parsed(issuer)) {
         (Some(certificate), Some(issuer)) => {

@@ -24,14 +24,10 @@ use crate::limits;
 /// The environment variable that names the service, as in all programs with OpenTelemetry.
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 
-/// Starts the thread.
-pub(super) fn start(
-    config: &TracesConfig,
-    instance: &str,
-    traces: Arc<Traces>,
-) -> anyhow::Result<()> {
+/// Builds the exporter, with the reports of what it sends.
+pub(super) fn prepare(config: &TracesConfig) -> anyhow::Result<(SpanExporter, Reports)> {
     let (collector, reports) = Collector::new(config)?;
-    let mut exporter = SpanExporter::builder()
+    let exporter = SpanExporter::builder()
         .with_http()
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(config.url.endpoint())
@@ -40,6 +36,16 @@ pub(super) fn start(
         .with_http_client(collector)
         .build()
         .context("traces cannot be sent")?;
+    Ok((exporter, reports))
+}
+
+/// Starts the thread.
+pub(super) fn start(
+    config: &TracesConfig,
+    instance: &str,
+    traces: Arc<Traces>,
+) -> anyhow::Result<()> {
+    let (mut exporter, reports) = prepare(config)?;
     exporter.set_resource(&resource(instance));
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()

@@ -125,6 +125,14 @@ impl Traces {
         Ok(traces)
     }
 
+    /// Fails if [`Traces::start`] cannot use a file.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub fn check(config: &TracesConfig) -> anyhow::Result<()> {
+        exporter::prepare(config).map(drop)
+    }
+
     /// Sends the spans that wait, within a limited time. No later ones are sent.
     pub async fn stop(&self) {
         let ended = self.ended.notified();

@@ -4,12 +4,14 @@
 
 mod backup;
 mod bench;
+mod check;
 mod commands;
 mod context;
 mod data_directory;
 mod doctor;
 mod everyday;
 mod history;
+mod installed;
 mod lock;
 mod log;
 mod manual;

@@ -1,0 +1,297 @@
+//! `serve --check`: finds everything that would make a start fail, without a start.
+//!
+//! Calls the functions that a start calls, so that both refuse the same with the same words. It
+//! must never change a file, take a lock or listen. Warnings of these functions go to stderr.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use socket2::{Domain, Protocol, Socket, Type};
+use statehouse_wal::{Probed, probe};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use super::administration::Administration;
+use super::start::engine;
+use super::{Failure, log_filter};
+use crate::STANDARD_POLICY;
+use crate::admin::has_stale_socket;
+use crate::config::{self, AdminPlace, Config, Durability, Flags, TransportChoice};
+use crate::data_directory;
+use crate::listener::{Certificates, ListenerError, dates};
+use crate::policies::delivery::Trust;
+use crate::policies::startup::Opening;
+use crate::traces::Traces;
+use crate::transport::foreign;
+use statehouse_access::AccessControl;
+use statehouse_core::log::Image;
+use statehouse_precompiled::Modules;
+
+/// The result of a check.
+#[derive(Default)]
+pub struct Findings {
+    /// What would make a start fail, in the order in which a start finds it.
+    pub problems: Vec<Failure>,
+    /// What is as expected while the store runs.
+    pub notes: Vec<String>,
+}
+
+impl Findings {
+    fn usage(&mut self, errors: impl IntoIterator<Item = impl Into<anyhow::Error>>) {
+        self.problems.extend(errors.into_iter().map(Failure::usage));
+    }
+
+    fn transport(&mut self, errors: impl IntoIterator<Item = impl Into<anyhow::Error>>) {
+        self.problems
+            .extend(errors.into_iter().map(Failure::transport));
+    }
+}
+
+/// Checks the settings and everything that they name. Warnings go to stderr.
+pub fn check(flags: Flags) -> Findings {
+    let lines = fmt::layer().with_writer(io::stderr).without_time();
+    let lines = lines.with_target(false).with_ansi(false);
+    // Fails only if a library user has set another subscriber, which then gets the warnings.
+    let _ = tracing_subscriber::registry()
+        .with(LevelFilter::WARN)
+        .with(lines)
+        .try_init();
+    let mut found = Findings::default();
+    let (config, wrong) = config::check(flags);
+    found.usage(wrong);
+    found.usage(log_filter(&config.log_filter).err());
+    check_transport(&config, &mut found);
+    check_addresses(&config, &mut found);
+    warn_of_certificates(&config);
+    let keys = config.trusted_keys.iter();
+    let wrong = keys.filter_map(|key| Trust::new(std::slice::from_ref(key), false).err());
+    let wrong: Vec<_> = wrong.collect();
+    // Otherwise there may be too many keys.
+    let trust = match wrong.is_empty() {
+        true => Some(Trust::new(&config.trusted_keys, config.allow_unsigned)),
+        false => None,
+    };
+    found.usage(wrong);
+    let trust = trust.and_then(|it| it.map_err(|error| found.usage([error])).ok());
+    found.usage(AccessControl::check(&config.access));
+    check_data(&config, trust, &mut found);
+    found.usage(
+        config
+            .traces
+            .as_ref()
+            .and_then(|it| Traces::check(it).err()),
+    );
+    found.usage(Administration::check(&config));
+    found
+}
+
+/// Logs a warning for each certificate of a connection to another server that is not valid now. The
+/// listeners do so for theirs.
+pub(super) fn warn_of_certificates(config: &Config) {
+    let (mut chains, mut authorities) = (Vec::new(), Vec::new());
+    if let TransportChoice::Foreign(foreign) = &config.transport {
+        chains.extend(foreign.certificate.as_ref().map(|it| &it.0));
+        authorities.extend(&foreign.ca);
+    }
+    #[cfg(feature = "cluster")]
+    if let Some(cluster) = &config.cluster {
+        chains.extend(cluster.etcd.certificate.as_ref().map(|it| &it.0));
+        authorities.extend(&cluster.etcd.ca);
+    }
+    authorities.extend(config.traces.as_ref().and_then(|it| it.ca.as_ref()));
+    chains.into_iter().for_each(|it| dates::warn_of_chain(it));
+    authorities
+        .into_iter()
+        .for_each(|it| dates::warn_of_authorities(it));
+}
+
+/// The certificates of listeners, or the files of the connection to a foreign broker.
+fn check_transport(config: &Config, found: &mut Findings) {
+    match &config.transport {
+        TransportChoice::Embedded(listen) => {
+            if let Some(files) = &listen.tls {
+                found.transport(Certificates::check(files));
+                dates::warn_of_files(files);
+            }
+        }
+        TransportChoice::Foreign(config_of_broker) => {
+            let packet_bytes_max = config.bounds.broker.packet_bytes_max;
+            found.transport(foreign::options(config_of_broker, packet_bytes_max).err());
+        }
+    }
+}
+
+/// The addresses to listen on. One that is in use is only a note, since the store may be running.
+fn check_addresses(config: &Config, found: &mut Findings) {
+    let mut taken: Vec<(String, SocketAddr)> = Vec::new();
+    let mut check = |setting: &str, address: SocketAddr, failure: fn(String) -> Failure| {
+        let name = format!("{setting} {address}");
+        if let Some((other, _)) = taken.iter().find(|(_, it)| overlap(*it, address)) {
+            found.problems.push(failure(format!(
+                "{name} and {other} are the same address: choose another port for one of them"
+            )));
+        }
+        match reserve(address) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AddrInUse => found.notes.push(format!(
+                "{name} is in use, which is as expected while the store runs; a start needs it free"
+            )),
+            Err(error) => {
+                let error = ListenerError::Address(address, error);
+                found.problems.push(failure(format!("{setting}: {error}")));
+            }
+        }
+        taken.push((name, address));
+    };
+    if let TransportChoice::Embedded(listen) = &config.transport {
+        for listener in &listen.listeners {
+            check("listen", listener.address, Failure::Transport);
+        }
+    }
+    #[cfg(feature = "cluster")]
+    if let Some(cluster) = &config.cluster {
+        check("cluster_listen", cluster.listen, Failure::Transport);
+    }
+    if let Some(AdminPlace::Tcp(address)) = &config.admin {
+        check("admin", *address, Failure::Usage);
+    }
+    if let Some(tls) = &config.admin_tls {
+        check("admin", tls.address, Failure::Usage);
+    }
+    if let Some(AdminPlace::Tcp(address)) = &config.metrics {
+        check("metrics", *address, Failure::Usage);
+    }
+    if let Some(AdminPlace::Unix(path)) = &config.admin {
+        check_socket(path, found);
+    }
+}
+
+fn check_socket(path: &Path, found: &mut Findings) {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let unusable = |error: &dyn Display| {
+        Failure::Usage(format!(
+            "the admin API cannot listen on unix:{}: {error}",
+            path.display()
+        ))
+    };
+    match probe(parent) {
+        Ok(Probed::Present { .. }) => {}
+        Ok(Probed::Missing) => {
+            let missing = format!("there is no directory {}: create it", parent.display());
+            found.problems.push(unusable(&missing));
+        }
+        Err(error) => found.problems.push(unusable(&error)),
+    }
+    match has_stale_socket(path) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            found
+                .notes
+                .push(format!("unix:{}: {error}", path.display()));
+        }
+        Err(error) => found.problems.push(unusable(&error)),
+    }
+}
+
+/// Binds an address for a moment. Without `listen` no client can connect, and a store that starts
+/// at the same time can bind it too.
+fn reserve(address: SocketAddr) -> io::Result<()> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())
+}
+
+/// Whether two sockets cannot listen on these addresses at the same time.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| {
+        wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+    };
+    one.port() != 0
+        && one.port() == other.port()
+        && (one.ip() == other.ip() || covers(one.ip(), other.ip()) || covers(other.ip(), one.ip()))
+}
+
+/// The data directory, and the policies that it and the settings name.
+fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
+    let directory = config.storage.directory.display();
+    let mut image = Image::new(config.storage.duplicates);
+    let in_use = match (&config.cluster, config.storage.durability) {
+        #[cfg(feature = "cluster")]
+        (Some(cluster), _) => {
+            let looked = super::join::look(&config.storage.directory);
+            found.usage(check_etcd(cluster).err());
+            Some(looked)
+        }
+        (_, Durability::Memory) => None,
+        _ => Some(match data_directory::look(&config.storage) {
+            Ok(looked) => {
+                image = looked.image;
+                Ok(looked.in_use)
+            }
+            Err(error) => Err(error.into()),
+        }),
+    };
+    match in_use {
+        Some(Ok(true)) => found.notes.push(format!(
+            "the data directory {directory} is in use by another process, which is as expected while the store runs; a start needs it free"
+        )),
+        None | Some(Ok(false)) => {}
+        Some(Err(error)) => found.usage([error]),
+    }
+    if let Some(trust) = trust.filter(|_| config.cluster.is_none()) {
+        found.usage(check_policies(config, &trust, &image).err());
+    }
+}
+
+/// The certificates for etcd. Does not connect.
+#[cfg(feature = "cluster")]
+fn check_etcd(cluster: &config::ClusterConfig) -> anyhow::Result<()> {
+    let runtime = super::runtime(1).context("a thread for etcd cannot be started")?;
+    let _within = runtime.enter();
+    super::connect(&cluster.etcd).map(drop)
+}
+
+/// Loads the policies of a start: the one of the settings, and those that the data directory names.
+/// The compiler's results are not saved.
+fn check_policies(config: &Config, trust: &Trust, image: &Image) -> anyhow::Result<()> {
+    let engine = engine(None)?;
+    let standard = engine
+        .load(STANDARD_POLICY)
+        .context("the built-in policy does not load")?;
+    let standard = Arc::new(standard);
+    let opening = Opening {
+        engine: &engine,
+        standard: &standard,
+        standard_file: STANDARD_POLICY,
+        modules: &Modules::of(&config.storage.directory),
+        trust,
+        keeps: false,
+    };
+    opening.registry(&config.policy, image).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn addresses_overlap_if_one_covers_the_other() {
+        let overlap = |one: &str, other: &str| {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(super::overlap(one, other), super::overlap(other, one));
+            super::overlap(one, other)
+        };
+        assert!(overlap("127.0.0.1:1", "127.0.0.1:1"));
+        assert!(overlap("127.0.0.1:1", "0.0.0.0:1"));
+        assert!(overlap("127.0.0.1:1", "[::]:1") && overlap("[::1]:1", "[::]:1"));
+        assert!(!overlap("[::1]:1", "0.0.0.0:1"));
+        assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
+        assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
+    }
+}

@@ -1,0 +1,156 @@
+//! What a start would find at the path of a data directory. Nothing is created, changed or locked.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
+
+use crate::error::Error;
+use crate::files::{self, Kind};
+use crate::limits;
+
+/// What is at the path of a data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probed {
+    /// Nothing. A start can create the directory.
+    Missing,
+    /// A directory that this process can use.
+    Present {
+        /// Whether a process has locked it, as far as the kernel of this machine knows.
+        locked: bool,
+    },
+}
+
+/// The locks of the kernel: proc_locks(5).
+const LOCKS: &str = "/proc/locks";
+
+/// Checks the rights of this process to a data directory and its files.
+///
+/// # Errors
+/// [`Error::Io`] if a start could not create the directory, or could not read or write a file.
+pub fn probe(path: &Path) -> Result<Probed, Error> {
+    let shown = path.display().to_string();
+    match fs::metadata(path) {
+        Ok(about) if about.is_dir() => {}
+        // The error of a start, which creates the directory.
+        Ok(_) => return Err(Error::io("create", &shown)(Errno::EXIST.into())),
+        Err(error) if is_missing(&error) => {
+            creatable(path).map_err(Error::io("create", &shown))?;
+            return Ok(Probed::Missing);
+        }
+        Err(error) => return Err(Error::io("open", &shown)(error)),
+    }
+    let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    allowed(path, all).map_err(Error::io("write to", &shown))?;
+    let failed = |error| Error::io("list", &shown)(error);
+    let mut locked = is_locked(path);
+    for entry in fs::read_dir(path).map_err(failed)?.take(limits::FILES_MAX) {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let file = entry.path();
+        match name.to_str().map_or(Kind::Other, files::kind) {
+            Kind::Other => continue,
+            Kind::Lock => locked |= is_locked(&file),
+            _ => {}
+        }
+        match allowed(&file, Access::READ_OK | Access::WRITE_OK) {
+            // A running store removes files.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            checked => {
+                checked.map_err(Error::io("read and write", &file.display().to_string()))?;
+            }
+        }
+    }
+    Ok(Probed::Present { locked })
+}
+
+/// Whether this process may create a directory and its missing parents.
+fn creatable(path: &Path) -> io::Result<()> {
+    let parents = path.ancestors().skip(1);
+    for parent in parents {
+        let parent = match parent.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => parent,
+        };
+        match fs::metadata(parent) {
+            Ok(about) if about.is_dir() => {
+                return allowed(parent, Access::WRITE_OK | Access::EXEC_OK);
+            }
+            Ok(_) => return Err(Errno::EXIST.into()),
+            Err(error) if is_missing(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// Fails unless the account of this process has these rights.
+fn allowed(path: &Path, access: Access) -> io::Result<()> {
+    Ok(accessat(CWD, path, access, AtFlags::EACCESS)?)
+}
+
+/// Whether a process holds a lock of this file. A try to lock it could make a store fail that
+/// starts at the same time.
+fn is_locked(path: &Path) -> bool {
+    let (Ok(about), Ok(locks)) = (fs::metadata(path), fs::read_to_string(LOCKS)) else {
+        return false;
+    };
+    is_listed(&locks, about.ino())
+}
+
+/// Whether the list of locks has one of this inode. The devices are not compared, because some file
+/// systems have another number in the list.
+fn is_listed(locks: &str, inode: u64) -> bool {
+    let inode_of = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_flock = words.get(1) == Some(&"FLOCK");
+        let file = words.get(5).filter(|_| is_flock)?;
+        file.rsplit(':').next()?.parse::<u64>().ok()
+    };
+    locks.lines().any(|line| inode_of(line) == Some(inode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Directory;
+
+    #[test]
+    fn a_probe_changes_nothing_and_finds_the_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a/b");
+        assert_eq!(probe(&path).unwrap(), Probed::Missing);
+        assert!(!place.path().join("a").exists());
+        let directory = Directory::open(&path).unwrap();
+        assert_eq!(probe(&path).unwrap(), Probed::Present { locked: true });
+        drop(directory);
+        assert_eq!(probe(&path).unwrap(), Probed::Present { locked: false });
+    }
+
+    #[test]
+    fn a_file_at_the_path_or_above_it_is_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("data")] {
+            let error = probe(&path).unwrap_err().to_string();
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn locks_of_other_files_and_kinds_do_not_count() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 1 fd:10:4711 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 2 fd:10:5 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 2 fd:10:4712 0 EOF\n";
+        assert!(is_listed(locks, 4711));
+        assert!(!is_listed(locks, 4712) && !is_listed(locks, 47) && !is_listed("", 0));
+    }
+}

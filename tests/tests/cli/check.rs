@@ -1,0 +1,165 @@
+//! Tests `serve --check`: it must find everything that a start refuses, in one run and with the same
+//! words, and change nothing.
+
+use std::{collections::BTreeMap, fs, net::TcpListener, path::Path};
+
+use statehouse_tests::{Ran, Server, policies, run, run_in};
+
+/// The names and contents of all files below a directory.
+fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => all.extend(files(&path)),
+            false => {
+                let content = fs::read(&path).unwrap();
+                all.insert(path.display().to_string(), content);
+            }
+        }
+    }
+    all
+}
+
+fn check(directory: &Path, toml: &str) -> Ran {
+    fs::write(directory.join("settings.toml"), toml).unwrap();
+    run_in(
+        directory,
+        &["serve", "--check", "--config", "settings.toml"],
+        b"",
+    )
+}
+
+#[test]
+fn every_problem_is_reported_in_one_run() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("server.pem", "no certificate"),
+        ("users", "anna"),
+        ("rules.toml", "[[rule]]\nnonsense = 1\n"),
+        ("policy.wasm", "no wasm"),
+        ("data", "a file"),
+    ] {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    let before = files(directory.path());
+    let toml = "max_kyes = 5
+sync_interval = \"2h\"
+node = \"a:b\"
+commit_delay = \"1s\"
+log_filter = \"==\"
+listen = [\"mqtts://127.0.0.1:0\", \"127.0.0.1:1\", \"192.0.2.1:1883\"]
+tls_cert = \"server.pem\"
+tls_key = \"missing.key\"
+users = \"users\"
+rules = \"rules.toml\"
+policy = \"policy.wasm\"
+policy_drop = \"missing\"
+trusted_keys = [\"nokey\"]
+metrics = \"127.0.0.1:1\"
+traces = \"https://collector\"
+traces_ca = \"missing.pem\"
+data = \"data\"
+insecure = true
+";
+    let ran = check(directory.path(), toml).code(2);
+    for named in [
+        "max_keys",
+        "sync_interval is at least",
+        "node",
+        "commit_delay is at least",
+        "log filter",
+        "server.pem holds no certificate",
+        "missing.key",
+        "metrics 127.0.0.1:1 and listen 127.0.0.1:1",
+        "cannot listen on 192.0.2.1:1883",
+        "users: ",
+        "rules: ",
+        "nokey",
+        "the drop directory missing",
+        "missing.pem",
+        "the data directory data",
+    ] {
+        assert!(ran.stderr.contains(named), "{named}: {ran:#?}");
+    }
+    assert!(ran.stdout.is_empty(), "{ran:#?}");
+    fs::remove_file(directory.path().join("settings.toml")).unwrap();
+    assert_eq!(files(directory.path()), before);
+}
+
+#[test]
+fn start_refuses_with_the_same_words_and_code() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("users"), "anna").unwrap();
+    fs::write(directory.path().join("policy.wasm"), "no wasm").unwrap();
+    for arguments in [
+        &["--sync-interval", "2h"][..],
+        &["--listen", "192.0.2.1:1883", "--insecure"],
+        &["--users", "users"],
+        &["--policy", "policy.wasm"],
+        &["--policy-drop", "missing"],
+        &["--data", "policy.wasm"],
+        &[
+            "--listen",
+            "mqtts://127.0.0.1:0",
+            "--tls-cert",
+            "a",
+            "--tls-key",
+            "b",
+        ],
+    ] {
+        // The port of a running broker must not decide.
+        let listens = arguments.contains(&"--listen");
+        let free = ["--listen", "127.0.0.1:0"];
+        let mut serve = vec!["serve"];
+        serve.extend(free.iter().filter(|_| !listens));
+        serve.extend(arguments);
+        let started = run_in(directory.path(), &serve, b"");
+        serve.push("--check");
+        let checked = run_in(directory.path(), &serve, b"");
+        assert_eq!(checked.code, started.code, "{checked:#?} {started:#?}");
+        let refusal = started.stderr.lines().last().unwrap();
+        let refusal = refusal.trim_start_matches("statehouse: ");
+        assert!(
+            checked.stderr.contains(refusal),
+            "{checked:#?} {started:#?}"
+        );
+    }
+}
+
+#[test]
+fn check_beside_a_running_store_changes_nothing() {
+    let mut server = Server::start();
+    assert_eq!(
+        server.store("a").ask(&["SET", "key", "value"]).text(),
+        "+OK\\r\\n"
+    );
+    let data = server.directory().join("statehouse-data");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let arguments = ["serve", "--check", "--data", data.to_str().unwrap()];
+    let arguments = [&arguments[..], &["--listen", &address]].concat();
+    run(&arguments, b"")
+        .code(0)
+        .says("the data directory")
+        .says("is in use by another process")
+        .says(&format!("{address} is in use"));
+    let ready = run(&["ready", "--data", data.to_str().unwrap()], b"").code(0);
+    assert_eq!(ready.text(), "ready\n");
+
+    // A policy of the data directory, whose module is damaged while the store is stopped.
+    let marked = policies::marked("check");
+    let place = ["--data", data.to_str().unwrap()];
+    let load = ["policy", "load", marked.to_str().unwrap(), "--promote"];
+    run(&[&load[..], &place].concat(), b"").code(0);
+    server.stop();
+    let before = files(&data);
+    run(&arguments, b"").code(0);
+    assert_eq!(files(&data), before);
+    let modules = fs::read_dir(data.join("policies")).unwrap();
+    for module in modules {
+        fs::write(module.unwrap().path(), "damaged").unwrap();
+    }
+    run(&arguments, b"").code(2).says("was the active policy");
+    run(&["ready", "--data", data.to_str().unwrap()], b"").code(3);
+}

@@ -1,0 +1,242 @@
+//! Tests what `host/dist` installs: the settings of its files, the Debian package and the image.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use serde_json::Value;
+use statehouse_tests::{Server, binary, command, command::finish_within, run};
+
+/// Building a package or a static program takes minutes.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+fn dist(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../host/dist")
+        .join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(dist(name)).unwrap()
+}
+
+/// Checks settings below a directory. Files of the operator are missing, and nothing else is wrong.
+fn assert_usable(mut serve: Command, name: &str) {
+    serve.args(["serve", "--check"]);
+    let ran = finish_within(serve, b"", Duration::from_secs(60));
+    let of_operator = ["/tls", "/users", "/server", "/etcd-"];
+    for line in ran.stderr.lines() {
+        let is_missing_file = line.contains("No such file") || line.contains("cannot read");
+        let is_known = is_missing_file && of_operator.iter().any(|it| line.contains(it));
+        assert!(is_known || line.contains("note: "), "{name}: {ran:#?}");
+    }
+}
+
+#[test]
+fn settings_of_the_installed_files_are_those_of_this_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let manifest = read("kubernetes.yaml");
+    let (_, settings) = manifest.split_once("statehouse.toml: |\n").unwrap();
+    let (settings, _) = settings.split_once("---").unwrap();
+    for (name, text) in [
+        ("statehouse.toml", read("statehouse.toml")),
+        // The address of a gateway is not one of this machine.
+        (
+            "cluster/statehouse.toml",
+            read("cluster/statehouse.toml").replace("10.0.0.1:7883", "127.0.0.1:7883"),
+        ),
+        ("kubernetes.yaml", settings.replace("    ", "")),
+    ] {
+        let path = directory.path().join("settings.toml");
+        fs::write(&path, text).unwrap();
+        let mut serve = command(&[]);
+        serve.env("STATEHOUSE_CONFIG", &path);
+        serve.env("STATEHOUSE_DATA", &data);
+        assert_usable(serve, name);
+    }
+    let help = run(&["serve", "--help"], b"").text();
+    for name in ["compose.yaml", "kubernetes.yaml", "cluster/kubernetes.yaml"] {
+        let mut serve = command(&[]);
+        let mut count = 0;
+        for (variable, value) in variables(&read(name)) {
+            let is_secret = variable == "STATEHOUSE_ADMIN_TOKEN";
+            assert!(
+                is_secret || help.contains(&format!("[env: {variable}=")),
+                "{name}: {variable}"
+            );
+            serve.env(variable, value);
+            count += 1;
+        }
+        assert!(count > 1, "{name}");
+        serve.env("STATEHOUSE_DATA", &data);
+        assert_usable(serve, name);
+    }
+    assert!(!data.exists());
+}
+
+/// The variables of a manifest: `{name: X, value: "V"}`, or `X: "V"`. One without a value is set by
+/// the cluster.
+fn variables(manifest: &str) -> Vec<(String, String)> {
+    let all = manifest.lines().map(str::trim).filter_map(|line| {
+        let line = line.trim_start_matches("- {name: ").trim_end_matches('}');
+        let end = line.find([',', ':'])?;
+        let name = line.get(..end)?.to_owned();
+        let (_, value) = line.split_once("value: ").or(line.split_once(": "))?;
+        let value = match line.contains("valueFrom") {
+            true => "a-long-value-of-the-cluster".to_owned(),
+            false => value.trim_matches('"').replace("$(STATEHOUSE_NAME)", "gw1"),
+        };
+        name.starts_with("STATEHOUSE_").then_some((name, value))
+    });
+    all.collect()
+}
+
+fn script(name: &str, arguments: &[&str]) -> String {
+    let mut script = Command::new("bash");
+    script.arg(dist(name)).args(arguments);
+    script.env("DPKG_DEB_COMPRESSOR_TYPE", "gzip");
+    let text = finish_within(script, b"", PATIENCE).code(0).text();
+    text.trim().to_owned()
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    id.stdout == b"0\n"
+}
+
+#[test]
+#[ignore = "packs a program of a hundred megabytes"]
+fn package_installs_a_program_that_runs_as_its_unit_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let architecture = Command::new("dpkg").arg("--print-architecture").output();
+    let architecture = String::from_utf8(architecture.unwrap().stdout).unwrap();
+    let program = binary::statehouse().canonicalize().unwrap();
+    let package = script(
+        "package",
+        &[
+            "--arch",
+            architecture.trim(),
+            "--binary",
+            program.to_str().unwrap(),
+            "--out",
+            place,
+        ],
+    );
+    let root = directory.path().join("root");
+    let mut unpack = Command::new("dpkg-deb");
+    unpack.arg("--extract").arg(package).arg(&root);
+    finish_within(unpack, b"", PATIENCE).code(0);
+    for file in [
+        "usr/share/man/man1/statehouse-serve.1.gz",
+        "usr/share/bash-completion/completions/statehouse",
+        "usr/share/zsh/vendor-completions/_statehouse",
+        "usr/share/fish/vendor_completions.d/statehouse.fish",
+        "usr/share/statehouse/prometheus/rules.yml",
+        "usr/share/statehouse/grafana/statehouse.json",
+        "usr/share/doc/statehouse/copyright",
+        "usr/share/doc/statehouse/changelog.Debian.gz",
+    ] {
+        assert!(root.join(file).metadata().unwrap().len() > 0, "{file}");
+    }
+    let unit = root.join("usr/lib/systemd/system/statehouse.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let start = unit
+        .lines()
+        .find_map(|it| it.strip_prefix("ExecStart="))
+        .unwrap();
+    let words: Vec<&str> = start.split(' ').collect();
+    assert_eq!(words[1..3], ["serve", "--config"]);
+    let in_root = |path: &str| root.join(path.trim_start_matches('/'));
+    let mut serve = Command::new(in_root(words[0]));
+    serve.arg("serve").arg("--config").arg(in_root(words[3]));
+    serve.args(["--listen", "127.0.0.1:0", "--data", "data"]);
+    let server = Server::spawn(serve, directory);
+    assert_eq!(
+        server.store("a").ask(&["SET", "key", "value"]).text(),
+        "+OK\\r\\n"
+    );
+}
+
+/// Unpacks the one layer of an image. Returns its root and its configuration.
+fn unpack(image: &Path, directory: &Path) -> (PathBuf, Value) {
+    let (files, root) = (directory.join("image"), directory.join("root"));
+    let untar = |archive: &Path, to: &Path| {
+        fs::create_dir(to).unwrap();
+        let mut tar = Command::new("tar");
+        tar.arg("-xpf").arg(archive).arg("-C").arg(to);
+        finish_within(tar, b"", PATIENCE).code(0);
+    };
+    untar(image, &files);
+    let json = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(files.join(name)).unwrap()).unwrap()
+    };
+    let manifest = json("manifest.json");
+    let layers = manifest[0]["Layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 1, "{manifest}");
+    untar(&files.join(layers[0].as_str().unwrap()), &root);
+    (root, json(manifest[0]["Config"].as_str().unwrap()))
+}
+
+#[test]
+#[ignore = "builds a static program"]
+fn image_serves_as_its_account_and_keeps_its_volume() {
+    if !is_root() {
+        println!("only root can change the root directory, so the image was not started");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = match std::env::var("STATEHOUSE_STATIC_BIN") {
+        Ok(path) => path,
+        Err(_) => {
+            let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+            let built = script("build", &[&target, "--profile", "dev"]);
+            dist("../..").join(built).display().to_string()
+        }
+    };
+    let image = directory.path().join("image.tar");
+    script(
+        "image",
+        &["--binary", &program, "--out", image.to_str().unwrap()],
+    );
+    let (root, config) = unpack(&image, directory.path());
+    let config = &config["config"];
+    let words = |of: &Value| -> Vec<String> { serde_json::from_value(of.clone()).unwrap() };
+    assert_eq!(config["User"], "64883:64883");
+    let in_image = |arguments: &[String]| {
+        let mut command = Command::new("chroot");
+        command.arg("--userspec=64883:64883").arg(&root);
+        command.args(words(&config["Entrypoint"])).args(arguments);
+        let variables = words(&config["Env"]);
+        let variables = variables.iter().filter_map(|it| it.split_once('='));
+        command.env_clear().envs(variables);
+        // Other tests may use the port of the image.
+        command.env("STATEHOUSE_METRICS", "127.0.0.1:0");
+        command
+    };
+    let probe = || {
+        let health = words(&config["Healthcheck"]["Test"]);
+        assert_eq!(health[0], "CMD");
+        assert_eq!(health[1..2], words(&config["Entrypoint"]));
+        finish_within(in_image(&health[2..]), b"", PATIENCE)
+    };
+    let mut serve = in_image(&words(&config["Cmd"]));
+    serve.args(["--listen", "127.0.0.1:0"]);
+    let mut server = Server::spawn(serve, directory);
+    assert_eq!(
+        server.store("a").ask(&["SET", "key", "value"]).text(),
+        "+OK\\r\\n"
+    );
+    assert_eq!(probe().code(0).text(), "ready\n");
+    server.stop();
+    probe().code(3);
+    server.restart();
+    assert_eq!(
+        server.store("a").ask(&["GET", "key"]).text(),
+        "$5\\r\\nvalue\\r\\n"
+    );
+}
