@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     write("standard.wasm", &component)?;
-    let target = env::var("TARGET")?;
+    let target = engine_target()?;
     let code = compile(&component, &target).unwrap_or_else(|error| {
         println!("cargo::warning=The standard policy is compiled when the program starts: not possible here for {target} ({error:#})");
         Vec::new()
@@ -59,6 +59,20 @@ fn compile(component: &[u8], target: &str) -> wasmtime::Result<Vec<u8>> {
     // processor of its architecture.
     config.target(target)?;
     wasmtime::Engine::new(&config)?.precompile_component(component)
+}
+
+/// The target of the engine that will run the code. The engine interprets Pulley's bytecode on
+/// processors that Cranelift cannot compile for, such as 32-bit ARM.
+fn engine_target() -> Result<String, env::VarError> {
+    let architecture = env::var("CARGO_CFG_TARGET_ARCH")?;
+    match &*architecture {
+        "x86_64" | "aarch64" | "riscv64" | "s390x" => env::var("TARGET"),
+        _ => {
+            let big = env::var("CARGO_CFG_TARGET_ENDIAN")? == "big";
+            let pointers = env::var("CARGO_CFG_TARGET_POINTER_WIDTH")?;
+            Ok(format!("pulley{pointers}{}", if big { "be" } else { "" }))
+        }
+    }
 }
 
 fn component(out: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
