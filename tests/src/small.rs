@@ -82,6 +82,21 @@ impl Small {
         printed.lines().last().unwrap().trim().parse().unwrap()
     }
 
+    /// The bytes written so far to the loop device of an ext4 file system, by files and by the file
+    /// system itself.
+    pub fn device_bytes(&self) -> u64 {
+        let found = tool(
+            "losetup",
+            &["--noheadings", "--output=NAME", "-j", &self.image()],
+        );
+        let device = found.unwrap();
+        let name = device.trim().strip_prefix("/dev/").unwrap();
+        let stat = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        // Documentation/block/stat.rst: the seventh field counts written sectors of 512 bytes.
+        let sectors: u64 = stat.split_whitespace().nth(6).unwrap().parse().unwrap();
+        512 * sectors
+    }
+
     /// The file of the loop device.
     fn image(&self) -> String {
         let image = self.directory.path().join("image");

@@ -180,6 +180,10 @@ impl Compiler {
             Some(it) if it == Signal::ABORT.as_raw() => {
                 return exceeded(format!("{memory} bytes of memory"));
             }
+            // Only the kernel kills a child that the parent still waits for: see [`limit`].
+            Some(it) if it == Signal::KILL.as_raw() => {
+                return exceeded("the free memory of this machine".to_owned());
+            }
             _ => {}
         }
         if !status.success() || output.is_empty() {

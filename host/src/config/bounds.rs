@@ -75,7 +75,7 @@ settings! {
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_total_queue_bytes: Option<NonZeroU64>,
 
-        /// Maximum number of connections
+        /// Maximum number of connections [default: one for each 64 KiB of memory, at most 10000]
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
         pub max_connections: Option<NonZeroU64>,
 
@@ -174,7 +174,11 @@ impl LimitFlags {
             subscription_bytes_total_max,
             subscription_bytes_per_session_max: of_total(subscription_bytes_total_max)
                 .min(default.subscription_bytes_per_session_max),
-            connections_max: size(self.max_connections, default.connections_max),
+            connections_max: size(
+                self.max_connections,
+                part(3, default.connections_max * limits::CONNECTION_BYTES)
+                    / limits::CONNECTION_BYTES,
+            ),
             sessions_max: size(
                 self.max_sessions,
                 part(1, default.sessions_max * limits::SESSION_BYTES) / limits::SESSION_BYTES,

@@ -205,6 +205,7 @@ fn defaults_fit_the_memory_of_a_small_gateway() {
     assert_eq!(broker.subscription_bytes_total_max, 16 << 20);
     assert_eq!(broker.state_bytes_total_max, 8 << 20);
     assert_eq!(broker.sessions_max, 2048);
+    assert_eq!(broker.connections_max, 4096);
     // One client leaves room for other clients.
     assert_eq!(quota.watch_bytes_per_connection_max(), 2 << 20);
     assert_eq!(broker.queue_bytes_max, 4 << 20);

@@ -190,6 +190,12 @@ fn run_all(limit_mib: usize) {
 }
 
 #[test]
+#[ignore = "fills 64 MiB six times, with restarts"]
+fn attacks_do_not_exhaust_64_mib() {
+    run_all(64);
+}
+
+#[test]
 #[ignore = "fills 128 MiB six times, with restarts"]
 fn attacks_do_not_exhaust_128_mib() {
     run_all(128);

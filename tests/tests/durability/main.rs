@@ -11,6 +11,7 @@ mod disk_room;
 mod duplicates;
 mod earlier;
 mod exchanges;
+mod flash;
 mod histories;
 mod modes;
 mod pipeline;

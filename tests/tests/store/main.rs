@@ -8,5 +8,6 @@ mod order;
 mod policies;
 mod quota;
 mod scan;
+mod small_memory;
 mod traces;
 mod watches;

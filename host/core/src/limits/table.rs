@@ -143,6 +143,10 @@ pub const OWNER_INDEX_PARTS: usize = 64;
 /// (`max_sessions`): these take a thirty-second of the memory.
 pub const SESSION_BYTES: usize = 4 << 10;
 
+/// What a connection counts if `max_connections` is derived from the memory: a silent one, without
+/// the kernel's part. Connections of this size take three thirty-seconds of the memory.
+pub const CONNECTION_BYTES: usize = 6 << 10;
+
 /// Default limit of a key (`max_key_bytes`). A watchable key is hex-encoded in a topic, so it has
 /// at most half of MQTT's 65 535 bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u64 = 32 << 10;

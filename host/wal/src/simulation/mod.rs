@@ -24,6 +24,18 @@ pub use images::Image;
 /// The unit that a device writes at once.
 pub const SECTOR_BYTES: usize = 512;
 
+/// The unit that a file system writes at once, and most flash memory at least.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// What syncs have written to the device since the directory was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Syncs of files.
+    pub syncs: u64,
+    /// Blocks of files that syncs wrote. A block counts once per sync, however often it changed.
+    pub blocks: u64,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Inode {
     /// The content that a reader sees.
@@ -75,6 +87,13 @@ impl Inode {
         for sector in std::mem::take(&mut self.dirty) {
             self.store(sector, SECTOR_BYTES);
         }
+    }
+
+    fn dirty_blocks(&self) -> u64 {
+        let blocks: BTreeSet<usize> = (self.dirty.iter())
+            .map(|sector| sector * SECTOR_BYTES / BLOCK_BYTES)
+            .collect();
+        blocks.len() as u64
     }
 
     /// Discards everything that is not on the device.
@@ -139,6 +158,7 @@ struct World {
     fail_write_in: Option<u64>,
     fail_sync_in: Option<u64>,
     capacity_bytes: Option<u64>,
+    written: Written,
     trace: Option<Vec<Event>>,
 }
 
@@ -340,6 +360,12 @@ impl Simulation {
         locked(&self.world).used_bytes()
     }
 
+    /// What syncs have written to the device.
+    #[must_use]
+    pub fn written(&self) -> Written {
+        locked(&self.world).written
+    }
+
     /// The content of a file, as a reader sees it.
     #[must_use]
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
@@ -518,7 +544,10 @@ impl File for Handle {
             }
             return failed;
         }
+        let blocks = inode.dirty_blocks();
         inode.sync();
+        world.written.syncs += 1;
+        world.written.blocks += blocks;
         let inode = self.inode;
         world.note(|| Event::Sync { inode });
         Ok(())

@@ -14,6 +14,7 @@ mod mutation;
 mod notifying;
 mod reading;
 mod threads;
+mod wear;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
