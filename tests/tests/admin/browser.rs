@@ -54,7 +54,7 @@ impl Load {
                 store.get("line1/oven/setpoint");
                 // The standard policy has no such command.
                 store.ask(&["TALLY", "line2/state"]);
-                thread::sleep(Duration::from_millis(25));
+                thread::sleep(Duration::from_millis(10));
             }
         });
         Load {

@@ -23,6 +23,12 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
       isBusy = button.disabled = id("ask-no").disabled = now;
       text(button, now ? "Waiting for the store …" : yes);
     };
+    // The event "close" comes later, when the next question may be open already.
+    const end = () => {
+      listeners.abort();
+      dialog.close();
+      resolve(isDone);
+    };
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       error.hidden = true;
@@ -30,7 +36,7 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
       try {
         notice(await act());
         isDone = true;
-        dialog.close();
+        end();
       } catch (refused) {
         text(error, refused.message);
         error.hidden = false;
@@ -38,12 +44,12 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
         busy(false);
       }
     }, { signal });
-    id("ask-no").addEventListener("click", () => dialog.close(), { signal });
-    dialog.addEventListener("cancel", (event) => isBusy && event.preventDefault(), { signal });
-    dialog.addEventListener("close", () => {
-      listeners.abort();
-      resolve(isDone);
+    id("ask-no").addEventListener("click", end, { signal });
+    dialog.addEventListener("cancel", (event) => {
+      event.preventDefault();
+      if (!isBusy) end();
     }, { signal });
+    dialog.addEventListener("close", () => dialog.open || end(), { signal });
     dialog.showModal();
     (dialog.querySelector("input,textarea,select") ?? (isDangerous ? id("ask-no") : button)).focus();
   });
