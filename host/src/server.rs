@@ -237,7 +237,7 @@ impl Server {
         self.gate.slow.set_threshold(threshold);
     }
 
-    /// Sends traces. The first call counts; the core must have a sampling.
+    /// Sends traces. The first call counts; the settings of the core say which requests.
     pub fn set_traces(&self, traces: Arc<Traces>) {
         // The composition root calls this once.
         let _ = self.gate.traces.set(traces);

@@ -89,6 +89,15 @@ pub struct Decision<'a> {
     acknowledge: bool,
 }
 
+/// A request that was run; by default, one that was not.
+#[derive(Default)]
+struct Ran {
+    position: LogPosition,
+    effects: Effects,
+    span: Option<TraceParent>,
+    traced: Option<Box<Traced>>,
+}
+
 /// The active policy before and after a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swapped {
@@ -261,38 +270,14 @@ impl Core {
             Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
             Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
         };
-        let (mut span, mut traced) = (None, None);
-        let (position, effects) = match &outcome {
-            Outcome::Handled(request, reply_to) => {
-                let sampling = self.settings.traces;
-                let parent = sampling
-                    .and(reply_to.traceparent)
-                    .and_then(TraceParent::parse);
-                let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
-                let called = clock.map(|clock| clock());
-                let effects = self.store.step(Event::Request(request), now.ms);
-                let decided = clock.map(|clock| clock());
-                let urgent = reply_to.is_urgent();
-                let position = self.recorder.step(Some(request), &effects, urgent);
-                span = parent.map(|it| {
-                    let version = effects.answer.as_ref().and_then(|it| it.version);
-                    it.of_request(reply_to.correlation_data(), version)
-                });
-                traced = called
-                    .zip(decided)
-                    .zip(clock)
-                    .map(|((called, decided), clock)| {
-                        Box::new(Traced {
-                            parent,
-                            span,
-                            called,
-                            decided,
-                            appended: clock(),
-                        })
-                    });
-                (position, effects)
-            }
-            _ => (LogPosition::NONE, Effects::default()),
+        let Ran {
+            position,
+            effects,
+            span,
+            traced,
+        } = match &outcome {
+            Outcome::Handled(request, reply_to) => self.run(request, reply_to, now.ms),
+            _ => Ran::default(),
         };
         Decision {
             position,
@@ -302,6 +287,37 @@ impl Core {
             traced,
             span,
             acknowledge: incoming.qos != QoS::AtMostOnce,
+        }
+    }
+
+    /// Runs a request, and appends its record.
+    fn run(&mut self, request: &Request<'_>, reply_to: &ReplyTo<'_>, now_ms: u64) -> Ran {
+        let sampling = self.settings.traces;
+        let parent = (sampling.and(reply_to.traceparent)).and_then(TraceParent::parse);
+        let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
+        let called = clock.map(|clock| clock());
+        let effects = self.store.step(Event::Request(request), now_ms);
+        let decided = clock.map(|clock| clock());
+        let position = self
+            .recorder
+            .step(Some(request), &effects, reply_to.is_urgent());
+        let version = effects.answer.as_ref().and_then(|it| it.version);
+        let span = parent.map(|it| it.of_request(reply_to.correlation_data(), version));
+        let times = called.zip(decided).zip(clock.map(|clock| clock()));
+        let traced = times.map(|((called, decided), appended)| {
+            Box::new(Traced {
+                parent,
+                span,
+                called,
+                decided,
+                appended,
+            })
+        });
+        Ran {
+            position,
+            effects,
+            span,
+            traced,
         }
     }
 
