@@ -9,12 +9,14 @@
 //! the window takes no memory.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::BuildHasher;
 use std::num::NonZeroU64;
 
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashMap};
 use statehouse_mqtt::Properties;
 
 use self::slot::Slot;
+use super::compact_table::CompactTable;
 use super::remembered::{Identity, Remembered};
 use crate::limits;
 use crate::request::Delivery;
@@ -76,14 +78,32 @@ pub struct Duplicates {
     /// Older requests, retained as the last ones of their session. All their numbers are lower than
     /// those of the window.
     kept: BTreeMap<u64, Slot>,
-    /// The newest request of each identity. Each slot links to the next older one.
-    newest: HashMap<(SessionId, Identity), u64>,
+    /// The number of the newest request of each identity. Each slot links to the next older one.
+    newest: CompactTable<Number>,
+    hasher: DefaultHashBuilder,
     sessions: HashMap<SessionId, Session>,
     policies: Policies,
     count: usize,
     bytes: u64,
     next_number: u64,
     evicted: u64,
+}
+
+/// The number of a request in two halves. A `u64` would be aligned, and a bucket of the hash table
+/// a third larger.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Number([u32; 2]);
+
+impl From<u64> for Number {
+    fn from(number: u64) -> Self {
+        Self([(number >> u32::BITS) as u32, number as u32])
+    }
+}
+
+impl From<Number> for u64 {
+    fn from(Number([high, low]): Number) -> Self {
+        Self::from(high) << u32::BITS | Self::from(low)
+    }
 }
 
 /// The policies of remembered requests, with a count each. There are few, so slots refer to them by
@@ -138,7 +158,8 @@ impl Duplicates {
             retention,
             window: VecDeque::new(),
             kept: BTreeMap::new(),
-            newest: HashMap::new(),
+            newest: CompactTable::default(),
+            hasher: DefaultHashBuilder::default(),
             sessions: HashMap::new(),
             policies: Policies::default(),
             count: 0,
@@ -219,7 +240,9 @@ impl Duplicates {
 
     /// The original of a request, if the request is a duplicate.
     pub fn find(&self, delivery: &Delivery, identity: &Identity) -> Option<Remembered> {
-        let mut number = *self.newest.get(&(delivery.session, *identity))?;
+        let hash = self.hash(delivery.session, identity);
+        let is_it = |it: Number| self.is_of(it, delivery.session, identity);
+        let mut number = self.newest.find(hash, is_it)?.into();
         let mut newest = None;
         let original = loop {
             let Some(slot) = self.slot(number) else {
@@ -253,8 +276,7 @@ impl Duplicates {
         let Remembered {
             number, delivery, ..
         } = *it;
-        let key = (delivery.session, it.identity);
-        let older = self.newest.insert(key, number).and_then(NonZeroU64::new);
+        let older = self.note_newest(delivery.session, &it.identity, number);
         let slot = Slot::new(it, self.policies.add(it.context.policy), older);
         let cost_bytes = u64::from(slot.cost_bytes);
         self.next_number = self.next_number.max(number + 1);
@@ -271,6 +293,36 @@ impl Duplicates {
             self.window.reserve_exact(more.max(WINDOW_GROWTH_MIN));
         }
         self.window.push_back(slot);
+    }
+
+    /// Notes the newest request of an identity. Returns the number of the one before.
+    fn note_newest(
+        &mut self,
+        session: SessionId,
+        identity: &Identity,
+        number: u64,
+    ) -> Option<NonZeroU64> {
+        let hash = self.hash(session, identity);
+        let is_it = |it: Number| self.is_of(it, session, identity);
+        let older = self.newest.find(hash, is_it);
+        let Some(older) = older else {
+            self.newest.insert(hash, number.into());
+            return None;
+        };
+        if let Some(newest) = self.newest.find_mut(hash, |it| it == older) {
+            *newest = number.into();
+        }
+        NonZeroU64::new(older.into())
+    }
+
+    /// Whether the request of this number has this identity.
+    fn is_of(&self, number: Number, session: SessionId, identity: &Identity) -> bool {
+        let slot = self.slot(number.into());
+        slot.is_some_and(|it| it.session == session && it.identity == *identity)
+    }
+
+    fn hash(&self, session: SessionId, identity: &Identity) -> u32 {
+        (self.hasher.hash_one((session, identity)) >> u32::BITS) as u32
     }
 
     /// Removes requests that are neither in the window nor among the last of their session. Must be
@@ -410,10 +462,10 @@ impl Duplicates {
         self.bytes -= cost_bytes;
         self.count -= 1;
         self.policies.remove(slot.policy);
-        let key = (slot.session, slot.identity);
-        if self.newest.get(&key) == Some(&slot.number) {
-            self.newest.remove(&key);
-        }
+        // A newer request of the same identity has another number.
+        let hash = self.hash(slot.session, &slot.identity);
+        let number = slot.number.into();
+        self.newest.remove(hash, |it| it == number);
         if let Some(session) = self.sessions.get_mut(&slot.session) {
             session.bytes -= cost_bytes;
             // It is nearly always the first.

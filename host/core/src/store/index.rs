@@ -5,10 +5,10 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use hashbrown::HashTable;
 use rayon::prelude::*;
 
 use super::arena::{Arena, Slot};
+use super::compact_table::CompactTable;
 
 /// The keys of slots, which an index compares with.
 pub(super) trait Keyed {
@@ -23,21 +23,14 @@ pub(super) struct Index<const PARTS: usize, S = RandomState> {
     hasher: S,
     /// Many small hash tables: a growing table moves all of its entries at once, while every
     /// request waits.
-    parts: Vec<HashTable<Place>>,
-}
-
-/// A slot, and a part of its key's hash, so that a growing table need not read the keys again.
-#[derive(Clone, Copy)]
-struct Place {
-    short: u32,
-    slot: Slot,
+    parts: Vec<CompactTable<Slot>>,
 }
 
 impl<const PARTS: usize, S: Default> Default for Index<PARTS, S> {
     fn default() -> Self {
         Self {
             hasher: S::default(),
-            parts: vec![HashTable::new(); PARTS],
+            parts: vec![CompactTable::default(); PARTS],
         }
     }
 }
@@ -51,13 +44,13 @@ impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
         let hashes: Vec<(usize, u32)> = all.clone().into_par_iter().map(hash).collect();
         let mut grouped = vec![Vec::new(); PARTS];
         for (slot, (part, short)) in all.zip(hashes) {
-            grouped[part].push(Place { short, slot });
+            grouped[part].push((short, slot));
         }
         let parts = index.parts.par_iter_mut().zip(grouped);
         parts.for_each(|(part, group)| {
-            part.reserve(group.len(), Place::hash);
-            for place in group {
-                part.insert_unique(place.hash(), place, Place::hash);
+            part.reserve(group.len());
+            for (short, slot) in group {
+                part.insert(short, slot);
             }
         });
         index
@@ -65,23 +58,19 @@ impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
 
     pub(super) fn get(&self, key: &[u8], arena: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
-        let is_it = |it: &Place| it.short == short && arena.key(it.slot) == key;
-        self.parts[part].find(long(short), is_it).map(|it| it.slot)
+        self.parts[part].find(short, |slot| arena.key(slot) == key)
     }
 
     /// Adds a slot whose key is new.
     pub(super) fn insert(&mut self, slot: Slot, arena: &impl Keyed) {
         let (part, short) = self.hash(arena.key(slot));
-        let place = Place { short, slot };
-        self.parts[part].insert_unique(place.hash(), place, Place::hash);
+        self.parts[part].insert(short, slot);
     }
 
     /// Removes the slot of `key` and returns it. The slot must still hold the entry.
     pub(super) fn remove(&mut self, key: &[u8], arena: &impl Keyed) -> Option<Slot> {
         let (part, short) = self.hash(key);
-        let is_it = |it: &Place| it.short == short && arena.key(it.slot) == key;
-        let found = self.parts[part].find_entry(long(short), is_it);
-        Some(found.ok()?.remove().0.slot)
+        self.parts[part].remove(short, |slot| arena.key(slot) == key)
     }
 
     /// The number of the hash table, and the hash within it.
@@ -89,17 +78,6 @@ impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
         let hash = self.hasher.hash_one(key);
         ((hash >> u32::BITS) as usize % PARTS, hash as u32)
     }
-}
-
-impl Place {
-    fn hash(&self) -> u64 {
-        long(self.short)
-    }
-}
-
-/// A hash table selects buckets by the lowest bits and distinguishes entries by the highest.
-fn long(short: u32) -> u64 {
-    u64::from(short) << u32::BITS | u64::from(short)
 }
 
 #[cfg(test)]

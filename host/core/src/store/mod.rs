@@ -8,6 +8,7 @@
 //! Invariant: the store must not depend on a transport, nor on the meaning of commands.
 
 mod arena;
+mod compact_table;
 mod duplicates;
 mod effects;
 mod entry;

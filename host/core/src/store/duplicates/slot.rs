@@ -312,9 +312,9 @@ mod tests {
 
     #[test]
     fn slot_is_no_larger_than_its_accounted_overhead() {
-        // Its entries in the indexes: an identity with its number, and a number in its session's
+        // Its entries in the indexes: a hash with its number, and a number in its session's
         // list.
-        let indexes = 2 * (size_of::<(u64, Identity, u64)>() + 1 + size_of::<u64>());
+        let indexes = 2 * (3 * size_of::<u32>() + size_of::<u64>());
         assert!((size_of::<Slot>() + indexes) as u64 <= limits::REMEMBERED_OVERHEAD_BYTES);
     }
 }

@@ -191,7 +191,7 @@ fn last_requests_of_a_live_session_never_expire() {
     assert!(found(&all, delivery(1, 1, 9, true), 9).is_none());
     all.retain(|session| session == SessionId(3));
     assert_eq!((all.len(), all.bytes()), (0, 0));
-    assert!(all.newest.is_empty() && all.sessions.is_empty());
+    assert!(all.newest.len() == 0 && all.sessions.is_empty());
 }
 
 /// Regression: the oldest request was always evicted first, so busy clients evicted the requests of
