@@ -591,6 +591,10 @@ impl Intake for Server {
         while self.take_part(None, time, batch, &mut disconnected) {}
     }
 
+    fn announce(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        self.inspect(|store| store.prefetch(payloads));
+    }
+
     fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let time = from_now(limits::REQUESTS_PER_TURN_TIME);
         let mut disconnected = false;

@@ -83,6 +83,10 @@ impl Service for StoreService {
                 return;
             }
         }
+        if requests.len() > 1 {
+            let mut payloads = requests.iter().map(|it| &it.payload[..]);
+            self.intake.announce(&mut payloads);
+        }
         let peer = peer(from);
         let mut cached = CachedGrants::default();
         let mut taken = 0;

@@ -96,6 +96,12 @@ pub trait Intake: Send + Sync {
     /// time. Inputs after a request that ended its connection are never left over.
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 
+    /// Announces the payloads of requests that are about to be passed to
+    /// [`take_some`](Self::take_some), so that what they need can be loaded together.
+    fn announce(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        let _ = payloads;
+    }
+
     /// Handles requests of one connection, for at most one turn. Leaves the rest in the iterator
     /// after some bytes of responses, and while too many outputs that this connection caused wait
     /// for the log.

@@ -46,6 +46,11 @@ impl Arena {
             .expect("a key's slot is removed with the key")
     }
 
+    /// The entry in a slot, if the slot is used.
+    pub(super) fn find(&self, slot: Slot) -> Option<&Entry> {
+        self.entries.get(slot as usize)?.as_ref()
+    }
+
     pub(super) fn owner(&self, slot: Slot) -> Owner {
         self.owners[slot as usize]
     }

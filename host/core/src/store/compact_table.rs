@@ -36,12 +36,14 @@ impl<V: Copy + Default> CompactTable<V> {
         Some(self.buckets[self.place(used(hash), is_it)?].value)
     }
 
+    /// Whether the bucket is used at which a search for this hash begins.
+    pub(super) fn is_home_used(&self, hash: u32) -> bool {
+        let home = self.buckets.get(self.home(used(hash)));
+        home.is_some_and(|it| it.hash != 0)
+    }
+
     /// Like [`find`](Self::find), to change the value.
-    pub(super) fn find_mut(
-        &mut self,
-        hash: u32,
-        is_it: impl FnMut(V) -> bool,
-    ) -> Option<&mut V> {
+    pub(super) fn find_mut(&mut self, hash: u32, is_it: impl FnMut(V) -> bool) -> Option<&mut V> {
         let place = self.place(used(hash), is_it)?;
         Some(&mut self.buckets[place].value)
     }

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::BuildHasher;
+use std::hint::black_box;
 use std::num::NonZeroU64;
 
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -323,6 +324,14 @@ impl Duplicates {
 
     fn hash(&self, session: SessionId, identity: &Identity) -> u32 {
         (self.hasher.hash_one((session, identity)) >> u32::BITS) as u32
+    }
+
+    /// Loads what the insertion of this many requests will remove. Has no other effect.
+    pub(super) fn prefetch(&self, count: usize) {
+        for slot in self.window.iter().take(count) {
+            let hash = self.hash(slot.session, &slot.identity);
+            black_box(self.newest.is_home_used(hash));
+        }
     }
 
     /// Removes requests that are neither in the window nor among the last of their session. Must be

@@ -115,6 +115,11 @@ impl Entry {
         self.rest().value
     }
 
+    /// The last byte of its block, which is that of the value unless the value is empty.
+    pub(super) fn last_byte(&self) -> Option<u8> {
+        self.0.slice.last().copied()
+    }
+
     /// The version of the SET that wrote it.
     pub fn version(&self) -> Stamp {
         let Head { wall, counter, .. } = self.0.header.header;

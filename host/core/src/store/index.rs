@@ -73,8 +73,18 @@ impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
         self.parts[part].remove(short, |slot| arena.key(slot) == key)
     }
 
+    /// Whether the bucket is used that a search for this hash reads first.
+    pub(super) fn is_bucket_used(&self, part: usize, short: u32) -> bool {
+        self.parts[part].is_home_used(short)
+    }
+
+    /// A slot with this hash. Its key may be another one.
+    pub(super) fn likely_slot(&self, part: usize, short: u32) -> Option<Slot> {
+        self.parts[part].find(short, |_| true)
+    }
+
     /// The number of the hash table, and the hash within it.
-    fn hash(&self, key: &[u8]) -> (usize, u32) {
+    pub(super) fn hash(&self, key: &[u8]) -> (usize, u32) {
         let hash = self.hasher.hash_one(key);
         ((hash >> u32::BITS) as usize % PARTS, hash as u32)
     }

@@ -7,6 +7,7 @@
 //! missing. Otherwise a client would miss a change without notice.
 
 use std::collections::VecDeque;
+use std::hint::black_box;
 
 use super::entry::Entry;
 use super::write::{Change, Write};
@@ -54,6 +55,13 @@ impl Recent {
             };
             self.bytes -= weight(&oldest);
             self.known_after = self.known_after.max(oldest.version());
+        }
+    }
+
+    /// Loads the changes that this many new ones will evict. Has no other effect.
+    pub(super) fn prefetch(&self, count: usize) {
+        for change in self.changes.iter().take(count) {
+            black_box(change.version());
         }
     }
 

@@ -209,6 +209,15 @@ impl Store {
         self.state = Some(state);
     }
 
+    /// Loads what requests with these payloads will probably need from memory, because lookups one
+    /// after the other take longer. Has no other effect.
+    pub fn prefetch(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        let state = self.state();
+        let count = state.table.prefetch(payloads);
+        self.duplicates.prefetch(count);
+        state.recent.prefetch(count);
+    }
+
     /// Whether an earlier run handled this request and may not have sent its notifications.
     pub fn may_be_unnotified(&self, request: &Request<'_>) -> bool {
         self.state().watches.are_durable()

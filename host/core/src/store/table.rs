@@ -15,6 +15,8 @@ use super::order::Order;
 use super::owners::{NO_OWNER, Owner};
 use crate::limits::INDEX_PARTS;
 
+mod prefetch;
+
 /// All keys.
 #[derive(Clone, Default)]
 pub struct Table {
