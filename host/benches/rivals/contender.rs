@@ -22,20 +22,26 @@ const FILLING: (usize, u16) = (16, 16);
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Statehouse,
-    /// Redis with GET and SET, or with functions that have the semantics of the store's SET.
-    Redis {
-        functions: bool,
-    },
+    Redis(Commands),
     /// The same with redis-benchmark.
-    RedisBenchmark {
-        functions: bool,
-    },
+    RedisBenchmark(Commands),
     /// With its defaults, or with the setting that turns Nagle's algorithm off.
     Mosquitto {
         nodelay: bool,
     },
     JetStream,
     Etcd,
+}
+
+/// What Redis is asked to do.
+#[derive(Clone, Copy)]
+pub(crate) enum Commands {
+    /// GET and SET.
+    Plain,
+    /// Functions that keep a version and check a fencing token.
+    Lean,
+    /// Functions with the semantics of the store's SET.
+    Full,
 }
 
 /// A running server.
@@ -71,13 +77,15 @@ impl Contender {
                 let address = server.address.parse().expect("an address");
                 started("statehouse", address, server.id(), Box::new(server))
             }
-            Kind::Redis { functions } | Kind::RedisBenchmark { functions } => {
-                let own = matches!(kind, Kind::RedisBenchmark { .. });
-                let name = match (functions, own) {
-                    (false, false) => "Redis",
-                    (true, false) => "Redis, FCALL of the same SET",
-                    (false, true) => "Redis by redis-benchmark",
-                    (true, true) => "Redis by redis-benchmark, FCALL of the same SET",
+            Kind::Redis(commands) | Kind::RedisBenchmark(commands) => {
+                let own = matches!(kind, Kind::RedisBenchmark(_));
+                let name = match (commands, own) {
+                    (Commands::Plain, false) => "Redis",
+                    (Commands::Lean, false) => "Redis, FCALL of a lean SET",
+                    (Commands::Full, false) => "Redis, FCALL of the same SET",
+                    (Commands::Plain, true) => "Redis by redis-benchmark",
+                    (Commands::Lean, true) => "Redis by redis-benchmark, FCALL of a lean SET",
+                    (Commands::Full, true) => "Redis by redis-benchmark, FCALL of the same SET",
                 };
                 let redis = Redis::start(place, durable);
                 let redis = redis.ok_or_else(|| missing(name, "redis-server"))?;
@@ -138,11 +146,11 @@ impl Contender {
                     ..done
                 })
             }
-            Kind::Redis { functions } => run_job(self.address, self.pid, work, job, |it, _, _| {
-                Resp::new(it, functions)
+            Kind::Redis(commands) => run_job(self.address, self.pid, work, job, |it, _, _| {
+                Resp::new(it, commands)
             }),
-            Kind::RedisBenchmark { functions } => {
-                redis::own_benchmark(self.address, self.pid, work, functions)
+            Kind::RedisBenchmark(commands) => {
+                redis::own_benchmark(self.address, self.pid, work, commands)
             }
             Kind::JetStream => run_job(self.address, self.pid, work, job, |it, _, n| {
                 NatsClient::new(it, n)

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request, Usage, Verb};
 
+use crate::contender::Commands;
 use crate::servers::{Figures, Process, Work, free_address};
 
 const LIBRARY: &str = include_str!("statestore.lua");
@@ -67,17 +68,17 @@ fn push_command(arguments: &[&[u8]], out: &mut Vec<u8>) {
 /// One client. Answers arrive in the order of requests.
 pub(crate) struct Resp {
     catalogue: Arc<Catalogue>,
-    /// Whether to use the functions of [`LIBRARY`] instead of GET and SET.
-    functions: bool,
+    /// GET and SET, or functions of [`LIBRARY`].
+    commands: Commands,
     asked: VecDeque<(u16, u64)>,
     key: Vec<u8>,
 }
 
 impl Resp {
-    pub(crate) fn new(catalogue: Arc<Catalogue>, functions: bool) -> Self {
+    pub(crate) fn new(catalogue: Arc<Catalogue>, commands: Commands) -> Self {
         Self {
             catalogue,
-            functions,
+            commands,
             asked: VecDeque::new(),
             key: Vec::new(),
         }
@@ -100,11 +101,11 @@ impl Protocol for Resp {
         self.key.clear();
         self.catalogue.push_key(request.key, &mut self.key);
         let (key, value) = (&self.key[..], self.catalogue.value(request.key));
-        match (request.verb, self.functions) {
-            (Verb::Get, false) => push_command(&[b"GET", key], out),
-            (Verb::Get, true) => push_command(&[b"FCALL_RO", b"state_get", b"1", key], out),
-            (Verb::Set, false) => push_command(&[b"SET", key, value], out),
-            (Verb::Set, true) => {
+        match (request.verb, self.commands) {
+            (Verb::Get, Commands::Plain) => push_command(&[b"GET", key], out),
+            (Verb::Get, _) => push_command(&[b"FCALL_RO", b"state_get", b"1", key], out),
+            (Verb::Set, Commands::Plain) => push_command(&[b"SET", key, value], out),
+            (Verb::Set, commands) => {
                 let now = SystemTime::now()
                     .duration_since(UNIX_EPOCH)
                     .unwrap_or_default();
@@ -112,7 +113,7 @@ impl Protocol for Resp {
                 push_command(
                     &[
                         b"FCALL",
-                        b"state_set",
+                        set_of(commands).as_bytes(),
                         b"1",
                         key,
                         value,
@@ -183,16 +184,16 @@ pub(crate) fn own_benchmark(
     address: SocketAddr,
     pid: u32,
     work: &Work,
-    functions: bool,
+    commands: Commands,
 ) -> Result<Figures, String> {
     // A trial with writes sets the keys that the round reads.
     if work.reads == 100 {
         let writes = Work { reads: 0, ..*work };
-        counted(address, pid, &writes, functions, work.keys)?;
+        counted(address, pid, &writes, commands, work.keys)?;
     }
-    let trial = counted(address, pid, work, functions, TRIAL)?;
+    let trial = counted(address, pid, work, commands, TRIAL)?;
     let requests = (trial.per_second * work.round.as_secs_f64()) as u64;
-    counted(address, pid, work, functions, requests.max(TRIAL))
+    counted(address, pid, work, commands, requests.max(TRIAL))
 }
 
 /// Requests of a trial. A fast server takes a quarter of a second.
@@ -202,7 +203,7 @@ fn counted(
     address: SocketAddr,
     pid: u32,
     work: &Work,
-    functions: bool,
+    commands: Commands,
     requests: u64,
 ) -> Result<Figures, String> {
     let value = "v".repeat(work.value_bytes);
@@ -215,11 +216,11 @@ fn counted(
         .args(["-n", &requests.to_string()])
         .args(["-r", &work.keys.to_string()]);
     let key = "key:__rand_int__";
-    match (work.reads, functions) {
-        (100, false) => command.args(["GET", key]),
-        (0, false) => command.args(["SET", key, &value]),
-        (100, true) => command.args(["FCALL_RO", "state_get", "1", key]),
-        (0, true) => command.args(["FCALL", "state_set", "1", key, &value, TIMESTAMP]),
+    match (work.reads, commands) {
+        (100, Commands::Plain) => command.args(["GET", key]),
+        (0, Commands::Plain) => command.args(["SET", key, &value]),
+        (100, _) => command.args(["FCALL_RO", "state_get", "1", key]),
+        (0, _) => command.args(["FCALL", set_of(commands), "1", key, &value, TIMESTAMP]),
         _ => return Err("redis-benchmark reads or writes, not both".to_owned()),
     };
     let before = Usage::of(pid);
@@ -243,6 +244,14 @@ fn counted(
         cpu_us: used
             .map(|(before, after)| (after.cpu - before.cpu).as_secs_f64() * 1e6 / requests as f64),
     })
+}
+
+/// The function that sets a key.
+fn set_of(commands: Commands) -> &'static str {
+    match commands {
+        Commands::Lean => "state_set_lean",
+        Commands::Plain | Commands::Full => "state_set",
+    }
 }
 
 /// The timestamp of all requests of redis-benchmark, which cannot insert the time.

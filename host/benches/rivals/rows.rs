@@ -1,5 +1,6 @@
 //! The rows of the comparison: the work, the rivals, and the aims.
 
+use crate::contender::Commands::{Full, Lean, Plain};
 use crate::contender::Kind;
 
 /// A row: the same work for all contenders.
@@ -16,11 +17,6 @@ pub(crate) struct Row {
     pub(crate) rivals: &'static [(Kind, Option<f64>)],
 }
 
-/// GET and SET.
-pub(crate) const PLAIN: bool = false;
-/// Functions with the semantics of the store's SET.
-pub(crate) const FUNCTIONS: bool = true;
-
 /// All rows.
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -29,14 +25,9 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (Kind::RedisBenchmark { functions: PLAIN }, Some(0.9)),
-            (Kind::Redis { functions: PLAIN }, None),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                None,
-            ),
+            (Kind::RedisBenchmark(Plain), Some(0.9)),
+            (Kind::Redis(Plain), None),
+            (Kind::Redis(Full), None),
             (Kind::Mosquitto { nodelay: false }, Some(4.0)),
             (Kind::Mosquitto { nodelay: true }, None),
         ],
@@ -47,19 +38,9 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (
-                Kind::RedisBenchmark {
-                    functions: FUNCTIONS,
-                },
-                Some(1.0),
-            ),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                None,
-            ),
-            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::RedisBenchmark(Full), Some(1.0)),
+            (Kind::Redis(Full), None),
+            (Kind::Redis(Plain), None),
             (Kind::Mosquitto { nodelay: false }, Some(6.0)),
             (Kind::Mosquitto { nodelay: true }, None),
         ],
@@ -70,13 +51,10 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (Kind::RedisBenchmark { functions: PLAIN }, None),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                None,
-            ),
+            (Kind::RedisBenchmark(Lean), None),
+            (Kind::Redis(Lean), None),
+            (Kind::RedisBenchmark(Plain), None),
+            (Kind::Redis(Full), None),
             (Kind::Mosquitto { nodelay: false }, Some(4.0)),
             (Kind::Mosquitto { nodelay: true }, None),
         ],
@@ -87,19 +65,11 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: false,
         rivals: &[
-            (
-                Kind::RedisBenchmark {
-                    functions: FUNCTIONS,
-                },
-                Some(1.0),
-            ),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                None,
-            ),
-            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::RedisBenchmark(Lean), None),
+            (Kind::Redis(Lean), None),
+            (Kind::RedisBenchmark(Full), Some(1.0)),
+            (Kind::Redis(Full), None),
+            (Kind::Redis(Plain), None),
             (Kind::Mosquitto { nodelay: false }, Some(6.0)),
             (Kind::Mosquitto { nodelay: true }, None),
         ],
@@ -110,14 +80,9 @@ pub(crate) const ROWS: &[Row] = &[
         durable: true,
         by_latency: false,
         rivals: &[
-            (Kind::RedisBenchmark { functions: PLAIN }, Some(0.9)),
-            (Kind::Redis { functions: PLAIN }, Some(0.9)),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                None,
-            ),
+            (Kind::RedisBenchmark(Plain), Some(0.9)),
+            (Kind::Redis(Plain), Some(0.9)),
+            (Kind::Redis(Full), None),
             (Kind::JetStream, Some(5.0)),
             (Kind::Etcd, Some(5.0)),
         ],
@@ -128,19 +93,9 @@ pub(crate) const ROWS: &[Row] = &[
         durable: true,
         by_latency: false,
         rivals: &[
-            (
-                Kind::RedisBenchmark {
-                    functions: FUNCTIONS,
-                },
-                Some(0.8),
-            ),
-            (
-                Kind::Redis {
-                    functions: FUNCTIONS,
-                },
-                Some(0.8),
-            ),
-            (Kind::Redis { functions: PLAIN }, None),
+            (Kind::RedisBenchmark(Full), Some(0.8)),
+            (Kind::Redis(Full), Some(0.8)),
+            (Kind::Redis(Plain), None),
             (Kind::JetStream, None),
         ],
     },
@@ -150,6 +105,6 @@ pub(crate) const ROWS: &[Row] = &[
         durable: false,
         by_latency: true,
         // At most twice the time of Redis.
-        rivals: &[(Kind::Redis { functions: PLAIN }, Some(0.5))],
+        rivals: &[(Kind::Redis(Plain), Some(0.5))],
     },
 ];

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use statehouse_loadgen::{Job, Usage};
 
 use crate::common::Server;
-use crate::contender::{Contender, Kind};
-use crate::rows::{FUNCTIONS, PLAIN};
+use crate::contender::{Commands, Contender, Kind};
 use crate::servers::{Work, median};
 use crate::{Options, VALUE_BYTES, verdict};
 
@@ -20,14 +19,9 @@ pub(crate) fn many_keys(place: &Path, options: &Options) {
     println!("| | MB | ratio | aim |\n|---|---|---|---|");
     let directory = tempfile::tempdir_in(place).expect("a directory");
     let mut ours = None;
-    for (number, kind) in [
-        Kind::Statehouse,
-        Kind::Redis {
-            functions: FUNCTIONS,
-        },
-    ]
-    .into_iter()
-    .enumerate()
+    for (number, kind) in [Kind::Statehouse, Kind::Redis(Commands::Full)]
+        .into_iter()
+        .enumerate()
     {
         let own = directory.path().join(number.to_string());
         std::fs::create_dir(&own).expect("a new directory");
@@ -57,7 +51,7 @@ pub(crate) fn many_keys(place: &Path, options: &Options) {
 pub(crate) fn idle(place: &Path, options: &Options) {
     println!("\nidle: memory and cold start to the first answer (aims: 30 MB, 100 ms)\n");
     println!("| | ms | MB |\n|---|---|---|");
-    for kind in [Kind::Statehouse, Kind::Redis { functions: PLAIN }] {
+    for kind in [Kind::Statehouse, Kind::Redis(Commands::Plain)] {
         let mut rounds = Vec::new();
         let mut name = String::new();
         for _ in 0..options.rounds {

@@ -89,9 +89,27 @@ local function set(keys, args)
   return redis.status_reply('OK')
 end
 
+-- The least that keeps a version and checks a fencing token: fixed-width timestamps are compared as
+-- text, and versions count up. ARGV: value, timestamp, fencing token or none.
+local function set_lean(keys, args)
+  local key, token = keys[1], args[3]
+  local fence = redis.call('HGET', key, 'f')
+  if fence and (not token or token < fence) then
+    return redis.error_reply('ERR the request fencing token is a lower version')
+  end
+  clock.counter = clock.counter + 1
+  if token then
+    redis.call('HSET', key, 'v', args[1], 't', clock.counter, 'f', token)
+  else
+    redis.call('HSET', key, 'v', args[1], 't', clock.counter)
+  end
+  return redis.status_reply('OK')
+end
+
 local function get(keys, _)
   return redis.call('HMGET', keys[1], 'v', 't')[1]
 end
 
 redis.register_function('state_set', set)
+redis.register_function('state_set_lean', set_lean)
 redis.register_function { function_name = 'state_get', callback = get, flags = { 'no-writes' } }
