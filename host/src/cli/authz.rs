@@ -111,7 +111,11 @@ fn open(path: &Path) -> Result<Rules, Failure> {
 fn check(path: &Path) -> Result<Exit, Failure> {
     let rules = open(path)?;
     let doubts = explain::warnings(&rules);
-    let mut text = format!("{}: {}\n", path.display(), count(rules.len() as u64, "rule"));
+    let mut text = format!(
+        "{}: {}\n",
+        path.display(),
+        count(rules.len() as u64, "rule")
+    );
     for (line, doubt) in doubts {
         _ = writeln!(text, "line {line}: {doubt}");
     }

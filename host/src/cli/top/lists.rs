@@ -188,7 +188,11 @@ fn cluster(it: &ClusterView) -> String {
     }
     let reaches = if it.reaches_log { "yes" } else { "no" };
     rows.push(["reaches the log".to_owned(), reaches.to_owned()]);
-    let log = format!("{}, {}", count(it.log_records, "record"), size(it.log_bytes));
+    let log = format!(
+        "{}, {}",
+        count(it.log_records, "record"),
+        size(it.log_bytes)
+    );
     rows.push(["log since the snapshot".to_owned(), log]);
     table::of(&rows, 2)
 }
