@@ -13,8 +13,23 @@ pub const BINARY: u8 = 0x82;
 /// Opens a connection and requests a WebSocket, with these additional header lines. Returns the
 /// response up to its empty line.
 pub fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) {
-    let mut socket = TcpStream::connect(address).unwrap();
+    let mut socket = open(address);
+    let answer = ask_on(&mut socket, address, path, lines);
+    (socket, answer)
+}
+
+fn open(address: SocketAddr) -> TcpStream {
+    let socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn ask_on(
+    socket: &mut (impl Read + Write),
+    address: SocketAddr,
+    path: &str,
+    lines: &str,
+) -> String {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{lines}\r\n"
     );
@@ -25,12 +40,20 @@ pub fn ask(address: SocketAddr, path: &str, lines: &str) -> (TcpStream, String) 
         assert_eq!(socket.read(&mut byte).unwrap(), 1, "{answer:?}");
         answer.push(byte[0]);
     }
-    (socket, String::from_utf8(answer).unwrap())
+    String::from_utf8(answer).unwrap()
 }
 
 /// Opens a connection and upgrades it to a WebSocket.
 pub fn upgraded(address: SocketAddr) -> TcpStream {
-    let (socket, answer) = ask(address, "/mqtt", "Sec-WebSocket-Protocol: mqtt\r\n");
+    let mut socket = open(address);
+    upgrade(&mut socket, address);
+    socket
+}
+
+/// Upgrades a connection to this address to a WebSocket. The connection may be encrypted.
+pub fn upgrade(socket: &mut (impl Read + Write), address: SocketAddr) {
+    let lines = "Sec-WebSocket-Protocol: mqtt\r\n";
+    let answer = ask_on(socket, address, "/mqtt", lines);
     assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
     let answer = answer.to_lowercase();
     assert!(
@@ -41,7 +64,6 @@ pub fn upgraded(address: SocketAddr) -> TcpStream {
         answer.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"),
         "{answer}"
     );
-    socket
 }
 
 /// A client's frame with less than 126 bytes, masked with zeros.

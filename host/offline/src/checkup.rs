@@ -255,8 +255,11 @@ impl Checkup {
                 ));
             } else if module.remembered > 0 {
                 self.problems.push(format!(
-                    "{found}; {} requests that it answered may be redelivered, and their long answers cannot be computed again",
-                    module.remembered
+                    "{found}; {} may be redelivered, and long answers cannot be computed again",
+                    match module.remembered {
+                        1 => "1 request that it answered".to_owned(),
+                        number => format!("{number} requests that it answered"),
+                    }
                 ));
             } else if matches!(module.state, ModuleState::Damaged(_)) {
                 self.problems.push(found);

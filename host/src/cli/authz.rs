@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use hyper::Method;
 use serde_json::json;
 
+use super::data::count;
 use super::output::{self, Exit, Failure, printable};
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who};
@@ -110,19 +111,16 @@ fn open(path: &Path) -> Result<Rules, Failure> {
 fn check(path: &Path) -> Result<Exit, Failure> {
     let rules = open(path)?;
     let doubts = explain::warnings(&rules);
-    let mut text = format!("{}: {}\n", path.display(), count(rules.len()));
+    let mut text = format!(
+        "{}: {}\n",
+        path.display(),
+        count(rules.len() as u64, "rule")
+    );
     for (line, doubt) in doubts {
         _ = writeln!(text, "line {line}: {doubt}");
     }
     output::emit(text.as_bytes())?;
     Ok(Exit::Done)
-}
-
-fn count(rules: usize) -> String {
-    match rules {
-        1 => "1 rule".to_owned(),
-        _ => format!("{rules} rules"),
-    }
 }
 
 async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {

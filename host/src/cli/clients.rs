@@ -3,6 +3,7 @@
 use hyper::Method;
 use statehouse_core::clock::wall_ms;
 
+use super::data::count;
 use super::entries::duration;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::store::{Store, unexpected};
@@ -115,8 +116,9 @@ fn text(it: &Clients, now_ms: u64) -> String {
         _ => format!("; {others} not shown"),
     };
     text.push_str(&format!(
-        "{} connected, {} sessions without a connection{more}\n",
-        it.connected, it.disconnected
+        "{} connected, {} without a connection{more}\n",
+        it.connected,
+        count(it.disconnected, "session")
     ));
     text
 }

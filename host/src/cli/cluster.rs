@@ -14,6 +14,7 @@ use statehouse_cluster::{
 use statehouse_offline::{Contents, Past};
 use statehouse_wal::Directory;
 
+use super::data::count;
 use super::output::{self, Exit, Failure, emit, emit_either, notice};
 use super::store::Store;
 use super::time::utc;
@@ -277,7 +278,11 @@ async fn create_from_directory(
     drop(lock);
     Ok((
         created,
-        format!(" with {keys} keys and {sessions} sessions"),
+        format!(
+            " with {} and {}",
+            count(keys, "key"),
+            count(sessions, "session")
+        ),
     ))
 }
 

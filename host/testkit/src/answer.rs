@@ -91,7 +91,10 @@ impl Logged {
     pub(super) fn of(batch: Batch) -> Vec<Self> {
         let lost = (batch.lost > 0).then(|| Self {
             level: "warn",
-            text: format!("{} lines before these are not shown", batch.lost),
+            text: match batch.lost {
+                1 => "1 line before these is not shown".to_owned(),
+                lost => format!("{lost} lines before these are not shown"),
+            },
         });
         let lines = batch.lines.into_iter().map(|line| Self {
             level: line.level_name(),

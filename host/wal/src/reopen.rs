@@ -56,12 +56,7 @@ pub(crate) fn prepare(
             match copy(disk, last.header, used, &mut catalogue.spares) {
                 Ok(header) => {
                     last.header = header;
-                    // If an old segment was rewritten in place, its header may contain no length.
-                    last.bytes = if header.bytes == 0 {
-                        last.bytes
-                    } else {
-                        header.bytes
-                    };
+                    last.bytes = header.bytes;
                 }
                 Err(error) if crate::error::is_full(&error) && !unproven => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),

@@ -58,7 +58,7 @@ fn clients_shows_connections_queues_and_watches() {
     assert!(absent["queued_bytes"].as_u64().unwrap() > 3 * 5);
 
     let text = clients(&server, &["--limit", "1"]).code(0).text();
-    let end = "2 connected, 1 sessions without a connection; 2 not shown\n";
+    let end = "2 connected, 1 session without a connection; 2 not shown\n";
     assert!(text.starts_with("client") && text.ends_with(end), "{text}");
     clients(&server, &["--limit", "100000"])
         .code(2)

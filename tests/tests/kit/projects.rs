@@ -58,6 +58,14 @@ impl Project {
 
     /// Builds the project, and checks its transcripts and the options of the standard policy.
     fn check(&self) {
+        self.check_build();
+        self.write_options();
+        let tested = self.test("tests/").code(0).text();
+        let expected = "3 transcripts, 8 requests: every line holds, no hidden state\n";
+        assert_eq!(tested, expected);
+    }
+
+    fn check_build(&self) {
         let text = self.build().code(0).text();
         for part in [
             "wrote ./kitchen-rule.wasm\n",
@@ -66,22 +74,36 @@ impl Project {
         ] {
             assert!(text.contains(part), "{part}\n---\n{text}");
         }
+    }
+
+    fn write_options(&self) {
         let options =
             "> SET k 20 NX PX 10000\n< +OK\\r\\n __ts=$v1\n> VDEL k 21\n< :-1\\r\\n __ts=$v1\n";
         fs::write(self.path.join("tests/options.txt"), options).unwrap();
-        let tested = self.test("tests/").code(0).text();
-        let expected = "3 transcripts, 8 requests: every line holds, no hidden state\n";
-        assert_eq!(tested, expected);
     }
 
-    /// Breaks the rule on purpose, and builds it again.
+    /// Breaks the rule on purpose.
     fn break_rule(&self, (line, bug): (&str, &str)) {
         let source = self.path.join(self.source);
         let sound = fs::read_to_string(&source).unwrap();
         let broken = sound.replacen(line, bug, 1);
         assert_ne!(broken, sound);
         fs::write(&source, broken).unwrap();
-        self.build().code(0);
+    }
+
+    /// Builds a rule that crashes at the key `crash` only. Every other line must hold, and the crash
+    /// must be reported with its message, file and line. An interpreter takes long to build and to
+    /// compile, so one build shows both.
+    fn check_with_crash(&self, bug: (&str, &str), cause: &str) {
+        self.break_rule(bug);
+        self.check_build();
+        self.write_options();
+        fs::write(self.path.join("tests/crash.txt"), "> SET crash 1\n").unwrap();
+        let text = self.test("tests/").code(1).text();
+        assert!(text.contains("crash.txt:1\n"), "{text}");
+        assert!(text.contains(cause), "{text}");
+        let expected = "4 transcripts, 9 requests: every line holds, the policy failed at 1 request, no hidden state\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     /// The crash must be reported with its message, file and line.
@@ -109,6 +131,7 @@ fn new_rust_rule_builds_and_names_its_crash() {
         "if command.name !=",
         "let _ = &command.key[99..]; if command.name !=",
     ));
+    project.build().code(0);
     let cause = "src/lib.rs:15: range start index 99 out of range for slice of length 16";
     project.check_crash(cause);
     let explain = [
@@ -135,18 +158,23 @@ fn new_rust_rule_builds_and_names_its_crash() {
 #[test]
 fn new_javascript_rule_builds_and_names_its_crash() {
     let project = Project::new("js", "policy.js");
-    project.check();
-    project.break_rule(("if (name !==", "undefined.there; if (name !=="));
-    project.check_crash("policy.js:14: cannot read property 'there' of undefined");
+    let bug = (
+        "if (name !==",
+        "if (text(key) === 'crash') undefined.there; if (name !==",
+    );
+    let cause = "policy.js:14: cannot read property 'there' of undefined";
+    project.check_with_crash(bug, cause);
 }
 
 #[test]
 fn new_python_rule_builds_and_names_its_crash() {
     let project = Project::new("python", "src/app.py");
-    project.check();
-    let bug = "command.there\n    if command.name !=";
-    project.break_rule(("if command.name !=", bug));
-    project.check_crash("app.py:20: AttributeError: 'Command' object has no attribute 'there'");
+    let bug = (
+        "if command.name !=",
+        "command.key == b\"crash\" and command.there\n    if command.name !=",
+    );
+    let cause = "app.py:20: AttributeError: 'Command' object has no attribute 'there'";
+    project.check_with_crash(bug, cause);
 }
 
 /// The build tool writes its output into the project. In a shared directory, another user could

@@ -30,6 +30,7 @@ fn statehouse_passes_every_check() {
 }
 
 #[test]
+#[ignore = "shows that the checks hold for another broker, too"]
 fn mosquitto_passes_the_same_checks() {
     scene::run(scene::mosquitto, MODULES.into_iter().flatten());
 }

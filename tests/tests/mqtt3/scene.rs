@@ -71,6 +71,7 @@ pub(crate) struct Addresses {
     pub(crate) plain: SocketAddr,
     pub(crate) websocket: SocketAddr,
     pub(crate) tls: SocketAddr,
+    pub(crate) secure_websocket: SocketAddr,
 }
 
 impl Addresses {
@@ -80,6 +81,7 @@ impl Addresses {
             plain,
             websocket: plain,
             tls: plain,
+            secure_websocket: plain,
         }
     }
 }
@@ -120,10 +122,15 @@ fn certificate(directory: &Path) -> [String; 2] {
 /// Starts Statehouse with a listener of each kind.
 pub(crate) fn statehouse(directory: &Path) -> (Broker, Addresses) {
     let [certificate, key] = certificate(directory);
-    let [plain, websocket, tls] = [(); 3].map(|()| own_address());
+    let [plain, websocket, tls, secure_websocket] = [(); 4].map(|()| own_address());
     let mut command = Command::new(binary::statehouse());
     command.args(["serve", "--tls-cert", &certificate, "--tls-key", &key]);
-    for (scheme, at) in [("mqtt", plain), ("ws", websocket), ("mqtts", tls)] {
+    for (scheme, at) in [
+        ("mqtt", plain),
+        ("ws", websocket),
+        ("mqtts", tls),
+        ("wss", secure_websocket),
+    ] {
         command.args(["--listen", &format!("{scheme}://{at}")]);
     }
     let server = Server::spawn(command, tempfile::tempdir().unwrap());
@@ -131,6 +138,7 @@ pub(crate) fn statehouse(directory: &Path) -> (Broker, Addresses) {
         plain,
         websocket,
         tls,
+        secure_websocket,
     };
     (Broker::Statehouse(Box::new(server)), at)
 }
@@ -138,19 +146,24 @@ pub(crate) fn statehouse(directory: &Path) -> (Broker, Addresses) {
 /// Starts Mosquitto with a listener of each kind.
 pub(crate) fn mosquitto(directory: &Path) -> (Broker, Addresses) {
     let [certificate, key] = certificate(directory);
-    let [websocket, tls] = [(); 2].map(|()| own_address());
+    let [websocket, tls, secure_websocket] = [(); 3].map(|()| own_address());
     let listener = |it: SocketAddr| format!("listener {} {}", it.port(), it.ip());
-    let (websockets, secure) = (listener(websocket), listener(tls));
-    let broker = Mosquitto::set_up(|_, _| {
+    let files = format!("certfile {certificate}\nkeyfile {key}");
+    let lines = [
+        format!("{}\nprotocol websockets", listener(websocket)),
+        format!("{}\n{files}", listener(tls)),
         format!(
-            "{}\n{websockets}\nprotocol websockets\n{secure}\ncertfile {certificate}\nkeyfile {key}",
-            PERSISTENT.join("\n"),
-        )
-    });
+            "{}\nprotocol websockets\n{files}",
+            listener(secure_websocket)
+        ),
+    ];
+    let broker =
+        Mosquitto::set_up(|_, _| format!("{}\n{}", PERSISTENT.join("\n"), lines.join("\n")));
     let at = Addresses {
         plain: broker.address(),
         websocket,
         tls,
+        secure_websocket,
     };
     (Broker::Mosquitto(broker), at)
 }

@@ -1,9 +1,15 @@
-//! MQTT 3.1.1 over WebSocket (section 6) and over TLS.
+//! MQTT 3.1.1 over WebSocket (section 6), over TLS, and over both.
 
 use std::{
     io::{Read, Write},
     net::TcpStream,
     process::Command,
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
 };
 
 use statehouse_tests::{
@@ -12,19 +18,20 @@ use statehouse_tests::{
     command::finish,
     packet::{PINGREQ, kind},
     packet3,
-    websocket::{BINARY, frame, upgraded},
+    websocket::{BINARY, frame, upgrade, upgraded},
 };
 
 use crate::scene::{CERTIFICATE, Scene, checks};
 
 checks! {
     client_connects_over_tls,
+    client_connects_over_websocket_in_tls,
     packets_share_and_span_websocket_frames,
     text_frame_closes_the_websocket,
 }
 
 /// Reads packets from binary frames until there is one of this kind. Control frames are ignored.
-fn until(socket: &mut TcpStream, bytes: &mut Vec<u8>, wanted: u8) -> Packet {
+fn until(socket: &mut impl Read, bytes: &mut Vec<u8>, wanted: u8) -> Packet {
     loop {
         while let Some(packet) = Packet::cut(bytes) {
             if packet.kind() == wanted {
@@ -104,4 +111,37 @@ fn client_connects_over_tls(scene: &Scene<'_>) {
         .arg(scene.directory.join(CERTIFICATE));
     finish(command, b"").code(0);
     assert_eq!(subscriber.next_publish().payload, b"x");
+}
+
+fn client_connects_over_websocket_in_tls(scene: &Scene<'_>) {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_file(scene.directory.join(CERTIFICATE));
+    roots.add(certificate.unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let address = scene.at.secure_websocket;
+    let socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut socket = StreamOwned::new(connection, socket);
+    upgrade(&mut socket, address);
+    let topic = scene.topic("a");
+    let subscribe = packet3::subscribe(1, &[(&topic, 1)]);
+    let packets = [scene.clean("client").bytes3(), subscribe].concat();
+    socket.write_all(&frame(BINARY, &packets)).unwrap();
+    let mut bytes = Vec::new();
+    let connack = until(&mut socket, &mut bytes, kind::CONNACK);
+    assert_eq!(connack.connack3(), (false, 0));
+    let suback = until(&mut socket, &mut bytes, kind::SUBACK);
+    assert_eq!(suback.suback3(), (1, vec![1]));
+    scene
+        .connect("publisher")
+        .publish(Publish::new(&topic, "x").qos(1));
+    let publish = until(&mut socket, &mut bytes, kind::PUBLISH);
+    assert_eq!(publish.publish3().payload, b"x");
 }

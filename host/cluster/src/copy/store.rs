@@ -63,6 +63,9 @@ pub enum CopyError {
     /// The copy cannot be kept.
     #[error("{0}")]
     Store(String),
+    /// A later version of this program wrote the copy. It was not changed.
+    #[error("{0}")]
+    LaterVersion(String),
     /// The log cannot be read.
     #[error(transparent)]
     Log(#[from] Stop),

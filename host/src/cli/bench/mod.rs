@@ -331,7 +331,10 @@ impl Bench<'_> {
                     true => "warming up",
                     false => "measuring",
                 };
-                format!("{step}{phase}  {per_second:.0}/s  {} errors", live.failed)
+                format!(
+                    "{step}{phase}  {per_second:.0}/s  {}",
+                    count(live.failed, "error")
+                )
             });
         })
     }

@@ -7,6 +7,7 @@ use super::figures::{age, rate, size, time};
 use super::screen::{Screen, View};
 use crate::admin::overview::document::{ClusterView, HotKeyRate, PolicyRate};
 use crate::admin::{Client, Clients};
+use crate::cli::data::count;
 use crate::cli::output::printable;
 use crate::cli::table;
 use crate::cli::usage::cell;
@@ -187,7 +188,11 @@ fn cluster(it: &ClusterView) -> String {
     }
     let reaches = if it.reaches_log { "yes" } else { "no" };
     rows.push(["reaches the log".to_owned(), reaches.to_owned()]);
-    let log = format!("{} records, {}", it.log_records, size(it.log_bytes));
+    let log = format!(
+        "{}, {}",
+        count(it.log_records, "record"),
+        size(it.log_bytes)
+    );
     rows.push(["log since the snapshot".to_owned(), log]);
     table::of(&rows, 2)
 }

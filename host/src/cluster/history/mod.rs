@@ -7,7 +7,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -48,6 +48,18 @@ pub fn options(storage: &Storage) -> statehouse_wal::Options {
     }
 }
 
+/// What an operator can do about an error that ended the copy.
+fn remedy(error: &CopyError, directory: &Path) -> String {
+    let place = directory.display();
+    match error {
+        CopyError::LaterVersion(_) => "Run this host with that version".to_owned(),
+        CopyError::Log(_) => "Restart this host".to_owned(),
+        CopyError::Store(_) | CopyError::Differs(_) => {
+            format!("Make room or repair the disk of {place}, then restart this host")
+        }
+    }
+}
+
 impl History {
     /// Keeps the copy until `stopped` changes.
     pub async fn keep(self, member: Arc<Member>, mut stopped: watch::Receiver<bool>) {
@@ -57,9 +69,9 @@ impl History {
             let _ = stopped.wait_for(|it| *it).await;
         };
         if let Err(error) = self.copy(&member, stopped).await {
+            let remedy = remedy(&error, &directory);
             tracing::warn!(
-                "this host keeps no history from now on, the store goes on: {error}. Make room or repair the disk of {}, then restart this host",
-                directory.display()
+                "this host keeps no history from now on, the store goes on: {error}. {remedy}"
             );
             position.store(0, Relaxed);
         }

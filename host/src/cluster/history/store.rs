@@ -210,6 +210,9 @@ impl CopyDirectory {
                 tracing::warn!("the history of this host is damaged, so it starts over: {error}");
                 return Ok(None);
             }
+            Err(error) if error.is_of_later_version() => {
+                return Err(CopyError::LaterVersion(error.to_string()));
+            }
             Err(error) => return Err(failed(error)),
         };
         if opened.position < point.position {

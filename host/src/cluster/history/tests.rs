@@ -215,6 +215,43 @@ fn damaged_copy_starts_over_and_stays_until_then() {
     assert!(!segment.exists());
 }
 
+/// Nothing is damaged, so an operator must not look at the disk.
+#[test]
+fn copy_of_a_later_version_is_kept_and_needs_that_version() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    store.close(Some(point(10))).unwrap();
+    drop(store);
+    let segment = copy_path(directory.path()).join("000000000001.log");
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[4] = 200;
+    let crc = crc32c(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&crc);
+    fs::write(&segment, &bytes).unwrap();
+    let position = Arc::<AtomicU64>::default();
+    let mut store = CopyDirectory::open(directory.path(), Options::default(), position).unwrap();
+    let error = store.resume().unwrap_err();
+    let remedy = super::remedy(&error, directory.path());
+    assert!(error.to_string().contains("has format 200"), "{error}");
+    assert_eq!(remedy, "Run this host with that version");
+    assert!(fs::read(&segment).unwrap() == bytes, "it was changed");
+}
+
+/// The checksum of a header, bit by bit.
+fn crc32c(bytes: &[u8]) -> [u8; 4] {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ (crc & 1) * 0x82F6_3B78;
+        }
+    }
+    (!crc).to_le_bytes()
+}
+
 #[test]
 fn copy_that_is_not_wanted_is_removed() {
     let directory = marked();

@@ -19,6 +19,10 @@
 //! | `export.jsonl` | its keys, by `statehouse export` |
 //! | `users` | a file of `statehouse user` |
 //! | `expected.json` | what the clients of the program saw |
+//!
+//! Written by hand, for each version: `rules-VERSION.toml` has every construct of a rules file, and
+//! `order-VERSION.json` is a signed order to roll back, for the store in `embedded/`. Nothing else
+//! was signed with its key, which was thrown away.
 
 mod archive;
 mod attached;
@@ -27,6 +31,7 @@ mod embedded;
 mod exchange;
 mod newer;
 mod sessions;
+mod trust;
 
 use std::{env, fs, path::PathBuf};
 
