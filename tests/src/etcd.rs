@@ -26,6 +26,8 @@ pub struct Etcd {
     nodes: Vec<Node>,
     urls: Vec<String>,
     directory: TempDir,
+    /// The login of the requests of tests.
+    token: Option<String>,
 }
 
 struct Node {
@@ -97,6 +99,7 @@ impl Etcd {
             nodes: nodes.collect(),
             urls,
             directory,
+            token: None,
         }
     }
 
@@ -177,6 +180,32 @@ impl Etcd {
             assert!(Instant::now() < end, "no node of etcd leads");
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Lets only the user root with this password in, and a user `statehouse` with the same password
+    /// and the role root.
+    pub fn enable_authentication(&mut self, password: &str) {
+        self.ask("auth/role/add", &json!({ "name": "root" }));
+        for user in ["root", "statehouse"] {
+            let user = json!({ "name": user, "user": user, "password": password, "role": "root" });
+            self.ask("auth/user/add", &user);
+            self.ask("auth/user/grant", &user);
+        }
+        self.ask("auth/enable", &json!({}));
+        self.log_in(password);
+    }
+
+    /// Changes the password of the user `statehouse`.
+    pub fn change_password(&mut self, password: &str) {
+        let user = json!({ "name": "statehouse", "password": password });
+        self.ask("auth/user/changepw", &user);
+    }
+
+    /// Sends further requests of tests as the user root.
+    fn log_in(&mut self, password: &str) {
+        let root = json!({ "name": "root", "password": password });
+        let answer = self.ask("auth/authenticate", &root);
+        self.token = answer["token"].as_str().map(str::to_owned);
     }
 
     /// Changes the value of a key, which must exist.
@@ -278,7 +307,9 @@ impl Etcd {
             .iter_mut()
             .filter_map(|it| it.runs().then_some(it.clients));
         let node = running.last().expect("a node runs");
-        exchange(node, "POST", &format!("/v3/{path}"), &request.to_string())
+        let token = self.token.as_deref();
+        let path = format!("/v3/{path}");
+        exchange_as(token, node, "POST", &path, &request.to_string())
     }
 
     /// The revision of the data: every write raises it.
@@ -316,10 +347,21 @@ fn run(command: &mut Command) -> (Child, Lines) {
 
 /// Sends a request over HTTP. `None` if no JSON is answered in time.
 fn exchange(address: SocketAddr, method: &str, path: &str, body: &str) -> Option<Value> {
+    exchange_as(None, address, method, path, body)
+}
+
+fn exchange_as(
+    token: Option<&str>,
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Option<Value> {
+    let authorization = token.map_or(String::new(), |it| format!("Authorization: {it}\r\n"));
     let mut stream = TcpStream::connect_timeout(&address, REQUEST_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(REQUEST_TIMEOUT)).unwrap();
     let request = format!(
-        "{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.0\r\nHost: {address}\r\n{authorization}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).ok()?;

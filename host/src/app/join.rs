@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use data_encoding::HEXLOWER;
-use statehouse_cluster::etcd::{Etcd, Tls};
+use statehouse_cluster::etcd::{Etcd, Login, Tls};
 use statehouse_cluster::{
     Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options,
     Secret, identity, members,
@@ -145,7 +145,17 @@ pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
             },
         }),
     };
-    Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)
+    let etcd = Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)?;
+    let Some((user, password)) = config.login.clone() else {
+        return Ok(etcd);
+    };
+    let password = move || password.read().map_err(|error| error.to_string());
+    // A missing file is found at the start.
+    password().map_err(anyhow::Error::msg)?;
+    Ok(etcd.with_login(Login {
+        user,
+        password: Arc::new(password),
+    }))
 }
 
 /// Marks the data directory as that of a host of this cluster.

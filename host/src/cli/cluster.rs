@@ -79,6 +79,14 @@ struct Log {
     /// The private key of --cluster-cert (PEM)
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_KEY")]
     cluster_key: Option<PathBuf>,
+
+    /// The user at etcd
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_CLUSTER_USER")]
+    cluster_user: Option<String>,
+
+    /// A file with the password of --cluster-user [default: STATEHOUSE_CLUSTER_PASSWORD]
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_PASSWORD_FILE")]
+    cluster_password_file: Option<PathBuf>,
 }
 
 /// Create the log of a cluster
@@ -177,6 +185,8 @@ impl Log {
             cluster_ca: self.cluster_ca.clone(),
             cluster_cert: self.cluster_cert.clone(),
             cluster_key: self.cluster_key.clone(),
+            cluster_user: self.cluster_user.clone(),
+            cluster_password_file: self.cluster_password_file.clone(),
             ..ClusterFlags::default()
         };
         let etcd = flags.etcd();

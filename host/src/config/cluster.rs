@@ -14,8 +14,11 @@ use statehouse_cluster::{Options, Reads, Sizes};
 use super::layer::settings;
 use super::values;
 use super::values::socket_address;
-use super::{ConfigError, Flags, Span, time};
+use super::{ConfigError, Flags, Secret, Span, read_password, time};
 use crate::limits;
+
+/// Environment variable with the password at etcd, as an alternative to a file.
+const PASSWORD: &str = "STATEHOUSE_CLUSTER_PASSWORD";
 
 settings! {
     /// The settings of `serve` for a cluster.
@@ -58,6 +61,15 @@ settings! {
         /// The private key of --cluster-cert (PEM)
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_KEY")]
         pub cluster_key: Option<PathBuf>,
+
+        /// The user of this host at etcd
+        #[arg(long, value_name = "NAME", env = "STATEHOUSE_CLUSTER_USER")]
+        pub cluster_user: Option<String>,
+
+        /// A file with the password of --cluster-user, which is read again at each login [default:
+        /// STATEHOUSE_CLUSTER_PASSWORD]
+        #[arg(long, value_name = "FILE", env = "STATEHOUSE_CLUSTER_PASSWORD_FILE")]
+        pub cluster_password_file: Option<PathBuf>,
 
         /// How long a leader answers reads after its last write. After the loss of the leader, the
         /// next one waits this long; a lease that is shorter than a pause of the network or of the
@@ -113,6 +125,32 @@ pub struct EtcdConfig {
     pub ca: Option<PathBuf>,
     /// The certificate and private key of this host.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The user at etcd, and where its password is.
+    pub login: Option<(String, EtcdPassword)>,
+}
+
+/// Where the password of a user at etcd is.
+#[derive(Clone, Debug)]
+pub enum EtcdPassword {
+    /// In a file, which may change.
+    File(PathBuf),
+    /// In the environment.
+    Given(Secret),
+}
+
+impl EtcdPassword {
+    /// Reads the password.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Password`].
+    pub fn read(&self) -> Result<String, ConfigError> {
+        let Secret(password) = match self {
+            Self::File(path) => read_password(path)?,
+            Self::Given(password) => password.clone(),
+        };
+        Ok(password)
+    }
 }
 
 /// An address to listen on.
@@ -184,6 +222,11 @@ pub enum ClusterError {
         "the certificates of etcd need addresses with https:// and cluster_ca, and http:// allows none of them"
     )]
     Certificates,
+    /// A user without a password, or a password without a user.
+    #[error(
+        "cluster_user and its password belong together: give both or none. The password is in cluster_password_file or in STATEHOUSE_CLUSTER_PASSWORD"
+    )]
+    HalfLogin,
     /// A name or an address that the log cannot hold.
     #[error("{0}")]
     Name(String),
@@ -205,6 +248,11 @@ impl ClusterFlags {
             (self.cluster_ca.is_some(), "cluster_ca"),
             (self.cluster_cert.is_some(), "cluster_cert"),
             (self.cluster_key.is_some(), "cluster_key"),
+            (self.cluster_user.is_some(), "cluster_user"),
+            (
+                self.cluster_password_file.is_some(),
+                "cluster_password_file",
+            ),
             (self.cluster_lease.is_some(), "cluster_lease"),
             (self.cluster_reads.is_some(), "cluster_reads"),
             (self.cluster_compact.is_some(), "cluster_compact"),
@@ -234,7 +282,20 @@ impl ClusterFlags {
             name: (self.cluster_name.clone()).unwrap_or_else(|| "statehouse".to_owned()),
             ca: self.cluster_ca.clone(),
             certificate,
+            login: self.login()?,
         })
+    }
+
+    /// The user at etcd. A password file takes precedence over the environment.
+    fn login(&self) -> Result<Option<(String, EtcdPassword)>, ClusterError> {
+        let given = || std::env::var(PASSWORD).ok().map(Secret);
+        let file = self.cluster_password_file.clone().map(EtcdPassword::File);
+        let password = file.or_else(|| given().map(EtcdPassword::Given));
+        match (self.cluster_user.clone(), password) {
+            (None, None) => Ok(None),
+            (Some(user), Some(password)) if !user.is_empty() => Ok(Some((user, password))),
+            _ => Err(ClusterError::HalfLogin),
+        }
     }
 
     /// The checked settings, or none if there is no cluster.
@@ -386,6 +447,31 @@ mod tests {
         assert!(unverified.clone().load().is_ok());
         unverified.cluster_cert = Some("c.pem".into());
         assert!(refused(unverified).contains("belong together"));
+    }
+
+    #[test]
+    fn user_and_password_belong_together() {
+        let login = |user: Option<&str>, file: Option<&str>| {
+            let mut flags = flags();
+            flags.cluster_user = user.map(Into::into);
+            flags.cluster_password_file = file.map(Into::into);
+            flags.load()
+        };
+        let config = login(Some("statehouse"), Some("password"))
+            .unwrap()
+            .unwrap();
+        let (user, EtcdPassword::File(file)) = config.etcd.login.unwrap() else {
+            panic!("the password is in a file");
+        };
+        assert_eq!((&*user, file), ("statehouse", PathBuf::from("password")));
+        for (user, file) in [
+            (Some("statehouse"), None),
+            (None, Some("password")),
+            (Some(""), Some("password")),
+        ] {
+            let error = login(user, file).unwrap_err().to_string();
+            assert!(error.contains("cluster_user"), "{error}");
+        }
     }
 
     #[test]

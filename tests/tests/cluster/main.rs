@@ -18,6 +18,7 @@ mod joining;
 mod kills;
 mod listeners;
 mod locks;
+mod logins;
 mod operations;
 mod partitions;
 mod pauses;

@@ -11,6 +11,7 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::Tls;
+use super::login::{Login, Session, Token, explained, has_expired};
 use crate::engine::EngineError;
 use crate::limits;
 
@@ -24,8 +25,56 @@ const PING: Duration = Duration::from_secs(6);
 /// How long a ping may be unanswered. After that a watch ends, and its user watches elsewhere.
 const PONG: Duration = Duration::from_secs(2);
 
-/// Creates a connection, which is established by its first call.
-pub(super) fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, String> {
+/// One server of etcd.
+#[derive(Debug)]
+pub(super) struct Server {
+    channel: Channel,
+    /// The login, if a user is configured.
+    session: Option<Session>,
+}
+
+impl Server {
+    /// Prepares a connection, which is established by its first call.
+    pub(super) fn new(url: &str, tls: Option<&Tls>) -> Result<Self, String> {
+        Ok(Self {
+            channel: channel(url, tls)?,
+            session: None,
+        })
+    }
+
+    /// Sends each request as this user.
+    pub(super) fn log_in(&mut self, login: Login) {
+        self.session = Some(Session::new(login));
+    }
+
+    /// Logs in again before the next request.
+    pub(super) async fn expire_login(&self) {
+        if let Some(session) = &self.session {
+            session.expire().await;
+        }
+    }
+
+    /// Sends a request with the token of the login. Sends it again after another login if the server
+    /// has forgotten the token.
+    async fn send<T, F>(&self, send: impl Fn(Token) -> F) -> Result<T, EngineError>
+    where
+        F: Future<Output = Result<T, EngineError>>,
+    {
+        let Some(session) = &self.session else {
+            return send(None).await;
+        };
+        let token = session.token(&self.channel).await?;
+        match send(token.clone()).await {
+            Err(EngineError::Refused(refusal)) if has_expired(&refusal) => {
+                session.forget(&token).await;
+                send(session.token(&self.channel).await?).await
+            }
+            answer => answer,
+        }
+    }
+}
+
+fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, String> {
     let failed = |error: tonic::transport::Error| {
         let cause = error.source().map(ToString::to_string);
         format!(
@@ -55,11 +104,35 @@ fn client(channel: Channel) -> Grpc<Channel> {
     Grpc::new(channel).max_decoding_message_size(limits::ANSWER_BYTES_MAX)
 }
 
+/// A request with the proof of the login.
+fn authorized<Q>(request: Q, token: Token) -> Request<Q> {
+    let mut request = Request::new(request);
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token);
+    }
+    request
+}
+
 /// One request and its response.
 pub(super) async fn unary<Q, A>(
+    server: &Server,
+    path: &'static str,
+    request: Q,
+) -> Result<A, EngineError>
+where
+    Q: Message + Clone + 'static,
+    A: Message + Default + 'static,
+{
+    let send = |token| call(server.channel.clone(), path, request.clone(), token);
+    server.send(send).await
+}
+
+/// One request with this token, and its response.
+pub(super) async fn call<Q, A>(
     channel: Channel,
     path: &'static str,
     request: Q,
+    token: Token,
 ) -> Result<A, EngineError>
 where
     Q: Message + 'static,
@@ -69,7 +142,7 @@ where
     client.ready().await.map_err(|it| unsent(&it))?;
     let path = PathAndQuery::from_static(path);
     let response = client
-        .unary(Request::new(request), path, ProstCodec::default())
+        .unary(authorized(request, token), path, ProstCodec::default())
         .await;
     response.map(tonic::Response::into_inner).map_err(failure)
 }
@@ -77,23 +150,30 @@ where
 /// One request and a stream of responses. The request stays open, so that the server does not end
 /// the stream.
 pub(super) async fn streaming<Q, A>(
-    channel: Channel,
+    server: &Server,
     path: &'static str,
     request: Q,
 ) -> Result<Streaming<A>, EngineError>
 where
-    Q: Message + 'static,
+    Q: Message + Clone + 'static,
     A: Message + Default + 'static,
 {
     use tokio_stream::StreamExt as _;
-    let mut client = client(channel);
-    client.ready().await.map_err(|it| unsent(&it))?;
-    let requests = tokio_stream::once(request).chain(tokio_stream::pending());
-    let path = PathAndQuery::from_static(path);
-    let response = client
-        .streaming(Request::new(requests), path, ProstCodec::default())
-        .await;
-    response.map(tonic::Response::into_inner).map_err(failure)
+    server
+        .send(|token| {
+            let mut client = client(server.channel.clone());
+            let requests = tokio_stream::once(request.clone()).chain(tokio_stream::pending());
+            async move {
+                client.ready().await.map_err(|it| unsent(&it))?;
+                let path = PathAndQuery::from_static(path);
+                let requests = authorized(requests, token);
+                let response = client
+                    .streaming(requests, path, ProstCodec::default())
+                    .await;
+                response.map(tonic::Response::into_inner).map_err(failure)
+            }
+        })
+        .await
 }
 
 fn unsent(error: &dyn Error) -> EngineError {
@@ -121,7 +201,7 @@ pub(super) fn failure(status: Status) -> EngineError {
         | Code::FailedPrecondition
         | Code::OutOfRange
         | Code::ResourceExhausted
-        | Code::Unimplemented => EngineError::Refused(message),
+        | Code::Unimplemented => EngineError::Refused(explained(message)),
         _ => EngineError::Unknown(match status.source() {
             Some(source) => innermost(source),
             None => message,

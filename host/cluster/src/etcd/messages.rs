@@ -184,6 +184,20 @@ pub(super) struct Event {
     pub(super) kv: Option<KeyValue>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) password: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub(super) token: String,
+}
+
 /// A request without fields, or a response without needed ones.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Empty {}

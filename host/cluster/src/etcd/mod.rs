@@ -5,6 +5,7 @@
 //! never repeats a call, because only its caller knows whether a repetition is safe.
 
 mod connection;
+mod login;
 mod messages;
 mod version;
 
@@ -13,7 +14,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use crate::check::{Finding, Severity};
 use crate::engine::{
@@ -21,7 +21,8 @@ use crate::engine::{
     Transaction, Value, Watch,
 };
 use crate::limits;
-use connection::{failure, streaming, unary};
+use connection::{Server, failure, streaming, unary};
+pub use login::Login;
 use messages::{
     AlarmAction, AlarmRequest, AlarmResponse, AlarmType, CompactionRequest, Compare, CompareTarget,
     DeleteRangeRequest, Empty, Expected, KeyValue, MemberListResponse, PutRequest, RangeRequest,
@@ -46,7 +47,7 @@ const UPDATE: &str = "use etcd 3.5.30 or later";
 #[derive(Debug)]
 pub struct Etcd {
     urls: Vec<String>,
-    endpoints: Vec<Channel>,
+    endpoints: Vec<Server>,
     /// The endpoint in use; counts on without end.
     current: AtomicUsize,
 }
@@ -78,7 +79,7 @@ impl Etcd {
         }
         let channels = endpoints
             .iter()
-            .map(|url| connection::channel(url, tls.filter(|_| url.starts_with("https:"))));
+            .map(|url| Server::new(url, tls.filter(|_| url.starts_with("https:"))));
         Ok(Self {
             urls: endpoints.to_vec(),
             endpoints: channels.collect::<Result<_, _>>()?,
@@ -86,9 +87,18 @@ impl Etcd {
         })
     }
 
-    fn channel(&self) -> Channel {
+    /// Sends each request as this user.
+    #[must_use]
+    pub fn with_login(mut self, login: Login) -> Self {
+        for server in &mut self.endpoints {
+            server.log_in(login.clone());
+        }
+        self
+    }
+
+    fn server(&self) -> &Server {
         let current = self.current.load(Ordering::Relaxed);
-        self.endpoints[current % self.endpoints.len()].clone()
+        &self.endpoints[current % self.endpoints.len()]
     }
 
     /// Checks every endpoint that answers: its version, and whether it is etcd. Returns the state
@@ -98,11 +108,11 @@ impl Etcd {
     /// A text for the operator if an endpoint must not be used, or none answers.
     pub async fn check(&self) -> Result<Status, String> {
         let mut answer = Err("no etcd endpoint answers".to_owned());
-        for channel in &self.endpoints {
-            match read_status(channel.clone()).await {
+        for server in &self.endpoints {
+            match read_status(server).await {
                 Ok(status) => {
                     check_version(&status.version)?;
-                    probe(channel.clone()).await?;
+                    probe(server).await?;
                     answer = Ok(status);
                 }
                 Err(error) if answer.is_err() => {
@@ -125,7 +135,7 @@ impl Etcd {
 
 /// Sends a transaction that kine cannot execute and that changes nothing. kine offers a part of
 /// etcd's API on other databases, and does not compare values.
-async fn probe(channel: Channel) -> Result<(), String> {
+async fn probe(server: &Server) -> Result<(), String> {
     let key = b"/statehouse/probe".to_vec();
     let compare = |target: CompareTarget, expected| Compare {
         target: target.into(),
@@ -147,19 +157,22 @@ async fn probe(channel: Channel) -> Result<(), String> {
         success: Vec::new(),
         failure: vec![operation(Request::Txn(nested))],
     };
-    match unary::<_, TxnResponse>(channel, TXN, transaction).await {
+    match unary::<_, TxnResponse>(server, TXN, transaction).await {
         Ok(response) if !response.succeeded => Ok(()),
         Ok(_) => Err("an endpoint compares values wrongly: it is not etcd".into()),
-        Err(EngineError::Refused(error)) => Err(format!(
+        Err(EngineError::Refused(error)) if login::is_missing(&error) => Err(error),
+        // kine gives its refusals the code of an unknown error.
+        Err(EngineError::Unknown(error)) if !error.contains("unsupported") => Err(error),
+        Err(EngineError::Refused(error) | EngineError::Unknown(error)) => Err(format!(
             "an endpoint does not execute transactions as etcd does ({error}): kine and other substitutes cannot be used"
         )),
         Err(error) => Err(error.to_string()),
     }
 }
 
-async fn read_status(channel: Channel) -> Result<Status, EngineError> {
-    let status: StatusResponse = unary(channel.clone(), STATUS, Empty {}).await?;
-    let list: MemberListResponse = unary(channel, MEMBERS, Empty {}).await?;
+async fn read_status(server: &Server) -> Result<Status, EngineError> {
+    let status: StatusResponse = unary(server, STATUS, Empty {}).await?;
+    let list: MemberListResponse = unary(server, MEMBERS, Empty {}).await?;
     Ok(Status {
         leads: leads(&status),
         version: status.version,
@@ -249,7 +262,7 @@ fn request(transaction: &Transaction) -> TxnRequest {
 impl Engine for Etcd {
     fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome> {
         Box::pin(async move {
-            let response: TxnResponse = unary(self.channel(), TXN, request(transaction)).await?;
+            let response: TxnResponse = unary(self.server(), TXN, request(transaction)).await?;
             let at = revision(response.header);
             if response.succeeded {
                 return Ok(Outcome::Applied(at));
@@ -265,7 +278,7 @@ impl Engine for Etcd {
     }
 
     fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value> {
-        Box::pin(async move { Ok(value(unary(self.channel(), RANGE, one(key)).await?)) })
+        Box::pin(async move { Ok(value(unary(self.server(), RANGE, one(key)).await?)) })
     }
 
     fn range<'a>(
@@ -281,7 +294,7 @@ impl Engine for Etcd {
             revision: at.map_or(0, signed),
         };
         Box::pin(async move {
-            let response: RangeResponse = unary(self.channel(), RANGE, request).await?;
+            let response: RangeResponse = unary(self.server(), RANGE, request).await?;
             let pair = |it: KeyValue| (it.key, it.value);
             Ok(Page {
                 values: response.kvs.into_iter().map(pair).collect(),
@@ -299,13 +312,17 @@ impl Engine for Etcd {
                 fragment: true,
             }),
         };
+        let server = self.server();
         Box::pin(async move {
-            let mut responses: Streaming<WatchResponse> =
-                streaming(self.channel(), WATCH, create).await?;
+            let mut responses: Streaming<WatchResponse> = streaming(server, WATCH, create).await?;
             // The first response says whether the watch exists.
             let (sender, receiver) = mpsc::channel(limits::WATCH_EVENTS_MAX);
-            let first = next(&mut responses).await?;
-            if !first.created {
+            let first = next(&mut responses).await;
+            if first.is_err() {
+                // etcd also ends a watch whose login it has forgotten.
+                server.expire_login().await;
+            }
+            if !first?.created {
                 return Err(EngineError::Unknown("a watch was not created".into()));
             }
             tokio::spawn(async move {
@@ -320,18 +337,18 @@ impl Engine for Etcd {
     }
 
     fn compact(&self, to: Revision) -> Call<'_, ()> {
-        Box::pin(compact(self.channel(), to, false))
+        Box::pin(compact(self.server(), to, false))
     }
 
     fn status(&self) -> Call<'_, Status> {
-        Box::pin(read_status(self.channel()))
+        Box::pin(read_status(self.server()))
     }
 
     fn shrink(&self, to: Revision) -> Call<'_, ()> {
         Box::pin(async move {
-            let mut result = compact(self.channel(), to, true).await;
-            for channel in &self.endpoints {
-                let call = unary::<_, Empty>(channel.clone(), DEFRAGMENT, Empty {});
+            let mut result = compact(self.server(), to, true).await;
+            for server in &self.endpoints {
+                let call = unary::<_, Empty>(server, DEFRAGMENT, Empty {});
                 result = call.await.map(|_| ()).and(result);
             }
             result
@@ -339,14 +356,14 @@ impl Engine for Etcd {
     }
 
     fn disarm(&self) -> Call<'_, ()> {
-        Box::pin(disarm(self.channel()))
+        Box::pin(disarm(self.server()))
     }
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {
         Box::pin(async move {
             let mut findings = Vec::new();
-            for (url, channel) in self.urls.iter().zip(&self.endpoints) {
-                findings.push(examine(url, channel.clone()).await);
+            for (url, server) in self.urls.iter().zip(&self.endpoints) {
+                findings.push(examine(url, server).await);
             }
             Ok(findings)
         })
@@ -358,8 +375,8 @@ impl Engine for Etcd {
 
     fn prefer_leader(&self) -> Call<'_, ()> {
         Box::pin(async move {
-            for (number, channel) in self.endpoints.iter().enumerate() {
-                let status = unary::<_, StatusResponse>(channel.clone(), STATUS, Empty {});
+            for (number, server) in self.endpoints.iter().enumerate() {
+                let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
                 let status = tokio::time::timeout(limits::PROBE_TIMEOUT, status).await;
                 if let Ok(Ok(status)) = status
                     && leads(&status)
@@ -374,12 +391,12 @@ impl Engine for Etcd {
 }
 
 /// Compacts, and waits for the end if `physical`.
-async fn compact(channel: Channel, to: Revision, physical: bool) -> Result<(), EngineError> {
+async fn compact(server: &Server, to: Revision, physical: bool) -> Result<(), EngineError> {
     let request = CompactionRequest {
         revision: signed(to),
         physical,
     };
-    match unary::<_, Empty>(channel, COMPACT, request).await {
+    match unary::<_, Empty>(server, COMPACT, request).await {
         // Another client compacted further.
         Ok(_) | Err(EngineError::Compacted) => Ok(()),
         Err(error) => Err(error),
@@ -387,28 +404,28 @@ async fn compact(channel: Channel, to: Revision, physical: bool) -> Result<(), E
 }
 
 /// Disarms the alarm of each server whose quota was used up.
-async fn disarm(channel: Channel) -> Result<(), EngineError> {
+async fn disarm(server: &Server) -> Result<(), EngineError> {
     let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
         action: action.into(),
         member,
         alarm: alarm.into(),
     };
     let all = request(AlarmAction::Get, 0, AlarmType::None);
-    let response: AlarmResponse = unary(channel.clone(), ALARM, all).await?;
+    let response: AlarmResponse = unary(server, ALARM, all).await?;
     for alarm in response.alarms {
         if alarm.alarm == i32::from(AlarmType::NoSpace) {
             let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
-            unary::<_, AlarmResponse>(channel.clone(), ALARM, off).await?;
+            unary::<_, AlarmResponse>(server, ALARM, off).await?;
         }
     }
     Ok(())
 }
 
 /// Examines one endpoint.
-async fn examine(url: &str, channel: Channel) -> Finding {
+async fn examine(url: &str, server: &Server) -> Finding {
     let subject = format!("etcd at {url}");
     let limit = limits::PROBE_TIMEOUT;
-    let status = match tokio::time::timeout(limit, read_status(channel.clone())).await {
+    let status = match tokio::time::timeout(limit, read_status(server)).await {
         Ok(Ok(status)) => status,
         failed => {
             let reason = match failed {
@@ -422,7 +439,7 @@ async fn examine(url: &str, channel: Channel) -> Finding {
             };
         }
     };
-    let version = match probe(channel).await {
+    let version = match probe(server).await {
         Ok(()) => judge(&status.version),
         Err(reason) => Verdict::Unusable(reason),
     };

@@ -1,0 +1,135 @@
+//! The login of a user at etcd.
+//!
+//! A server answers the login with a token. It forgets the token when it restarts, when the token
+//! was not used for five minutes, and when the password or the rights of the user change. A request
+//! with such a token is refused and has no effect, so it can be sent again after another login.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+
+use super::connection::call;
+use super::messages::{AuthenticateRequest, AuthenticateResponse};
+use crate::engine::EngineError;
+
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+
+/// What proves the login in a request. None if etcd does not ask for one.
+pub(super) type Token = Option<MetadataValue<Ascii>>;
+
+/// The name and password of a user of etcd.
+#[derive(Clone)]
+pub struct Login {
+    /// The name.
+    pub user: String,
+    /// Reads the password before each login, because it may have changed. An error is a text for
+    /// the operator.
+    pub password: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Login");
+        debug.field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// A login at one server.
+#[derive(Debug)]
+pub(super) struct Session {
+    login: Login,
+    /// None before the first login, and after the server has forgotten the token.
+    token: Mutex<Option<Token>>,
+}
+
+impl Session {
+    pub(super) fn new(login: Login) -> Self {
+        Self {
+            login,
+            token: Mutex::new(None),
+        }
+    }
+
+    /// The token of this login. Requests at the same time wait for one login.
+    pub(super) async fn token(&self, channel: &Channel) -> Result<Token, EngineError> {
+        let mut known = self.token.lock().await;
+        if let Some(token) = &*known {
+            return Ok(token.clone());
+        }
+        let token = self.authenticate(channel).await?;
+        Ok(known.insert(token).clone())
+    }
+
+    /// Logs in again before the next request, unless another request did so already.
+    pub(super) async fn forget(&self, token: &Token) {
+        self.token.lock().await.take_if(|known| known == token);
+    }
+
+    /// Logs in again before the next request.
+    pub(super) async fn expire(&self) {
+        *self.token.lock().await = None;
+    }
+
+    async fn authenticate(&self, channel: &Channel) -> Result<Token, EngineError> {
+        let user = &self.login.user;
+        let request = AuthenticateRequest {
+            name: user.clone(),
+            password: (self.login.password)().map_err(EngineError::Refused)?,
+        };
+        let answer = call(channel.clone(), AUTHENTICATE, request, None).await;
+        let response: AuthenticateResponse = match answer {
+            Ok(response) => response,
+            Err(EngineError::Refused(error)) if error.contains("authentication is not enabled") => {
+                tracing::warn!(
+                    "etcd serves every client without a login: `etcdctl auth enable` changes that, and the user {user} is used from then on"
+                );
+                return Ok(None);
+            }
+            Err(EngineError::Refused(error)) => {
+                return Err(EngineError::Refused(format!(
+                    "etcd does not let the user {user} log in ({error}): check --cluster-user and its password"
+                )));
+            }
+            // The request that needs the login was not sent.
+            Err(EngineError::Unknown(error)) => return Err(EngineError::NotApplied(error)),
+            Err(error) => return Err(error),
+        };
+        let token = response.token.parse();
+        let invalid = |_| EngineError::Refused("etcd sent an invalid token".into());
+        Ok(Some(token.map_err(invalid)?))
+    }
+}
+
+/// The refusal of a request without a login.
+const NO_LOGIN: &str = "user name is empty";
+
+/// The refusal of a request that the user may not send.
+const DENIED: &str = "permission denied";
+
+/// Whether etcd refused a request because it has forgotten the token, or began to ask for one.
+pub(super) fn has_expired(refusal: &str) -> bool {
+    ["invalid auth token", "revision of auth store", NO_LOGIN]
+        .iter()
+        .any(|it| refusal.contains(it))
+}
+
+/// Whether etcd refused a request for want of a login or of its rights.
+pub(super) fn is_missing(refusal: &str) -> bool {
+    refusal.contains(NO_LOGIN) || refusal.contains(DENIED)
+}
+
+/// A refusal with what to do about it.
+pub(super) fn explained(refusal: String) -> String {
+    if refusal.contains(NO_LOGIN) {
+        return format!(
+            "etcd asks for a login ({refusal}): set --cluster-user and --cluster-password-file"
+        );
+    }
+    if refusal.contains(DENIED) {
+        return format!("etcd denies its user a request ({refusal}): grant the user the role root");
+    }
+    refusal
+}
