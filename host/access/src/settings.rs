@@ -18,6 +18,8 @@ pub struct AccessConfig {
     pub tokens: Option<TokenConfig>,
     /// Whether a listener asks clients for certificates.
     pub client_certificates: bool,
+    /// Whether the users are operators alone, because clients connect to a foreign broker.
+    pub users_are_operators: bool,
 }
 
 /// How client certificates are mapped to users.
@@ -52,6 +54,7 @@ impl AccessConfig {
     /// they are allowed.
     #[must_use]
     pub fn authenticates(&self) -> bool {
-        self.users.is_some() || self.tokens.is_some() || self.client_certificates
+        let has_users = self.users.is_some() && !self.users_are_operators;
+        has_users || self.tokens.is_some() || self.client_certificates
     }
 }

@@ -1,5 +1,6 @@
 //! The HTTP client with which commands call the admin API of a running store, with one connection
-//! per request.
+//! per request. Of the hosts of a cluster, one after another is asked until one does not name
+//! another host as the leader.
 
 use std::io;
 use std::sync::Arc;
@@ -47,20 +48,51 @@ impl From<Endpoint> for Connection {
     }
 }
 
-/// Sends a request and waits for the response.
-pub(crate) async fn ask(
-    to: &Connection,
+/// A response, or the error of the request, and the URL of its host.
+pub(crate) type Asked<'a> = (&'a str, io::Result<(StatusCode, Json)>);
+
+/// Sends a request to the first host that can be reached and does not say that another one leads.
+/// The credentials go to the hosts in this list only. A request must not be sent again after any
+/// other response or error, since it may have taken effect.
+pub(crate) async fn ask<'a>(
+    hosts: &'a [Connection],
     method: Method,
     path: &str,
     body: Vec<u8>,
-) -> io::Result<(StatusCode, Json)> {
-    let connecting = tokio::time::timeout(CONNECT_TIMEOUT, to.connect());
-    let (socket, host) = connecting.await??;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
-        .await
-        .map_err(io::Error::other)?;
-    // This task ends when the sender is dropped; the sender reports its errors.
-    tokio::spawn(connection);
+) -> Asked<'a> {
+    let body = Bytes::from(body);
+    let mut last: Asked<'a> = ("", Err(io::ErrorKind::InvalidInput.into()));
+    for host in hosts {
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, host.connect());
+        let connected = connecting.await.map_err(io::Error::from).flatten();
+        let (asked, is_final) = match connected {
+            Err(error) => (Err(error), false),
+            Ok(connected) => {
+                let request = request(&method, path, host, connected.1, body.clone());
+                let asked = send(connected.0, request).await;
+                let misdirected = StatusCode::MISDIRECTED_REQUEST;
+                let is_final = !matches!(&asked, Ok((status, _)) if *status == misdirected);
+                (asked, is_final)
+            }
+        };
+        // A host that names the leader says more than one that cannot be reached.
+        if is_final || asked.is_ok() || last.1.is_err() {
+            last = (&host.url, asked);
+        }
+        if is_final {
+            break;
+        }
+    }
+    last
+}
+
+fn request(
+    method: &Method,
+    path: &str,
+    to: &Connection,
+    host: &str,
+    body: Bytes,
+) -> io::Result<Request<Full<Bytes>>> {
     let mut request = Request::builder()
         .method(method)
         .uri(path)
@@ -68,11 +100,21 @@ pub(crate) async fn ask(
     if let Some(authorization) = &to.authorization {
         request = request.header(AUTHORIZATION, authorization);
     }
-    let request = request
-        .body(Full::new(Bytes::from(body)))
+    request.body(Full::new(body)).map_err(io::Error::other)
+}
+
+/// Sends a request and waits for the response.
+async fn send(
+    socket: Box<dyn Stream>,
+    request: io::Result<Request<Full<Bytes>>>,
+) -> io::Result<(StatusCode, Json)> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket))
+        .await
         .map_err(io::Error::other)?;
+    // This task ends when the sender is dropped; the sender reports its errors.
+    tokio::spawn(connection);
     let answer = sender
-        .send_request(request)
+        .send_request(request?)
         .await
         .map_err(io::Error::other)?;
     let status = answer.status();
@@ -131,6 +173,51 @@ fn host_and_port(text: &str) -> Option<(String, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A host that reads one request and sends this answer, or none.
+    async fn host(answer: &'static str) -> (Connection, tokio::task::JoinHandle<()>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = Connection {
+            url: format!("http://{}", listener.local_addr().unwrap()),
+            authorization: Some("Bearer secret".to_owned()),
+            tls: None,
+        };
+        let serving = tokio::spawn(async move {
+            let mut socket = listener.accept().await.unwrap().0;
+            let mut request = [0; 1024];
+            let count = socket.read(&mut request).await.unwrap();
+            assert!(request[..count].starts_with(b"POST /v1/rollback"));
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        });
+        (to, serving)
+    }
+
+    #[tokio::test]
+    async fn another_host_is_asked_only_if_none_was_asked_to_act() {
+        let misdirected = "HTTP/1.1 421 \r\ncontent-length: 2\r\n\r\n{}";
+        let done = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        let (follower, one) = host(misdirected).await;
+        let (leader, two) = host(done).await;
+        let expected = leader.url.clone();
+        let hosts = [follower, leader];
+        let (url, asked) = ask(&hosts, Method::POST, "/v1/rollback", Vec::new()).await;
+        assert_eq!((url, asked.unwrap().0), (&*expected, StatusCode::OK));
+        one.await.unwrap();
+        two.await.unwrap();
+
+        // The connection ended without an answer: the host may have acted.
+        let (lost, one) = host("").await;
+        let (other, two) = host(done).await;
+        let expected = lost.url.clone();
+        let hosts = [lost, other];
+        let (url, asked) = ask(&hosts, Method::POST, "/v1/rollback", Vec::new()).await;
+        assert!(asked.is_err());
+        assert_eq!(url, expected);
+        one.await.unwrap();
+        assert!(!two.is_finished());
+        two.abort();
+    }
 
     #[test]
     fn a_tls_url_has_a_host_and_at_most_a_port() {

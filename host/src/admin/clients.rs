@@ -41,6 +41,10 @@ pub(crate) struct Client {
     pub(crate) subscriptions: u64,
     /// The number of watched keys.
     pub(crate) watches: u64,
+    /// The number of locks that it holds, as [`lock_counts`](crate::server::Server::lock_counts)
+    /// finds them.
+    #[serde(default)]
+    pub(crate) locks: u64,
     /// Messages that wait for the client or its acknowledgement.
     pub(crate) queued: u64,
     /// The memory of these messages in bytes.
@@ -64,8 +68,11 @@ pub(super) fn list(sources: &Sources, count: usize) -> Result<Clients, Refusal> 
         true => watches.next().unwrap_or(0) as u64,
         false => 0,
     };
-    let clients = sessions.iter().zip(&peers);
-    let clients = clients.map(|(session, peer)| client(session, of(peer.is_some())));
+    let locks = (sources.server).lock_counts(sessions.iter().map(|it| &*it.client));
+    let clients = sessions.iter().zip(&peers).map(|(session, peer)| {
+        let locks = locks.get(&*session.client).copied().unwrap_or(0);
+        client(session, of(peer.is_some()), locks)
+    });
     Ok(Clients {
         connected: connected as u64,
         disconnected: disconnected as u64,
@@ -78,7 +85,7 @@ fn order(session: &SessionSummary) -> (bool, Reverse<usize>, &str) {
     (is_absent, Reverse(session.queued_bytes), &session.client)
 }
 
-fn client(session: &SessionSummary, watches: u64) -> Client {
+fn client(session: &SessionSummary, watches: u64, locks: u64) -> Client {
     let connection = session.connection.as_ref();
     let ago_ms = |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     Client {
@@ -89,6 +96,7 @@ fn client(session: &SessionSummary, watches: u64) -> Client {
         since_ms: connection.map(|it| wall_ms().saturating_sub(ago_ms(it.since))),
         subscriptions: session.subscriptions as u64,
         watches,
+        locks,
         queued: session.queued as u64,
         queued_bytes: session.queued_bytes as u64,
         in_flight: session.in_flight as u64,

@@ -49,7 +49,7 @@ pub use cluster::{
 pub(crate) use listener::has_stale_socket;
 pub(crate) use log::{Logged, LoggedLine};
 pub(crate) use overview::Overviews;
-pub use past::DataDirectory;
+pub use past::{DataDirectory, Reader};
 pub use requests::Subject;
 pub(crate) use usage::Usage;
 #[cfg(test)]

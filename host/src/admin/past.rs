@@ -30,7 +30,7 @@ pub struct DataDirectory {
 }
 
 /// Reads one data directory.
-pub(super) struct Reader {
+pub struct Reader {
     /// None if the store is in memory.
     directory: Option<DataDirectory>,
     reading: Arc<Semaphore>,
@@ -48,7 +48,8 @@ pub(super) struct Wanted {
 }
 
 impl Reader {
-    pub(super) fn new(directory: Option<DataDirectory>) -> Self {
+    /// A reader of this directory; none if the store is in memory.
+    pub fn new(directory: Option<DataDirectory>) -> Self {
         Self {
             directory,
             reading: Arc::new(Semaphore::new(1)),
@@ -56,8 +57,17 @@ impl Reader {
         }
     }
 
+    /// Answers a GET of the past of a key. `None` for every other path.
+    pub(super) async fn answer(&self, uri: &Uri) -> Option<Result<Answer, Refusal>> {
+        match uri.path() {
+            "/v1/history" => Some(self.history(uri).await),
+            "/v1/value" => Some(self.value(uri).await),
+            _ => None,
+        }
+    }
+
     /// The changes of a key.
-    pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
+    async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let max = limits::ADMIN_HISTORY_CHANGES_MAX;
         let key = key(uri)?;
         let limit = number(uri, "limit", 100, max)?;
@@ -74,7 +84,7 @@ impl Reader {
     }
 
     /// The value of a key at a moment.
-    pub(super) async fn value(&self, uri: &Uri) -> Result<Answer, Refusal> {
+    async fn value(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let key = key(uri)?;
         let moment = text(uri, "as_of")?.ok_or_else(|| {
             bad("name the version or the time: /v1/value?key=KEY&as_of=2026-11-21T03:00:00Z")

@@ -1,6 +1,6 @@
 //! Admits requests to the admin API, and passes them to the endpoints of the store that this host
 //! runs at present. A host of a cluster that does not lead answers only probes, the page with its
-//! login, and requests for metrics.
+//! login, and requests for metrics and for the past of keys, which it reads from its own copy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -21,6 +21,7 @@ use super::answer::{Answer, Refusal, json};
 use super::api::{Api, segments};
 use super::cluster::{ClusterPlace, ReadFigures};
 use super::overview::Overviews;
+use super::past::Reader;
 use super::seat::Seat;
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
@@ -42,6 +43,8 @@ pub enum Subject {
         place: ClusterPlace,
         /// Reads its figures.
         figures: ReadFigures,
+        /// Reads its copy of the log.
+        past: Arc<Reader>,
     },
 }
 
@@ -203,8 +206,11 @@ impl Requests {
                 metrics::of_follower(&figures()),
                 request.headers(),
             )),
-            (_, Subject::Follower { leader, .. }) => {
-                Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
+            // The table of roles has admitted only GET of the past of a key.
+            (_, Subject::Follower { leader, past, .. }) => {
+                let answer = past.answer(request.uri()).await;
+                let status = StatusCode::MISDIRECTED_REQUEST;
+                answer.unwrap_or_else(|| Err(Refusal::new(status, &*leader)))
             }
         }
     }

@@ -24,7 +24,7 @@ use super::present::Shared;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
-use super::start::{apply, engine, recheck_clients, start_traces};
+use super::start::{apply, data_directory_of, engine, recheck_clients, start_traces};
 use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
@@ -92,7 +92,11 @@ pub(super) async fn serve(
     let options = joined.options.clone();
     let member = Member::new(joined.engine.clone(), joined.clock.clone(), options);
     let member = Arc::new(member.map_err(Failure::Usage)?);
-    let shared = Arc::new(Shared::new(member.figures(), &cluster));
+    let shared = Arc::new(Shared::new(
+        member.figures(),
+        &cluster,
+        data_directory_of(&config),
+    ));
     let Parts {
         host,
         mut tasks,

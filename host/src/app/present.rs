@@ -13,7 +13,7 @@ use super::administration::Deliveries;
 use super::clients::drain;
 use super::operations;
 use super::service_manager;
-use crate::admin::{ClusterPlace, Subject};
+use crate::admin::{ClusterPlace, DataDirectory, Reader, Subject};
 use crate::cluster::log::ClusterLog;
 use crate::config::ClusterConfig;
 use crate::front::{Links, Role, Times};
@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) position: Arc<AtomicU64>,
     /// The last record of this host's copy of the log, or 0 if it keeps none.
     pub(super) history: Arc<AtomicU64>,
+    /// Answers operators about the past of keys, from this copy.
+    past: Arc<Reader>,
     /// What the member counts.
     pub(super) figures: Arc<Figures>,
     /// The followers of this host, while it leads.
@@ -57,7 +59,12 @@ pub(super) struct Tasks {
 
 impl Shared {
     /// The state of a host that joins.
-    pub(super) fn new(figures: Arc<Figures>, cluster: &ClusterConfig) -> Self {
+    pub(super) fn new(
+        figures: Arc<Figures>,
+        cluster: &ClusterConfig,
+        directory: DataDirectory,
+    ) -> Self {
+        let past = Arc::new(Reader::new(Some(directory)));
         let (position, history) = (Arc::<AtomicU64>::default(), Arc::default());
         let why = "this host is joining the cluster";
         let place = ClusterPlace {
@@ -70,8 +77,10 @@ impl Shared {
             leader: why.into(),
             place: place.clone(),
             figures: operations::of_follower(&figures, &position, &history),
+            past: past.clone(),
         };
         Self {
+            past,
             place,
             position,
             history,
@@ -98,6 +107,7 @@ impl Shared {
                 ..self.place.clone()
             },
             figures: operations::of_follower(&self.figures, &self.position, &self.history),
+            past: self.past.clone(),
         });
     }
 

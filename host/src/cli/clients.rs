@@ -84,6 +84,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
         "connected",
         "subs",
         "watches",
+        "locks",
         "queued",
         "bytes",
         "in flight",
@@ -101,6 +102,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
             }),
             it.subscriptions.to_string(),
             it.watches.to_string(),
+            it.locks.to_string(),
             it.queued.to_string(),
             it.queued_bytes.to_string(),
             it.in_flight.to_string(),
@@ -134,16 +136,16 @@ mod tests {
             "disconnected": 3,
             "clients": [
                 { "client": "press\n4", "user": "anna", "address": "10.0.0.7", "mqtt": "3.1.1",
-                  "since_ms": 1_000, "subscriptions": 2, "watches": 3, "queued": 1, "queued_bytes": 150, "in_flight": 1 },
+                  "since_ms": 1_000, "subscriptions": 2, "watches": 3, "locks": 2, "queued": 1, "queued_bytes": 150, "in_flight": 1 },
                 { "client": "old", "user": null, "address": null, "since_ms": null,
                   "subscriptions": 0, "watches": 0, "queued": 0, "queued_bytes": 0, "in_flight": 0 },
             ],
         });
         let clients = serde_json::from_value(clients).unwrap();
         let expected = "\
-client    user  address   mqtt   connected  subs  watches  queued  bytes  in flight
-press\\n4  anna  10.0.0.7  3.1.1  64s           2        3       1    150          1
-old       -     -         -      no            0        0       0      0          0
+client    user  address   mqtt   connected  subs  watches  locks  queued  bytes  in flight
+press\\n4  anna  10.0.0.7  3.1.1  64s           2        3      2       1    150          1
+old       -     -         -      no            0        0      0       0      0          0
 1 connected, 3 sessions without a connection; 2 not shown
 ";
         assert_eq!(text(&clients, 65_000), expected);

@@ -83,7 +83,8 @@ pub(super) struct Context {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) url: Option<String>,
 
-    /// The URL of the store's admin API, for commands of operators: https://HOST:PORT
+    /// The URL of the store's admin API, for commands of operators: https://HOST:PORT; those of
+    /// all hosts of a cluster with commas
     #[arg(long, value_name = "URL", conflicts_with = "data")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) admin: Option<String>,
@@ -211,7 +212,8 @@ impl Context {
                 ));
             }
         }
-        if let Some(url) = self.admin.as_ref().filter(|it| !is_tls_url(it)) {
+        let urls = self.admin.iter().flat_map(|it| it.split(','));
+        if let Some(url) = urls.into_iter().find(|it| !is_tls_url(it)) {
             return Err(Failure::usage(format!(
                 "--admin {url} is not https:// with a host and a port, such as https://plant7:8443"
             )));

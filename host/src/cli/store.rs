@@ -30,8 +30,9 @@ pub(super) struct Place {
     )]
     data: Option<PathBuf>,
 
-    /// The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH.
-    /// Over https:// log in with --user and --password-file, else with the store's token in
+    /// The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH;
+    /// those of all hosts of a cluster with commas, and the one that leads answers. Over https://
+    /// log in with --user and --password-file, else with the store's token in
     /// STATEHOUSE_ADMIN_TOKEN
     #[arg(
         long,
@@ -90,7 +91,8 @@ pub(super) enum Found {
 
 /// The admin API of a store.
 pub(super) struct Asked {
-    connection: Connection,
+    /// One host, or those of a cluster.
+    hosts: Vec<Connection>,
     /// Whether the address is that of the file `admin`.
     is_of_file: bool,
 }
@@ -181,16 +183,17 @@ impl Asked {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Json, Failure> {
-        let asking = ask(&self.connection, method, path, body);
-        let (status, answer) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
+        let asking = ask(&self.hosts, method, path, body);
+        let (url, answered) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
             .await
             .map_err(|_| {
-                let url = &self.connection.url;
+                let urls: Vec<_> = self.hosts.iter().map(|it| &*it.url).collect();
+                let urls = urls.join(",");
                 Failure::transport(format!(
-                    "{url} does not answer. The request may still take effect: check with `statehouse policy list`"
+                    "{urls} does not answer. The request may still take effect: check with `statehouse policy list`"
                 ))
-            })?
-            .map_err(|error| self.unreachable(&error))?;
+            })?;
+        let (status, answer) = answered.map_err(|error| self.unreachable(url, &error))?;
         if status.is_success() {
             return Ok(answer);
         }
@@ -199,6 +202,9 @@ impl Asked {
         Err(match status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
             StatusCode::BAD_REQUEST => Failure::usage(error),
+            StatusCode::MISDIRECTED_REQUEST => Failure::refused(error).with(
+                "With --admin https://HOST:PORT,https://HOST:PORT and the address of each host this command finds the leader by itself",
+            ),
             _ if status.is_server_error() => Failure::transport(error),
             _ => Failure::refused(error),
         })
@@ -209,54 +215,22 @@ impl Asked {
         match found {
             Found::Admin(asked) => Ok(asked),
             Found::Data(data) => Ok(Self {
-                connection: endpoint(&data)?.into(),
+                hosts: vec![endpoint(&data)?.into()],
                 is_of_file: true,
             }),
         }
     }
 
-    /// The admin API at a URL.
-    fn at(url: &str, credentials: &Credentials) -> Result<Self, Failure> {
-        let connection = if let Some(path) = url.strip_prefix("unix:") {
-            let path = socket_path(path).map_err(Failure::usage)?;
-            Connection {
-                url: format!("unix:{}", path.display()),
-                authorization: None,
-                tls: None,
-            }
-        } else if is_tls_url(url) {
-            let tls = credentials.client_config();
-            let tls = tls.map_err(|it| it.with("--ca FILE names the CA of the store"))?;
-            let authorization = match credentials.operator()? {
-                Some(Login { user, password }) => {
-                    let login = BASE64.encode(format!("{user}:{password}").as_bytes());
-                    format!("Basic {login}")
-                }
-                None => bearer(url, "a user (--user and --password-file), or ")?,
-            };
-            Connection {
-                url: url.to_owned(),
-                authorization: Some(authorization),
-                tls: Some(tls),
-            }
-        } else if url.contains("://") && !url.starts_with("http://") {
-            return Err(Failure::usage(format!(
-                "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
-            )));
-        } else {
-            Connection {
-                url: url.to_owned(),
-                authorization: Some(bearer(url, "")?),
-                tls: None,
-            }
-        };
+    /// The admin API at a URL, or at those of all hosts of a cluster.
+    fn at(urls: &str, credentials: &Credentials) -> Result<Self, Failure> {
+        let hosts = urls.split(',').map(|url| connection(url, credentials));
         Ok(Self {
-            connection,
+            hosts: hosts.collect::<Result<_, _>>()?,
             is_of_file: false,
         })
     }
 
-    fn unreachable(&self, error: &io::Error) -> Failure {
+    fn unreachable(&self, url: &str, error: &io::Error) -> Failure {
         let advice = if is_untrusted(error) {
             "--ca FILE names the CA certificates to trust"
         } else if self.is_of_file {
@@ -264,8 +238,45 @@ impl Asked {
         } else {
             "Is a store running there?"
         };
-        let (url, why) = (&self.connection.url, describe_io(error));
+        let why = describe_io(error);
         Failure::transport(format!("cannot reach {url}: {why}. {advice}"))
+    }
+}
+
+/// The admin API of a host, and how to log in there.
+fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failure> {
+    if let Some(path) = url.strip_prefix("unix:") {
+        let path = socket_path(path).map_err(Failure::usage)?;
+        Ok(Connection {
+            url: format!("unix:{}", path.display()),
+            authorization: None,
+            tls: None,
+        })
+    } else if is_tls_url(url) {
+        let tls = credentials.client_config();
+        let tls = tls.map_err(|it| it.with("--ca FILE names the CA of the store"))?;
+        let authorization = match credentials.operator()? {
+            Some(Login { user, password }) => {
+                let login = BASE64.encode(format!("{user}:{password}").as_bytes());
+                format!("Basic {login}")
+            }
+            None => bearer(url, "a user (--user and --password-file), or ")?,
+        };
+        Ok(Connection {
+            url: url.to_owned(),
+            authorization: Some(authorization),
+            tls: Some(tls),
+        })
+    } else if url.contains("://") && !url.starts_with("http://") {
+        Err(Failure::usage(format!(
+            "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
+        )))
+    } else {
+        Ok(Connection {
+            url: url.to_owned(),
+            authorization: Some(bearer(url, "")?),
+            tls: None,
+        })
     }
 }
 

@@ -69,6 +69,7 @@ impl AccessFlags {
             certificate_users: self.certificate_users.map(certificate_users),
             tokens: None,
             client_certificates: false,
+            users_are_operators: false,
         }
     }
 

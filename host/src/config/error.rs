@@ -85,7 +85,7 @@ pub enum ConfigError {
     TokenKeys,
     /// Authentication settings of a store whose clients connect to a foreign broker.
     #[error(
-        "users, certificates, tokens and allow_anonymous apply to clients that connect to this store. Behind a foreign broker clients connect to the broker: configure them there, and remove them here"
+        "users, certificates, tokens and allow_anonymous apply to clients that connect to this store. Behind a foreign broker clients connect to the broker: configure them there, and remove them here. Users of the admin API need an address of it: add --admin https://ADDR:PORT"
     )]
     AccessBehindBroker,
     /// A setting that requires a foreign broker.

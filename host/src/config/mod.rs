@@ -214,6 +214,8 @@ impl Config {
         let access = settings.access.clone().load();
         let has_access = access.is_ok();
         let mut access = wrong.or_else(access, || settings.access.clone().without_tokens());
+        let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
+        access.users_are_operators = attached && tls.is_some();
         if attached && access.is_about_connecting() {
             wrong.add(ConfigError::AccessBehindBroker);
         }
@@ -224,7 +226,6 @@ impl Config {
             wrong.add(ConfigError::BrokerAndListen);
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
-        let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
         let listeners = wrong.or_else(listeners.load(&access, tls), || {
             settings.listeners.clone().unchecked()
         });

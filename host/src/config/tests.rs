@@ -37,6 +37,17 @@ fn an_admin_api_over_tls_needs_users() {
 }
 
 #[test]
+fn users_behind_a_foreign_broker_are_operators() {
+    let users = "broker = \"mqtt://b\"\nusers = \"u\"\ntls_cert = \"c\"\ntls_key = \"k\"\n";
+    let error = file(users).unwrap_err().to_string();
+    assert!(error.contains("add --admin https://"), "{error}");
+    let admin = format!("{users}admin = \"https://0.0.0.0:8443\"\n");
+    let config = file(&admin).unwrap();
+    assert!(config.admin_tls.is_some() && !config.access.authenticates());
+    assert!(file(&format!("{admin}allow_anonymous = true\n")).is_err());
+}
+
+#[test]
 fn flags_win_over_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("statehouse.toml");

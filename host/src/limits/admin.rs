@@ -88,6 +88,10 @@ pub const ADMIN_QUESTION_BYTES_MAX: u64 = 512 << 10;
 /// [`ADMIN_ANSWER_BYTES_MAX`].
 pub const ADMIN_CLIENTS_MAX: usize = 2_000;
 
+/// Keys that a list of clients examines for locks, of those that expire first: some milliseconds.
+/// Locks are among them, because their holders renew short leases.
+pub const ADMIN_LOCKS_EXAMINED_MAX: usize = 16 << 10;
+
 /// Bytes of a client id in such a response: a whole id of the embedded broker fits.
 pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 

@@ -4,7 +4,7 @@
 //! to slightly different times.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use super::Server;
 use crate::limits;
@@ -42,6 +42,30 @@ impl Server {
             let locked = self.lock();
             let watches = &locked.core.store().state().watches;
             counts.extend(peers.iter().map(|peer| watches.count_by(peer)));
+        }
+        counts
+    }
+
+    /// How many locks each of these clients holds: keys that expire, and whose value is the id of
+    /// the client that wrote them. Examines only the keys that expire first.
+    pub fn lock_counts<'a>(&self, clients: impl Iterator<Item = &'a str>) -> HashMap<&'a str, u64> {
+        let mut counts: HashMap<&str, u64> = clients.map(|client| (client, 0)).collect();
+        let (mut after, mut left) = (None, limits::ADMIN_LOCKS_EXAMINED_MAX);
+        while left > 0 {
+            let turn = limits::EXPIRING_KEYS_PER_TURN.min(left);
+            let before = left;
+            let locked = self.lock();
+            let expiring = locked.core.store().state().expiring(after);
+            for (entry, owner, place) in expiring.take(turn) {
+                (after, left) = (Some(place), left - 1);
+                let holder = owner.filter(|it| it.as_bytes() == entry.value());
+                if let Some(count) = holder.and_then(|it| counts.get_mut(it)) {
+                    *count += 1;
+                }
+            }
+            if before - left < turn {
+                break;
+            }
         }
         counts
     }

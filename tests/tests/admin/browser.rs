@@ -336,6 +336,14 @@ impl Screen {
         self.server.wait_for_log(refused);
     }
 
+    /// Opens the question before a disconnection.
+    fn clients_dialog(&mut self) {
+        self.view("Clients");
+        self.see("plc-1");
+        self.click("Disconnect");
+        self.see("Disconnect this client?");
+    }
+
     /// Ends a connection.
     fn clients(&mut self) {
         let _victim = self.server.connect("victim");
@@ -473,4 +481,62 @@ fn page_changes_policies_and_fits_a_phone() {
     }
     screen.keyboard();
     screen.check(&[]);
+}
+
+/// What axe-core finds in the page as it is shown, apart from advice.
+fn barriers(screen: &mut Screen, place: &str, found: &mut Vec<String>) {
+    let script = "axe.run(document, { resultTypes: ['violations'] }).then((it) => it.violations
+        .filter((it) => ['serious', 'critical'].includes(it.impact))
+        .map((it) => `${it.id}: ${it.nodes.slice(0, 3).map((it) => `${it.html} ${it.any.map((it) => it.message)}`).join(' | ')}`))";
+    let violations = screen.browser.evaluate(script);
+    let violations = violations.as_array().expect("axe-core returns a list");
+    found.extend(violations.iter().map(|it| format!("{place}: {it}")));
+}
+
+/// Each view, a dialog and the login, light and dark, wide and narrow.
+#[test]
+#[ignore = "axe-core is installed by tests/run --all"]
+fn page_has_no_serious_accessibility_barrier() {
+    let axe = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/axe/node_modules/axe-core/axe.min.js"
+    );
+    let axe = std::fs::read_to_string(axe).expect("tests/run --all installs axe-core");
+    let mut screen = Screen::start();
+    let mut found = Vec::new();
+    screen
+        .browser
+        .wait("!document.querySelector('#login').hidden");
+    screen.browser.evaluate(&format!("{axe}; 0"));
+    barriers(&mut screen, "login", &mut found);
+    screen.log_in(TOKEN);
+    screen.overview();
+    for (scheme, width) in [("light", 1440), ("dark", 1440), ("light", 390)] {
+        let feature = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let how = json!({ "features": feature });
+        screen.browser.send("Emulation.setEmulatedMedia", how);
+        screen.browser.resize(width, 900);
+        for view in ["overview", "keys", "policies", "clients", "events"] {
+            screen
+                .browser
+                .evaluate(&format!("location.hash = '#/{view}'"));
+            screen
+                .browser
+                .wait(&format!("document.querySelector('main.view-{view}')"));
+            // Rows and figures have arrived.
+            thread::sleep(Duration::from_secs(1));
+            barriers(&mut screen, &format!("{view} {scheme} {width}"), &mut found);
+        }
+    }
+    screen.browser.resize(1440, 900);
+    screen.clients_dialog();
+    barriers(&mut screen, "dialog", &mut found);
+    // A test that never looks would find nothing either.
+    screen
+        .browser
+        .evaluate("document.querySelector('html').removeAttribute('lang')");
+    let mut broken = Vec::new();
+    barriers(&mut screen, "broken", &mut broken);
+    assert!(broken.iter().any(|it| it.contains("html-has-lang")));
+    assert!(found.is_empty(), "{found:#?}");
 }

@@ -19,6 +19,12 @@ fn clients_shows_connections_queues_and_watches() {
     for key in ["a", "b"] {
         watcher.ask(&["KEYNOTIFY", key]);
     }
+    // A lock; a value without an end, one of another holder, and a lock that was released.
+    watcher.ask(&["SET", "lock", "watcher", "NX", "PX", "600000"]);
+    watcher.set("name", "watcher");
+    watcher.ask(&["SET", "other", "press", "NX", "PX", "600000"]);
+    watcher.ask(&["SET", "released", "watcher", "NX", "PX", "600000"]);
+    watcher.ask(&["VDEL", "released", "watcher"]);
     let mut absent = Client::connect(server.address(), &Connect::resume("absent", 600));
     absent.subscribe("news/#", 1);
     absent.disconnect();
@@ -41,6 +47,7 @@ fn clients_shows_connections_queues_and_watches() {
         (&watcher["watches"], &watcher["address"]),
         (&json!(2), &json!("127.0.0.1"))
     );
+    assert_eq!(watcher["locks"], 1);
     assert!(
         watcher["since_ms"].as_u64().unwrap() > 1_700_000_000_000,
         "{watcher}"

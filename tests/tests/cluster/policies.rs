@@ -1,7 +1,11 @@
 //! Policies of a cluster: loaded and promoted at the leader, and active at every next leader.
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Browser, Cluster, Ran, cluster, policies, run};
+use statehouse_tests::{
+    Admin, Browser, Cluster, Ran, cluster,
+    command::{command, finish},
+    policies, run,
+};
 
 use crate::{
     SHORT_LEASE, eventually,
@@ -67,7 +71,8 @@ fn later_host_leads_with_the_promoted_policy() {
 
 #[test]
 fn admin_api_of_a_follower_names_the_leader() {
-    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let token = ("admin_token", "one token for all hosts");
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE, token]);
     let leader = cluster::name(cluster.present_leader().host);
     for host in 0..2 {
         eventually("the host is ready", || {
@@ -90,6 +95,18 @@ fn admin_api_of_a_follower_names_the_leader() {
     let leading = Admin::of(&cluster[cluster.present_leader().host]);
     leading.done("PUT", "/v1/key?key=k", b"v");
     assert_eq!(leading.done("GET", "/v1/key?key=k", b"")["value"], "v");
+    // The past of a key is in the follower's own copy.
+    let change = eventually("the follower has copied the change", || {
+        let (status, body) = admin.ask("GET", "/v1/history?key=k", b"");
+        let body: Json = serde_json::from_str(&body).unwrap();
+        let change = body["changes"][0].clone();
+        (status == 200 && !change.is_null()).then_some(change)
+    });
+    assert_eq!(change["value"], "v");
+    let version = change["version"].as_str().unwrap();
+    let past = format!("/v1/value?key=k&as_of={version}");
+    assert_eq!(session.done("GET", &past, b"")["value"], "v");
+    finds_the_leader(token.1, &admin, &leading);
     assert!(
         body.contains(&format!("use the admin API of {leader}")),
         "{body}"
@@ -98,6 +115,23 @@ fn admin_api_of_a_follower_names_the_leader() {
     policy(&cluster, follower, &["load", module.to_str().unwrap()])
         .code(4)
         .says(&format!("use the admin API of {leader}"));
+}
+
+/// A command with the addresses of several hosts is answered by the one that leads.
+fn finds_the_leader(token: &str, follower: &Admin, leader: &Admin) {
+    let listing = |hosts: &str| {
+        let mut listing = command(&["policy", "list", "--admin", hosts]);
+        listing.env("STATEHOUSE_ADMIN_TOKEN", token);
+        finish(listing, b"")
+    };
+    let (follower, leader) = (follower.url(), leader.url());
+    let all = format!("http://127.0.0.1:1,{follower},{leader}");
+    listing(&all).code(0);
+    listing(&format!("{leader},{follower}")).code(0);
+    listing(&follower).code(4).says("the address of each host");
+    listing(&format!("{follower},http://127.0.0.1:1"))
+        .code(4)
+        .says("use the admin API of");
 }
 
 /// In a browser, the page of a follower shows who leads, and nothing fails but requests for figures

@@ -19,8 +19,8 @@ use rustls::{
 };
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Browser, Ran, Server, admin::Admin, client::PATIENCE, command, command::finish, policies, run,
-    wait::eventually,
+    Browser, Mosquitto, Ran, Server, admin::Admin, client::PATIENCE, command, command::finish,
+    policies, run, wait::eventually,
 };
 use tempfile::TempDir;
 
@@ -38,6 +38,20 @@ struct Plant {
 
 impl Plant {
     fn start(further: &[&str]) -> Plant {
+        Plant::serve(|settings| {
+            let flags = settings
+                .iter()
+                .map(|(name, _)| format!("--{}", name.replace('_', "-")));
+            let flags: Vec<_> = flags.collect();
+            let values = settings.iter().map(|(_, value)| *value);
+            let own = flags.iter().map(String::as_str).zip(values);
+            let own: Vec<_> = own.flat_map(|(name, value)| [name, value]).collect();
+            Server::with("", &[&own[..], &["--allow-anonymous"], further].concat())
+        })
+    }
+
+    /// Starts a server with these settings.
+    fn serve(start: impl FnOnce(&[(&str, &str)]) -> Server) -> Plant {
         let files = tempfile::tempdir().unwrap();
         let path = |name: &str| text(&files.path().join(name));
         let authority = Authority::new(files.path(), "ca");
@@ -59,15 +73,12 @@ impl Plant {
         fs::write(path("password"), PASSWORD).unwrap();
         fs::set_permissions(path("password"), fs::Permissions::from_mode(0o600)).unwrap();
         let (certificate, key) = (text(&pair.certificate), text(&pair.key));
-        let own = ["--admin", "https://127.0.0.1:0", "--users", &users];
-        let tls = [
-            "--tls-cert",
-            &certificate,
-            "--tls-key",
-            &key,
-            "--allow-anonymous",
-        ];
-        let server = Server::with("", &[&own[..], &tls, further].concat());
+        let server = start(&[
+            ("admin", "https://127.0.0.1:0"),
+            ("users", &users),
+            ("tls_cert", &certificate),
+            ("tls_key", &key),
+        ]);
         let line = server.wait_for_log("the administration listens on https://");
         let address = line.rsplit_once("https://").unwrap().1;
         let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
@@ -145,6 +156,27 @@ impl Plant {
 fn basic(user: &str, password: &str) -> String {
     let login = BASE64.encode(format!("{user}:{password}").as_bytes());
     format!("Authorization: Basic {login}\r\n")
+}
+
+#[test]
+fn users_are_operators_behind_a_foreign_broker() {
+    let broker = Mosquitto::start();
+    let plant = Plant::serve(|settings| {
+        let settings = [settings, &[("presence", "off")]].concat();
+        Server::attached(&broker.url(), broker.address(), &settings)
+    });
+    plant.server.store("client").set("key", "value");
+    let history = ["history", "key", "--json"];
+    let found = plant.run_as("reader", &history).code(0).text();
+    assert!(found.contains("\"value\":\"value\""), "{found}");
+    plant.run_as("client", &history).code(4).says("has no role");
+    let rollback = ["policy", "rollback"];
+    plant
+        .run_as("reader", &rollback)
+        .code(4)
+        .says("needs the role operate");
+    let (status, _) = plant.ask("GET", "/v1/usage", &basic("reader", "wrong"));
+    assert_eq!(status, 401);
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.

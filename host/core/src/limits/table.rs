@@ -134,6 +134,10 @@ pub const OWNER_OVERHEAD_BYTES: u64 = 96;
 /// Owners that a listing examines before requests get their turn again: some ten nanoseconds each.
 pub const OWNERS_PER_TURN: usize = 16 << 10;
 
+/// Keys that a count of locks examines before requests get their turn again: each is read with its
+/// value and its owner, some hundred nanoseconds if they are not in a cache.
+pub const EXPIRING_KEYS_PER_TURN: usize = 256;
+
 /// Hash tables that the index of owners is divided into, for the reason given at [`INDEX_PARTS`].
 /// There are far fewer owners than keys, unless a client writes each key with another client id.
 pub const OWNER_INDEX_PARTS: usize = 64;

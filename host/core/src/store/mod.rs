@@ -51,7 +51,7 @@ pub use redelivery::{Renotified, Rerun};
 pub use reexecution::{Reexecution, SampledRequest, same_writes};
 pub use remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
 pub use replay::{Recorded, Replayed, replay};
-pub use state::State;
+pub use state::{ExpiryPlace, State};
 pub use statehouse_protocol::rights::Right;
 pub use statehouse_protocol::{ConnectionId, Peer, SessionId};
 pub(crate) use step::Event;

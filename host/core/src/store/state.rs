@@ -3,6 +3,7 @@
 //! It applies writes and keeps the sums of owners consistent with the tables. It checks nothing:
 //! the transaction decides which writes are allowed.
 
+use super::arena::Slot;
 use super::entry::Entry;
 use super::owners::{NO_OWNER, Owner, Owners};
 use super::quota::{Exceeded, Quota};
@@ -12,6 +13,10 @@ use super::watch::Watches;
 use super::write::Write;
 use crate::clock::Hlc;
 use crate::limits;
+
+/// A place in the order in which keys expire.
+#[derive(Clone, Copy)]
+pub struct ExpiryPlace((u64, Slot));
 
 /// Everything that a step may change.
 #[derive(Clone, Default)]
@@ -69,6 +74,16 @@ impl State {
     /// The client that owns a key, visible or hidden.
     pub fn owner(&self, key: &[u8], hidden: bool) -> Option<&str> {
         self.owners.client(self.part(hidden).owned(key)?.1)
+    }
+
+    /// The keys that expire, the first ones first, behind a place in that order. Each with the
+    /// client that owns it and its place.
+    pub fn expiring(
+        &self,
+        after: Option<ExpiryPlace>,
+    ) -> impl Iterator<Item = (&Entry, Option<&str>, ExpiryPlace)> {
+        let entries = self.table.expiring(after.map(|it| it.0));
+        entries.map(|(entry, owner, place)| (entry, self.owners.client(owner), ExpiryPlace(place)))
     }
 
     /// The entries of one table after a key, in order, each with its owner.

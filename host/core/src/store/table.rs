@@ -170,6 +170,17 @@ impl Table {
             .map(|(_, slot)| self.arena.get(*slot))
     }
 
+    /// The entries behind a place in the order of expiry, each with its owner and place.
+    pub(super) fn expiring(
+        &self,
+        after: Option<(u64, Slot)>,
+    ) -> impl Iterator<Item = (&Entry, Owner, (u64, Slot))> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.expiries
+            .range((start, Bound::Unbounded))
+            .map(|place| (self.arena.get(place.1), self.arena.owner(place.1), *place))
+    }
+
     /// The number of keys, including expired ones that no sweep has removed yet.
     pub fn keys(&self) -> u64 {
         self.arena.len() as u64

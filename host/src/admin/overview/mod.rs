@@ -171,7 +171,7 @@ mod tests {
     use statehouse_protocol::Histogram;
 
     use super::*;
-    use crate::admin::{ClusterFigures, ClusterPlace};
+    use crate::admin::{ClusterFigures, ClusterPlace, Reader};
 
     static BOUNDS: [Duration; 1] = [Duration::from_secs(1)];
 
@@ -200,6 +200,7 @@ mod tests {
                 followers: Vec::new(),
             },
             figures: Arc::new(figures),
+            past: Arc::new(Reader::new(None)),
         }
     }
 

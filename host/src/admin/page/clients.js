@@ -1,4 +1,4 @@
-// The clients of the embedded broker: what waits for them, what they watch and own.
+// The clients of the embedded broker: what waits for them, what they watch, lock and own.
 
 import { ask, get, repeat } from "./api.js";
 import { button, confirm, problem } from "./act.js";
@@ -19,6 +19,7 @@ export function open(main, page) {
       { title: "MQTT", of: (it) => it.mqtt ?? "–", by: (it) => it.mqtt ?? "" },
       { title: "Connected", of: (it) => (it.since_ms ? span(Date.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
       count("Watches", (it) => it.watches),
+      count("Locks", (it) => it.locks),
       count("Subscriptions", (it) => it.subscriptions),
       count("Queued", (it) => it.queued),
       count("Bytes queued", (it) => it.queued_bytes, bytes),
