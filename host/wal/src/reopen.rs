@@ -56,7 +56,12 @@ pub(crate) fn prepare(
             match copy(disk, last.header, used, &mut catalogue.spares) {
                 Ok(header) => {
                     last.header = header;
-                    last.bytes = header.bytes;
+                    // If an old segment was rewritten in place, its header may contain no length.
+                    last.bytes = if header.bytes == 0 {
+                        last.bytes
+                    } else {
+                        header.bytes
+                    };
                 }
                 Err(error) if crate::error::is_full(&error) && !unproven => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),

@@ -42,8 +42,8 @@ pub(crate) struct Header {
     /// Markers: the last durable position.
     pub(crate) position: u64,
     pub(crate) created_ms: u64,
-    /// Segment: the length of its file, which never changes. The file `newest` repeats the value; it
-    /// is 0 elsewhere.
+    /// Segment: the length of its file, which never changes. Segments of earlier versions have 0
+    /// here. The file `newest` repeats the value; it is 0 elsewhere.
     pub(crate) bytes: u64,
     /// The program that created the file. Files of earlier versions have none.
     pub(crate) program: Option<ProgramVersion>,
@@ -135,7 +135,8 @@ impl Header {
 
     /// Describes the length of the file if the header records another one.
     pub(crate) fn wrong_length(&self, bytes: u64) -> Option<String> {
-        (self.bytes != bytes).then(|| {
+        let is_wrong = self.bytes != 0 && self.bytes != bytes;
+        is_wrong.then(|| {
             format!(
                 "its length is {bytes} bytes, but it was created with {} bytes",
                 self.bytes

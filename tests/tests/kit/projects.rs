@@ -98,7 +98,8 @@ impl Project {
         self.break_rule(bug);
         self.check_build();
         self.write_options();
-        fs::write(self.path.join("tests/crash.txt"), "> SET crash 1\n").unwrap();
+        let crash = "> SET crash 1\n< -ERR internal error\\r\\n\n";
+        fs::write(self.path.join("tests/crash.txt"), crash).unwrap();
         let text = self.test("tests/").code(1).text();
         assert!(text.contains("crash.txt:1\n"), "{text}");
         assert!(text.contains(cause), "{text}");
