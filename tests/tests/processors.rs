@@ -91,7 +91,10 @@ fn move_there_and_back(processor: &Processor) {
 
     let mut other = Server::emulated(processor, &settings);
     let mut reader = other.store("reader");
-    assert_eq!(reader.ask(&["GET", "native"]).version(), Some(version.clone()));
+    assert_eq!(
+        reader.ask(&["GET", "native"]).version(),
+        Some(version.clone())
+    );
     assert_eq!(reader.get("large").unwrap().len(), FILLING_BYTES);
     // The policy was compiled again, and is the active one.
     assert_eq!(reader.ask(&["TALLY", "tally"]).text(), tallied(2));
