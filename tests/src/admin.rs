@@ -7,12 +7,15 @@ use std::{
     net::TcpStream,
     os::unix::net::UnixStream,
     path::Path,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
 use crate::{client::PATIENCE, server::Server};
+
+/// How long a request may take. An emulated processor compiles a policy for half a minute.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The address and token of a server's admin API.
 pub struct Admin {
@@ -158,13 +161,13 @@ impl Admin {
     fn open(&self) -> (&str, Box<dyn Stream>) {
         if let Some(path) = self.url.strip_prefix("unix:") {
             let stream = UnixStream::connect(path).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(ANSWER_PATIENCE)).unwrap();
             return ("localhost", Box::new(stream));
         }
         let address = self.url.trim_start_matches("http://");
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(ANSWER_PATIENCE)).unwrap();
         (address, Box::new(stream))
     }
 

@@ -23,6 +23,25 @@ pub fn example(name: &str) -> PathBuf {
     in_target_directory(name, name)
 }
 
+/// The path of the `statehouse` binary for another target, built with the profile of the running
+/// test.
+///
+/// # Errors
+/// If the target was not built. The text says how to build it.
+pub fn for_target(target: &str) -> Result<PathBuf, String> {
+    let test = env::current_exe().expect("a running test has a path");
+    let mut parts = test.ancestors().skip(2);
+    let profile = parts.next().and_then(Path::file_name);
+    let profile = profile.expect("a test lies in target/<profile>/deps");
+    let directory = parts.next().expect("a test lies in target/<profile>/deps");
+    let path = directory.join(target).join(profile).join("statehouse");
+    let remedy = format!("Build it with `bash host/dist/build --profile dev {target}`.");
+    match path.exists() {
+        true => Ok(fresh(path, &remedy)),
+        false => Err(format!("{} is missing. {remedy}", path.display())),
+    }
+}
+
 fn in_target_directory(package: &str, name: &str) -> PathBuf {
     let remedy = format!(
         "Build it with `cargo build -p {package} --bin {name}`, or run the tests with `bash tests/run`, which does that first."
@@ -39,6 +58,11 @@ fn in_target_directory(package: &str, name: &str) -> PathBuf {
         "The binary under test is missing at {}. {remedy}",
         path.display()
     );
+    fresh(path, &remedy)
+}
+
+/// Refuses a binary that is older than its sources.
+fn fresh(path: PathBuf, remedy: &str) -> PathBuf {
     if let Some(source) = newer_source(&path) {
         panic!(
             "The binary under test at {} is older than {}. {remedy}",

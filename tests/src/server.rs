@@ -20,6 +20,7 @@ use crate::{
     client::{Client, PATIENCE},
     connect::Connect,
     lines::Lines,
+    processor::Processor,
     store::Store,
 };
 
@@ -184,14 +185,25 @@ impl Server {
     /// Starts a server that can be restarted at the same address. No other test can take the
     /// address in between. Settings are pairs such as `("durability", "interval")`.
     pub fn restartable(settings: &[(&str, &str)]) -> Server {
-        Server::spawn(restartable(settings), tempfile::tempdir().unwrap())
+        Server::spawn(
+            restartable(Command::new(binary::statehouse()), settings),
+            tempfile::tempdir().unwrap(),
+        )
+    }
+
+    /// Like [`Self::restartable`], with the program for this processor.
+    pub fn emulated(processor: &Processor, settings: &[(&str, &str)]) -> Server {
+        Server::spawn(
+            restartable(processor.command(), settings),
+            tempfile::tempdir().unwrap(),
+        )
     }
 
     /// Like [`Self::restartable`], with a memory limit in MiB. Prints the reason if that is
     /// impossible.
     pub fn limited(limit_mib: u64, settings: &[(&str, &str)]) -> Option<Server> {
         let cgroup = Cgroup::with_limit(limit_mib)?;
-        let command = cgroup.enter(&restartable(settings));
+        let command = cgroup.enter(&restartable(Command::new(binary::statehouse()), settings));
         let mut server = Server::launch(command, tempfile::tempdir().unwrap(), None);
         server.cgroup = Some(cgroup);
         server.wait_until_ready();
@@ -429,8 +441,7 @@ fn print(process: &str, stdout: &Lines, stderr: &Lines) {
 }
 
 /// The command of a server with a fixed address.
-fn restartable(settings: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(binary::statehouse());
+fn restartable(mut command: Command, settings: &[(&str, &str)]) -> Command {
     command.args(["serve", "--listen", &own_address().to_string()]);
     set(&mut command, settings);
     command

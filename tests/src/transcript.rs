@@ -13,6 +13,7 @@ use crate::{
     hlc::Hlc,
     mosquitto::Mosquitto,
     packet::{Publish, kind},
+    processor::Processor,
     property::{self, Property},
     resp,
     server::Server,
@@ -32,6 +33,16 @@ pub fn check(path: &Path) {
 /// Like [`check`], with these arguments of the server.
 pub fn check_with(path: &Path, arguments: &[&str]) {
     check_against(path, |config| Server::with(config, arguments));
+}
+
+/// Like [`check`], with the program for this processor.
+pub fn check_emulated(path: &Path, processor: &Processor) {
+    let directory = tempfile::tempdir().unwrap();
+    check_against(path, |config| {
+        let file = directory.path().join("statehouse.toml");
+        fs::write(&file, config).unwrap();
+        Server::emulated(processor, &[("config", file.to_str().unwrap())])
+    });
 }
 
 /// Like [`check`], with a server behind this broker.

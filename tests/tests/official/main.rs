@@ -101,6 +101,42 @@ cases! {
     }
 }
 
+/// Defines tests of some cases against the program for each target.
+macro_rules! processors {
+    ($($name:ident = $target:literal;)*) => {
+        mod processors { $(
+            mod $name {
+                processors! { @$target
+                    operations::versions_rise_and_belong_to_the_value;
+                    operations::set_conditions_are_applied;
+                    operations::key_expires_at_its_time;
+                    operations::keys_and_values_of_any_bytes_are_returned;
+                    locks::lock_shared_by_five_clients_excludes;
+                    restart::requests_over_10_kills_take_effect_once;
+                    scanning::scan_lists_the_keys_of_a_pattern;
+                    swaps::policy_swaps_under_load_keep_every_request;
+                    watching::several_observers_get_the_same_changes;
+                }
+            }
+        )* }
+    };
+    (@$target:literal $($module:ident::$case:ident;)*) => { $(
+        #[test]
+        #[ignore = "emulates another processor"]
+        fn $case() {
+            if statehouse_tests::Processor::find($target).is_some() {
+                crate::run(crate::$module::$case(crate::place::Place::Emulated($target)));
+            }
+        }
+    )* };
+}
+
+processors! {
+    aarch64 = "aarch64-unknown-linux-musl";
+    armv7 = "armv7-unknown-linux-musleabihf";
+    x86_64 = "x86_64-unknown-linux-musl";
+}
+
 /// Runs a case on two threads, since some cases block one of them to wait for a process.
 fn run(case: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -1,8 +1,9 @@
-//! The places where a case runs: on the embedded broker, or behind Mosquitto.
+//! The places where a case runs: on the embedded broker, behind Mosquitto, or on the embedded broker
+//! of a program for another processor.
 
 use std::ops::{Deref, DerefMut};
 
-use statehouse_tests::{Mosquitto, Server};
+use statehouse_tests::{Mosquitto, Processor, Server};
 use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +12,8 @@ pub(crate) enum Place {
     Embedded,
     /// The store is a client of a broker, like the other clients.
     Attached,
+    /// The store is the broker, and is built for this target, which [`Processor::find`] has found.
+    Emulated(&'static str),
 }
 
 /// A store, and the broker to which it is attached, if any.
@@ -61,6 +64,11 @@ impl Place {
                 let server = Server::attached(&broker.url(), broker.address(), &settings);
                 Site::behind(server, broker)
             }
+            Place::Emulated(target) => Site {
+                server: Server::emulated(&Processor::find(target).unwrap(), settings),
+                _broker: None,
+                _files: None,
+            },
         }
     }
 }

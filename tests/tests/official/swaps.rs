@@ -107,10 +107,11 @@ fn swap(admin: &Admin, done: &AtomicU64) -> Vec<Duration> {
             let to = if swap % 2 == 0 { "two" } else { "one" };
             admin.done("POST", &format!("/v1/policies/marked-{to}/promote"), b"");
         }
-        // Waits for answers between any two swaps.
-        let before = done.load(Ordering::Relaxed);
+        // Waits for answers to requests that were sent after the swap: those in flight may have been
+        // handled before.
+        let enough = done.load(Ordering::Relaxed) + (CLIENTS * WINDOW) as u64 + 20;
         let asked = Instant::now();
-        while done.load(Ordering::Relaxed) < before + 20 {
+        while done.load(Ordering::Relaxed) < enough {
             assert!(
                 asked.elapsed() < PATIENCE,
                 "requests are no longer answered"
