@@ -98,7 +98,7 @@ impl Project {
         self.break_rule(bug);
         self.check_build();
         self.write_options();
-        let crash = "> SET crash 1\n< -ERR internal error\\r\\n\n";
+        let crash = "> SET crash 1\n< \"-ERR internal error\\r\\n\"\n";
         fs::write(self.path.join("tests/crash.txt"), crash).unwrap();
         let text = self.test("tests/").code(1).text();
         assert!(text.contains("crash.txt:1\n"), "{text}");
