@@ -131,7 +131,7 @@ impl<V: Copy + Default> CompactTable<V> {
 
     /// The bucket at which the search for a hash begins. Its highest bits decide.
     fn home(&self, hash: u32) -> usize {
-        (u64::from(hash) * self.buckets.len() as u64 >> u32::BITS) as usize
+        ((u64::from(hash) * self.buckets.len() as u64) >> u32::BITS) as usize
     }
 
     fn after(&self, place: usize) -> usize {

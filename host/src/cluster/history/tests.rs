@@ -228,8 +228,8 @@ fn copy_of_a_later_version_is_kept_and_needs_that_version() {
     let segment = copy_path(directory.path()).join("000000000001.log");
     let mut bytes = fs::read(&segment).unwrap();
     bytes[4] = 200;
-    let crc = crc32c(&bytes[..60]);
-    bytes[60..64].copy_from_slice(&crc);
+    let crc = crc32c::crc32c(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&crc.to_le_bytes());
     fs::write(&segment, &bytes).unwrap();
     let position = Arc::<AtomicU64>::default();
     let mut store = CopyDirectory::open(directory.path(), Options::default(), position).unwrap();
@@ -238,18 +238,6 @@ fn copy_of_a_later_version_is_kept_and_needs_that_version() {
     assert!(error.to_string().contains("has format 200"), "{error}");
     assert_eq!(remedy, "Run this host with that version");
     assert!(fs::read(&segment).unwrap() == bytes, "it was changed");
-}
-
-/// The checksum of a header, bit by bit.
-fn crc32c(bytes: &[u8]) -> [u8; 4] {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = crc >> 1 ^ (crc & 1) * 0x82F6_3B78;
-        }
-    }
-    (!crc).to_le_bytes()
 }
 
 #[test]
