@@ -15,6 +15,9 @@ const KEYS_MIN: u64 = 4096;
 /// Keys whose accesses overlap: a CPU waits for some ten to twenty cache lines at a time.
 const AT_ONCE: usize = 32;
 
+/// Longer keys are not loaded: to hash one takes longer than to wait for memory.
+const KEY_BYTES_MAX: usize = 256;
+
 /// Digits of a length in a request.
 const LENGTH_DIGITS_MAX: usize = 7;
 
@@ -67,7 +70,8 @@ fn likely_key(payload: &[u8]) -> Option<&[u8]> {
     let rest = payload.strip_prefix(b"*")?;
     let (_, rest) = number(rest)?;
     let (_, rest) = bulk(rest)?;
-    Some(bulk(rest)?.0)
+    let (key, _) = bulk(rest)?;
+    (key.len() <= KEY_BYTES_MAX).then_some(key)
 }
 
 /// A bulk string, and what follows it.
@@ -101,6 +105,16 @@ mod tests {
         assert_eq!(likely_key(get), Some(&b"a key"[..]));
         let set = b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$1\r\nv\r\n";
         assert_eq!(likely_key(set), Some(&b"k\r\n"[..]));
+    }
+
+    #[test]
+    fn long_keys_are_not_hashed() {
+        let get = |bytes: usize| {
+            let key = "k".repeat(bytes);
+            format!("*2\r\n$3\r\nGET\r\n${bytes}\r\n{key}\r\n")
+        };
+        assert!(likely_key(get(KEY_BYTES_MAX).as_bytes()).is_some());
+        assert_eq!(likely_key(get(KEY_BYTES_MAX + 1).as_bytes()), None);
     }
 
     #[test]
