@@ -43,6 +43,7 @@ pub mod slow_disk;
 pub mod small;
 pub mod store;
 pub mod switch;
+pub mod tls;
 pub mod transcript;
 pub mod victim;
 pub mod wait;

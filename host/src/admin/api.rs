@@ -164,10 +164,8 @@ impl Api {
             ["v1", "changes"] if method == Method::GET => {
                 changes::stream(self.sources.server.clone(), &uri)
             }
-            ["v1", "history" | "value"] => {
-                let answer = self.reader.answer(&uri).await;
-                answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
-            }
+            ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
+            ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,
             ["metrics"] if method == Method::GET => {
                 let headers = request.headers().clone();

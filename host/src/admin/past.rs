@@ -57,17 +57,8 @@ impl Reader {
         }
     }
 
-    /// Answers a GET of the past of a key. `None` for every other path.
-    pub(super) async fn answer(&self, uri: &Uri) -> Option<Result<Answer, Refusal>> {
-        match uri.path() {
-            "/v1/history" => Some(self.history(uri).await),
-            "/v1/value" => Some(self.value(uri).await),
-            _ => None,
-        }
-    }
-
     /// The changes of a key.
-    async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
+    pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let max = limits::ADMIN_HISTORY_CHANGES_MAX;
         let key = key(uri)?;
         let limit = number(uri, "limit", 100, max)?;
@@ -84,7 +75,7 @@ impl Reader {
     }
 
     /// The value of a key at a moment.
-    async fn value(&self, uri: &Uri) -> Result<Answer, Refusal> {
+    pub(super) async fn value(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let key = key(uri)?;
         let moment = text(uri, "as_of")?.ok_or_else(|| {
             bad("name the version or the time: /v1/value?key=KEY&as_of=2026-11-21T03:00:00Z")

@@ -196,7 +196,8 @@ impl Requests {
         request: Request<Incoming>,
         operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
-        // Of these paths, the table of roles has admitted only GET of overviews and streams.
+        // Of these paths, the table of roles has admitted only GET of overviews, streams and the past of
+        // keys.
         match (request.uri().path(), subject) {
             ("/v1/session", _) => session(request.method(), &operator),
             ("/v1/overview", _) => self.overviews.answer().await,
@@ -206,11 +207,10 @@ impl Requests {
                 metrics::of_follower(&figures()),
                 request.headers(),
             )),
-            // The table of roles has admitted only GET of the past of a key.
-            (_, Subject::Follower { leader, past, .. }) => {
-                let answer = past.answer(request.uri()).await;
-                let status = StatusCode::MISDIRECTED_REQUEST;
-                answer.unwrap_or_else(|| Err(Refusal::new(status, &*leader)))
+            ("/v1/history", Subject::Follower { past, .. }) => past.history(request.uri()).await,
+            ("/v1/value", Subject::Follower { past, .. }) => past.value(request.uri()).await,
+            (_, Subject::Follower { leader, .. }) => {
+                Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
             }
         }
     }

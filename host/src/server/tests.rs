@@ -3,6 +3,7 @@
 mod clock;
 
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
@@ -10,6 +11,7 @@ use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
 use crate::STANDARD_POLICY;
+use crate::transport::Intake;
 use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
 use statehouse_core::log::{Memory, Recorder};

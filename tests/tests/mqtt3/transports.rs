@@ -4,13 +4,9 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     process::Command,
-    sync::Arc,
 };
 
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-};
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 
 use statehouse_tests::{
     Packet, Publish,
@@ -18,6 +14,7 @@ use statehouse_tests::{
     command::finish,
     packet::{PINGREQ, kind},
     packet3,
+    tls::trusting,
     websocket::{BINARY, frame, upgrade, upgraded},
 };
 
@@ -114,17 +111,9 @@ fn client_connects_over_tls(scene: &Scene<'_>) {
 }
 
 fn client_connects_over_websocket_in_tls(scene: &Scene<'_>) {
-    let mut roots = RootCertStore::empty();
-    let certificate = CertificateDer::from_pem_file(scene.directory.join(CERTIFICATE));
-    roots.add(certificate.unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = trusting(&scene.directory.join(CERTIFICATE));
     let name = ServerName::try_from("localhost").unwrap();
-    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let connection = ClientConnection::new(config, name).unwrap();
     let address = scene.at.secure_websocket;
     let socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();

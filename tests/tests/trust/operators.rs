@@ -13,14 +13,11 @@ use std::{
 };
 
 use data_encoding::BASE64;
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
-    pki_types::{CertificateDer, ServerName, pem::PemObject},
-};
+use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use serde_json::Value as Json;
 use statehouse_tests::{
     Browser, Mosquitto, Ran, Server, admin::Admin, client::PATIENCE, command, command::finish,
-    policies, run, wait::eventually,
+    policies, run, tls::trusting, wait::eventually,
 };
 use tempfile::TempDir;
 
@@ -83,20 +80,11 @@ impl Plant {
         let address = line.rsplit_once("https://").unwrap().1;
         let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
         let address = address.split(end).next().unwrap().parse().unwrap();
-        let mut roots = RootCertStore::empty();
-        let ca = CertificateDer::from_pem_file(&authority.certificate).unwrap();
-        roots.add(ca).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         Plant {
             server,
             files,
             address,
-            config: Arc::new(config),
+            config: trusting(&authority.certificate),
         }
     }
 

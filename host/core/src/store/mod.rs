@@ -13,6 +13,7 @@ mod duplicates;
 mod effects;
 mod entry;
 mod expiry;
+mod handling;
 mod index;
 mod listing;
 mod mode;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::effects::Answer;
+use super::handling::decide;
 use super::read_set::{CapturedReads, Recording, Unrecorded};
 use super::remembered::{Context, Remembered};
 use super::state::State;
-use super::step::decide;
 use super::transaction::Transaction;
 use super::write::Write;
 use super::{Peer, Quota};

@@ -9,6 +9,7 @@ use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, Snapsho
 use statehouse_offline::ClusterMark;
 use statehouse_protocol::LogPosition;
 use statehouse_wal::{Base, Directory, Options, Sink, read};
+use tempfile::TempDir;
 
 use super::store::{CopyDirectory, write_mark};
 
@@ -193,15 +194,20 @@ fn mark_is_not_before_the_newest_snapshot() {
     assert_eq!(read_copy(directory.path()), (1..=30).collect::<Vec<_>>());
 }
 
-#[test]
-fn damaged_copy_starts_over_and_stays_until_then() {
+/// A directory whose copy was closed with the records 1 to 10.
+fn closed_with_ten() -> TempDir {
     let directory = marked();
     let (mut store, _) = open(directory.path());
     store.begin(LogPosition::NONE).unwrap();
     store.flush(Some(point(0))).unwrap();
     add(&mut store, 1, 10, 1).unwrap();
     store.close(Some(point(10))).unwrap();
-    drop(store);
+    directory
+}
+
+#[test]
+fn damaged_copy_starts_over_and_stays_until_then() {
+    let directory = closed_with_ten();
     let segment = copy_path(directory.path()).join("000000000001.log");
     let mut bytes = fs::read(&segment).unwrap();
     bytes[100] ^= 1;
@@ -218,13 +224,7 @@ fn damaged_copy_starts_over_and_stays_until_then() {
 /// Nothing is damaged, so an operator must not look at the disk.
 #[test]
 fn copy_of_a_later_version_is_kept_and_needs_that_version() {
-    let directory = marked();
-    let (mut store, _) = open(directory.path());
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
-    store.close(Some(point(10))).unwrap();
-    drop(store);
+    let directory = closed_with_ten();
     let segment = copy_path(directory.path()).join("000000000001.log");
     let mut bytes = fs::read(&segment).unwrap();
     bytes[4] = 200;

@@ -1,0 +1,431 @@
+//! Handles a request: chooses its policy, runs it, and commits and remembers the result.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use statehouse_mqtt::Properties;
+use statehouse_protocol::Peer;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Store;
+use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
+use super::notification::{Notification, Recipients, notify, splice};
+use super::notifier::{Attributed, Notifier};
+use super::read_set::CapturedReads;
+use super::reexecution::SampledRequest;
+use super::remembered::{Context, Identity, Outcome, Remembered, StoredPayload};
+use super::state::State;
+use super::transaction::Transaction;
+use super::watch::WatchChange;
+use super::write::{Change, Write};
+use crate::clock::Stamp;
+use crate::limits;
+use crate::policy::{
+    self, Call, CallOutcome, Choice, EndedCall, Failure, Part, Policy, Repeat, Share,
+};
+use crate::request::{self, Dialect, Request};
+
+/// What a policy decided about a request, with the notifications of its changes.
+struct Decision {
+    by: Arc<Policy<Transaction>>,
+    part: Part,
+    answer: Answer,
+    captured: Option<CapturedReads>,
+    notifications: Vec<Notification>,
+    /// Of changes that the client missed.
+    missed: Vec<Notification>,
+}
+
+impl Store {
+    pub(super) fn handle(
+        &mut self,
+        state: Box<State>,
+        request: &Request<'_>,
+        identified: Option<Identity>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        let clock = state.hlc.last();
+        let mut transaction = Transaction::begin(state, self.quota, now_ms, request);
+        let choice = self.choose(request, now_ms, effects);
+        if choice.part == Part::Routed {
+            transaction.confine(
+                self.registry.slot(choice.slot).digest(),
+                self.registry.routes(),
+            );
+        }
+        let (transaction, decided) = self.run_policy(choice, transaction, request, now_ms, effects);
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err((failure, is_own)) => {
+                let by = self.registry.slot(choice.slot).policy().clone();
+                by.work.request(effects.fuel, None);
+                effects.by = Some(by);
+                // A failure of another policy during notification does not count against this one.
+                if is_own {
+                    let what = "a policy failed; the request changed nothing";
+                    let fuel = effects.fuel;
+                    self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
+                }
+                effects.failed = Some(failure);
+                effects.answer = Some(internal_error());
+                return transaction.roll_back();
+            }
+        };
+        let by = &decision.by;
+        effects.by = Some(by.clone());
+        by.work.request(effects.fuel, decision.answer.command);
+        let answered = (effects.fuel, CallOutcome::Answered);
+        self.guard(choice.part, by, request.peer, answered, effects);
+        let context = Context {
+            now_ms,
+            clock,
+            dialect: request.dialect,
+            policy: by.digest,
+        };
+        self.commit(transaction, decision, request, identified, context, effects)
+    }
+
+    /// Runs the chosen policy and renders the notifications.
+    fn run_policy(
+        &mut self,
+        choice: Choice,
+        transaction: Box<Transaction>,
+        request: &Request<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> (Box<Transaction>, Attributed<Decision>) {
+        let routes = self.registry.routes().clone();
+        let chosen = self.registry.slot(choice.slot);
+        let by = chosen.policy().clone();
+        let digest = by.digest.into();
+        let mut call = chosen.begin(transaction, request.payload.clone());
+        let mut foreign = false;
+        let decided = decide(&mut call, request, now_ms).and_then(|(answer, captured)| {
+            let others = |it: &Change| routes.is_owned_by_other(&digest, it.key());
+            foreign = call.host().changes().any(others);
+            let notifications = match foreign {
+                true => Vec::new(),
+                false => render_notifications(&mut call)?,
+            };
+            Ok(Decision {
+                by,
+                part: choice.part,
+                answer,
+                captured,
+                notifications,
+                missed: Vec::new(),
+            })
+        });
+        if let Err(failure) = &decided {
+            call.discard(failure);
+        }
+        effects.fuel = call.fuel_used();
+        let mut transaction = call.end();
+        effects.denied = transaction.take_denied();
+        effects.exceeded = transaction.exceeded();
+        let mut decision = match decided {
+            Ok(decision) => decision,
+            Err(failure) => return (transaction, Err((failure, true))),
+        };
+        let share = || Some(Share::of(self.quota.fuel_max, request.payload.len()));
+        if foreign {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
+            match notified {
+                Ok(notifications) => decision.notifications = notifications,
+                Err(failure) => return (transaction, Err(failure)),
+            }
+        }
+        let missed = transaction.take_missed();
+        if !missed.is_empty() {
+            let notifier = Notifier::new(&mut self.registry, now_ms, share());
+            let notified;
+            (transaction, notified) =
+                notifier.notify_missed(choice.slot, transaction, missed, effects);
+            match notified {
+                Ok(notifications) => decision.missed = notifications,
+                Err(failure) => return (transaction, Err((failure, false))),
+            }
+        }
+        (transaction, Ok(decision))
+    }
+
+    /// Commits a request, and remembers it if a redelivery must get the same answer.
+    fn commit(
+        &mut self,
+        transaction: Box<Transaction>,
+        decision: Decision,
+        request: &Request<'_>,
+        identified: Option<Identity>,
+        context: Context,
+        effects: &mut Effects,
+    ) -> Box<State> {
+        let Decision {
+            by,
+            part,
+            mut answer,
+            captured,
+            notifications,
+            missed,
+        } = decision;
+        let (state, writes, watches) = transaction.commit();
+        let watches_durable = state.watches.are_durable();
+        if watches_durable && !watches.is_empty() {
+            let changes = watches.into_iter().map(|(scope, key, began)| match began {
+                true => WatchChange::Began(scope, key, request.dialect),
+                false => WatchChange::Ended(scope, key),
+            });
+            effects.note_watches(request.peer, changes.collect());
+        }
+        answer.put = writes.iter().any(|write| write.entry().is_some());
+        if part == Part::Active {
+            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
+        }
+        let is_shadowed = self.registry.shadow().is_some();
+        self.removals.note(&writes, is_shadowed);
+        // On a full disk, requests that change nothing must not use the room that removals need.
+        // They run again on redelivery.
+        let may_remember = !writes.is_empty() || !self.quota.journal_full;
+        let repeatable = answer.repeat == Repeat::Same && may_remember;
+        if repeatable || !writes.is_empty() {
+            let identity = identified.unwrap_or_else(|| identity(request));
+            let remembered =
+                self.remembered(request, identity, context, &answer, captured, effects.fuel);
+            if repeatable {
+                self.duplicates.insert(&remembered);
+                self.duplicates
+                    .evict(request.delivery.session, remembered.context.now_ms);
+            }
+            effects.handled = Some(Box::new(Handled {
+                remembered,
+                repeatable,
+                clock: state.hlc.last(),
+                writes,
+            }));
+        } else {
+            effects.rests_on = RestsOn::of(captured, watches_durable);
+        }
+        effects.answer = Some(answer);
+        effects.expired.extend(missed);
+        effects.notifications.extend(notifications);
+        state
+    }
+
+    /// Describes a request for the dedup table.
+    fn remembered(
+        &self,
+        request: &Request<'_>,
+        identity: Identity,
+        context: Context,
+        answer: &Answer,
+        captured: Option<CapturedReads>,
+        fuel: u64,
+    ) -> Remembered {
+        // A request that used much fuel may exceed the watchdog on re-execution on a busy machine.
+        let costly = fuel > limits::FUEL_PER_CALL_DEFAULT;
+        let whole = captured.is_none() || costly;
+        Remembered {
+            number: self.duplicates.next_number(),
+            delivery: request.delivery,
+            turn: self.duplicates.next_turn(request.delivery.session),
+            identity,
+            until_ms: (self.duplicates).until_ms(request.properties, context.now_ms),
+            context,
+            captured,
+            outcome: Outcome {
+                payload: StoredPayload::new(&answer.payload, whole),
+                version: answer.version,
+                command: answer.command,
+                put: answer.put,
+            },
+        }
+    }
+
+    /// Counts and logs a failed call of a policy.
+    fn count_failure(
+        &mut self,
+        choice: Choice,
+        request: &Request<'_>,
+        now_ms: u64,
+        (fuel, failure, what): (u64, &Failure, &'static str),
+        effects: &mut Effects,
+    ) {
+        let policy = self.registry.slot(choice.slot).policy().clone();
+        policy.work.failure(failure, now_ms);
+        effects.failures += 1;
+        if policy.counters.may_log(now_ms) {
+            let client = request.peer.client.escape_debug();
+            tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
+        }
+        let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
+        let ended = (fuel, outcome);
+        self.guard(choice.part, &policy, request.peer, ended, effects);
+    }
+
+    /// Counts a call in the guard of the policy, and records a trip in `effects`.
+    fn guard(
+        &mut self,
+        part: Part,
+        by: &Policy<Transaction>,
+        peer: &Peer,
+        (fuel, outcome): (u64, CallOutcome),
+        effects: &mut Effects,
+    ) {
+        let guard = match part {
+            Part::Active => &mut self.guards[0],
+            Part::Canary => &mut self.guards[1],
+            // A routed policy has no predecessor to roll back to.
+            Part::Routed => return,
+        };
+        let client = number_of(peer);
+        let ended = EndedCall {
+            client,
+            fuel,
+            outcome,
+        };
+        if let Some(why) = guard.note(self.supervision.guard, by.digest.into(), ended) {
+            effects.tripped = Some(Trip { part, why });
+        }
+    }
+
+    /// Copies a request for re-execution if it was sampled.
+    fn sample(
+        &mut self,
+        by: &Arc<Policy<Transaction>>,
+        request: &Request<'_>,
+        context: &Context,
+        answer: &Answer,
+        writes: &[Write],
+        captured: &Option<CapturedReads>,
+    ) -> Option<Box<SampledRequest>> {
+        let every = self.supervision.purity_every;
+        let for_purity = self.turns.purity(every, context.now_ms);
+        let shadow = self.registry.shadow();
+        let candidate = shadow.filter(|(_, per_mille)| self.turns.shadow(*per_mille));
+        let candidate = candidate.map(|(policy, _)| policy.clone());
+        if !for_purity && candidate.is_none() {
+            return None;
+        }
+        // Copied, so that a queued sample does not retain the buffers of its connection.
+        let properties = Bytes::copy_from_slice(request.properties.raw());
+        Some(Box::new(SampledRequest {
+            candidate,
+            for_purity,
+            by: by.clone(),
+            payload: Bytes::copy_from_slice(request.payload),
+            context: context.clone(),
+            answer: answer.payload.clone(),
+            version: answer.version,
+            writes: writes.to_vec(),
+            peer: request.peer.clone(),
+            timestamp: request.timestamp.map(Into::into),
+            fencing_token: request.fencing_token.map(Into::into),
+            // These bytes were parsed successfully before.
+            properties: Properties::parse(properties).unwrap_or_default(),
+            delivery: request.delivery,
+            grants: request.grants.cloned(),
+            captured: captured.clone(),
+            fuel_max: self.quota.fuel_max,
+            removals: self.removals.count(),
+        }))
+    }
+
+    /// Chooses the policy that handles a request.
+    fn choose(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) -> Choice {
+        let mut key = None;
+        if self.registry.wants_key() {
+            let fuel_max = self.quota.fuel_max;
+            let keyed = (self.registry).key_of(request.payload, now_ms, fuel_max);
+            for (choice, fuel, failure) in keyed.failures {
+                let what = "a policy failed to determine the key of a request";
+                self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
+            }
+            key = keyed.key;
+        }
+        self.registry.choose(&request.peer.client, key.as_deref())
+    }
+}
+
+pub(super) fn identity(request: &Request<'_>) -> Identity {
+    let parts = request::identity(
+        &request.peer.client,
+        request.payload,
+        request.properties,
+        request.timestamp,
+        request.fencing_token,
+    );
+    // A collision affects only the attacker's own session, so a non-cryptographic hash is enough.
+    xxh3_128(&parts).to_le_bytes()
+}
+
+/// A hash of the client id, which is stable across sessions; of the session number if the client is
+/// unknown.
+fn number_of(peer: &Peer) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match peer.known() {
+        Some(client) => client.hash(&mut hasher),
+        None => peer.session.hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+/// Runs the policy and builds the answer. The captured reads end here: the notifications do not
+/// belong to the decision.
+pub(super) fn decide(
+    call: &mut Call<'_, Transaction>,
+    request: &Request<'_>,
+    now_ms: u64,
+) -> Result<(Answer, Option<CapturedReads>), Failure> {
+    let outcome = call.handle(policy::Request {
+        payload: request.payload,
+        dialect: request.dialect.into(),
+        timestamp: request.timestamp,
+        fencing_token: request.fencing_token,
+        client: request.peer.known(),
+        now: now_ms,
+    })?;
+    let transaction = call.host();
+    let payload = splice(outcome.reply, request.payload, transaction)?;
+    if transaction.diverged() {
+        return Err(Failure::Malformed(
+            "the re-execution asked for something that the first run did not ask".into(),
+        ));
+    }
+    let answer = Answer {
+        payload,
+        version: outcome.version.map(Stamp::from),
+        repeat: outcome.repeat,
+        command: outcome.command,
+        put: false,
+    };
+    Ok((answer, transaction.take_captured()))
+}
+
+/// Renders the notifications with the remaining fuel of the request.
+fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
+    let transaction = call.host();
+    if transaction.state().watches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let watches = &transaction.state().watches;
+    let watched = |it: &Change| Some((it.clone(), Recipients::of(watches, it.key())?));
+    let changes: Vec<_> = transaction.changes().filter_map(watched).collect();
+    let mut notifications = Vec::new();
+    for (change, to) in changes {
+        notify(call, &change, to, &mut notifications)?;
+    }
+    Ok(notifications)
+}
+
+impl From<Dialect> for policy::Dialect {
+    fn from(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Sdk => Self::Sdk,
+            Dialect::Documents => Self::Documents,
+            Dialect::Preview => Self::Preview,
+        }
+    }
+}
