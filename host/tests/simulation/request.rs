@@ -176,6 +176,10 @@ impl World {
                 // The removal of expired keys is the first record.
                 needed = needed.max(records.0.min(records.1));
             }
+            if self.ledger.open.contains(&number) {
+                // If its packet id was recorded before the crash, it is not handled again.
+                needed = needed.min(self.needed_for(number));
+            }
             self.ledger.needed.insert(number, needed);
         }
         Some((Some(response), change))
