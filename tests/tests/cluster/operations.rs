@@ -143,24 +143,24 @@ fn status_lists_every_host() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
     let (killed, new) = cluster.fail_over();
     let [killed, leader] = [killed.host, new.host].map(cluster::name);
-    let text = eventually("the leader describes itself", || {
-        let text = cluster.ask(&["status"]).code(0).text();
-        text.contains("1 epoch behind").then_some(text)
+    let json = eventually("the leader describes itself", || {
+        let json = cluster.ask(&["status", "--json"]).code(0).text();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let behind = |name: &str| {
+            let hosts = json["hosts"].as_array().unwrap();
+            let host = hosts.iter().find(|it| it["name"] == name).unwrap();
+            host["epochs_behind"].as_u64().unwrap()
+        };
+        ((behind(&killed), behind(&leader)) == (1, 0)).then_some(json)
     });
+    assert_eq!(json["leader"], *leader);
+    assert_eq!(json["log_format"], 1);
+    let text = cluster.ask(&["status"]).code(0).text();
+    assert!(text.contains("1 epoch behind"), "{text}");
     for host in [&killed, &leader] {
         assert!(text.contains(&format!("\n{host}  ")), "{text}");
     }
     assert!(text.lines().all(|it| it.len() <= 80), "{text}");
-    let json = cluster.ask(&["status", "--json"]).code(0).text();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(json["leader"], *leader);
-    assert_eq!(json["log_format"], 1);
-    let hosts = json["hosts"].as_array().unwrap();
-    let behind = |name: &str| {
-        let host = hosts.iter().find(|it| it["name"] == name).unwrap();
-        host["epochs_behind"].as_u64().unwrap()
-    };
-    assert_eq!((behind(&killed), behind(&leader)), (1, 0));
 }
 
 #[test]
