@@ -26,7 +26,7 @@ fn run(store: &mut Store, requests: usize, next: impl Fn(&mut Store, usize) -> R
 }
 
 /// A million requests on a thousand keys: SET with an expiry, GET, DEL, KEYNOTIFY and STOP. After a
-/// tenth of them, memory use has reached its level; in particular the dedup table is full.
+/// fifth of them the dedup table and the list of recent changes are full.
 #[test]
 #[ignore = "a million requests take minutes"]
 fn memory_over_a_million_requests_stays_flat() {
@@ -42,13 +42,13 @@ fn memory_over_a_million_requests_stays_flat() {
             _ => store.command(&["DEL", &key]),
         }
     };
-    run(&mut store, REQUESTS / 10, request);
+    run(&mut store, REQUESTS / 5, request);
     let before_kib = server.memory_kib();
-    run(&mut store, REQUESTS * 9 / 10, request);
+    run(&mut store, REQUESTS * 4 / 5, request);
     let grown_kib = server.memory_kib().saturating_sub(before_kib);
     assert!(
         grown_kib < 8 * 1024,
-        "{grown_kib} KiB more than after a tenth"
+        "{grown_kib} KiB more than after a fifth"
     );
     assert_eq!(store.ask(&["SCAN", "*"]).payload(), b"*1\r\n*0\r\n");
 }

@@ -94,9 +94,25 @@ async fn official(peer: &Peer, over: &AtomicBool) -> u64 {
     written
 }
 
+/// Waits for answers to requests that were sent after this call: those in flight may have been
+/// handled before.
+fn wait_for_answers(done: &AtomicU64) {
+    let enough = done.load(Ordering::Relaxed) + (CLIENTS * WINDOW) as u64 + 20;
+    let asked = Instant::now();
+    while done.load(Ordering::Relaxed) < enough {
+        assert!(
+            asked.elapsed() < PATIENCE,
+            "requests are no longer answered"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Swaps the policies `one` and `two` under load. Returns how long each rollback took.
 fn swap(admin: &Admin, done: &AtomicU64) -> Vec<Duration> {
     let mut rollbacks = Vec::new();
+    // The delay of a swap is measured from the request before it.
+    wait_for_answers(done);
     for swap in 0..SWAPS {
         let asked = Instant::now();
         // Every fourth swap is a rollback to the previous policy.
@@ -107,17 +123,7 @@ fn swap(admin: &Admin, done: &AtomicU64) -> Vec<Duration> {
             let to = if swap % 2 == 0 { "two" } else { "one" };
             admin.done("POST", &format!("/v1/policies/marked-{to}/promote"), b"");
         }
-        // Waits for answers to requests that were sent after the swap: those in flight may have been
-        // handled before.
-        let enough = done.load(Ordering::Relaxed) + (CLIENTS * WINDOW) as u64 + 20;
-        let asked = Instant::now();
-        while done.load(Ordering::Relaxed) < enough {
-            assert!(
-                asked.elapsed() < PATIENCE,
-                "requests are no longer answered"
-            );
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_answers(done);
     }
     rollbacks
 }
