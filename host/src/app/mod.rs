@@ -66,12 +66,24 @@ pub enum Failure {
 
 impl Failure {
     fn usage(error: impl Into<anyhow::Error>) -> Self {
-        Self::Usage(format!("{:#}", error.into()))
+        Self::Usage(with_causes(&error.into()))
     }
 
     fn transport(error: impl Into<anyhow::Error>) -> Self {
-        Self::Transport(format!("{:#}", error.into()))
+        Self::Transport(with_causes(&error.into()))
     }
+}
+
+/// The text of an error and of its causes. Many errors end with the text of their cause themselves.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        let cause = cause.trim_end();
+        if !text.ends_with(cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 impl From<io::Error> for Failure {
@@ -183,6 +195,20 @@ fn log_default_limits(read_once: Option<&Path>) {
 mod tests {
     use super::*;
     use tracing::Level;
+
+    #[test]
+    fn failure_names_each_cause_once() {
+        let error =
+            statehouse_access::AccessError::Rules(statehouse_access::rules::RulesError::Empty);
+        let text = error.to_string();
+        assert_eq!(with_causes(&error.into()), text);
+        let error = io::Error::other("the disk is broken");
+        let error = anyhow::Error::from(error).context("cannot open the log");
+        assert_eq!(
+            with_causes(&error),
+            "cannot open the log: the disk is broken"
+        );
+    }
 
     #[test]
     fn log_filter_ignores_spaces_and_empty_directives() {

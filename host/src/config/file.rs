@@ -97,7 +97,7 @@ impl Visitor<'_> for KnownKey {
 }
 
 /// How similar two names must be that one is suggested for the other (Jaro-Winkler, 0 to 1).
-const SIMILARITY_MIN: f64 = 0.85;
+const SIMILARITY_MIN: f64 = 0.9;
 
 fn unknown(key: &str) -> String {
     let similar = KEYS

@@ -81,6 +81,7 @@ fn errors_name_the_line() {
             "unknown setting `maxbytes`: did you mean `max_bytes`?",
         ),
         ("whatever = 7\n", 1, "names of the flags"),
+        ("max_memory = 7\n", 1, "names of the flags"),
         ("\n\nmax_keys = 0\n", 3, "nonzero"),
         ("max_bytes = 0\n", 1, "at least 1 byte"),
         ("max_bytes = \"512 apples\"\n", 1, "such as 4194304, 512MB"),
