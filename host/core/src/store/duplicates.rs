@@ -77,8 +77,8 @@ pub struct Duplicates {
     /// The newest requests, ordered by number.
     window: VecDeque<Slot>,
     /// Older requests, retained as the last ones of their session. All their numbers are lower than
-    /// those of the window.
-    kept: BTreeMap<u64, Slot>,
+    /// those of the window. Boxed, because each removal moves the rest of a node.
+    kept: BTreeMap<u64, Box<Slot>>,
     /// The number of the newest request of each identity. Each slot links to the next older one.
     newest: CompactTable<Number>,
     hasher: DefaultHashBuilder,
@@ -353,7 +353,7 @@ impl Duplicates {
                 continue;
             }
             if self.is_last(&slot) {
-                self.kept.insert(slot.number, slot);
+                self.kept.insert(slot.number, Box::new(slot));
             } else {
                 if self.retention.per_session == 0 && slot.until_ms > now_ms {
                     self.forget_early();
@@ -430,7 +430,7 @@ impl Duplicates {
     fn slot(&self, number: u64) -> Option<&Slot> {
         let slot = match self.place(number) {
             Some(place) => self.window.get(place),
-            None => self.kept.get(&number),
+            None => self.kept.get(&number).map(Box::as_ref),
         };
         slot.filter(|slot| !slot.forgotten)
     }
@@ -458,7 +458,7 @@ impl Duplicates {
     fn remove(&mut self, number: u64) {
         let taken = match self.place(number) {
             Some(place) => self.window.get_mut(place).and_then(Slot::take),
-            None => self.kept.remove(&number),
+            None => self.kept.remove(&number).map(|it| *it),
         };
         if let Some(slot) = taken {
             self.release(&slot);
@@ -508,7 +508,7 @@ impl Duplicates {
     /// The requests from `number` on, in order.
     pub fn range(&self, number: u64) -> impl Iterator<Item = Remembered> {
         let from = self.window.partition_point(|slot| slot.number < number);
-        let kept = self.kept.range(number..).map(|(_, slot)| slot);
+        let kept = self.kept.range(number..).map(|(_, slot)| &**slot);
         kept.chain(self.window.range(from..))
             .filter(|slot| !slot.forgotten)
             .map(|slot| self.remembered(slot))
