@@ -97,7 +97,8 @@ pub const REPORT_PACE: Duration = Duration::from_millis(110);
 /// versions. Measured: 5 to 13 % of values of 100 kB.
 pub const OVERHEAD_PART: u64 = 8;
 
-/// With little room, the engine is asked for its size so many times as often.
+/// With little room, or while the engine does not answer, it is asked for its size so many times as
+/// often.
 pub const TIGHT_STATUS_DIVISOR: u32 = 10;
 
 /// Changes of the head after a compaction while growth is refused. etcd counts freed space at the

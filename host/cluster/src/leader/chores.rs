@@ -111,10 +111,13 @@ impl<'a> Chores<'a> {
         Ok(())
     }
 
-    /// Asks the engine for its size.
+    /// Asks the engine for its size and its quota. Until the first answer, the quota is the configured
+    /// one, which may be too high.
     async fn watch_room(&self) -> Infallible {
         loop {
-            match self.host.attempt(self.host.engine.status()).await {
+            let status = self.host.attempt(self.host.engine.status()).await;
+            let is_known = status.is_ok();
+            match status {
                 Ok(status) => {
                     self.host.fullness.observe(&status);
                     self.log.space().reported(&status);
@@ -128,7 +131,7 @@ impl<'a> Chores<'a> {
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
             let mut pause = self.host.options.timing.status;
-            if self.log.space().is_tight() {
+            if !is_known || self.log.space().is_tight() {
                 pause /= limits::TIGHT_STATUS_DIVISOR;
             }
             self.host.clock.sleep(limits::REPORT_PACE).await;

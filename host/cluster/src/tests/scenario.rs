@@ -142,7 +142,7 @@ impl Run {
             world: World::new(seed, faults),
             ledger: Arc::default(),
             broken,
-            quota: chance(&mut Rng::with_seed(seed ^ 0xF111), 4).then(|| 20_000 + seed % 8 * 2_000),
+            quota: chance(&mut Rng::with_seed(seed ^ 0xF111), 3).then(|| 20_000 + seed % 8 * 2_000),
             writes_once_in: if chance(&mut rng, 3) { 30 } else { 2 },
             reads: if broken.is_none() && seed.is_multiple_of(8) {
                 Reads::Confirmed
