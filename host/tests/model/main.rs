@@ -12,7 +12,9 @@ mod comparison;
 mod model;
 mod modes;
 mod ops;
+mod options;
 mod oracle;
+mod pattern;
 mod scan;
 
 use std::sync::{Arc, OnceLock};

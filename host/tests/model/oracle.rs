@@ -10,6 +10,9 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::Scope;
 
+use crate::options::{Condition, Options, keynotify_options, set_options};
+use crate::pattern::matches;
+
 /// A clock reading as a client writes it, or a text that is not one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
@@ -524,82 +527,6 @@ fn fenced(
     }
 }
 
-enum Condition<'a> {
-    Always,
-    Absent,
-    AbsentOrEqual(Option<&'a [u8]>),
-    Version(Stamp),
-}
-
-struct Options<'a> {
-    condition: Condition<'a>,
-    px_ms: Option<u64>,
-}
-
-/// `wall:counter:node`, of which the node does not matter.
-fn version(word: &[u8]) -> Option<Stamp> {
-    let parts: Vec<&str> = std::str::from_utf8(word).ok()?.split(':').collect();
-    let [wall, counter, node] = parts[..] else {
-        return None;
-    };
-    let (wall, counter) = (wall.parse().ok()?, counter.parse().ok()?);
-    (!node.is_empty()).then_some(Stamp { wall, counter })
-}
-
-/// `[NX | NEX [expected] | IFVERSION version] [PX ms]` in any order. None for any other words.
-fn set_options<'a>(words: &[&'a [u8]]) -> Option<Options<'a>> {
-    let is = |word: &[u8], option: &[u8]| word.eq_ignore_ascii_case(option);
-    let option = |word: &[u8]| [&b"NX"[..], b"NEX", b"PX"].iter().any(|it| is(word, it));
-    let (mut condition, mut px_ms) = (Condition::Always, None);
-    let mut rest = words;
-    while let [word, following @ ..] = rest {
-        let first = matches!(condition, Condition::Always);
-        rest = if is(word, b"PX") && px_ms.is_none() {
-            let digits = std::str::from_utf8(following.first()?).ok()?;
-            let plain = digits.bytes().all(|digit| digit.is_ascii_digit());
-            let ms: i64 = digits.parse().ok().filter(|ms| plain && *ms > 0)?;
-            px_ms = Some(ms.unsigned_abs());
-            &following[1..]
-        } else if is(word, b"NX") && first {
-            condition = Condition::Absent;
-            following
-        } else if is(word, b"NEX") && first {
-            let (expected, remaining) = match following {
-                [] => (None, following),
-                [px, _] if is(px, b"PX") => (None, following),
-                [expected] if !option(expected) => (Some(*expected), &following[1..]),
-                [expected, px, _] if is(px, b"PX") => (Some(*expected), &following[1..]),
-                _ => return None,
-            };
-            condition = Condition::AbsentOrEqual(expected);
-            remaining
-        } else if is(word, b"IFVERSION") && first {
-            condition = Condition::Version(version(following.first()?)?);
-            &following[1..]
-        } else {
-            return None;
-        };
-    }
-    Some(Options { condition, px_ms })
-}
-
-/// Whether the options of KEYNOTIFY hold STOP, and what it covers. None if they are invalid.
-fn keynotify_options(words: &[&[u8]]) -> Option<(bool, Scope)> {
-    let count = |option: &[u8]| {
-        let same = words
-            .iter()
-            .filter(|word| word.eq_ignore_ascii_case(option));
-        same.count()
-    };
-    let counts = [b"STOP" as &[u8], b"PREFIX", b"GET"].map(count);
-    let known = counts.iter().all(|it| *it <= 1) && counts.iter().sum::<usize>() == words.len();
-    let scope = match counts[1] {
-        0 => Scope::Key,
-        _ => Scope::Prefix,
-    };
-    known.then_some((counts[0] == 1, scope))
-}
-
 /// The notification that a key was set to this value, or removed.
 fn notification(
     key: &[u8],
@@ -631,53 +558,6 @@ fn covers((scope, watched): &Watched, key: &[u8]) -> bool {
         Scope::Key => watched == key,
         Scope::Prefix => key.starts_with(watched),
     }
-}
-
-/// Matches a glob by its definition: tries every way to split the key.
-pub(crate) fn matches(pattern: &[u8], key: &[u8]) -> bool {
-    match (pattern, key) {
-        ([], _) => key.is_empty(),
-        ([b'*', rest @ ..], _) => (0..=key.len()).any(|at| matches(rest, &key[at..])),
-        (_, []) => false,
-        (_, [byte, following @ ..]) => {
-            let (matched, width) = first_element(pattern, *byte);
-            matched && matches(&pattern[width..], following)
-        }
-    }
-}
-
-/// Whether the first element of a pattern matches a byte, and the length of that element.
-fn first_element(pattern: &[u8], byte: u8) -> (bool, usize) {
-    match pattern {
-        [b'?', ..] => (true, 1),
-        [b'[', members @ ..] => class(members, byte).unwrap_or((byte == b'[', 1)),
-        [b'\\', escaped, ..] => (*escaped == byte, 2),
-        _ => (pattern.first() == Some(&byte), 1),
-    }
-}
-
-/// The same for a class. `members` are the bytes after its `[`. None if no unescaped `]` follows.
-fn class(members: &[u8], byte: u8) -> Option<(bool, usize)> {
-    // Each member, and whether it is escaped.
-    let mut found = Vec::new();
-    let mut at = 0;
-    while !members[at..].starts_with(b"]") {
-        let escape = usize::from(matches!(members[at..], [b'\\', _, ..]));
-        found.push((*members.get(at + escape)?, escape == 1));
-        at += escape + 1;
-    }
-    let is_negated = found.first() == Some(&(b'!', false));
-    let mut left = &found[usize::from(is_negated)..];
-    let mut matched = false;
-    while let [(first, _), rest @ ..] = left {
-        let (last, rest) = match rest {
-            [(b'-', false), (last, _), rest @ ..] => (last, rest),
-            rest => (first, rest),
-        };
-        matched |= (first.min(last)..=first.max(last)).contains(&&byte);
-        left = rest;
-    }
-    Some((matched != is_negated, at + 2))
 }
 
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {

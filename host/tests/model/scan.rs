@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use statehouse_core::store::Mode;
 
 use crate::modes::RecordedStore;
-use crate::oracle::matches;
+use crate::pattern::matches;
 
 /// Every byte with a meaning in a pattern, and two bytes without one.
 const ALPHABET: &[u8] = b"a*?[]!\\-~";

@@ -1,0 +1,245 @@
+use proptest::prelude::*;
+use statehouse_protocol::SessionId;
+
+use super::*;
+
+fn peer(client: &str, connection: u64) -> Peer {
+    Peer {
+        client: client.into(),
+        connection: statehouse_protocol::ConnectionId(connection),
+        session: SessionId(1),
+    }
+}
+
+#[test]
+fn last_dialect_of_a_watch_wins() {
+    let mut watches = Watches::default();
+    let key = Key::from_static(b"k");
+    watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Sdk);
+    watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Documents);
+    assert_eq!(watches.of(b"k"), [(&peer("a", 1), Dialect::Documents)]);
+    assert!(
+        watches.contains(Scope::Key, b"k", &peer("a", 1))
+            && !watches.contains(Scope::Key, b"k", &peer("a", 2))
+    );
+    watches.remove(Scope::Key, b"k", &peer("a", 1));
+    watches.remove(Scope::Key, b"k", &peer("a", 1));
+    assert!(watches.is_empty() && !watches.has(b"k"));
+}
+
+#[test]
+fn end_of_an_old_connection_keeps_newer_watches() {
+    let mut watches = Watches::default();
+    let key = Key::from_static(b"k");
+    watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Sdk);
+    watches.add(Scope::Key, key.clone(), &peer("a", 2), Dialect::Sdk);
+    watches.add(
+        Scope::Key,
+        Key::from_static(b"other"),
+        &peer("a", 1),
+        Dialect::Sdk,
+    );
+    watches.remove_all(&peer("a", 1));
+    assert_eq!(
+        (watches.of(b"k").iter())
+            .map(|(peer, _)| peer.connection.0)
+            .collect::<Vec<_>>(),
+        [2]
+    );
+    assert!(!watches.has(b"other"));
+    assert_eq!(watches.len(), 1);
+}
+
+#[test]
+fn watches_of_a_connection_are_limited() {
+    let mut watches = Watches::default();
+    let (greedy, other) = (peer("a", 1), peer("b", 2));
+    let mut quota = Quota {
+        watches_max: 5,
+        watches_per_connection_max: 3,
+        ..Quota::default()
+    };
+    let mut add = |peer: &Peer, key: &'static str, quota: &Quota| {
+        watches.check(peer, Scope::Key, key.as_bytes(), quota)?;
+        watches.add(Scope::Key, Key::from(key), peer, Dialect::Sdk);
+        Ok(())
+    };
+    for key in ["0", "1", "2"] {
+        assert_eq!(add(&greedy, key, &quota), Ok(()));
+    }
+    let own = Err(Exceeded::ClientWatches(3));
+    assert_eq!(add(&greedy, "one more", &quota), own);
+    assert_eq!(add(&greedy, "0", &quota), Ok(()), "it exists already");
+    assert_eq!(add(&other, "0", &quota), Ok(()));
+    assert_eq!(add(&other, "1", &quota), Ok(()));
+    let all = Err(Exceeded::Watches(5));
+    assert_eq!(add(&other, "2", &quota), all);
+    quota.watches_max = 2;
+    assert_eq!(add(&other, "1", &quota), Ok(()), "existing watches stay");
+}
+
+#[test]
+fn watched_keys_are_limited_in_bytes() {
+    let mut watches = Watches::default();
+    let greedy = peer("a", 1);
+    let long = |n: usize| Key::from(format!("{n:032000}"));
+    let mut held = 0;
+    let quota = Quota {
+        watch_bytes_max: 8 << 20,
+        ..Quota::default()
+    };
+    while watches
+        .check(&greedy, Scope::Key, &long(held), &quota)
+        .is_ok()
+    {
+        watches.add(Scope::Key, long(held), &greedy, Dialect::Sdk);
+        held += 1;
+    }
+    assert_eq!(held, (1 << 20) / weight(&long(0)), "an eighth of all");
+    let other = watches.check(&peer("b", 2), Scope::Key, &long(held), &quota);
+    assert_eq!(other, Ok(()), "the limit of another client is separate");
+    watches.remove(Scope::Key, &long(0), &greedy);
+    assert_eq!(
+        watches.check(&greedy, Scope::Key, &long(held), &quota),
+        Ok(())
+    );
+    watches.remove_all(&greedy);
+    assert_eq!((watches.bytes, watches.len()), (0, 0));
+}
+
+/// The watchers of a key by definition.
+fn expected<'a>(all: &'a [(Scope, Key, Peer, Dialect)], key: &[u8]) -> Vec<(&'a Peer, Dialect)> {
+    let mut found: BTreeMap<&Peer, (usize, Dialect)> = BTreeMap::new();
+    for (scope, watched, peer, dialect) in all {
+        let rank = match scope {
+            Scope::Key if watched == key => usize::MAX,
+            Scope::Prefix if key.starts_with(watched) => watched.len(),
+            _ => continue,
+        };
+        let best = found.entry(peer).or_insert((rank, *dialect));
+        if rank > best.0 {
+            *best = (rank, *dialect);
+        }
+    }
+    let found = found.into_iter();
+    found.map(|(peer, (_, dialect))| (peer, dialect)).collect()
+}
+
+fn arb_key() -> impl Strategy<Value = Key> {
+    let byte = prop::sample::select(&[0u8, b'a', b'b', 0xff][..]);
+    prop::collection::vec(byte, 0..6).prop_map(Key::from)
+}
+
+proptest! {
+    #[test]
+    fn watchers_are_those_of_the_definition(
+        ops in prop::collection::vec(
+            (any::<bool>(), any::<bool>(), arb_key(), 0..3u64, any::<bool>()),
+            0..60,
+        ),
+        keys in prop::collection::vec(arb_key(), 1..20),
+    ) {
+        let mut watches = Watches::default();
+        let mut all: Vec<(Scope, Key, Peer, Dialect)> = Vec::new();
+        for (add, is_prefix, key, client, sdk) in ops {
+            let scope = if is_prefix { Scope::Prefix } else { Scope::Key };
+            let peer = peer("a", client);
+            let existed = all.iter().any(|(s, k, p, _)| (s, k, p) == (&scope, &key, &peer));
+            all.retain(|(s, k, p, _)| (s, k, p) != (&scope, &key, &peer));
+            if add {
+                let dialect = if sdk { Dialect::Sdk } else { Dialect::Documents };
+                watches.add(scope, key.clone(), &peer, dialect);
+                all.push((scope, key, peer, dialect));
+            } else {
+                prop_assert_eq!(watches.remove(scope, &key, &peer), existed);
+            }
+        }
+        for key in keys.iter().chain(all.iter().map(|(_, key, ..)| key)) {
+            prop_assert_eq!(watches.of(key), expected(&all, key), "{:?}", key);
+            for client in 0..3 {
+                let peer = peer("a", client);
+                let mut found: Vec<_> = watches.covering(key, &peer).collect();
+                found.sort();
+                let covers = |(scope, it): &(Scope, &Key)| scope.covers(it, key);
+                prop_assert_eq!(found, watches.by(&peer).filter(covers).collect::<Vec<_>>());
+            }
+        }
+        prop_assert_eq!(watches.len(), all.len());
+        let bytes: usize = all.iter().map(|(_, key, ..)| weight(key)).sum();
+        prop_assert_eq!(watches.bytes, bytes);
+        let parts: Vec<_> = watches.range(None).map(|(p, s, k, d)| (s, k.clone(), p.clone(), d)).collect();
+        for (at, (scope, key, peer, _)) in parts.iter().enumerate() {
+            let after = (peer.clone(), *scope, key.clone());
+            let rest = watches.range(Some(&after)).map(|(p, s, k, d)| (s, k.clone(), p.clone(), d));
+            prop_assert_eq!(rest.collect::<Vec<_>>(), &parts[at + 1..]);
+        }
+        all.sort_by_key(|(scope, key, peer, _)| (peer.clone(), *scope, key.clone()));
+        prop_assert_eq!(parts, all);
+    }
+}
+
+/// Grants the keys that start with `a`.
+struct OnlyA;
+
+impl ClientRights for OnlyA {
+    fn user(&self) -> Option<&str> {
+        None
+    }
+
+    fn may_be_answered_at(&self, _: &[u8]) -> bool {
+        true
+    }
+
+    fn allow(&self, key: &[u8], _: Right) -> bool {
+        key.starts_with(b"a")
+    }
+
+    fn patterns(&self, _: Right) -> usize {
+        1
+    }
+
+    fn seal(&self, key: &[u8]) -> Vec<u8> {
+        key.to_vec()
+    }
+
+    fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+        Some(sealed.to_vec())
+    }
+}
+
+#[test]
+fn prefix_reports_only_readable_keys() {
+    let mut watches = Watches::default();
+    let (limited, free) = (peer("a", 1), peer("b", 2));
+    for peer in [&limited, &free] {
+        watches.add(Scope::Prefix, Key::new(), peer, Dialect::Sdk);
+    }
+    watches.set_rights(&limited, Some(Arc::new(OnlyA)));
+    let of = |key: &[u8]| watches.of(key).len();
+    assert_eq!((of(b"a1"), of(b"b1")), (2, 1));
+}
+
+/// A change must not cost a step for each of these.
+#[test]
+fn prefixes_of_one_another_cost_one_step_per_byte() {
+    let mut watches = Watches::default();
+    let key = vec![b'a'; 4 * WATCH_PREFIX_BYTES_MAX];
+    for len in 1..=WATCH_PREFIX_BYTES_MAX {
+        watches.add(
+            Scope::Prefix,
+            Key::copy_from_slice(&key[..len]),
+            &peer("a", 1),
+            Dialect::Sdk,
+        );
+        let mut beside = key[..len - 1].to_vec();
+        beside.push(0);
+        watches.add(
+            Scope::Prefix,
+            Key::from(beside),
+            &peer("a", 1),
+            Dialect::Sdk,
+        );
+    }
+    assert_eq!(watches.prefixes_of(&key).count(), WATCH_PREFIX_BYTES_MAX);
+    assert_eq!(watches.of(&key), [(&peer("a", 1), Dialect::Sdk)]);
+}
