@@ -176,7 +176,7 @@ impl World {
                 // The removal of expired keys is the first record.
                 needed = needed.max(records.0.min(records.1));
             }
-            if self.ledger.open.contains(&number) {
+            if self.ledger.open.contains(&number) && records.0 > records.1 {
                 // If its packet id was recorded before the crash, it is not handled again.
                 needed = needed.min(self.needed_for(number));
             }

@@ -1,6 +1,6 @@
 //! Modules, members, the creation from a state, and checks on etcd.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use statehouse_cluster::{
     Clock, Engine, FirstState, Id, LogPosition, MachineClock, Modules, Role, Severity, check,
@@ -19,7 +19,7 @@ async fn module_is_stored_read_and_removed() {
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
     let modules = Modules::new(Arc::clone(&engine), clock, "test");
     let module: Vec<u8> = (0..20_u32 << 20).map(|it| (it / 4096) as u8).collect();
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let digest = modules.put(&module).await.unwrap();
     let stored = began.elapsed();
     assert_eq!(modules.get(&digest).await.unwrap(), Some(module));
@@ -29,9 +29,9 @@ async fn module_is_stored_read_and_removed() {
     );
     assert!(modules.list().await.unwrap()[0].is_complete);
     // etcd counts what it has committed to its file, at most 100 ms later.
-    let end = std::time::Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(10);
     while engine.status().await.unwrap().bytes <= 20 << 20 {
-        assert!(std::time::Instant::now() < end, "the module takes no space");
+        assert!(Instant::now() < end, "the module takes no space");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     modules.remove(&digest).await.unwrap();
