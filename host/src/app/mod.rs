@@ -194,12 +194,13 @@ fn log_default_limits(read_once: Option<&Path>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use statehouse_access::AccessError;
+    use statehouse_access::rules::RulesError;
     use tracing::Level;
 
     #[test]
     fn failure_names_each_cause_once() {
-        let error =
-            statehouse_access::AccessError::Rules(statehouse_access::rules::RulesError::Empty);
+        let error = AccessError::Rules(RulesError::Empty);
         let text = error.to_string();
         assert_eq!(with_causes(&error.into()), text);
         let error = io::Error::other("the disk is broken");

@@ -532,8 +532,8 @@ fn page_has_no_serious_accessibility_barrier() {
     screen.browser.resize(1440, 900);
     screen.clients_dialog();
     barriers(&mut screen, "dialog", &mut found);
-    // A test that never looks would find nothing either. In front of the page, only the dialog is
-    // examined.
+    // A test that never looks would find nothing either. While a dialog is open, axe-core examines
+    // nothing behind it.
     screen
         .browser
         .evaluate("document.querySelector('dialog[open] button').textContent = ''");

@@ -208,6 +208,7 @@ fn image_serves_as_its_account_and_keeps_its_volume() {
     let words = |of: &Value| -> Vec<String> { serde_json::from_value(of.clone()).unwrap() };
     assert_eq!(config["User"], "64883:64883");
     let in_image = |arguments: &[String]| {
+        // The PATH of the image would be searched.
         let mut command = Command::new("/usr/sbin/chroot");
         command.arg("--userspec=64883:64883").arg(&root);
         command.args(words(&config["Entrypoint"])).args(arguments);
