@@ -8,22 +8,9 @@ use statehouse_policy::{
     Change, Dialect, Host, Info, Notification, Outcome, Policy, Request, Span, resp,
 };
 
+mod bindings;
+
 use bindings::statehouse::policy::admission;
-
-/// The import of the rule. All other imports are those of the SDK.
-mod bindings {
-    #![allow(missing_docs, unreachable_pub, unsafe_code, clippy::all)]
-
-    wit_bindgen::generate!({
-        inline: "package statehouse:ruled; world asking { import statehouse:policy/admission@1.0.0; }",
-        path: "../../wit",
-        world: "statehouse:ruled/asking",
-        with: {
-            "statehouse:policy/types@1.0.0": statehouse_policy::bindings::statehouse::policy::types,
-            "statehouse:policy/admission@1.0.0": generate,
-        },
-    });
-}
 
 /// The standard policy that asks the rule.
 pub struct Ruled(Standard);
