@@ -94,7 +94,7 @@ impl Server {
     pub fn new(core: Core, clock: Clock, mode: Mode) -> Arc<Self> {
         let journal = core.journal().clone();
         Arc::new_cyclic(|server: &Weak<Self>| Self {
-            observer: Observer::new({
+            observer: Observer::new(core.settings().node.clone(), {
                 let server = server.clone();
                 Box::new(move |sampled, keys| {
                     let server = server.upgrade()?;

@@ -155,6 +155,14 @@ pub(crate) fn is_tls_url(url: &str) -> bool {
     address.is_some_and(|it| host_and_port(it.trim_end_matches('/')).is_some())
 }
 
+/// Whether this is the address of an admin API without TLS: a host and a port, with or without
+/// http://.
+pub(crate) fn is_plain_url(url: &str) -> bool {
+    let address = url.strip_prefix("http://").unwrap_or(url);
+    let address = address.trim_end_matches('/');
+    address.contains(':') && host_and_port(address).is_some()
+}
+
 /// The host, without brackets, and the port. None if the text has anything else, such as a password
 /// or a path.
 fn host_and_port(text: &str) -> Option<(String, u16)> {

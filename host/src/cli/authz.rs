@@ -12,7 +12,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::data::count;
-use super::output::{self, Exit, Failure, printable};
+use super::output::{self, Exit, Failure, one_line, printable};
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who};
 use crate::percent;
@@ -245,10 +245,10 @@ fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
         near(&mut text, file, it, question.action);
     }
     if let Some(limit) = &decision.limit {
-        _ = writeln!(text, "denied at present: {}", printable(limit.as_bytes()));
+        _ = writeln!(text, "denied at present: {}", one_line(limit));
     }
     if let Some(note) = &decision.note {
-        _ = writeln!(text, "note: {}", printable(note.as_bytes()));
+        _ = writeln!(text, "note: {}", one_line(note));
     }
     if args.rules.is_none() {
         standing(&mut text, &name, decision);
@@ -307,7 +307,7 @@ fn shown(file: &Path, place: &Place) -> String {
     match text {
         None => format!("rule {rule} ({file}, line {line})"),
         Some(text) => {
-            let text = printable(text.as_bytes());
+            let text = one_line(text);
             format!("rule {rule} ({file}, line {line}: `{text}`)")
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use statehouse_wal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
 
 use super::data;
-use super::output::{Exit, Failure, emit, emit_json, notice, printable};
+use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
 use super::snapshot::{check_free, contents_json, contents_text, state_text};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
@@ -114,10 +114,10 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
     text.push_str(&disk_text(&it.disk));
     text.push('\n');
     for note in &it.notes {
-        text.push_str(&format!("note: {}\n", printable(note.as_bytes())));
+        text.push_str(&format!("note: {}\n", one_line(note)));
     }
     for problem in &it.problems {
-        text.push_str(&format!("WRONG: {}\n", printable(problem.as_bytes())));
+        text.push_str(&format!("WRONG: {}\n", one_line(problem)));
     }
     text.push_str(match (it.is_well(), it.disk.refuses_writes) {
         (true, false) => "all is well\n",

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Node, excerpt};
-use super::output::{Exit, Failure, emit_either, json_bytes, printable};
+use super::output::{Exit, Failure, emit_either, json_bytes, one_line, printable};
 use super::replay::write_text;
 use super::time::{parse, utc};
 use crate::past;
@@ -192,7 +192,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     reads(&mut rows, it, words, node);
     rows.group_or("notifications", notifications(it), "none");
     let logged = it.log.iter();
-    let logged = logged.map(|it| format!("{}: {}", it.level, printable(it.text.as_bytes())));
+    let logged = logged.map(|it| format!("{}: {}", it.level, one_line(&it.text)));
     rows.group("log", logged);
     rows.row("fuel", &it.fuel.to_string());
     rows.row(
@@ -236,7 +236,7 @@ impl Rows {
 
 fn decision(rows: &mut Rows, it: &Answer) {
     let failure = it.failure.as_ref();
-    let failure = failure.map(|why| format!("the policy failed: {}", printable(why.as_bytes())));
+    let failure = failure.map(|why| format!("the policy failed: {}", one_line(why)));
     rows.group(
         "decision",
         [excerpt(&it.payload)].into_iter().chain(failure),

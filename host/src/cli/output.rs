@@ -222,6 +222,20 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     line
 }
 
+/// A message for people on one line. Keeps backslashes, because the message may quote bytes that are
+/// escaped already.
+pub(super) fn one_line(message: &str) -> String {
+    let mut line = String::with_capacity(message.len());
+    for c in message.chars() {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,6 +250,14 @@ mod tests {
     fn printable_bytes_stay_on_one_line() {
         assert_eq!(printable("21°".as_bytes()), "21°");
         assert_eq!(printable(b"a\nb\\\x1b[2J\xff"), "a\\nb\\\\\\u{1b}[2J\\xff");
+    }
+
+    #[test]
+    fn quoted_bytes_in_a_message_are_not_escaped_twice() {
+        assert_eq!(
+            one_line("it answers +OK\\r\\n\n\x1b"),
+            "it answers +OK\\r\\n\\n\\u{1b}"
+        );
     }
 
     #[test]

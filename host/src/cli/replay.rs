@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::data::{self, Node};
-use super::output::{Exit, Failure, emit_either, notice, printable};
+use super::output::{Exit, Failure, emit_either, notice, one_line, printable};
 use super::progress::Progress;
 use super::store::{Asked, Found, Reach};
 use super::time::utc;
@@ -214,7 +214,10 @@ fn difference_text(it: &Json) -> String {
             false => "no version".to_owned(),
         };
         let failure = match run["failure"].is_string() {
-            true => format!(" (the policy failed: {})", data::text(&run["failure"])),
+            true => format!(
+                " (the policy failed: {})",
+                one_line(run["failure"].as_str().unwrap_or_default())
+            ),
             false => String::new(),
         };
         text.push_str(&format!("    {name:<9} {answer}, {version}{failure}\n"));
@@ -305,7 +308,7 @@ fn summary(it: &Json, printed_max: u64) -> String {
     }
     row("all", total);
     for (reason, number) in it["reasons"].as_object().into_iter().flatten() {
-        let reason = printable(reason.as_bytes());
+        let reason = one_line(reason);
         text.push_str(&format!("\nnot comparable: {number}, because {reason}\n"));
     }
     text

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use super::output::{Exit, Failure, emit, emit_json};
+use super::output::{Exit, Failure, emit, emit_json, one_line};
 use super::store::{Store, unexpected};
 use super::table;
 use super::time::utc;
-use super::usage::cell;
+use super::usage::{cell, shortened};
 use crate::server::{SlowRequest, SlowRequests};
 
 /// How often `--follow` asks.
@@ -91,11 +91,16 @@ fn text(slow: &SlowRequests, is_first: bool) -> String {
 
 fn row(it: &SlowRequest) -> [String; 12] {
     let or_none = |it: &Option<String>| it.as_deref().map_or("-".to_owned(), cell);
+    // The store has escaped the key.
+    let escaped = |it: &Option<String>| {
+        it.as_deref()
+            .map_or("-".to_owned(), |key| shortened(one_line(key)))
+    };
     [
         utc(it.at_ms),
         cell(&it.client),
         or_none(&it.command),
-        or_none(&it.key),
+        escaped(&it.key),
         it.outcome.clone(),
         or_none(&it.policy),
         ms(it.total_us),
@@ -122,7 +127,7 @@ mod tests {
             at_ms: 1_700_000_000_000,
             client: "press\n4".into(),
             command: Some("SET".into()),
-            key: None,
+            key: Some("k\\n".into()),
             policy: Some("standard@0123".into()),
             outcome: "ok".into(),
             fuel: 4_000,
@@ -140,7 +145,7 @@ mod tests {
         let shown = text(&slow, true);
         let row = shown.lines().nth(1).unwrap().split_whitespace().skip(1);
         let row: Vec<&str> = row.collect();
-        let names = ["press\\n4", "SET", "-", "ok", "standard@0123"];
+        let names = ["press\\n4", "SET", "k\\n", "ok", "standard@0123"];
         assert_eq!(row[..5], names, "{shown}");
         assert_eq!(row[5..], ["250.1", "0.0", "0.0", "250.0", "0.1", "4000"]);
         assert!(shown.ends_with("9 took 100.0 ms or longer since the start\n"));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Data};
-use super::output::{Exit, Failure, emit, emit_json, notice, printable};
+use super::output::{Exit, Failure, emit, emit_json, notice, one_line};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Contents, ModuleState, Past};
@@ -132,8 +132,6 @@ pub(super) fn state_text(state: &ModuleState) -> String {
         ModuleState::Whole => "its module is whole".into(),
         ModuleState::BuiltIn => "it is built in".into(),
         ModuleState::Missing => "its module is missing".into(),
-        ModuleState::Damaged(why) => {
-            printable(format!("its module cannot be used: {why}").as_bytes())
-        }
+        ModuleState::Damaged(why) => one_line(&format!("its module cannot be used: {why}")),
     }
 }

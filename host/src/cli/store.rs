@@ -10,9 +10,9 @@ use statehouse_client::Login;
 use statehouse_link::{describe_io, is_untrusted};
 
 use super::context;
-use super::output::{Failure, printable};
+use super::output::{Failure, one_line};
 use super::remote::Credentials;
-use crate::admin::{Connection, Endpoint, ask, is_tls_url};
+use crate::admin::{Connection, Endpoint, ask, is_plain_url, is_tls_url};
 use crate::config::{ADMIN_TOKEN, socket_path};
 use crate::limits;
 
@@ -198,7 +198,7 @@ impl Asked {
             return Ok(answer);
         }
         let error = answer["error"].as_str().unwrap_or("it gave no reason");
-        let error = printable(error.as_bytes());
+        let error = one_line(error);
         Err(match status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
             StatusCode::BAD_REQUEST => Failure::usage(error),
@@ -267,7 +267,7 @@ fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failur
             authorization: Some(authorization),
             tls: Some(tls),
         })
-    } else if url.contains("://") && !url.starts_with("http://") {
+    } else if !is_plain_url(url) {
         Err(Failure::usage(format!(
             "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
         )))

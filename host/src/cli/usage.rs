@@ -104,7 +104,11 @@ fn owners(count: u64) -> String {
 
 /// A name in a table, shortened since clients choose it; `--json` prints the whole name.
 pub(super) fn cell(name: &str) -> String {
-    let whole = printable(name.as_bytes());
+    shortened(printable(name.as_bytes()))
+}
+
+/// The beginning of a text for a cell.
+pub(super) fn shortened(whole: String) -> String {
     match whole.char_indices().nth(CELL_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &whole[..end]),
         None => whole,

@@ -36,8 +36,8 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
             Rerun::Stored => "stored",
             Rerun::Different => "different",
         }),
-        error = error_text(payload).as_deref(),
-        failure = effects.failed.as_ref().map(ToString::to_string),
+        error = error_text(payload).map(tracing::field::display),
+        failure = effects.failed.as_ref().map(tracing::field::display),
         answer_bytes = payload.len(),
         "answered"
     );

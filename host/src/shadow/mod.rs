@@ -41,6 +41,8 @@ struct Job {
 
 #[derive(Default)]
 struct Shared {
+    /// The name of the store in versions.
+    node: String,
     /// A reader holds the lock for a copy of the report, so no request may take the lock.
     report: Mutex<Option<ShadowReport>>,
     /// Requests of this report that did not fit into the queue.
@@ -63,12 +65,16 @@ impl Shared {
 }
 
 impl Observer {
-    /// Uses `recall` for the keys that a candidate reads and the request itself did not read.
-    pub fn new(recall: Recall) -> Self {
+    /// Uses `recall` for the keys that a candidate reads and the request itself did not read. `node`
+    /// is the name of the store in versions.
+    pub fn new(node: String, recall: Recall) -> Self {
         Self {
             queue: OnceLock::new(),
             recall: Mutex::new(Some(recall)),
-            shared: Arc::default(),
+            shared: Arc::new(Shared {
+                node,
+                ..Shared::default()
+            }),
         }
     }
 
@@ -205,7 +211,7 @@ fn count(shared: &Shared, observed: &SampledRequest, begun: u64, verdict: Verdic
         shared.start(&mut report, is, against);
     }
     if let Some(report) = &mut *report {
-        report.add(observed, verdict);
+        report.add(observed, &shared.node, verdict);
     }
 }
 

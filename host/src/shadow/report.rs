@@ -134,7 +134,8 @@ impl ShadowReport {
         self.different_answer + self.different_effect + self.failed > 0
     }
 
-    pub(super) fn add(&mut self, observed: &SampledRequest, verdict: Verdict) {
+    /// Counts a request. `node` is the name of the store in versions.
+    pub(super) fn add(&mut self, observed: &SampledRequest, node: &str, verdict: Verdict) {
         let (kind, candidate) = match verdict {
             Verdict::NotComparable(why) => {
                 self.not_comparable += 1;
@@ -149,11 +150,11 @@ impl ShadowReport {
             }
             Verdict::DifferentAnswer(answer, writes) => {
                 self.different_answer += 1;
-                ("different_answer", Ran::of(&answer, &writes))
+                ("different_answer", Ran::of(&answer, node, &writes))
             }
             Verdict::DifferentEffect(answer, writes) => {
                 self.different_effect += 1;
-                ("different_effect", Ran::of(&answer, &writes))
+                ("different_effect", Ran::of(&answer, node, &writes))
             }
             Verdict::Failed(failure) => {
                 self.failed += 1;
@@ -182,7 +183,7 @@ impl ShadowReport {
                 request,
                 active: Ran {
                     answer: Some(shown(&observed.answer)),
-                    version: observed.version.map(version),
+                    version: observed.version.map(|it| it.display(node).to_string()),
                     writes: lines(&observed.writes),
                     failure: None,
                 },
@@ -197,18 +198,14 @@ impl ShadowReport {
 }
 
 impl Ran {
-    fn of(answer: &Answer, writes: &[Write]) -> Self {
+    fn of(answer: &Answer, node: &str, writes: &[Write]) -> Self {
         Self {
             answer: Some(shown(&answer.payload)),
-            version: answer.version.map(version),
+            version: answer.version.map(|it| it.display(node).to_string()),
             writes: lines(writes),
             failure: None,
         }
     }
-}
-
-fn version(stamp: statehouse_core::clock::Stamp) -> String {
-    format!("{}:{}", stamp.wall, stamp.counter)
 }
 
 fn request_of(payload: &[u8]) -> Vec<String> {
@@ -245,7 +242,7 @@ fn line(write: &Write) -> String {
     }
     if let Some(fence) = entry.fence() {
         let node = shown(fence.node.as_bytes());
-        line += &format!(", fence {}:{}:{node}", fence.wall, fence.counter);
+        line += &format!(", fence {:015}:{:05}:{node}", fence.wall, fence.counter);
     }
     line
 }
@@ -269,7 +266,7 @@ mod tests {
         let entry = Entry::new(long, long, Stamp::default(), Some(&fence), Some(5));
         let write = Write::of(Change::Set(entry));
         let line = line(&write);
-        assert!(line.contains(", fence 1:2:xxx") && line.ends_with("x…"));
+        assert!(line.contains(", fence 000000000000001:00002:xxx") && line.ends_with("x…"));
         assert!(line.len() < 4 * limits::SHADOW_EXAMPLE_BYTES_MAX);
     }
 }

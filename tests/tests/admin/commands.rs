@@ -163,6 +163,29 @@ fn shadow_is_compared_and_never_answers_clients() {
     assert_eq!(listing(&server)["assignment"]["shadow"]["per_mille"], 125);
 }
 
+/// Bytes are escaped once, and versions are those of the store.
+#[test]
+fn difference_is_shown_with_bytes_and_versions() {
+    let server = Server::start();
+    let once = policies::example("write-once");
+    policy(&server, &["load", once.to_str().unwrap()]).code(0);
+    policy(&server, &["shadow", "write-once"]).code(0);
+    let mut store = server.store("client");
+    store.set("once/\t", "a\\");
+    let version = store.set("once/\t", "b\\");
+    let text = eventually("the difference is seen", || {
+        let ran = policy(&server, &["diff"]);
+        (ran.code == Some(1)).then(|| ran.text())
+    });
+    for line in [
+        "    request   SET once/\\t b\\\\\n".to_owned(),
+        format!("    active    +OK\\r\\n, version {version}\n"),
+        "              put once/\\t = b\\\\\n".to_owned(),
+    ] {
+        assert!(text.contains(&line), "{line}\n---\n{text}");
+    }
+}
+
 #[test]
 fn canary_answers_its_clients_only() {
     let mut server = Server::restartable(&[]);

@@ -354,9 +354,8 @@ impl<H: Host> log::Host for Guest<H> {
         if !self.counters.may_log(self.now_ms) {
             return Ok(());
         }
-        let end = message.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX);
         // Escaped, so that a message cannot imitate a log line of the host.
-        let (message, policy) = (message[..end].escape_debug(), &*self.counters.policy);
+        let (message, policy) = (on_one_line(&message), &*self.counters.policy);
         match level {
             log::Level::Debug => tracing::debug!(policy, "{message}"),
             log::Level::Info => tracing::info!(policy, "{message}"),

@@ -107,14 +107,15 @@ impl Lines {
     }
 }
 
-/// A text of a policy on one line: control characters and backslashes are escaped, and the rest
-/// after [`GUEST_LOG_BYTES_MAX`](limits::GUEST_LOG_BYTES_MAX) bytes is cut.
+/// A text of a policy on one line: control characters are escaped, and the rest after
+/// [`GUEST_LOG_BYTES_MAX`](limits::GUEST_LOG_BYTES_MAX) bytes is cut. Backslashes stay, because the
+/// text may quote bytes that are escaped already.
 pub fn on_one_line(text: &str) -> String {
     let mut line = String::new();
     for c in text.chars() {
         let before = line.len();
         match c {
-            '"' | '\'' => line.push(c),
+            '"' | '\'' | '\\' => line.push(c),
             _ => line.extend(c.escape_debug()),
         }
         if line.len() > limits::GUEST_LOG_BYTES_MAX {
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(on_one_line("it's `a` \"b\" ü"), "it's `a` \"b\" ü");
         assert_eq!(
             on_one_line("a\nb\x1b[2J\\\u{202e}"),
-            "a\\nb\\u{1b}[2J\\\\\\u{202e}"
+            "a\\nb\\u{1b}[2J\\\\u{202e}"
         );
         let cut = on_one_line(&"\x1b".repeat(1 << 20));
         assert!(cut.len() <= limits::GUEST_LOG_BYTES_MAX && cut.ends_with("\\u{1b}"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit, emit_json, one_line, printable};
 use crate::policies::delivery;
 use statehouse_testkit::check::{Checked, Kind, check};
 use statehouse_testkit::read_policy;
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| {
-        text.push_str(&format!("{name:<10} {}\n", printable(value.as_bytes())));
+        text.push_str(&format!("{name:<10} {}\n", one_line(&value)));
     };
     let own = "statehouse:policy/";
     let interfaces = |names: &[String]| match names {
@@ -101,7 +101,7 @@ pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
         for cost in &fit.commands {
             let answer = match &cost.failure {
                 None => cost.answer.clone(),
-                Some(why) => format!("the policy failed: {}", printable(why.as_bytes())),
+                Some(why) => format!("the policy failed: {}", one_line(why)),
             };
             text.push_str(&format!(
                 "{:<14}{:>10}{:>12}  {answer}\n",

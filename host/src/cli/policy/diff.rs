@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::Value as Json;
 
-use super::words::{number, policy, text};
+use super::words::{message, number, policy, text};
 use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
 use crate::cli::time::utc;
@@ -68,26 +68,26 @@ fn words(report: &Json) -> String {
 
 fn example(it: &Json) -> String {
     let arguments = it["request"].as_array().into_iter().flatten();
-    let arguments: Vec<String> = arguments.map(text).collect();
+    let arguments: Vec<String> = arguments.map(message).collect();
     let mut out = format!(
         "{}  {}  client {}\n    request   {}\n",
         text(&it["kind"]),
         utc(it["now_ms"].as_u64().unwrap_or_default()),
-        text(&it["client"]),
+        message(&it["client"]),
         arguments.join(" ")
     );
     for (name, label) in [("active", "active"), ("candidate", "candidate")] {
         let ran = &it[name];
         let mut line = match ran["failure"].as_str() {
-            Some(_) => format!("fails: {}", text(&ran["failure"])),
-            None => text(&ran["answer"]),
+            Some(_) => format!("fails: {}", message(&ran["failure"])),
+            None => message(&ran["answer"]),
         };
         if ran["version"].is_string() {
             line.push_str(&format!(", version {}", text(&ran["version"])));
         }
         out.push_str(&format!("    {label:<9} {line}\n"));
         for write in ran["writes"].as_array().into_iter().flatten() {
-            out.push_str(&format!("              {}\n", text(write)));
+            out.push_str(&format!("              {}\n", message(write)));
         }
     }
     out

@@ -4,7 +4,7 @@
 use hyper::Method;
 use serde_json::Value as Json;
 
-use super::words::{named, number, short, text};
+use super::words::{message, named, number, short, text};
 use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
@@ -123,7 +123,7 @@ fn last_failures(listing: &Json) -> String {
         let last = &view["last_failure"];
         if let Some(at_ms) = last["at_ms"].as_u64() {
             let policy = named(listing, &view["digest"]);
-            let (at, why) = (utc(at_ms), text(&last["why"]));
+            let (at, why) = (utc(at_ms), message(&last["why"]));
             out.push_str(&format!("last failure of {policy}, {at}: {why}\n"));
         }
     }
@@ -157,12 +157,9 @@ fn assignment(listing: &Json) -> String {
         let policy = named(listing, &it["shadow"]["policy"]);
         out.push_str(&format!("shadow, {per_mille} of 1000 requests: {policy}\n"));
     }
-    if let Some(why) = it["guard"]["why"].as_str() {
+    if let why @ Json::String(_) = &it["guard"]["why"] {
         let policy = named(listing, &it["guard"]["policy"]);
-        out.push_str(&format!(
-            "rolled back from {policy}: {}\n",
-            printable(why.as_bytes())
-        ));
+        out.push_str(&format!("rolled back from {policy}: {}\n", message(why)));
     }
     out
 }

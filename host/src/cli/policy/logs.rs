@@ -4,7 +4,7 @@
 use hyper::Method;
 
 use crate::admin::{Logged, LoggedLine};
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, emit_either, one_line, printable};
 use crate::cli::store::{Store, unexpected};
 use crate::cli::time::utc;
 use crate::percent;
@@ -81,7 +81,11 @@ fn print(logged: &Logged, as_json: bool) -> Result<bool, Failure> {
 }
 
 fn line(it: &LoggedLine) -> String {
-    let text = |text: &str| printable(text.as_bytes());
-    let (level, policy) = (text(&it.level), text(&it.policy));
-    format!("{}\t{level}\t{policy}\t{}\n", utc(it.at_ms), text(&it.text))
+    let name = |text: &str| printable(text.as_bytes());
+    let (level, policy) = (name(&it.level), name(&it.policy));
+    format!(
+        "{}\t{level}\t{policy}\t{}\n",
+        utc(it.at_ms),
+        one_line(&it.text)
+    )
 }

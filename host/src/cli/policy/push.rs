@@ -17,7 +17,7 @@ use statehouse_link::{Place, describe, is_refusal, tls};
 use tokio::time::{Instant, timeout_at};
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit, emit_json, printable};
+use crate::cli::output::{Exit, Failure, emit, emit_json, one_line, printable};
 use crate::cli::remote::Credentials;
 use crate::config::{BrokerUrl, ClientId};
 use crate::limits;
@@ -170,7 +170,7 @@ fn report(args: &Args, status: &Json) -> Result<Exit, Failure> {
         emit_json(status)?;
     }
     if status["state"] == "failed" {
-        let why = printable(status["error"].as_str().unwrap_or_default().as_bytes());
+        let why = one_line(status["error"].as_str().unwrap_or_default());
         return Err(Failure::new(
             EXIT_REFUSED,
             format!("the store refused: {why}"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 
 use crate::cli::data::count;
-use crate::cli::output::{Exit, Failure, emit, emit_either, printable};
+use crate::cli::output::{Exit, Failure, emit, emit_either, one_line};
 use crate::limits;
 use statehouse_core::policy::on_one_line;
 use statehouse_testkit::transcript::LoggedAt;
@@ -181,7 +181,7 @@ impl Total {
 
 fn text(name: &str, report: &transcript::Report) -> String {
     let mut text = String::new();
-    let line = |text: &str| printable(text.as_bytes()).replace("\\\\", "\\");
+    let line = one_line;
     for it in &report.different {
         text.push_str(&format!(
             "{name}:{}\n  the transcript says  {}\n  the policy says      {}\n",
@@ -205,7 +205,7 @@ fn text(name: &str, report: &transcript::Report) -> String {
         here.any(|it| matches!(it.why.strip_prefix(&logged), Some(rest) if rest.is_empty() || rest.starts_with(" (")))
     };
     for it in report.logged.iter().filter(|it| !is_cause(it)) {
-        let (level, text_of_it) = (it.logged.level, printable(it.logged.text.as_bytes()));
+        let (level, text_of_it) = (it.logged.level, one_line(&it.logged.text));
         text.push_str(&format!(
             "{name}:{}\n  the policy logs      {level}: {text_of_it}\n",
             it.line

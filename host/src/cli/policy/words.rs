@@ -3,11 +3,16 @@
 
 use serde_json::Value as Json;
 
-use crate::cli::output::printable;
+use crate::cli::output::{one_line, printable};
 
 /// A text of a response, escaped on one line.
 pub(super) fn text(value: &Json) -> String {
     printable(value.as_str().unwrap_or("?").as_bytes())
+}
+
+/// A message of a response on one line, which may quote bytes that are escaped already.
+pub(super) fn message(value: &Json) -> String {
+    one_line(value.as_str().unwrap_or("?"))
 }
 
 /// NAME VERSION blake3:DIGEST.

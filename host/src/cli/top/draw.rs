@@ -12,7 +12,7 @@ use super::figures::{age, percent, rate, size, time};
 use super::lists;
 use super::screen::{Screen, View};
 use crate::admin::overview::document::{Latencies, Latency, Overview, Rates};
-use crate::cli::output::printable;
+use crate::cli::output::{one_line, printable};
 use crate::cli::table;
 
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -81,7 +81,7 @@ fn title_line(screen: &Screen) -> Line<'_> {
     }
     spans.push(match &it.why_not_ready {
         None => Span::raw(", ready"),
-        Some(why) => Span::styled(format!(", NOT READY: {}", printable(why.as_bytes())), ALARM),
+        Some(why) => Span::styled(format!(", NOT READY: {}", one_line(why)), ALARM),
     });
     Line::from(spans)
 }
@@ -255,10 +255,7 @@ fn footer_line(screen: &Screen) -> Line<'static> {
         let ago = screen.overview.time_ms;
         let ago = statehouse_core::clock::wall_ms().saturating_sub(ago);
         let ago = age(Duration::from_millis(ago));
-        return Line::styled(
-            format!(" {ago} old: {}", printable(problem.as_bytes())),
-            ALARM,
-        );
+        return Line::styled(format!(" {ago} old: {}", one_line(problem)), ALARM);
     }
     let orders = screen.view.orders();
     let order = orders.get(screen.order).unwrap_or(&orders[0]);

@@ -8,9 +8,9 @@ use super::screen::{Screen, View};
 use crate::admin::overview::document::{ClusterView, HotKeyRate, PolicyRate};
 use crate::admin::{Client, Clients};
 use crate::cli::data::count;
-use crate::cli::output::printable;
+use crate::cli::output::{one_line, printable};
 use crate::cli::table;
-use crate::cli::usage::cell;
+use crate::cli::usage::{cell, shortened};
 use crate::past::bytes_of;
 use crate::server::{SlowRequest, SlowRequests};
 use crate::time::utc;
@@ -149,6 +149,11 @@ fn slow(slow: &SlowRequests, order: usize) -> String {
     ];
     let mut rows = vec![header.map(str::to_owned)];
     let or_none = |it: &Option<String>| it.as_deref().map_or("-".to_owned(), cell);
+    // The store has escaped the key.
+    let escaped = |it: &Option<String>| {
+        it.as_deref()
+            .map_or("-".to_owned(), |key| shortened(one_line(key)))
+    };
     rows.extend(requests.iter().map(|it| {
         let at = utc(it.at_ms);
         [
@@ -160,7 +165,7 @@ fn slow(slow: &SlowRequests, order: usize) -> String {
             time(Some(it.policy_us)),
             time(Some(it.flush_us)),
             time(Some(it.socket_us)),
-            or_none(&it.key),
+            escaped(&it.key),
         ]
     }));
     table::of(&rows, 3)
