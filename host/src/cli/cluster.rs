@@ -1,5 +1,6 @@
 //! `statehouse cluster`: creates, shows and changes the cluster that several hosts form.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -124,8 +125,8 @@ struct CheckArgs {
     log: Log,
 
     /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = crate::config::size)]
-    cluster_quota: Option<u64>,
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = crate::config::nonzero_size)]
+    cluster_quota: Option<NonZeroU64>,
 }
 
 /// Let another host lead, for example before this machine restarts
@@ -352,7 +353,7 @@ fn status_json(it: &Overview) -> Json {
 async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
-    let quota_bytes = (args.cluster_quota).unwrap_or(Sizes::default().quota_bytes);
+    let quota_bytes = (args.cluster_quota).map_or(Sizes::default().quota_bytes, NonZeroU64::get);
     let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
     emit(report.to_string().as_bytes())?;
     Ok(match report.worst() {

@@ -53,6 +53,7 @@ pub use values::{
 };
 
 #[cfg(feature = "cluster")]
+pub(crate) use values::nonzero_size;
 pub(crate) use values::size;
 
 use layer::Layer;

@@ -93,6 +93,79 @@ traces_sample = 0.5
     assert!(data.join("policies").is_dir());
 }
 
+/// Every setting that is a number of bytes, a value, and the same in bytes.
+const SIZES: [(&str, &str, u64); 9] = [
+    ("history_bytes", "16MB", 16_000_000),
+    ("max_duplicate_bytes", "8m", 8 << 20),
+    ("max_bytes", "512MB", 512_000_000),
+    ("max_client_bytes", "256 MiB", 256 << 20),
+    ("max_key_bytes", "2kB", 2_000),
+    ("max_value_bytes", "64KiB", 64 << 10),
+    ("max_packet_bytes", "1mb", 1_000_000),
+    ("max_queue_bytes", "12MB", 12_000_000),
+    ("max_total_queue_bytes", "1GB", 1_000_000_000),
+];
+
+#[test]
+fn sizes_take_units_in_flags_variables_and_the_file() {
+    let help = statehouse_tests::run(&["serve", "--help"], b"")
+        .code(0)
+        .text();
+    let sizes = help
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(" <BYTES>"));
+    let sizes: Vec<String> = sizes
+        .map(|it| it.trim_start_matches("--").replace('-', "_"))
+        .filter(|it| it != "cluster_quota")
+        .collect();
+    assert_eq!(sizes, SIZES.map(|it| it.0));
+
+    let flag = |name: &str| format!("--{}", name.replace('_', "-"));
+    let variable = |name: &str| format!("STATEHOUSE_{}", name.to_uppercase());
+    for way in ["flag", "variable", "file"] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+        let mut file = String::new();
+        for (name, value, _) in SIZES {
+            match way {
+                "flag" => _ = serve.args([&flag(name), value]),
+                "variable" => _ = serve.env(variable(name), value),
+                _ => file.push_str(&format!("{name} = \"{value}\"\n")),
+            }
+        }
+        fs::write(directory.path().join("sizes.toml"), file).unwrap();
+        serve.args(["--config", "sizes.toml"]);
+        let server = Server::spawn(serve, directory);
+        for (name, value, bytes) in &SIZES[2..] {
+            let limit = server.metric(&format!("limit{{setting=\"{name}\"}}"));
+            assert_eq!(limit, *bytes, "{way} {name} {value}");
+        }
+    }
+    for (name, ..) in SIZES {
+        let directory = tempfile::tempdir().unwrap();
+        let wrong = format!("{name} = \"512 apples\"\n");
+        fs::write(directory.path().join("wrong.toml"), wrong).unwrap();
+        let mut by_variable = command(&["serve", "--check"]);
+        by_variable.env(variable(name), "512 apples");
+        for ran in [
+            run_in(
+                directory.path(),
+                &["serve", "--check", &flag(name), "512 apples"],
+                b"",
+            ),
+            run_in(
+                directory.path(),
+                &["serve", "--check", "--config", "wrong.toml"],
+                b"",
+            ),
+            statehouse_tests::command::finish(by_variable, b""),
+        ] {
+            let ran = ran.code(2).says("`512 apples` is not a number of bytes");
+            ran.says("such as 4194304, 512MB or 4MiB");
+        }
+    }
+}
+
 #[test]
 fn invalid_setting_is_refused_with_its_line() {
     let directory = tempfile::tempdir().unwrap();

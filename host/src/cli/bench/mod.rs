@@ -23,7 +23,7 @@ use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
 use super::remote::{START_ONE, Target};
 use crate::admin::Endpoint;
-use crate::config::BrokerUrl;
+use crate::config::{BrokerUrl, size};
 use crate::limits;
 use statehouse_loadgen::{
     Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
@@ -91,8 +91,8 @@ pub(super) struct Args {
     keys: u64,
 
     /// Length of each value
-    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(0..=limits::PACKET_BYTES_MAX_MAX as u64))]
+    #[arg(long, value_name = "BYTES", default_value = "64", help_heading = "Load",
+          value_parser = value_bytes)]
     value_bytes: u64,
 
     /// Percentage of GETs; the other requests are SETs
@@ -155,6 +155,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
           help_heading = "Connection")]
     timeout: Duration,
+}
+
+/// The length of a value, at most that of a packet.
+fn value_bytes(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if bytes <= limits::PACKET_BYTES_MAX_MAX as u64 => Ok(bytes),
+        _ => Err(format!(
+            "a value has at most {} bytes",
+            limits::PACKET_BYTES_MAX_MAX
+        )),
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
