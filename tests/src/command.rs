@@ -2,6 +2,7 @@
 //! outputs.
 
 use std::{
+    fs,
     io::{Read, Write},
     path::Path,
     process::{Command, Stdio},
@@ -73,6 +74,30 @@ pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
     finish(command, stdin)
+}
+
+/// The name and the synopsis of each command that is no group of others, such as `policy list`. They
+/// are read from the manual pages, which the definition of the command line yields.
+pub fn subcommands() -> Vec<(String, String)> {
+    let pages = tempfile::tempdir().unwrap();
+    run_in(pages.path(), &["man", "."], b"").code(0);
+    let mut all: Vec<_> = fs::read_dir(pages.path())
+        .unwrap()
+        .map(|page| {
+            let page = fs::read_to_string(page.unwrap().path()).unwrap();
+            let (_, rest) = page.split_once(".SH SYNOPSIS\n").unwrap();
+            let synopsis = rest.lines().next().unwrap().replace('\\', "");
+            let (name, flags) = synopsis.split_once(" [").unwrap();
+            let name = name.replace("fB", "").replace("fR", "");
+            let flags = flags.replace("fB", "").replace("fR", "");
+            let name = name.trim_start_matches("statehouse").trim();
+            (name.to_owned(), flags.replace("fI", ""))
+        })
+        .filter(|(_, synopsis)| !synopsis.contains("<subcommands>"))
+        .collect();
+    all.sort();
+    assert!(all.len() > 50, "{all:?}");
+    all
 }
 
 /// Runs any command to its end, within a minute.

@@ -89,7 +89,8 @@ pub(crate) fn needs_rebuild(error: &ConnectionError) -> bool {
     }
 }
 
-/// Whether the broker refused the client itself, so that another attempt gets the same answer.
+/// Whether the broker refused the client itself, so that another attempt gets the same answer for a
+/// while.
 #[must_use]
 pub fn is_refusal(error: &ConnectionError) -> bool {
     use ConnectReturnCode as Code;
@@ -102,6 +103,7 @@ pub fn is_refusal(error: &ConnectionError) -> bool {
                 | Code::BadClientId
                 | Code::ClientIdentifierNotValid
                 | Code::BadAuthenticationMethod
+                | Code::ConnectionRateExceeded
         )
     )
 }
@@ -115,6 +117,11 @@ fn describe_refusal(code: ConnectReturnCode) -> String {
         Code::Banned => format!("{refused}: this client is banned"),
         Code::BadClientId | Code::ClientIdentifierNotValid => {
             format!("{refused}: it does not accept this client id")
+        }
+        Code::ConnectionRateExceeded => {
+            format!(
+                "{refused}: too many logins failed, or it limits the rate of connections; try again in a minute"
+            )
         }
         other => format!("{refused} ({other:?})"),
     }

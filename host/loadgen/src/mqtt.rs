@@ -158,7 +158,7 @@ impl Mqtt {
             return Err(MALFORMED);
         };
         if *reason != 0 {
-            return Err(Broken::Refused(format!("CONNACK {reason:#04x}")));
+            return Err(Broken::Refused(refusal(*reason)));
         }
         let properties = properties(rest)?.0;
         let mut packet_bytes_max = u32::MAX;
@@ -328,6 +328,16 @@ impl Protocol for Mqtt {
 
     fn bye(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(&[0xE0, 0]);
+    }
+}
+
+/// The reason of a CONNACK (MQTT 5, section 3.2.2.2).
+fn refusal(reason: u8) -> String {
+    match reason {
+        0x86 => "wrong user name or password".to_owned(),
+        0x87 => "this client is not authorized to connect".to_owned(),
+        0x9F => "too many logins failed; try again in a minute".to_owned(),
+        other => format!("CONNACK {other:#04x}"),
     }
 }
 

@@ -16,8 +16,14 @@ use data_encoding::BASE64;
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Browser, Mosquitto, Ran, Server, admin::Admin, client::PATIENCE, command, command::finish,
-    policies, run, tls::trusting, wait::eventually,
+    Browser, Mosquitto, Ran, Server,
+    admin::Admin,
+    client::PATIENCE,
+    command,
+    command::{finish, subcommands},
+    policies, run,
+    tls::trusting,
+    wait::eventually,
 };
 use tempfile::TempDir;
 
@@ -387,6 +393,59 @@ fn sessions_of_users_end_with_their_role() {
     assert_eq!(status("GET", "/v1/usage", &operator), 200);
     let again = log_in("reader");
     assert_eq!(status("POST", "/v1/rollback", &again), 409);
+}
+
+/// Every command that logs in at the admin API, but `ready`: probes need no login.
+const LOGGING_IN: [&[&str]; 21] = [
+    &["clients"],
+    &["clients", "kick", "c"],
+    &["cluster", "handover"],
+    &["cluster", "upgrade"],
+    &["get", "k", "--as-of", "1s"],
+    &["history", "k"],
+    &["policy", "canary", "builtin", "--percent", "5"],
+    &["policy", "dev", "project"],
+    &["policy", "diff"],
+    &["policy", "list"],
+    &["policy", "load", "password"],
+    &["policy", "logs"],
+    &["policy", "promote", "builtin"],
+    &["policy", "rollback"],
+    &["policy", "route", "x", "builtin"],
+    &["policy", "shadow", "builtin"],
+    &["policy", "unload", "builtin"],
+    &["replay"],
+    &["slow"],
+    &["top", "--once"],
+    &["usage"],
+];
+
+#[test]
+fn every_command_refuses_a_wrong_password_in_words() {
+    let credentials = |flags: &str| flags.contains("[--password-file]");
+    let logs_in = |flags: &str| flags.contains("[--admin]") && credentials(flags);
+    for (name, _) in subcommands().iter().filter(|(_, flags)| logs_in(flags)) {
+        let has = |it: &&[&str]| format!("{} ", it.join(" ")).starts_with(&format!("{name} "));
+        let is_other = ["ready", "context add", "lock"].contains(&&**name);
+        assert!(
+            is_other || LOGGING_IN.iter().any(has),
+            "{name} is not tested"
+        );
+    }
+    // An address may guess wrong only 16 times.
+    for commands in LOGGING_IN.chunks(11) {
+        let plant = Plant::start(&[]);
+        fs::write(plant.file("wrong"), "wrong").unwrap();
+        fs::create_dir(plant.file("project")).unwrap();
+        fs::write(plant.file("project/Cargo.toml"), "").unwrap();
+        let (url, ca) = (plant.url(), plant.file("ca.crt"));
+        let login = ["--admin", &url, "--ca", &ca, "--user", "reader"];
+        for command in commands {
+            let all = [*command, &login, &["--password-file", "wrong"]].concat();
+            let ran = plant.run(&all).code(4).says("wrong user name or password");
+            assert!(ran.stdout.is_empty(), "{ran:?}");
+        }
+    }
 }
 
 #[test]
