@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             role: RoleChoice(role),
             file,
         } => {
-            let mut lines = Lines::read(&file.users)?;
+            let mut lines = Lines::existing(&file.users)?;
             if !lines.set_role(name, *role) {
                 return Err(unknown(file, name));
             }
@@ -141,7 +141,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             output::notice(&format!("{name} has {role}"));
         }
         Command::Remove { name, file } => {
-            let mut lines = Lines::read(&file.users)?;
+            let mut lines = Lines::existing(&file.users)?;
             if !lines.remove(name) {
                 return Err(unknown(file, name));
             }
@@ -149,7 +149,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             output::notice(&format!("removed {name}"));
         }
         Command::List { file } => {
-            let lines = Lines::read(&file.users)?;
+            let lines = Lines::existing(&file.users)?;
             let users = lines.users().map(|(name, role)| match role {
                 Some(role) => format!("{name}\t{role}\n"),
                 None => format!("{name}\n"),
@@ -238,6 +238,18 @@ impl Lines {
             lines: text.lines().map(Into::into).collect(),
             before: Some(before),
         })
+    }
+
+    /// Reads the file, which must be valid for a store.
+    fn existing(path: &Path) -> Result<Self, Failure> {
+        let lines = Self::read(path)?;
+        match lines.before {
+            Some(_) => Ok(lines),
+            None => Err(Failure::usage(format!(
+                "there is no file {}: `statehouse user add` creates it",
+                path.display()
+            ))),
+        }
     }
 
     /// The users, each with its role.

@@ -214,6 +214,11 @@ pub enum ClusterError {
         "other hosts cannot connect to {0}: name an address of this machine with --cluster-listen, or add --cluster-address HOST:PORT"
     )]
     Address(SocketAddr),
+    /// An address that is none of etcd.
+    #[error(
+        "`{0}` is not the address of an etcd server: write one such as http://etcd1:2379 or https://etcd1:2379"
+    )]
+    Url(String),
     /// A certificate without its key, or a key without its certificate.
     #[error("cluster_cert and cluster_key belong together: give both or none")]
     HalfCertificate,
@@ -269,6 +274,14 @@ impl ClusterFlags {
             (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
             _ => return Err(ClusterError::HalfCertificate),
         };
+        let is_address = |url: &str| {
+            let scheme = ["http://", "https://"];
+            let host = scheme.iter().find_map(|it| url.strip_prefix(it));
+            host.is_some_and(|it| !it.is_empty())
+        };
+        if let Some(url) = self.cluster.iter().find(|it| !is_address(it)) {
+            return Err(ClusterError::Url(url.clone()));
+        }
         let encrypted = |url: &String| url.starts_with("https:");
         let fits = match &self.cluster_ca {
             Some(_) => self.cluster.iter().all(encrypted),

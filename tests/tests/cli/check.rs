@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, net::TcpListener, path::Path};
 use statehouse_tests::{Ran, Server, policies, run, run_in};
 
 /// The names and contents of all files below a directory.
-fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod backup;
+mod bad_input;
 mod bench;
 mod check;
 mod commands;

@@ -71,12 +71,7 @@ pub(super) fn build(args: &Args) -> Result<(PathBuf, Exit), Failure> {
         Some(Language::Rust) => rust(args)?,
         Some(Language::JavaScript) => javascript(args)?,
         Some(Language::Python) => python(args)?,
-        None => {
-            return Err(Failure::usage(format!(
-                "{} is no project of a policy: it has no Cargo.toml, package.json or pyproject.toml. `statehouse policy new NAME` writes one",
-                args.dir.display()
-            )));
-        }
+        None => return Err(no_project(&args.dir)),
     };
     let module = match is_rule(&module) {
         true => compose(&module).map_err(|error| Failure::negative(error.to_string()))?,
@@ -98,6 +93,18 @@ pub(super) fn build(args: &Args) -> Result<(PathBuf, Exit), Failure> {
         Err(_) => Exit::Negative,
     };
     Ok((path, exit))
+}
+
+/// Fails if the directory is not the project of a policy.
+pub(super) fn require_project(dir: &Path) -> Result<(), Failure> {
+    Language::of(dir).map(|_| ()).ok_or_else(|| no_project(dir))
+}
+
+fn no_project(dir: &Path) -> Failure {
+    Failure::usage(format!(
+        "{} is no project of a policy: it has no Cargo.toml, package.json or pyproject.toml. `statehouse policy new NAME` writes one",
+        dir.display()
+    ))
 }
 
 /// The package name, and the module that cargo builds.

@@ -45,7 +45,8 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    // A store that does not run is an error at once, not after the first build.
+    // These are errors at once, not after the first build.
+    build::require_project(&args.dir)?;
     args.store.ask(Method::GET, "/v1/policies").await?;
     let mut loaded: Option<String> = None;
     loop {
