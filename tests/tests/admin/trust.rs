@@ -58,6 +58,18 @@ fn policy_must_be_signed_by_a_trusted_key() {
     assert_eq!(roles(&server, OURS), None);
     policy(&server, &["load", "--promote", &files.signed]).code(0);
     assert!(answers(&server, "tally"));
+    let check = policy(&server, &["check", &files.signed, "--json"]).code(0);
+    let check: serde_json::Value = serde_json::from_str(&check.text()).unwrap();
+    let signer = check["signed_by"][0].as_str().unwrap();
+    let signed = format!("the admin API; its file is signed by key {signer}");
+    let list = policy(&server, &["list"]).code(0).text();
+    for (what, by) in [("loaded", &*signed), ("assigned", "the admin API")] {
+        let start = format!("{what} {OURS}@");
+        let line = list.lines().find(|it| it.starts_with(&start)).unwrap();
+        let (_, at) = line.split_once(", 20").unwrap();
+        let (time, author) = at.split_once(": ").unwrap();
+        assert!(time.ends_with('Z') && author == by, "{line}");
+    }
     // The digest is that of the file with its signature.
     let digests = |path: &str| {
         let text = policy(&server, &["load", path, "--json"]).code(0).text();

@@ -4,7 +4,7 @@
 use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
-use statehouse_tests::{Property, Publish, Server};
+use statehouse_tests::{Hlc, Property, Publish, Server};
 
 use crate::{ask, ask_with, json};
 
@@ -190,6 +190,94 @@ fn import_restores_what_export_wrote() {
     );
 }
 
+/// Every command that prints versions must write them alike, so that each can be given to any other.
+#[test]
+fn versions_have_one_format_in_all_commands() {
+    let server = Server::start();
+    ask(&server, &["set", "lock", "me"]).code(0);
+    let fence = version(&server, "lock");
+    ask(&server, &["set", "k", "a", "--fencing-token", &fence]).code(0);
+    let first = version(&server, "k");
+    ask(&server, &["set", "k", "b", "--fencing-token", &fence]).code(0);
+    let second = version(&server, "k");
+    let data = server.directory().join("statehouse-data");
+    let data = data.to_str().unwrap();
+    for (arguments, code) in [
+        (&["get", "k", "--with-version"][..], 0),
+        (&["get", "k", "--json"], 0),
+        (&["get", "k", "--meta"], 0),
+        (&["get", "k", "--meta", "--json"], 0),
+        (
+            &[
+                "get",
+                "k",
+                "--as-of",
+                &first,
+                "--with-version",
+                "--data",
+                data,
+            ],
+            0,
+        ),
+        (&["call", "GET", "k", "--with-version"], 0),
+        (&["call", "GET", "k", "--json"], 0),
+        (&["call", "META", "k"], 0),
+        (&["scan", "k", "--long"], 0),
+        (&["scan", "k", "--long", "--json"], 0),
+        (&["export", "k"], 0),
+        (&["watch", "k", "--from", &first, "--count", "1"], 0),
+        (
+            &["watch", "k", "--from", &first, "--count", "1", "--json"],
+            0,
+        ),
+        (
+            &[
+                "set",
+                "k",
+                "c",
+                "--if-version",
+                &first,
+                "--fencing-token",
+                &fence,
+            ],
+            1,
+        ),
+        (
+            &["set", "k", "c", "--nx", "--json", "--fencing-token", &fence],
+            1,
+        ),
+        (&["del", "k", "--json", "--fencing-token", &fence], 0),
+    ] {
+        let ran = ask(&server, arguments).code(code);
+        assert_padded(&format!("{}\n{}", ran.text(), ran.stderr));
+    }
+    for arguments in [
+        &["history", "k", "--data", data][..],
+        &["history", "k", "--data", data, "--json"],
+        &["explain", "--data", data, "--", "GET", "lock"],
+        &["explain", "--data", data, "--json", "--", "SET", "n", "v"],
+    ] {
+        assert_padded(&statehouse_tests::run(arguments, b"").code(0).text());
+    }
+    assert!(first < second, "padded versions sort as text");
+}
+
+/// Asserts that the text has a version, and that each one is padded.
+fn assert_padded(text: &str) {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '_' | '@' | '.' | '-');
+    let words = text.split(|c| !is_name(c));
+    let versions = words.filter(|word| {
+        let wall = word.split(':').next().unwrap();
+        word.contains(':') && wall.len() >= 10 && wall.bytes().all(|it| it.is_ascii_digit())
+    });
+    let mut count = 0;
+    for version in versions {
+        Hlc::parse_padded(version.trim_end_matches('.')).unwrap();
+        count += 1;
+    }
+    assert!(count > 0, "no version in {text}");
+}
+
 #[test]
 fn failed_import_names_the_line_to_go_on_with() {
     let server = Server::start();
@@ -245,6 +333,10 @@ fn wrongly_built_requests_leave_a_line_with_the_remedy() {
     };
     let mut client = server.connect("press-4");
     client.publish(Publish::new(topic, get).qos(1));
+    let uncorrelated = Publish::new(topic, get).with(Property::ResponseTopic("r".into()));
+    server.connect("press-5").publish(uncorrelated.qos(1));
+    let line = server.wait_for_log("client=press-5");
+    assert!(line.contains("a request needs Correlation Data"), "{line}");
     for _ in 0..5 {
         client.publish(complete(set).qos(1));
     }

@@ -105,6 +105,18 @@ impl Project {
         assert!(text.contains(cause), "{text}");
         let expected = "4 transcripts, 9 requests: every line holds, the policy failed at 1 request, no hidden state\n";
         assert!(text.ends_with(expected), "{text}");
+        self.explain_crash("crash", cause);
+    }
+
+    /// `explain` must show the same cause.
+    fn explain_crash(&self, key: &str, cause: &str) {
+        let request = ["--policy", "kitchen-rule.wasm", "--", "SET", key, "1"];
+        let mut explain = command(&["explain"]);
+        explain.args(request).current_dir(&self.path);
+        let text = finish_within(explain, b"", policies::COMPILER_PATIENCE);
+        let text = text.code(1).text();
+        let failed = format!("the policy failed: {cause}");
+        assert!(text.contains(&failed), "{text}");
     }
 
     /// The crash must be reported with its message, file and line.
@@ -135,18 +147,7 @@ fn new_rust_rule_builds_and_names_its_crash() {
     project.build().code(0);
     let cause = "src/lib.rs:15: range start index 99 out of range for slice of length 16";
     project.check_crash(cause);
-    let explain = [
-        "explain",
-        "--policy",
-        "kitchen-rule.wasm",
-        "--",
-        "SET",
-        "setpoint/kitchen",
-        "1",
-    ];
-    let text = run_in(&project.path, &explain, b"").code(1).text();
-    let failed = format!("the policy failed: {cause}");
-    assert!(text.contains(&failed), "{text}");
+    project.explain_crash("setpoint/kitchen", cause);
 
     // A failed build prints the compiler's errors and leaves no policy.
     fs::remove_file(project.path.join("kitchen-rule.wasm")).unwrap();

@@ -39,6 +39,14 @@ fn signed_order_ships_and_promotes_a_policy() {
     assert_eq!(status["active"]["name"], OURS);
     assert_eq!(status["last_serial"], 7);
     assert!(answers(&server, "tally"));
+    let list = policy(&server, &["list"]).code(0).text();
+    for what in ["loaded", "assigned"] {
+        let line = list.lines().find(|it| it.starts_with(what)).unwrap();
+        assert!(
+            line.contains(": order 7 of client fleet, signed by key "),
+            "{line}"
+        );
+    }
     // Late duplicates are acknowledged and have no effect.
     policy(&server, &["rollback"]).code(0);
     assert_eq!(publish(&mut client, &order).0, 0);
