@@ -453,7 +453,8 @@ impl Server {
             }
             _ => {}
         }
-        self.client_errors.log(&incoming.peer.client, decision);
+        self.client_errors
+            .log(&incoming.peer.client, decision, self.mode);
     }
 
     /// Passes a request to the audit log, because rules forbid it or a limit refuses it.

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::limits;
 use statehouse_core::request::Early;
+use statehouse_core::store::Mode;
 use statehouse_core::{Decision, Outcome};
 
 /// The answer to a SET without `__ts` (the protocol, section 4).
@@ -40,8 +41,14 @@ impl Default for ClientErrors {
 
 impl ClientErrors {
     /// Logs the mistake of a request, if it has one.
-    pub(super) fn log(&self, client: &str, decision: &Decision<'_>) {
+    pub(super) fn log(&self, client: &str, decision: &Decision<'_>, mode: Mode) {
         let (what, remedy) = match &decision.outcome {
+            // The embedded broker passes this refusal to the client and to the audit log. Behind a
+            // foreign broker this line is its only trace.
+            Outcome::Refused(_, what) if mode == Mode::Foreign => (
+                *what,
+                "set Response Topic and Correlation Data on each request, since the answer is published with them",
+            ),
             Outcome::Answered(_, Early::QosZero) => (
                 "a request needs QoS 1: at QoS 0 it cannot be acknowledged",
                 "publish it with QoS 1",

@@ -51,6 +51,12 @@ fn unanswerable_request_is_dropped_and_counted() {
     assert_dropped(&mut client, |it| {
         (it.qos, it.correlation) = (0, None);
     });
+    for missing in ["a Response Topic", "Correlation Data"] {
+        let line = scene
+            .host
+            .wait_for_log(&format!("a request needs {missing}"));
+        assert!(line.contains("client=requester"), "{line}");
+    }
     assert_eq!(scene.host.metric("refused_total"), 3);
     assert_eq!(scene.host.metric("kicked_total"), 0);
 }
