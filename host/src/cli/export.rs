@@ -1,6 +1,7 @@
 //! `statehouse export`: writes keys as JSON lines, which `statehouse import` reads.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use statehouse_client::Error;
 use super::data;
 use super::entries::{self, Entry, Parts};
 use super::output::{Exit, Failure, emit, json_bytes, notice, printable};
+use super::progress::Progress;
 use super::remote::Remote;
 
 /// How long the broker keeps the session of an interrupted export.
@@ -49,6 +51,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let mut parts = Parts::Both;
     let mut last = args.after.as_ref().map(|key| key.as_bytes().to_vec());
     let mut count = 0;
+    // Keys that are printed on the terminal show the progress themselves.
+    let mut progress = (!io::stdout().is_terminal()).then(Progress::new);
     while let Some(mut keys) = scan
         .next_page()
         .await
@@ -75,7 +79,11 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         if !emit(&out)? {
             break;
         }
+        if let Some(progress) = &mut progress {
+            progress.text(|| format!("{} written", data::count(count, "key")));
+        }
     }
+    drop(progress);
     client.close().await;
     notice(&format!("{} written", data::count(count, "key")));
     Ok(Exit::Done)

@@ -113,8 +113,12 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             break;
         }
         let shown = || format!("{} imported", data::count(counts.set, "key"));
-        progress.share(bytes_read, bytes.unwrap_or(bytes_read), shown);
+        match bytes {
+            Some(bytes) => progress.share(bytes_read, bytes, shown),
+            None => progress.text(shown),
+        }
     }
+    progress.clear();
     client.close().await;
     report(&args, &counts)
 }

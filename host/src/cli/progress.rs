@@ -42,16 +42,32 @@ impl Progress {
 
     /// Shows the share of work that is done, in any unit, with a text.
     pub(super) fn share(&mut self, done: u64, total: u64, status: impl FnOnce() -> String) {
+        if self.is_due() {
+            self.draw(&line(done, total, &status(), self.is_terminal));
+        }
+    }
+
+    /// Shows a text about work whose end is unknown.
+    pub(super) fn text(&mut self, status: impl FnOnce() -> String) {
+        if self.is_due() {
+            self.draw(&status());
+        }
+    }
+
+    fn is_due(&mut self) -> bool {
         let every = if self.is_terminal {
             DRAW_EVERY
         } else {
             LINE_EVERY
         };
-        if self.last.elapsed() < every {
-            return;
+        let is_due = self.last.elapsed() >= every;
+        if is_due {
+            self.last = Instant::now();
         }
-        self.last = Instant::now();
-        let line = line(done, total, &status(), self.is_terminal);
+        is_due
+    }
+
+    fn draw(&mut self, line: &str) {
         let mut out = io::stderr();
         // An error of stderr is ignored, since there is no other place to report it.
         let _ = if self.is_terminal {
@@ -68,6 +84,13 @@ impl Progress {
             let _ = write!(io::stderr(), "\r\x1b[K");
             self.drawn = false;
         }
+    }
+}
+
+/// A command that fails reports it after its progress is dropped.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests commands of everyday use: `call`, `export`, `import`, and options that show or change more
 //! than one value.
 
-use std::{fs, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use statehouse_tests::{Hlc, Property, Publish, Server};
@@ -276,6 +276,32 @@ fn assert_padded(text: &str) {
         count += 1;
     }
     assert!(count > 0, "no version in {text}");
+}
+
+#[test]
+fn export_and_import_show_their_progress_on_a_terminal() {
+    let server = Server::start();
+    let line = |number| format!("{{\"key\":\"k{number}\",\"value\":\"v\"}}\n");
+    let lines: String = (0..5_000).map(line).collect();
+    fs::write(server.directory().join("all.jsonl"), lines).unwrap();
+    for (arguments, shows) in [
+        ("import all.jsonl", " %  "),
+        ("export > copy.jsonl", " keys written\x1b[K"),
+    ] {
+        let program = statehouse_tests::command(&[]).get_program().to_owned();
+        let line = format!("exec {} {arguments}", program.to_str().unwrap());
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+        script.current_dir(server.directory());
+        script.env("STATEHOUSE_PORT", server.port().to_string());
+        let text = statehouse_tests::command::finish(script, b"")
+            .code(0)
+            .text();
+        let (progress, result) = text.rsplit_once("\r\x1b[K").unwrap();
+        assert!(progress.contains(shows), "{text:?}");
+        let end = "statehouse: 5000 keys ";
+        assert!(result.starts_with(end), "the bar is erased: {result:?}");
+    }
 }
 
 #[test]
