@@ -22,7 +22,7 @@ use statehouse_testkit::{Answer, Harness, Reads, array};
 /// directory, and changes neither. It runs twice, on a used and on a fresh instance, and any
 /// difference is reported.
 ///
-/// Exit code 4 if the response is an error, 1 if the policy fails.
+/// Exit code 4 if the response is an error, 1 if the policy fails or the file is no policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

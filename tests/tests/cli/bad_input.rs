@@ -14,7 +14,7 @@ use crate::check::files;
 /// Arguments, the exit code, and what the message says.
 type Row = (&'static [&'static str], i32, &'static str);
 
-const BAD: [Row; 81] = [
+const BAD: [Row; 83] = [
     (&["authz", "check", "none"], 2, "none"),
     (&["authz", "check", "no.wasm"], 2, "line 1"),
     (&["authz", "explain", "a", "FLY", "k"], 2, "FLY"),
@@ -91,6 +91,7 @@ const BAD: [Row; 81] = [
     (&["lock", "k"], 2, "<COMMAND>"),
     (&["lock", "free", "--", "./none"], 127, "./none"),
     (&["man", "no.wasm"], 2, "no.wasm"),
+    (&["policy", "bench", "no.wasm"], 1, "with \\0asm"),
     (&["policy", "bench", "none"], 2, "none"),
     (&["policy", "build", "project"], 2, "no project of a policy"),
     (&["policy", "canary", "builtin"], 2, "--percent"),
@@ -129,6 +130,7 @@ const BAD: [Row; 81] = [
         "no secret Ed25519 key",
     ),
     (&["policy", "test", "builtin", "lines"], 2, "line 1"),
+    (&["policy", "test", "no.wasm", "lines"], 1, "with \\0asm"),
     (&["policy", "test", "none", "lines"], 2, "none"),
     (&["policy", "unload", "none"], 1, "standard@"),
     (&["ready", "--data", "none"], 3, "no store runs in none"),

@@ -4,7 +4,7 @@
 
 use std::{thread, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use statehouse_tests::{Client, Connect, Hlc, Server, policies, store::Store};
 
 use crate::data_directory::{object, objects, run_checked, run_for};
@@ -179,6 +179,16 @@ fn history_and_meta_name_the_user_of_every_session() {
         "{text}"
     );
 
+    let clients = object(&run_for(&server, &["clients", "--json"]).code(0));
+    let listed = clients["clients"].as_array().unwrap().iter();
+    let mut listed: Vec<_> = listed.map(|it| (&it["client"], &it["user"])).collect();
+    listed.sort_by_key(|it| it.0.as_str());
+    let named = [of_long, of_short].map(|(client, user)| (json!(client), json!(user)));
+    assert_eq!(
+        listed,
+        named.each_ref().map(|(client, user)| (client, user))
+    );
+
     let password = directory.path().join("password");
     std::fs::write(&password, "anna").unwrap();
     let url = format!("mqtt://{}", server.address());
@@ -195,7 +205,7 @@ fn history_and_meta_name_the_user_of_every_session() {
     );
     short.set("key", "value");
     let shown = object(&meta(&["--json"]));
-    let writer = serde_json::json!({ "client": "short", "user": "anna" });
+    let writer = json!({ "client": "short", "user": "anna" });
     assert_eq!(
         (&shown["writer"], &shown["holder"]),
         (&writer, &Value::Null)

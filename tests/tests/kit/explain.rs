@@ -42,6 +42,15 @@ fn write_is_explained_from_request_to_notifications() {
 }
 
 #[test]
+fn logged_lines_are_explained() {
+    let say = ["--", "SET", "k", "say", "+OK\\r\\n", "2"];
+    let explain = ["explain", "--policy", policies::faulty()];
+    let text = run(&[&explain[..], &say].concat(), b"").code(0).text();
+    let shown = "\nlog            info: +OK\\r\\n\n               info: +OK\\r\\n\n";
+    assert!(text.contains(shown), "{text}");
+}
+
+#[test]
 fn refusal_or_failure_is_explained_with_its_exit_code() {
     let text = run(
         &["explain", "--timestamp", "none", "--", "SET", "k", "v"],

@@ -201,6 +201,14 @@ fn failure_of_a_policy_is_shown_with_its_cause() {
     );
 }
 
+#[test]
+fn logged_lines_are_shown_with_their_request() {
+    let (_directory, path) = write("> GET k\n< $-1\\r\\n\n> SET k say hello\n< +OK\\r\\n\n");
+    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(0);
+    let shown = format!("{path}:3\n  the policy logs      info: hello\n");
+    assert!(ran.text().starts_with(&shown), "{}", ran.text());
+}
+
 /// Regression: `--update` wrote `-ERR internal error` as the expected answer of a failed request,
 /// and the transcript held from then on.
 #[test]

@@ -13,7 +13,7 @@ use statehouse_testkit::{KitError, read_policy};
 ///
 /// Times are medians of 101 samples of the policy's call, including table accesses. Times of
 /// requests from a transcript include all work of the store. Only the ratios apply to other
-/// machines; fuel is the same on every machine.
+/// machines; fuel is the same on every machine. Exit code 1 if the file is no policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -23,8 +23,8 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// The lines that the policy logs are printed with the line of their request, except the cause of
 /// a failure, which is printed with the failure.
 ///
-/// Exit code 1 if a line differs that --update cannot correct, if the policy fails at a request, or
-/// if it keeps hidden state. A failure is never an expected result: --update does not write it.
+/// Exit code 1 if the file is no policy, if a line differs that --update cannot correct, if the
+/// policy fails at a request, or if it keeps hidden state. A failure is never an expected result: --update does not write it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
