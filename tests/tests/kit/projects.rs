@@ -61,7 +61,7 @@ impl Project {
         self.check_build();
         self.write_options();
         let tested = self.test("tests/").code(0).text();
-        let expected = "3 transcripts, 8 requests: every line holds, no hidden state\n";
+        let expected = "3 transcripts, 9 requests: every line holds, no hidden state\n";
         assert_eq!(tested, expected);
     }
 
@@ -77,8 +77,14 @@ impl Project {
     }
 
     fn write_options(&self) {
-        let options =
-            "> SET k 20 NX PX 10000\n< +OK\\r\\n __ts=$v1\n> VDEL k 21\n< :-1\\r\\n __ts=$v1\n";
+        let options = "\
+> SET k 20 NX PX 10000
+< +OK\\r\\n __ts=$v1
+> VDEL k 21
+< :-1\\r\\n __ts=$v1
+> SCAN k*
+< *1\\r\\n*1\\r\\n$1\\r\\nk\\r\\n
+";
         fs::write(self.path.join("tests/options.txt"), options).unwrap();
     }
 
@@ -103,7 +109,7 @@ impl Project {
         let text = self.test("tests/").code(1).text();
         assert!(text.contains("crash.txt:1\n"), "{text}");
         assert!(text.contains(cause), "{text}");
-        let expected = "4 transcripts, 9 requests: every line holds, the policy failed at 1 request, no hidden state\n";
+        let expected = "4 transcripts, 10 requests: every line holds, the policy failed at 1 request, no hidden state\n";
         assert!(text.ends_with(expected), "{text}");
         self.explain_crash("crash", cause);
     }
