@@ -24,7 +24,8 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// a failure, which is printed with the failure.
 ///
 /// Exit code 1 if the file is no policy, if a line differs that --update cannot correct, if the
-/// policy fails at a request, or if it keeps hidden state. A failure is never an expected result: --update does not write it.
+/// policy fails at a request, or if it keeps hidden state. A failure is never an expected result:
+/// --update does not write it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
