@@ -86,12 +86,13 @@ pub fn subcommands() -> Vec<(String, String)> {
         .map(|page| {
             let page = fs::read_to_string(page.unwrap().path()).unwrap();
             let (_, rest) = page.split_once(".SH SYNOPSIS\n").unwrap();
-            let synopsis = rest.lines().next().unwrap().replace('\\', "");
+            // The codes of bold, roman and italic, and the escapes of dashes.
+            let codes = ["\\fB", "\\fR", "\\fI", "\\"];
+            let synopsis = rest.lines().next().unwrap().to_owned();
+            let synopsis = codes.iter().fold(synopsis, |it, code| it.replace(code, ""));
             let (name, flags) = synopsis.split_once(" [").unwrap();
-            let name = name.replace("fB", "").replace("fR", "");
-            let flags = flags.replace("fB", "").replace("fR", "");
             let name = name.trim_start_matches("statehouse").trim();
-            (name.to_owned(), flags.replace("fI", ""))
+            (name.to_owned(), format!("[{flags}"))
         })
         .filter(|(_, synopsis)| !synopsis.contains("<subcommands>"))
         .collect();
