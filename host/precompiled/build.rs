@@ -1,6 +1,7 @@
 //! Builds the standard policy in `guest/` for wasm32-unknown-unknown, converts it to a component
-//! and compiles that to machine code. The library embeds both files from OUT_DIR. A plain `cargo
-//! build` or `cargo run` picks up every change of the guest's sources.
+//! and, with the feature `embedded-code`, compiles that to machine code. The library embeds the
+//! files from OUT_DIR. A plain `cargo build` or `cargo run` picks up every change of the guest's
+//! sources.
 //!
 //! With `STATEHOUSE_POLICY_COMPONENT=FILE` the build uses a component that was built elsewhere, for
 //! packagers and for machines without the target.
@@ -10,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::{env, fs};
 
+#[cfg(feature = "embedded-code")]
+#[path = "src/build/code.rs"]
+mod code;
 #[path = "src/build/imports.rs"]
 mod imports;
-#[path = "src/settings.rs"]
-mod settings;
 
 const TARGET: &str = "wasm32-unknown-unknown";
 const READY_MADE: &str = "STATEHOUSE_POLICY_COMPONENT";
@@ -32,12 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     write("standard.wasm", &component)?;
-    let target = engine_target()?;
-    let code = compile(&component, &target).unwrap_or_else(|error| {
-        println!("cargo::warning=The standard policy is compiled when the program starts: not possible here for {target} ({error:#})");
-        Vec::new()
-    });
-    write("standard.code", &code)?;
+    #[cfg(feature = "embedded-code")]
+    write("standard.code", &code::compile(&component)?)?;
     let ready_made = env::var_os(READY_MADE).is_some();
     let ruled = if ready_made {
         Vec::new()
@@ -50,29 +48,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         &imports::prefix(&workspace()?.join("wit/policy.wit"))?,
     )?;
     Ok(())
-}
-
-/// Compiles to machine code that every processor of the target's architecture runs.
-fn compile(component: &[u8], target: &str) -> wasmtime::Result<Vec<u8>> {
-    let mut config = settings::config();
-    // Set the target even if it is that of this machine: a named target stands for the oldest
-    // processor of its architecture.
-    config.target(target)?;
-    wasmtime::Engine::new(&config)?.precompile_component(component)
-}
-
-/// The target of the engine that will run the code. The engine interprets Pulley's bytecode on
-/// processors that Cranelift cannot compile for, such as 32-bit ARM.
-fn engine_target() -> Result<String, env::VarError> {
-    let architecture = env::var("CARGO_CFG_TARGET_ARCH")?;
-    match &*architecture {
-        "x86_64" | "aarch64" | "riscv64" | "s390x" => env::var("TARGET"),
-        _ => {
-            let big = env::var("CARGO_CFG_TARGET_ENDIAN")? == "big";
-            let pointers = env::var("CARGO_CFG_TARGET_POINTER_WIDTH")?;
-            Ok(format!("pulley{pointers}{}", if big { "be" } else { "" }))
-        }
-    }
 }
 
 fn component(out: &Path) -> Result<Vec<u8>, Box<dyn Error>> {

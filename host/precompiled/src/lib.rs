@@ -1,8 +1,11 @@
 //! Policies as machine code, so that a start does not compile them.
 //!
-//! The machine code of the standard policy is embedded in the program by the build script. That of
-//! other policies is saved in a directory after their first compilation. Any other component is
-//! compiled when it is loaded.
+//! With the feature `embedded-code`, the program contains the machine code of the standard policy.
+//! That of other policies is saved in a directory after their first compilation. Without a
+//! directory, a component is compiled when it is loaded.
+//!
+//! The feature is off by default, because the build then compiles Cranelift twice: for the program,
+//! and without optimization for the build script. Packages and tests use it.
 //!
 //! # Trust
 //!
@@ -39,9 +42,12 @@ pub use modules::Modules;
 /// The standard policy as a component: built from `guest/` by the build script.
 pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));
 
-/// The standard policy as machine code for every processor of the target's architecture. Empty if
-/// the build could not compile for the target.
+/// The standard policy as machine code for every processor of the target's architecture. Empty
+/// without the feature `embedded-code`, and if the build could not compile for the target.
+#[cfg(feature = "embedded-code")]
 const STANDARD_CODE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.code"));
+#[cfg(not(feature = "embedded-code"))]
+const STANDARD_CODE: &[u8] = &[];
 
 /// The standard policy that asks a rule: a component to compose with the rule. Empty if this
 /// program was built with a standard policy that was built elsewhere.

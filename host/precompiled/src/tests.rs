@@ -58,6 +58,7 @@ fn files(directory: &Path) -> usize {
     fs::read_dir(directory).unwrap().count()
 }
 
+#[cfg(feature = "embedded-code")]
 #[test]
 fn standard_policy_is_never_compiled_or_saved() {
     let data = tempfile::tempdir().unwrap();
