@@ -16,6 +16,13 @@ pub struct Histogram {
     sum_ns: u64,
 }
 
+/// A time, and its bucket in all histograms with the same bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeBucket {
+    bucket: usize,
+    ns: u64,
+}
+
 impl Histogram {
     /// An empty histogram. The bounds must ascend.
     #[must_use]
@@ -35,10 +42,23 @@ impl Histogram {
 
     /// Counts several times with this mean.
     pub fn record_many(&mut self, mean: Duration, times: u32) {
-        let ns = nanos(mean);
-        let bucket = self.bounds_ns.partition_point(|bound| *bound < ns);
+        let TimeBucket { bucket, ns } = self.bucket_of(mean);
         self.buckets[bucket] += u64::from(times);
         self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(times.into()));
+    }
+
+    /// The bucket of a time. One search is enough for all histograms with the same bounds.
+    #[must_use]
+    pub fn bucket_of(&self, time: Duration) -> TimeBucket {
+        let ns = nanos(time);
+        let bucket = self.bounds_ns.partition_point(|bound| *bound < ns);
+        TimeBucket { bucket, ns }
+    }
+
+    /// Counts a time whose bucket was found in a histogram with the same bounds.
+    pub fn record_at(&mut self, counted: TimeBucket) {
+        self.buckets[counted.bucket] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(counted.ns);
     }
 
     /// The buckets: the bound of each, none for the last one, and how many times it counts.
@@ -127,6 +147,10 @@ mod tests {
         assert_eq!(times.buckets().last(), Some((None, 1)));
         assert_eq!(times.count(), 7);
         assert_eq!(times.sum(), 19 * MS + Duration::from_nanos(1));
+        let mut other = Histogram::new(&BOUNDS);
+        other.record_at(times.bucket_of(11 * MS));
+        assert_eq!(other.buckets().last(), Some((None, 1)));
+        assert_eq!(other.sum(), 11 * MS);
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod program;
 pub mod rights;
 pub mod topics;
 
-pub use histogram::Histogram;
+pub use histogram::{Histogram, TimeBucket};
 pub use ids::{ConnectionId, SessionId};
 pub use peer::{OPERATOR_CLIENT, Peer};
 pub use position::LogPosition;

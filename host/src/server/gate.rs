@@ -27,7 +27,7 @@ use statehouse_protocol::ConnectionId;
 
 use super::names::Names;
 use super::slow::{Departures, SlowLog};
-use super::timing::{Call, LeaveTimes, Pending, RequestTimes, Timed, key_of};
+use super::timing::{Call, LeaveTimes, Pending, RequestTimes, ShortKey, Timed, key_of};
 use super::watched::Observed;
 use crate::limits;
 use crate::traces::{Notifier, Trace, TracedNotification, Traces};
@@ -62,6 +62,8 @@ struct Queue {
     waiting_responses: Pending,
     times: LeaveTimes,
     names: Names,
+    /// The key of the request whose response is queued next.
+    key: ShortKey,
     /// The number of waiting outputs by the connection that they are for.
     destinations: FxHashMap<ConnectionId, usize>,
     /// The bytes of waiting outputs by the connection whose requests caused them.
@@ -88,6 +90,9 @@ enum Measured {
 
 /// When a notification was decided, and its span if it has one.
 type MeasuredNotification = (Instant, Option<Box<TracedNotification>>);
+
+/// What is measured of a response, its trace if it has one, and its client.
+type MeasuredResponse<'a> = (Timed, Option<Box<Trace>>, &'a Arc<str>);
 
 impl ResponseGate {
     /// Begins to queue the outputs of one decision. They are counted for `owner`, the connection
@@ -208,7 +213,7 @@ pub struct Outputs<'a> {
     position: LogPosition,
     owner: ConnectionId,
     /// What is measured of the response, and when the notifications were decided.
-    response: Option<(Timed, &'a Arc<str>)>,
+    response: Option<MeasuredResponse<'a>>,
     notified: Option<Instant>,
     /// What further notifications belong to, and how many of them may have spans.
     traced: Option<(Notifier, usize)>,
@@ -234,12 +239,13 @@ impl<'a> Outputs<'a> {
         call: Call,
         trace: Option<Box<Trace>>,
     ) {
-        let mut timed = Timed::of(incoming, effects, begun, call, &mut self.queue.names);
-        timed.trace = trace;
-        if let Some(watched) = &mut self.queue.times.watched {
+        let queue = &mut *self.queue;
+        let timed = Timed::of(effects, begun, call, &mut queue.names);
+        queue.key.set(effects, incoming.payload);
+        if let Some(watched) = &mut queue.times.watched {
             watched.hot_keys.offer(|| key_of(effects, incoming.payload));
         }
-        self.response = Some((timed, &incoming.peer.client));
+        self.response = Some((timed, trace, &incoming.peer.client));
     }
 
     /// Queues the next output, for the connection `destination`.
@@ -255,10 +261,7 @@ impl<'a> Outputs<'a> {
             }
             Outbound::Acknowledge(..) | Outbound::Disconnect(..) => (None, None),
         };
-        if let Some(trace) = response
-            .as_ref()
-            .and_then(|(timed, _)| timed.trace.as_ref())
-        {
+        if let Some((_, Some(trace), _)) = &response {
             // Earlier notifications are about earlier changes.
             self.traced = Some((trace.notifier(), limits::TRACED_NOTIFICATIONS_MAX));
             bytes += size_of::<Trace>();
@@ -270,16 +273,18 @@ impl<'a> Outputs<'a> {
         let queue = &mut *self.queue;
         self.waits |= queue.destinations.contains_key(&destination);
         if !self.waits {
-            if let Some((timed, client)) = response {
-                queue.ready_responses.add(timed, client);
+            if let Some((timed, trace, client)) = response {
+                let responses = &mut queue.ready_responses;
+                responses.add(timed, &queue.key, trace, client);
             }
             queue.ready_notifications.extend(notified);
             queue.ready.push(out);
             return;
         }
         let measured = match (response, notified) {
-            (Some((timed, client)), _) => {
-                queue.waiting_responses.add(timed, client);
+            (Some((timed, trace, client)), _) => {
+                let responses = &mut queue.waiting_responses;
+                responses.add(timed, &queue.key, trace, client);
                 Measured::Response
             }
             (None, Some(notified)) => Measured::Notification(notified),
@@ -336,10 +341,11 @@ impl Queue {
             self.times.notification(decided, now);
             departures.notified(span, now);
         }
-        while let Some((timed, client)) = self.ready_responses.next() {
-            self.times.response(&timed, now);
-            departures.left(timed, client, &self.names, now);
-        }
+        let (times, names) = (&mut self.times, &self.names);
+        while self.ready_responses.next(|next| {
+            let took = times.response(next.timed, now);
+            departures.left(next, took, names, now);
+        }) {}
         while let Some(next) = self
             .waiting
             .pop_front_if(|next| next.position <= self.released)
@@ -349,14 +355,14 @@ impl Queue {
             bytes += next.bytes;
             match next.measured {
                 Measured::Notification((decided, span)) => {
-                    self.times.notification(decided, now);
+                    times.notification(decided, now);
                     departures.notified(span, now);
                 }
                 Measured::Response => {
-                    if let Some((timed, client)) = self.waiting_responses.next() {
-                        self.times.response(&timed, now);
-                        departures.left(timed, client, &self.names, now);
-                    }
+                    self.waiting_responses.next(|next| {
+                        let took = times.response(next.timed, now);
+                        departures.left(next, took, names, now);
+                    });
                 }
                 Measured::No => {}
             }

@@ -37,7 +37,7 @@ impl Server {
             let unreleased_max = locked.core.store_mut().quota().unreleased_bytes_max;
             let has_room = || owner.is_none_or(|it| self.gate.has_room(it, unreleased_max));
             locked.swaps.begin();
-            locked.calls.begin(Instant::now());
+            locked.calls.begin(begun, Instant::now());
             let mut steps = 0_u32;
             // A turn ends after some bytes, so that the limit of a client sees its responses in
             // time.

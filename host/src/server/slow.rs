@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::names::Names;
-use super::timing::Timed;
+use super::timing::{NextRequest, Timed};
 use crate::limits;
 use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification, short};
 use statehouse_core::clock::wall_ms;
@@ -71,6 +71,7 @@ struct Kept {
 /// A request whose response is leaving.
 pub(super) struct Departure {
     timed: Timed,
+    key: Option<String>,
     client: Arc<str>,
     command: Option<String>,
     policy: Option<String>,
@@ -162,31 +163,32 @@ impl Departures {
         self.first_left.map(|left| (self.responses, left))
     }
 
-    /// Keeps a request if it is slow or traced.
+    /// Keeps a request that took this long, if it is slow or traced.
     pub(super) fn left(
         &mut self,
-        mut timed: Timed,
-        client: &Arc<str>,
+        mut next: NextRequest<'_>,
+        took: Duration,
         names: &Names,
         left: Instant,
     ) {
+        let timed = next.timed;
         self.responses = self.responses.saturating_add(1);
         self.first_left.get_or_insert(left);
-        if let Some(trace) = timed.trace.take() {
+        if let Some(trace) = next.trace.take() {
             self.traced
                 .push(Finished::Request(Box::new(FinishedRequest {
                     trace,
                     begun: timed.begun,
                     left,
                     handed: left,
-                    client: short(client),
+                    client: short(next.client),
                     command: names.command(timed.command).map(str::to_owned),
                     policy: names.policy(timed.policy).map(str::to_owned),
                     outcome: timed.answered.name(),
                     fuel: timed.fuel,
                 })));
         }
-        if left.saturating_duration_since(timed.begun) < self.threshold {
+        if took < self.threshold {
             return;
         }
         self.slow += 1;
@@ -194,10 +196,11 @@ impl Departures {
             self.last.pop_front();
         }
         self.last.push_back(Departure {
-            client: client.clone(),
+            key: next.key(),
+            client: next.client.clone(),
             command: names.command(timed.command).map(str::to_owned),
             policy: names.policy(timed.policy).map(str::to_owned),
-            timed,
+            timed: *timed,
             left,
         });
     }
@@ -226,7 +229,7 @@ impl Departure {
             at_ms,
             client: self.client.to_string(),
             command: self.command,
-            key: timed.key.text(),
+            key: self.key,
             policy: self.policy,
             outcome: timed.answered.name().to_owned(),
             fuel: timed.fuel.into(),

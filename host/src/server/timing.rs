@@ -9,13 +9,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use statehouse_protocol::Histogram;
+use statehouse_protocol::{Histogram, TimeBucket};
 
 use super::names::Names;
 use super::watched::Watched;
 use crate::limits;
 use crate::traces::Trace;
-use statehouse_core::request::Incoming;
 use statehouse_core::store::{Effects, RestsOn};
 
 /// Fuel from which a call is measured by a reading of the clock of its own: some hundred
@@ -61,8 +60,11 @@ pub(super) static LEAVE_BOUNDS: [Duration; 14] = [
 /// The times of policy calls.
 pub(super) struct CallTimes {
     times: Histogram,
-    /// The last reading of the clock.
+    /// When the turn began.
+    turn: Instant,
+    /// The last reading of the clock, and the microseconds from the beginning of the turn to it.
     read_at: Instant,
+    queue_us: u32,
     /// The calls since then, and their fuel.
     calls: u32,
     fuel: u64,
@@ -70,18 +72,21 @@ pub(super) struct CallTimes {
     ns_per_fuel: f64,
 }
 
-/// The time of one call.
+/// The time of one call, and from the beginning of the turn until it, in microseconds.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
-    pub(super) began: Instant,
-    pub(super) took: Duration,
+    queue_us: u32,
+    policy_us: u32,
 }
 
 impl Default for CallTimes {
     fn default() -> Self {
+        let now = Instant::now();
         Self {
             times: Histogram::new(&CALL_BOUNDS),
-            read_at: Instant::now(),
+            turn: now,
+            read_at: now,
+            queue_us: 0,
             calls: 0,
             fuel: 0,
             ns_per_fuel: 0.0,
@@ -95,9 +100,15 @@ impl CallTimes {
         &self.times
     }
 
-    /// Calls may follow this reading of the clock.
-    pub(super) fn begin(&mut self, now: Instant) {
+    /// Calls of a turn that began at the time `turn` may follow this reading of the clock.
+    pub(super) fn begin(&mut self, turn: Instant, now: Instant) {
+        self.turn = turn;
+        self.restart(now);
+    }
+
+    fn restart(&mut self, now: Instant) {
         (self.read_at, self.calls, self.fuel) = (now, 0, 0);
+        self.queue_us = micros(now.saturating_duration_since(self.turn));
     }
 
     /// A call that used this much fuel has ended.
@@ -105,9 +116,10 @@ impl CallTimes {
         self.calls += 1;
         self.fuel = self.fuel.saturating_add(fuel);
         if fuel < HEAVY_FUEL_MIN {
+            let policy_ns = (fuel as f64 * self.ns_per_fuel) as u64;
             return Call {
-                began: self.read_at,
-                took: Duration::from_nanos((fuel as f64 * self.ns_per_fuel) as u64),
+                queue_us: self.queue_us,
+                policy_us: u32::try_from(policy_ns / 1_000).unwrap_or(u32::MAX),
             };
         }
         let now = Instant::now();
@@ -120,10 +132,11 @@ impl CallTimes {
             self.times.record_many(rest / light, light);
         }
         self.times.record(took);
-        self.begin(now);
+        self.restart(now);
+        let policy_us = micros(took);
         Call {
-            began: now.checked_sub(took).unwrap_or(now),
-            took,
+            queue_us: self.queue_us.saturating_sub(policy_us),
+            policy_us,
         }
     }
 
@@ -134,7 +147,7 @@ impl CallTimes {
             self.times.record_many(elapsed / self.calls, self.calls);
             self.ns_per_fuel = elapsed.as_nanos() as f64 / self.fuel.max(1) as f64;
         }
-        self.begin(now);
+        self.restart(now);
     }
 }
 
@@ -192,8 +205,9 @@ pub(super) fn error_of(effects: &Effects) -> Option<&[u8]> {
     is_error.then(|| text.trim_ascii_end())
 }
 
-/// A request from its decision until its response leaves. Each waiting response has one, so it is
-/// small and holds no reference but, at times, the client.
+/// What is measured of a request until its response leaves. Each waiting response has one, so it is
+/// small and holds no reference.
+#[derive(Clone, Copy)]
 pub(super) struct Timed {
     /// When the turn of its connection began.
     pub(super) begun: Instant,
@@ -205,35 +219,20 @@ pub(super) struct Timed {
     /// The numbers of [`Names`].
     pub(super) command: u16,
     pub(super) policy: u16,
-    /// The first key that it wrote or read.
-    pub(super) key: ShortKey,
-    /// If it is traced.
-    pub(super) trace: Option<Box<Trace>>,
-    /// None if it is the client of the request before in the same queue.
-    client: Option<Arc<str>>,
 }
 
 impl Timed {
-    pub(super) fn of(
-        incoming: &Incoming<'_>,
-        effects: &Effects,
-        begun: Instant,
-        call: Call,
-        names: &mut Names,
-    ) -> Self {
+    pub(super) fn of(effects: &Effects, begun: Instant, call: Call, names: &mut Names) -> Self {
         let command = effects.answer.as_ref().and_then(|it| it.command);
         let (policy, command) = names.numbers(effects.by.as_deref(), command);
         Self {
             begun,
-            queue_us: micros(call.began.saturating_duration_since(begun)),
-            policy_us: micros(call.took),
+            queue_us: call.queue_us,
+            policy_us: call.policy_us,
             fuel: u32::try_from(effects.fuel).unwrap_or(u32::MAX),
             answered: Answered::of(effects),
             command,
             policy,
-            key: ShortKey::of(effects, incoming.payload),
-            trace: None,
-            client: None,
         }
     }
 }
@@ -244,7 +243,10 @@ fn micros(time: Duration) -> u32 {
 
 /// Requests whose responses have not left, in the order in which they leave.
 pub(super) struct Pending {
-    requests: VecDeque<Timed>,
+    requests: VecDeque<PendingRequest>,
+    /// The beginnings of their keys, one behind the other. They are copies, because a waiting
+    /// response must not keep a whole read buffer alive.
+    keys: VecDeque<u8>,
     /// The clients of the last request that was added and of the last that left. Requests of one
     /// turn have one client, so few references are counted.
     added: Arc<str>,
@@ -256,38 +258,128 @@ impl Default for Pending {
         let none: Arc<str> = "".into();
         Self {
             requests: VecDeque::new(),
+            keys: VecDeque::new(),
             added: none.clone(),
             left: none,
         }
     }
 }
 
+struct PendingRequest {
+    timed: Timed,
+    /// The length of the whole key; none if the request has no key.
+    key_length: Option<u32>,
+    /// If it is traced.
+    trace: Option<Box<Trace>>,
+    /// None if it is the client of the request before in the same queue.
+    client: Option<Arc<str>>,
+}
+
+/// A request whose response leaves now.
+pub(super) struct NextRequest<'a> {
+    pub(super) timed: &'a Timed,
+    pub(super) trace: Option<Box<Trace>>,
+    pub(super) client: &'a Arc<str>,
+    key_length: Option<u32>,
+    /// They begin with its own key.
+    keys: &'a VecDeque<u8>,
+}
+
 impl Pending {
-    pub(super) fn add(&mut self, mut timed: Timed, client: &Arc<str>) {
-        if !Arc::ptr_eq(&self.added, client) {
+    pub(super) fn add(
+        &mut self,
+        timed: Timed,
+        key: &ShortKey,
+        trace: Option<Box<Trace>>,
+        client: &Arc<str>,
+    ) {
+        let is_other = !Arc::ptr_eq(&self.added, client);
+        if is_other {
             self.added = client.clone();
-            timed.client = Some(client.clone());
         }
-        self.requests.push_back(timed);
+        self.keys.extend(key.shown());
+        self.requests.push_back(PendingRequest {
+            timed,
+            key_length: key.length,
+            trace,
+            client: is_other.then(|| client.clone()),
+        });
     }
 
-    /// The next request, with its client.
-    pub(super) fn next(&mut self) -> Option<(Timed, &Arc<str>)> {
-        let mut timed = self.requests.pop_front()?;
-        if let Some(client) = timed.client.take() {
+    /// Passes the next request to `leaves`, and removes it. Returns whether there was one.
+    pub(super) fn next(&mut self, leaves: impl FnOnce(NextRequest<'_>)) -> bool {
+        // It is not moved before: most of it is read once.
+        let Some(next) = self.requests.front_mut() else {
+            return false;
+        };
+        if let Some(client) = next.client.take() {
             self.left = client;
         }
-        Some((timed, &self.left))
+        leaves(NextRequest {
+            timed: &next.timed,
+            trace: next.trace.take(),
+            client: &self.left,
+            key_length: next.key_length,
+            keys: &self.keys,
+        });
+        self.keys.drain(..shown_bytes(next.key_length));
+        self.requests.pop_front();
+        true
     }
 }
 
-/// The beginning of a key. It holds no reference, because a waiting response must not keep a whole
-/// read buffer alive.
-#[derive(Clone, Copy)]
+impl NextRequest<'_> {
+    /// The first key that it wrote or read, with escapes, and an ellipsis if it was cut.
+    pub(super) fn key(&self) -> Option<String> {
+        let shown = shown_bytes(self.key_length);
+        let is_cut = self.key_length? as usize > shown;
+        let shown: Vec<u8> = self.keys.range(..shown).copied().collect();
+        let mut text = shown.escape_ascii().to_string();
+        if is_cut {
+            text.push('…');
+        }
+        Some(text)
+    }
+}
+
+/// How many bytes of a key of this length are kept.
+fn shown_bytes(key_length: Option<u32>) -> usize {
+    key_length.map_or(0, |it| (it as usize).min(limits::SLOW_KEY_BYTES_MAX))
+}
+
+/// The beginning of the first key that the request which is decided now wrote or read.
 pub(super) struct ShortKey {
     bytes: [u8; limits::SLOW_KEY_BYTES_MAX],
     /// The length of the whole key; none if the request has no key.
     length: Option<u32>,
+}
+
+impl Default for ShortKey {
+    fn default() -> Self {
+        Self {
+            bytes: [0; limits::SLOW_KEY_BYTES_MAX],
+            length: None,
+        }
+    }
+}
+
+impl ShortKey {
+    /// Replaces the key by that of a request.
+    pub(super) fn set(&mut self, effects: &Effects, payload: &[u8]) {
+        self.replace(key_of(effects, payload));
+    }
+
+    fn replace(&mut self, key: Option<&[u8]>) {
+        self.length = key.map(|it| u32::try_from(it.len()).unwrap_or(u32::MAX));
+        let shown = shown_bytes(self.length);
+        if let Some(key) = key {
+            self.bytes[..shown].copy_from_slice(&key[..shown]);
+        }
+    }
+
+    fn shown(&self) -> &[u8] {
+        &self.bytes[..shown_bytes(self.length)]
+    }
 }
 
 /// The first key that a request wrote or read, if clients can name it.
@@ -305,39 +397,25 @@ pub(super) fn key_of<'a>(effects: &'a Effects, payload: &'a [u8]) -> Option<&'a 
     }
 }
 
-impl ShortKey {
-    fn of(effects: &Effects, payload: &[u8]) -> Self {
-        let key = key_of(effects, payload);
-        let mut bytes = [0; limits::SLOW_KEY_BYTES_MAX];
-        if let Some(key) = key {
-            let shown = key.len().min(bytes.len());
-            bytes[..shown].copy_from_slice(&key[..shown]);
-        }
-        Self {
-            bytes,
-            length: key.map(|it| u32::try_from(it.len()).unwrap_or(u32::MAX)),
-        }
-    }
-
-    /// The key with escapes, and an ellipsis if it was cut.
-    pub(super) fn text(&self) -> Option<String> {
-        let length = self.length? as usize;
-        let shown = &self.bytes[..length.min(self.bytes.len())];
-        let mut text = shown.escape_ascii().to_string();
-        if length > shown.len() {
-            text.push('…');
-        }
-        Some(text)
-    }
-}
-
 /// How long outputs took until they left.
 pub(super) struct LeaveTimes {
     /// By the number of the command.
     requests: Vec<[Option<Histogram>; 5]>,
     notifications: Histogram,
+    /// The last time that was computed.
+    last: Elapsed,
     /// Further measurements, while an operator watches.
     pub(super) watched: Option<Box<Watched>>,
+}
+
+/// The time from the beginning of a turn until outputs left. Many outputs of one turn leave
+/// together, so it is computed once for all of them.
+#[derive(Clone, Copy)]
+struct Elapsed {
+    begun: Instant,
+    left: Instant,
+    time: Duration,
+    bucket: TimeBucket,
 }
 
 /// The times of requests with one command and one way of being answered.
@@ -362,34 +440,58 @@ pub struct Times {
 
 impl Default for LeaveTimes {
     fn default() -> Self {
+        let (now, notifications) = (Instant::now(), Histogram::new(&LEAVE_BOUNDS));
         Self {
             requests: Vec::new(),
-            notifications: Histogram::new(&LEAVE_BOUNDS),
+            last: Elapsed {
+                begun: now,
+                left: now,
+                time: Duration::ZERO,
+                bucket: notifications.bucket_of(Duration::ZERO),
+            },
+            notifications,
             watched: None,
         }
     }
 }
 
 impl LeaveTimes {
-    pub(super) fn response(&mut self, timed: &Timed, now: Instant) {
+    /// A response leaves. Returns how long its request took.
+    pub(super) fn response(&mut self, timed: &Timed, now: Instant) -> Duration {
+        let Elapsed { time, bucket, .. } = self.elapsed(timed.begun, now);
         let command = usize::from(timed.command);
         if command >= self.requests.len() {
             self.requests.resize(command + 1, Default::default());
         }
         let times = &mut self.requests[command][timed.answered as usize];
         let times = times.get_or_insert_with(|| Histogram::new(&LEAVE_BOUNDS));
-        times.record(now.saturating_duration_since(timed.begun));
+        times.record_at(bucket);
         if let Some(watched) = &mut self.watched {
             watched.response(timed, now);
         }
+        time
     }
 
+    /// A notification leaves.
     pub(super) fn notification(&mut self, decided: Instant, now: Instant) {
-        let delay = now.saturating_duration_since(decided);
-        self.notifications.record(delay);
+        let Elapsed { time, bucket, .. } = self.elapsed(decided, now);
+        self.notifications.record_at(bucket);
         if let Some(watched) = &mut self.watched {
-            watched.notification(delay);
+            watched.notification(time);
         }
+    }
+
+    fn elapsed(&mut self, begun: Instant, left: Instant) -> Elapsed {
+        if (self.last.begun, self.last.left) != (begun, left) {
+            let time = left.saturating_duration_since(begun);
+            self.last = Elapsed {
+                begun,
+                left,
+                time,
+                bucket: self.notifications.bucket_of(time),
+            };
+        }
+        self.last
     }
 
     /// The times of notifications.
@@ -424,7 +526,7 @@ mod tests {
     fn heavy_calls_are_measured_and_light_ones_averaged() {
         let mut times = CallTimes::default();
         let begun = Instant::now();
-        times.begin(begun);
+        times.begin(begun, begun);
         for _ in 0..3 {
             times.called(1_000);
         }
@@ -432,17 +534,89 @@ mod tests {
         let counts: Vec<u64> = times.times().buckets().map(|(_, count)| count).collect();
         assert_eq!(counts[..3], [0, 3, 0], "a mean of 8 µs");
         // The pace of these calls is that of the next one, until it is measured.
-        assert_eq!(times.called(2_000).took, Duration::from_micros(16));
+        let light = times.called(2_000);
+        assert_eq!((light.queue_us, light.policy_us), (24, 16));
 
         let early = Instant::now()
             .checked_sub(Duration::from_millis(100))
             .unwrap();
-        times.begin(early);
+        times.begin(early, early);
         times.called(10_000);
         let heavy = times.called(990_000);
-        assert!(heavy.took >= Duration::from_millis(99), "{:?}", heavy.took);
-        assert!(heavy.began > early && times.calls == 0);
+        assert!(heavy.policy_us >= 99_000, "{}", heavy.policy_us);
+        assert!(heavy.queue_us > 0 && times.calls == 0);
         assert_eq!(times.times().count(), 5);
         assert!(times.times().sum() >= Duration::from_millis(100));
+    }
+    #[test]
+    fn requests_leave_in_order_with_their_keys_and_clients() {
+        let begun = Instant::now();
+        let timed = Timed {
+            begun,
+            queue_us: 0,
+            policy_us: 0,
+            fuel: 0,
+            answered: Answered::Ok,
+            command: 0,
+            policy: 0,
+        };
+        let long = vec![b'k'; limits::SLOW_KEY_BYTES_MAX + 1];
+        let cut = format!("{}…", "k".repeat(limits::SLOW_KEY_BYTES_MAX));
+        let clients: [Arc<str>; 2] = ["a".into(), "b".into()];
+        let added: [(Option<&[u8]>, &Arc<str>); 5] = [
+            (Some(b"first"), &clients[0]),
+            (None, &clients[0]),
+            (Some(&long), &clients[1]),
+            (Some(b""), &clients[1]),
+            (Some(b"\n"), &clients[0]),
+        ];
+        let mut pending = Pending::default();
+        let mut key = ShortKey::default();
+        let mut seen = Vec::new();
+        // The second round begins while requests of the first one wait.
+        for leave in [3, 7] {
+            for (name, client) in added {
+                key.replace(name);
+                pending.add(timed, &key, None, client);
+            }
+            for _ in 0..leave {
+                let is_there = pending.next(|next| {
+                    seen.push((next.key(), next.client.to_string()));
+                });
+                assert!(is_there);
+            }
+        }
+        assert!(!pending.next(|_| panic!("nothing waits")) && pending.keys.is_empty());
+        let expected = [
+            (Some("first".to_owned()), "a".to_owned()),
+            (None, "a".to_owned()),
+            (Some(cut), "b".to_owned()),
+            (Some(String::new()), "b".to_owned()),
+            (Some("\\n".to_owned()), "a".to_owned()),
+        ];
+        assert_eq!(seen, [&expected[..], &expected].concat());
+    }
+
+    #[test]
+    fn outputs_that_leave_together_have_their_own_times() {
+        let left = Instant::now();
+        let before = |ms| left.checked_sub(Duration::from_millis(ms)).unwrap();
+        let mut times = LeaveTimes::default();
+        for (begun, left) in [
+            (before(4), left),
+            (before(4), left),
+            (before(90), left),
+            (before(4), left + Duration::from_millis(90)),
+        ] {
+            times.notification(begun, left);
+        }
+        let times = times.notifications();
+        let counted = times.buckets().filter(|it| it.1 > 0);
+        let counted: Vec<_> = counted
+            .map(|(bound, count)| (bound.unwrap(), count))
+            .collect();
+        let ms = Duration::from_millis;
+        assert_eq!(counted, [(ms(5), 2), (ms(100), 2)]);
+        assert_eq!(times.sum(), ms(4 + 4 + 90 + 94));
     }
 }
