@@ -17,12 +17,11 @@ use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry, Shadow,
 };
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Incoming};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
-use statehouse_protocol::{ConnectionId, SessionId};
 
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::rights::ClientRights;
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -78,28 +77,14 @@ impl Bench {
             .finish()
             .and_then(Properties::parse)
             .expect("short properties");
-        let peer = Peer {
-            client: "bench".into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        };
+        let peer = Peer::numbered("bench", 1);
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
         let grants = grants.map(|it| it.clone() as Arc<dyn ClientRights>);
         let mut ask = |packet_id: usize| {
             let incoming = Incoming {
-                topic: REQUEST_TOPIC,
-                payload: &payload,
-                peer: &peer,
-                properties: &properties,
-                qos: QoS::AtLeastOnce,
-                delivery: Delivery {
-                    session: SessionId(1),
-                    connection: ConnectionId(1),
-                    packet_id: (packet_id % 60_000 + 1) as u16,
-                    dup: false,
-                },
-                expires: None,
+                delivery: Delivery::new(&peer, (packet_id % 60_000 + 1) as u16, false),
                 grants: grants.clone(),
+                ..Incoming::new(&peer, &payload, &properties)
             };
             let effects = core.handle(Input::Publish(&incoming), now).effects;
             assert_eq!(effects.failures, 0);

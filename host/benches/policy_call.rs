@@ -20,7 +20,6 @@ use statehouse_policy::{
     Access, Bytes as Given, Entry, Fault, Hlc, Host, Level, Page, Policy as _, Reached, Scope,
     Stamp, resp,
 };
-use statehouse_protocol::{ConnectionId, SessionId};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
@@ -271,11 +270,7 @@ fn policy_call(c: &mut Criterion) {
     let mut instance = Instance::new(policy);
     let standard = statehouse_guest::Standard::configure(&[]).expect("no options are fine");
     let client = Client {
-        peer: Peer {
-            client: "bench".into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        },
+        peer: Peer::numbered("bench", 1),
         properties: Properties::default(),
     };
     for (size, bytes) in [("64 B", 64), ("4 KiB", 4096)] {

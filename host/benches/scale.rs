@@ -18,11 +18,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::policy::{Engine, Policy, Registry};
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Incoming};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
-use statehouse_protocol::{ConnectionId, SessionId};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:bench";
@@ -84,19 +83,8 @@ impl Bench {
         self.asked += 1;
         let peer = by.unwrap_or(&self.peers[(turn % CLIENTS) as usize]);
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload,
-            peer,
-            properties: &self.properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: peer.session,
-                connection: peer.connection,
-                packet_id: (turn % 60_000 + 1) as u16,
-                dup: false,
-            },
-            expires: None,
-            grants: None,
+            delivery: Delivery::new(peer, (turn % 60_000 + 1) as u16, false),
+            ..Incoming::new(peer, payload, &self.properties)
         };
         let effects = self
             .core
@@ -176,11 +164,7 @@ impl Bench {
 }
 
 fn peer(number: u64) -> Peer {
-    Peer {
-        client: format!("client-{number:06}").into(),
-        connection: ConnectionId(number),
-        session: SessionId(number),
-    }
+    Peer::numbered(&format!("client-{number:06}"), number)
 }
 
 fn name(key: u64) -> Vec<u8> {

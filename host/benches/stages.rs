@@ -33,7 +33,6 @@ use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
     ReasonCode, Service,
 };
-use statehouse_protocol::{ConnectionId, SessionId};
 
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;
@@ -242,7 +241,7 @@ struct Arrived {
     payload: Bytes,
     properties: Properties,
     peer: Peer,
-    delivery: Delivery,
+    packet_id: u16,
 }
 
 impl Arrived {
@@ -267,30 +266,15 @@ impl Arrived {
         Self {
             payload: payload.into(),
             properties,
-            peer: Peer {
-                client: "bench".into(),
-                connection: ConnectionId(1),
-                session: SessionId(1),
-            },
-            delivery: Delivery {
-                session: SessionId(1),
-                connection: ConnectionId(1),
-                packet_id: (number % 60_000 + 1) as u16,
-                dup: false,
-            },
+            peer: Peer::numbered("bench", 1),
+            packet_id: (number % 60_000 + 1) as u16,
         }
     }
 
     fn incoming(&self) -> Incoming<'_> {
         Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &self.payload,
-            properties: &self.properties,
-            qos: QoS::AtLeastOnce,
-            delivery: self.delivery,
-            expires: None,
-            peer: &self.peer,
-            grants: None,
+            delivery: Delivery::new(&self.peer, self.packet_id, false),
+            ..Incoming::new(&self.peer, &self.payload, &self.properties)
         }
     }
 }

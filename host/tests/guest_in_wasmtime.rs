@@ -13,10 +13,9 @@ use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::request::{Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
-use statehouse_protocol::{ConnectionId, SessionId};
 use statehouse_testkit::compose::compose;
 
 #[path = "../../tests/policies/building.rs"]
@@ -87,11 +86,7 @@ fn quota(keys_max: Option<usize>) -> Quota {
 }
 
 fn peer(client: &str) -> Peer {
-    Peer {
-        client: client.into(),
-        connection: ConnectionId(1),
-        session: SessionId(1),
-    }
+    Peer::numbered(client, 1)
 }
 
 impl Subject for Host {
@@ -131,15 +126,10 @@ impl Subject for Host {
             }
         }
         let properties = properties.finish().and_then(Properties::parse);
+        let properties = properties.expect("short properties");
         let incoming = Incoming {
             topic,
-            payload: &payload,
-            properties: &properties.expect("short properties"),
-            qos: QoS::AtLeastOnce,
-            delivery: statehouse_core::request::Delivery::default(),
-            expires: None,
-            peer: &peer,
-            grants: None,
+            ..Incoming::new(&peer, &payload, &properties)
         };
         let mut effects = self.handle(Input::Publish(&incoming));
         let answer = effects.answer.take().expect("every request has an answer");

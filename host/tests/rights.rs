@@ -9,12 +9,11 @@ use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_access::rules::{Grants, Principal, Rules};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Peer, Quota, Rerun, Right, Store};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::rights::ClientRights;
-use statehouse_protocol::{ConnectionId, SessionId};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const NOT_AUTHORIZED: &str = "-ERR not authorized\r\n";
@@ -82,19 +81,9 @@ impl World {
             .user("__ts", "1700000000000:0:client");
         let properties = Properties::parse(properties.finish().unwrap()).unwrap();
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: peer.session,
-                connection: peer.connection,
-                packet_id,
-                dup,
-            },
-            expires: None,
-            peer: &peer,
+            delivery: Delivery::new(&peer, packet_id, dup),
             grants: grants.map(|it| it.clone() as Arc<dyn ClientRights>),
+            ..Incoming::new(&peer, &payload, &properties)
         };
         let now = Now {
             ms: NOW_MS,
@@ -109,11 +98,7 @@ impl World {
 
 fn peer(client: &str) -> Peer {
     let number = client.len() as u64;
-    Peer {
-        client: client.into(),
-        connection: ConnectionId(number),
-        session: SessionId(number),
-    }
+    Peer::numbered(client, number)
 }
 
 fn grants(client: &str) -> Option<Arc<Grants>> {

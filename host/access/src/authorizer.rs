@@ -280,11 +280,7 @@ mod tests {
     }
 
     fn foreign(client: &str, number: u64) -> Peer {
-        Peer {
-            client: client.into(),
-            connection: ConnectionId(number),
-            session: SessionId(number),
-        }
+        Peer::numbered(client, number)
     }
 
     /// A client without an id has a number by its response topic, which it chooses.

@@ -63,6 +63,18 @@ pub struct Delivery {
     pub dup: bool,
 }
 
+impl Delivery {
+    /// The delivery of a packet over this connection.
+    pub fn new(peer: &Peer, packet_id: u16, dup: bool) -> Self {
+        Self {
+            session: peer.session,
+            connection: peer.connection,
+            packet_id,
+            dup,
+        }
+    }
+}
+
 /// A request for a policy.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
@@ -210,6 +222,22 @@ pub struct Incoming<'a> {
     pub peer: &'a Peer,
     /// The rights of the client; everything is allowed if there are none.
     pub grants: Option<Arc<dyn ClientRights>>,
+}
+
+impl<'a> Incoming<'a> {
+    /// A first delivery at QoS 1 on the current request topic, from a client with all rights.
+    pub fn new(peer: &'a Peer, payload: &'a Bytes, properties: &'a Properties) -> Self {
+        Self {
+            topic: REQUEST_TOPIC,
+            payload,
+            properties,
+            qos: QoS::AtLeastOnce,
+            delivery: Delivery::new(peer, 0, false),
+            expires: None,
+            peer,
+            grants: None,
+        }
+    }
 }
 
 /// Parses a PUBLISH. `forced` overrides the dialect on the current topic.
@@ -406,21 +434,12 @@ mod tests {
         forced: Option<Dialect>,
         check: impl FnOnce(Parsed<'_>),
     ) {
-        let peer = Peer {
-            client: "c".into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        };
+        let peer = Peer::numbered("c", 1);
         let payload = Bytes::new();
         let incoming = Incoming {
             topic,
-            payload: &payload,
-            properties,
             qos,
-            delivery: Delivery::default(),
-            expires: None,
-            peer: &peer,
-            grants: None,
+            ..Incoming::new(&peer, &payload, properties)
         };
         check(parse(&incoming, forced));
     }

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::log::{Image, Progress, Recorder, Records, read_block, record};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{ConnectionId, Mode, Peer, Quota, Retention, SessionId, Store};
+use statehouse_core::request::{Delivery, Incoming};
+use statehouse_core::store::{Mode, Peer, Quota, Retention, SessionId, Store};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Disk, Log, LogPosition, Options, Sink, inspect};
 
@@ -61,25 +61,12 @@ fn recorded() -> [Vec<Vec<u8>>; 2] {
         .finish()
         .and_then(Properties::parse)
         .expect("short properties");
+    let peer = Peer::numbered("fuzz", 1);
     for (at, command) in commands.iter().enumerate() {
+        let payload = Bytes::from(statehouse_policy::resp::request(command));
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &Bytes::from(statehouse_policy::resp::request(command)),
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: SessionId(1),
-                connection: ConnectionId(1),
-                packet_id: at as u16 + 1,
-                dup: false,
-            },
-            expires: None,
-            peer: &Peer {
-                client: "fuzz".into(),
-                connection: ConnectionId(1),
-                session: SessionId(1),
-            },
-            grants: None,
+            delivery: Delivery::new(&peer, at as u16 + 1, false),
+            ..Incoming::new(&peer, &payload, &properties)
         };
         let now = Now {
             ms: start_ms + at as u64,

@@ -7,10 +7,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
 use statehouse_core::policy::{Engine, Policy, Registry};
-use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
-use statehouse_core::store::{ConnectionId, Effects, Peer, Quota, SessionId, Store, Transaction};
+use statehouse_core::request::{Delivery, Dialect, Incoming};
+use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_policy::{hlc, resp};
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -57,24 +57,10 @@ fn ask(
         }
     }
     let properties = properties.finish().and_then(Properties::parse).ok()?;
+    let (peer, payload) = (Peer::numbered("fuzz", 1), Bytes::copy_from_slice(payload));
     let incoming = Incoming {
-        topic: REQUEST_TOPIC,
-        payload: &Bytes::copy_from_slice(payload),
-        properties: &properties,
-        qos: QoS::AtLeastOnce,
-        delivery: Delivery {
-            session: SessionId(1),
-            connection: ConnectionId(1),
-            packet_id,
-            dup: true,
-        },
-        expires: None,
-        peer: &Peer {
-            client: "fuzz".into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        },
-        grants: None,
+        delivery: Delivery::new(&peer, packet_id, true),
+        ..Incoming::new(&peer, &payload, &properties)
     };
     // No request here expires, so the instant does not matter.
     let now = Now {

@@ -20,6 +20,15 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// A client whose connection and session have the same number.
+    pub fn numbered(client: &str, number: u64) -> Self {
+        Self {
+            client: client.into(),
+            connection: ConnectionId(number),
+            session: SessionId(number),
+        }
+    }
+
     /// The client id, if the transport knows it.
     pub fn known(&self) -> Option<&str> {
         (!self.client.is_empty()).then_some(&*self.client)

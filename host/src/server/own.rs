@@ -10,10 +10,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_mqtt::{Message, Properties, PropertiesBuilder, QoS, ReasonCode};
+use statehouse_mqtt::{Message, Properties, PropertiesBuilder, ReasonCode};
 use statehouse_protocol::rights::{ClientRights, Right};
 use statehouse_protocol::{ConnectionId, OPERATOR_CLIENT, SessionId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -22,7 +21,7 @@ use super::Server;
 use crate::limits;
 use crate::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_core::clock::Stamp;
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::Incoming;
 use statehouse_core::store::Peer;
 
 /// The topic of responses. Nothing is published to it.
@@ -294,19 +293,8 @@ impl Server {
             user: request.user.map(Into::into),
         });
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &request.payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: request.session,
-                connection: request.connection,
-                packet_id: 0,
-                dup: false,
-            },
-            expires: None::<Instant>,
-            peer: &peer,
             grants: Some(rights),
+            ..Incoming::new(&peer, &request.payload, &properties)
         };
         let (number, response) = self.own.begin(turn);
         let session = [request.session];

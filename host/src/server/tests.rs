@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
@@ -16,7 +16,7 @@ use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
 use statehouse_core::log::{Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Dialect, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Dialect};
 use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transaction};
 use statehouse_core::trace::Sampling;
 
@@ -87,20 +87,18 @@ fn publish(
         .correlation_data(b"1")
         .user("__ts", &format!("{timestamp_ms}:0:client"))
         .finish()
+        .and_then(Properties::parse)
         .unwrap();
+    let payload = Bytes::from(statehouse_policy::resp::request(arguments));
+    let peer = Peer {
+        client: "client".into(),
+        connection: delivery.connection,
+        session: delivery.session,
+    };
     let incoming = Incoming {
-        topic: REQUEST_TOPIC,
-        payload: &Bytes::from(statehouse_policy::resp::request(arguments)),
-        properties: &Properties::parse(properties).unwrap(),
-        qos: QoS::AtLeastOnce,
         delivery,
         expires,
-        peer: &Peer {
-            client: "client".into(),
-            connection: delivery.connection,
-            session: delivery.session,
-        },
-        grants: None,
+        ..Incoming::new(&peer, &payload, &properties)
     };
     server.take(&mut std::iter::once(Inbound::Publish(incoming, None)));
 }
@@ -301,12 +299,7 @@ fn stopping_server_reports_an_impediment() {
 #[test]
 fn batch_beyond_its_time_limit_is_interrupted() {
     let server = server_on(Arc::new(Memory));
-    let peer = |number| Peer {
-        client: "client".into(),
-        connection: ConnectionId(number),
-        session: SessionId(number),
-    };
-    let peers: Vec<_> = (0..100).map(peer).collect();
+    let peers: Vec<_> = (0..100).map(|it| Peer::numbered("client", it)).collect();
     let mut batch = peers.iter().map(Inbound::Disconnected);
     server.take_within(Duration::ZERO, &mut batch);
     let left = batch.len();

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
-use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::check::median;
 use super::client::array;
@@ -107,11 +106,7 @@ impl Subject {
             instance: Instance::warm(policy.clone())?,
             policy,
             state: None,
-            peer: Peer {
-                client: "bench".into(),
-                connection: ConnectionId(1),
-                session: SessionId(1),
-            },
+            peer: Peer::numbered("bench", 1),
             properties: Properties::default(),
         })
     }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
-use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::answer::{Answer, Came, Logged, Notification, Reads, is_same};
 use super::client::{Client, Publish};
@@ -259,18 +258,14 @@ impl Harness {
             }
         };
         let payload = Bytes::from(publish.payload);
+        // Any value of 16 bits except 0 is valid (MQTT 5, section 2.2.1).
+        let packet_id = u16::try_from(self.sent % 65_535).unwrap_or(0) + 1;
         let incoming = Incoming {
             topic: &publish.topic,
             payload: &payload,
             properties: &properties,
             qos: qos(publish.qos),
-            delivery: Delivery {
-                session: peer.session,
-                connection: peer.connection,
-                // Any value of 16 bits except 0 is valid (MQTT 5, section 2.2.1).
-                packet_id: u16::try_from(self.sent % 65_535).unwrap_or(0) + 1,
-                dup: false,
-            },
+            delivery: Delivery::new(&peer, packet_id, false),
             expires: publish.expires_ms.map(|at_ms| self.instant(at_ms)),
             peer: &peer,
             grants: self.rights.get(client).cloned(),
@@ -331,11 +326,7 @@ impl Harness {
             return peer.clone();
         }
         self.connections += 1;
-        let peer = Peer {
-            client: client.into(),
-            connection: ConnectionId(self.connections),
-            session: SessionId(self.connections),
-        };
+        let peer = Peer::numbered(client, self.connections);
         self.peers.insert(client.into(), peer.clone());
         peer
     }

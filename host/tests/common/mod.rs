@@ -5,11 +5,10 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Peer, Store};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
-use statehouse_protocol::{ConnectionId, SessionId};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
 
@@ -45,6 +44,17 @@ pub(crate) fn at(ms: u64) -> Now {
     }
 }
 
+/// The properties of a request.
+pub(crate) fn request_properties() -> Properties {
+    PropertiesBuilder::new()
+        .response_topic("answers")
+        .correlation_data(b"1")
+        .user("__ts", "1700000000000:0:client")
+        .finish()
+        .and_then(Properties::parse)
+        .expect("short properties")
+}
+
 /// Sends a request. Returns its effects and its answer.
 pub(crate) fn ask(
     core: &mut Core,
@@ -65,27 +75,11 @@ pub(crate) fn ask_by(
 ) -> (Effects, Bytes) {
     let arguments: Vec<&[u8]> = arguments.iter().map(|text| text.as_bytes()).collect();
     let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
-    let peer = Peer {
-        client: client.into(),
-        connection: ConnectionId(1),
-        session: SessionId(1),
-    };
-    let properties = PropertiesBuilder::new()
-        .response_topic("answers")
-        .correlation_data(b"1")
-        .user("__ts", "1700000000000:0:client")
-        .finish()
-        .and_then(Properties::parse)
-        .expect("short properties");
+    let peer = Peer::numbered(client, 1);
+    let properties = request_properties();
     let incoming = Incoming {
-        topic: REQUEST_TOPIC,
-        payload: &payload,
-        properties: &properties,
-        qos: QoS::AtLeastOnce,
         delivery,
-        expires: None,
-        peer: &peer,
-        grants: None,
+        ..Incoming::new(&peer, &payload, &properties)
     };
     let mut effects = core.handle(Input::Publish(&incoming), at(now_ms)).effects;
     let answer = effects.answer.take().expect("every request has an answer");

@@ -4,7 +4,6 @@ use super::*;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::{Canary, CanaryRule};
 use statehouse_core::store::{Key, Rerun, StoredPayload};
-use statehouse_protocol::{ConnectionId, SessionId};
 
 fn canary(rule: CanaryRule) -> Core {
     let policy = digest(&policies().twin);
@@ -139,6 +138,16 @@ fn expiry_notification_is_the_owners_or_the_built_in_one() {
     );
 }
 
+/// The notifications of a SET of `own` by the faulty policy, and of `stray` by the standard policy.
+fn expect_both_notifications(effects: &Effects) {
+    let payloads = effects.notifications.iter().map(|it| &it.payload[..]);
+    let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
+    assert_eq!(
+        payloads.collect::<Vec<_>>(),
+        [&b"changed\r\n"[..], standards]
+    );
+}
+
 #[test]
 fn change_of_another_policys_key_is_notified_by_its_owner() {
     let all = policies();
@@ -149,13 +158,7 @@ fn change_of_another_policys_key_is_notified_by_its_owner() {
     ask(&mut core, "c", &["KEYNOTIFY", "own"]);
     let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
-    let payloads: Vec<_> = effects
-        .notifications
-        .iter()
-        .map(|it| &it.payload[..])
-        .collect();
-    let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
-    assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
+    expect_both_notifications(&effects);
 }
 
 /// Regression test: such a request failed, and the guard rolled the active policy back for
@@ -176,13 +179,7 @@ fn built_in_policy_notifies_if_the_owner_fails() {
         let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
         assert_eq!((effects.failures, &effects.tripped), (1, &None));
-        let payloads: Vec<_> = effects
-            .notifications
-            .iter()
-            .map(|it| &it.payload[..])
-            .collect();
-        let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
-        assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
+        expect_both_notifications(&effects);
     }
     assert_eq!(owner.work.done().failures.trap, 20);
 }
@@ -346,12 +343,7 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
     let it = digest(&policy);
     let assignment = loaded().load(it).unwrap().promote(it).unwrap();
     let mut core = core_with(assignment, vec![policy.clone()]);
-    let first = Delivery {
-        session: SessionId(1),
-        connection: ConnectionId(1),
-        packet_id: 7,
-        dup: false,
-    };
+    let first = Delivery::new(&Peer::numbered("c", 1), 7, false);
     let request = ["SET", "k", "long"];
     let (_, answer) = common::ask_by(&mut core, "c", &request, first, NOW_MS);
     assert!(

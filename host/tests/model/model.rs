@@ -11,7 +11,7 @@ use statehouse_core::request::{Delivery, Dialect, Incoming, PREVIEW_TOPIC, REQUE
 use statehouse_core::store::{Effects, Mode, Peer, Renotified, Rerun, Scope};
 use statehouse_core::{Core, Input, Settings};
 use statehouse_mqtt::simulation::{session_began, session_ended};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use crate::ops::{Op, Redelivery, VERSION_OF_KEY};
@@ -473,22 +473,12 @@ impl Model {
                 Dialect::Preview => PREVIEW_TOPIC,
                 Dialect::Sdk | Dialect::Documents => REQUEST_TOPIC,
             },
-            payload: &payload,
-            properties: &past.properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: peer.session,
-                connection: peer.connection,
-                packet_id: match self.mode {
-                    Mode::Embedded => past.packet_id,
-                    Mode::Foreign => 0,
-                },
+            delivery: match self.mode {
+                Mode::Embedded => Delivery::new(peer, past.packet_id, dup),
                 // Every request of a foreign broker may be a redelivery.
-                dup: dup || self.mode == Mode::Foreign,
+                Mode::Foreign => Delivery::new(peer, 0, true),
             },
-            expires: None,
-            peer,
-            grants: None,
+            ..Incoming::new(peer, &payload, &past.properties)
         };
         let decision = self
             .core

@@ -8,11 +8,11 @@ use statehouse::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
 use statehouse_core::policy::Registry;
-use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified, Rerun};
 use statehouse_core::{Core, Decision, Input, Settings};
 use statehouse_mqtt::simulation::session_began;
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::SessionId;
 
 use crate::{START_MS, now, policies, promote, records, retention, store_from_image};
@@ -107,22 +107,11 @@ impl RecordedStore {
             .correlation_data(&id.to_be_bytes())
             .user("__ts", &timestamp)
             .finish()
+            .and_then(Properties::parse)
             .expect("short properties");
-        let properties = Properties::parse(properties).expect("valid properties");
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery {
-                session: peer.session,
-                connection: peer.connection,
-                packet_id: 0,
-                dup: true,
-            },
-            expires: None,
-            peer: &peer,
-            grants: None,
+            delivery: Delivery::new(&peer, 0, true),
+            ..Incoming::new(&peer, &payload, &properties)
         };
         let Decision {
             position, effects, ..

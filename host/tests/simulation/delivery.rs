@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use statehouse::transport::{Inbound, Ticket};
 use statehouse_core::clock::Stamp;
-use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_core::request::{Delivery, Incoming};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 use crate::foreign::{Delivered, peer};
 use crate::operation::{Command, Handled, Operation};
@@ -49,20 +49,9 @@ impl World {
         let (payload, properties) = (Bytes::from(publish.payload.clone()), properties(&publish));
         let of = peer(client);
         let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &payload,
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
             // Only the identity of the request distinguishes redeliveries.
-            delivery: Delivery {
-                session: of.session,
-                connection: of.connection,
-                packet_id: 0,
-                dup: true,
-            },
-            expires: None,
-            peer: &of,
-            grants: None,
+            delivery: Delivery::new(&of, 0, true),
+            ..Incoming::new(&of, &payload, &properties)
         };
         let full = !self.node.has_room();
         let (before, figures) = (self.clock(), self.node.server.stats());

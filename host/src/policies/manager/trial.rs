@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_protocol::{ConnectionId, SessionId};
 
 use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
-use statehouse_core::request::{Delivery, Dialect, Incoming, REQUEST_TOPIC};
+use statehouse_core::request::{Dialect, Incoming};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
-use statehouse_mqtt::{Properties, PropertiesBuilder, QoS};
+use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 /// The requests of a trial: every client of a state store sends these commands.
 const REQUESTS: [(&str, &[u8]); 3] = [
@@ -34,11 +33,7 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
         ..Settings::default()
     };
     let mut core = Core::in_memory(store, settings);
-    let peer = Peer {
-        client: "self-test".into(),
-        connection: ConnectionId(1),
-        session: SessionId(1),
-    };
+    let peer = Peer::numbered("self-test", 1);
     let properties = PropertiesBuilder::new()
         .response_topic("self-test")
         .correlation_data(b"1")
@@ -52,16 +47,8 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
     let mut failed: Option<(&'static str, Failure)> = None;
     let mut failures = 0;
     for (name, payload) in REQUESTS {
-        let incoming = Incoming {
-            topic: REQUEST_TOPIC,
-            payload: &Bytes::from_static(payload),
-            properties: &properties,
-            qos: QoS::AtLeastOnce,
-            delivery: Delivery::default(),
-            expires: None,
-            peer: &peer,
-            grants: None,
-        };
+        let payload = Bytes::from_static(payload);
+        let incoming = Incoming::new(&peer, &payload, &properties);
         let effects = core.handle(Input::Publish(&incoming), now).effects;
         if let Some(failure) = effects.failed {
             failures += 1;

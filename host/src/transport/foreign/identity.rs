@@ -64,12 +64,7 @@ fn numbered(client: &str, of: &str) -> Peer {
 /// The delivery of a request. DUP and packet ids are the broker's own and say nothing about the
 /// client. So every request may be a redelivery, and only its identity decides.
 pub(super) fn delivery(peer: &Peer) -> Delivery {
-    Delivery {
-        session: peer.session,
-        connection: peer.connection,
-        packet_id: 0,
-        dup: true,
-    }
+    Delivery::new(peer, 0, true)
 }
 
 #[cfg(test)]

@@ -95,16 +95,11 @@ mod tests {
     use crate::policy::{Access, Denial, Fault, Host, Put};
     use crate::request::{Delivery, Dialect, Request};
     use crate::store::{Owners, Peer, Quota, State};
-    use statehouse_protocol::{ConnectionId, SessionId};
 
     const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
 
     fn begin(state: Box<State>, quota: Quota, client: &str) -> Box<Transaction> {
-        let peer = Peer {
-            client: client.into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        };
+        let peer = Peer::numbered(client, 1);
         let request = Request {
             dialect: Dialect::Sdk,
             payload: &Bytes::new(),
@@ -112,12 +107,7 @@ mod tests {
             fencing_token: None,
             peer: &peer,
             properties: &Properties::default(),
-            delivery: Delivery {
-                session: SessionId(1),
-                connection: ConnectionId(1),
-                packet_id: 1,
-                dup: false,
-            },
+            delivery: Delivery::new(&peer, 1, false),
             grants: None,
         };
         Transaction::begin(state, quota, 10, &request)

@@ -77,16 +77,11 @@ impl Ttl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use statehouse_protocol::{ConnectionId, SessionId};
 
     const TTL: Duration = Duration::from_secs(60);
 
     fn watching(clients: &[&str]) -> Vec<Peer> {
-        let peer = |client: &&str| Peer {
-            client: (*client).into(),
-            connection: ConnectionId(1),
-            session: SessionId(1),
-        };
+        let peer = |client: &&str| Peer::numbered(client, 1);
         clients.iter().map(peer).collect()
     }
 
