@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use data_encoding::HEXUPPER;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     Filter, PubAck, PubAckReason, Publish, PublishProperties, SubscribeReasonCode,
@@ -210,7 +211,7 @@ impl Session {
         } else if let Some(hex) = publish
             .topic
             .strip_prefix(self.names.notify_prefix.as_bytes())
-            && let Some(key) = topics::from_hex(hex)
+            && let Ok(key) = HEXUPPER.decode(hex)
         {
             self.notification(&key, publish);
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
+use data_encoding::HEXUPPER;
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Effects, Mode, Notification, Watches};
@@ -123,21 +124,11 @@ impl Model {
 
 /// The key in a notification topic. Checks all other parts of the topic.
 fn key_of(topic: &Bytes, client: &str) -> Vec<u8> {
-    let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .map(|byte| format!("{byte:02X}"))
-            .collect::<String>()
-    };
     let before = format!(
         "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/{}/command/notify/",
-        hex(client.as_bytes())
+        HEXUPPER.encode(client.as_bytes())
     );
     let topic = std::str::from_utf8(topic).expect("a topic");
     let named = topic.strip_prefix(&before).expect("the client's own topic");
-    assert_eq!(named, named.to_uppercase());
-    let digits = named.as_bytes().chunks(2);
-    let byte =
-        |pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("Base 16");
-    digits.map(byte).collect()
+    HEXUPPER.decode(named.as_bytes()).expect("Base 16")
 }

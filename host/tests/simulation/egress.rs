@@ -319,7 +319,6 @@ pub(crate) fn is_urgent_answer(it: &Publish) -> bool {
 }
 
 fn unhex(text: &str) -> String {
-    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
-    let bytes = (0..text.len()).step_by(2).map(byte).collect();
-    String::from_utf8(bytes).expect("UTF-8")
+    let bytes = data_encoding::HEXUPPER.decode(text.as_bytes());
+    String::from_utf8(bytes.expect("Base 16")).expect("UTF-8")
 }

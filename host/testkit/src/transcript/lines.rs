@@ -1,5 +1,6 @@
 //! The lines that differ from the received messages, and their corrections.
 
+use data_encoding::HEXUPPER;
 use statehouse_transcript::{self as language, Said, Word, has_sign, quote, shown};
 
 use super::report::{Difference, Report};
@@ -166,8 +167,5 @@ impl Run {
 /// The key in a notification topic of the client; `None` for any other topic.
 fn key_of(name: &str, client: &str) -> Option<Vec<u8>> {
     let hex = name.strip_prefix(&notification_topic(client, b""))?;
-    let digits = hex.as_bytes().chunks(2);
-    digits
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect()
+    HEXUPPER.decode(hex.as_bytes()).ok()
 }
