@@ -1,7 +1,7 @@
 //! A raw client of MQTT 3.1.1: the MQTT 5 client, with the packets that differ replaced.
 
 use std::{
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     ops::{Deref, DerefMut},
 };
 
@@ -34,11 +34,6 @@ impl Client3 {
     /// Opens a TCP connection without sending a CONNECT.
     pub fn open(address: SocketAddr) -> Client3 {
         Client3(Client::open(address))
-    }
-
-    /// A client on an existing TCP connection.
-    pub fn on(stream: TcpStream) -> Client3 {
-        Client3(Client::on(stream))
     }
 
     /// Connects. The server must accept the CONNECT.

@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use crate::{Client, Connect, Mosquitto, Server, command::finish, packet::Ack, store::Store};
+use crate::{Client, Connect, Mosquitto, Server, command::finish, store::Store};
 
 /// The store's user name, which is also its client id.
 pub const STORE: &str = "statehouse";
@@ -108,11 +108,6 @@ pub fn connect(user: &str) -> Connect {
 /// Connects a user.
 pub fn client(broker: &Mosquitto, user: &str) -> Client {
     Client::connect(broker.address(), &connect(user))
-}
-
-/// Tries to connect a user. Returns the CONNACK.
-pub fn attempt(broker: &Mosquitto, user: &str) -> Ack {
-    Client::try_connect(broker.address(), &connect(user)).1
 }
 
 /// Starts the store behind the broker with these additional settings.

@@ -72,11 +72,6 @@ impl Latencies {
         self.failures
     }
 
-    /// The message of the first failure.
-    pub fn first_failure(&self) -> Option<&str> {
-        self.first_failure.as_deref()
-    }
-
     fn quantile(&self, quantile: f64) -> Duration {
         Duration::from_micros(self.histogram.value_at_quantile(quantile))
     }

@@ -259,6 +259,8 @@ impl Authorizer {
 mod tests {
     use std::convert::Infallible;
 
+    use statehouse_protocol::rights::ClientRights as _;
+
     use super::*;
 
     /// Rules by which the first client may connect.

@@ -129,11 +129,6 @@ impl ShadowReport {
         }
     }
 
-    /// Whether anything differs.
-    pub fn differs(&self) -> bool {
-        self.different_answer + self.different_effect + self.failed > 0
-    }
-
     /// Counts a request. `node` is the name of the store in versions.
     pub(super) fn add(&mut self, observed: &SampledRequest, node: &str, verdict: Verdict) {
         let (kind, candidate) = match verdict {

@@ -115,11 +115,6 @@ impl Grants {
         }
     }
 
-    /// The user that the client has authenticated as.
-    pub fn user(&self) -> Option<&str> {
-        self.user.as_deref()
-    }
-
     /// Whether the client may connect.
     pub fn may_connect(&self) -> bool {
         self.may_connect

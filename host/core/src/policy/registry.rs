@@ -358,9 +358,4 @@ impl<H: Host> Registry<H> {
     pub(crate) fn slot(&mut self, slot: usize) -> &mut Instance<H> {
         &mut self.slots[slot]
     }
-
-    /// The active policy.
-    pub fn active(&self) -> &Arc<Policy<H>> {
-        self.slots[self.active].policy()
-    }
 }

@@ -103,11 +103,6 @@ impl Recent {
     pub fn last(&self) -> Stamp {
         (self.changes.back()).map_or(self.known_after, Change::version)
     }
-
-    /// The bytes of the changes. A value that the table still holds counts as well.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
 }
 
 /// The greatest version below this one.
