@@ -241,6 +241,17 @@ pub struct Publish {
 }
 
 impl Publish {
+    /// The subscription identifiers in ascending order. Panics if there are other properties.
+    pub fn subscription_ids(&self) -> Vec<u32> {
+        let ids = self.properties.iter().map(|property| match property {
+            Property::SubscriptionId(id) => *id,
+            other => panic!("{other:?}"),
+        });
+        let mut ids: Vec<u32> = ids.collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// QoS 0, no properties.
     pub fn new(topic: &str, payload: impl AsRef<[u8]>) -> Publish {
         Publish {

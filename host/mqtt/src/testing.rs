@@ -444,6 +444,13 @@ impl Peer {
         }
     }
 
+    /// A client subscribes to `t` at QoS 1 and loses its connection.
+    pub(crate) fn leave_subscribed(broker: &Broker, client: &str, now: Instant) {
+        let mut peer = Self::new(broker, &Hello::new(client), now);
+        peer.subscribe("t", Q::AtLeastOnce, now);
+        peer.lose(now);
+    }
+
     /// Ends the connection without DISCONNECT.
     pub(crate) fn lose(self, now: Instant) {
         self.broker

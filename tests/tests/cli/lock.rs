@@ -54,8 +54,15 @@ fn background(server: &Server, directory: &Path, options: &[&str], script: &str)
         .unwrap()
 }
 
-/// Waits until a command has created this file.
-fn wait_for(path: &Path) {
+/// Waits for the end of a command, which must have this exit code.
+fn expect_end(command: &mut Child, code: i32) {
+    let status = server::wait(command, Duration::from_secs(20)).expect("the process did not end");
+    assert_eq!(status.code(), Some(code));
+}
+
+/// Waits until a command has created the file `begun`.
+fn wait_for_begin(directory: &Path) {
+    let path = directory.join("begun");
     let end = Instant::now() + PATIENCE;
     while !path.exists() {
         assert!(Instant::now() < end, "{} was not created", path.display());
@@ -136,7 +143,7 @@ fn lease_is_renewed_while_the_command_runs() {
         &["lock", "--lease", "2s", "--holder", "first"],
         "touch begun; while [ ! -e end ]; do sleep 0.05; done",
     );
-    wait_for(&directory.path().join("begun"));
+    wait_for_begin(directory.path());
     let mut reader = server.store("reader");
     reader.watch("lock");
     // Twice the lease: each renewal is a notification.
@@ -150,9 +157,7 @@ fn lease_is_renewed_while_the_command_runs() {
         .code(1)
         .says("held by another");
     fs::write(directory.path().join("end"), "").unwrap();
-    let status =
-        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
-    assert_eq!(status.code(), Some(0));
+    expect_end(&mut holder, 0);
     run(&server, &["lock", "--wait", "10s"], "exit 0").code(0);
 }
 
@@ -166,7 +171,7 @@ fn lock_of_a_killed_holder_ends_with_its_lease() {
         &["lock", "--lease", "1500ms"],
         "touch begun; exec sleep 60",
     );
-    wait_for(&directory.path().join("begun"));
+    wait_for_begin(directory.path());
     holder.kill().unwrap();
     holder.wait().unwrap();
     run(&server, &["lock", "--wait", "30s"], "exit 7").code(7);
@@ -183,11 +188,9 @@ fn signal_is_forwarded_to_the_command() {
         &["lock"],
         "trap 'exit 5' TERM; touch begun; while true; do sleep 0.05; done",
     );
-    wait_for(&directory.path().join("begun"));
+    wait_for_begin(directory.path());
     server::signal(holder.id(), "TERM");
-    let status =
-        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
-    assert_eq!(status.code(), Some(5));
+    expect_end(&mut holder, 5);
     assert_eq!(server.store("reader").get("lock"), None);
 }
 
@@ -202,11 +205,9 @@ fn lost_lock_stops_the_command_with_code_3() {
         &["lock", "--lease", "3s"],
         "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
     );
-    wait_for(&directory.path().join("begun"));
+    wait_for_begin(directory.path());
     server.store("thief").set("lock", "thief");
-    let status =
-        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
-    assert_eq!(status.code(), Some(3));
+    expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
     // The release did not affect the new holder.
     assert_eq!(server.store("reader").get("lock"), Some(b"thief".to_vec()));
@@ -253,13 +254,11 @@ fn renewals_without_answers_stop_the_command() {
     .stdin(Stdio::null())
     .spawn()
     .unwrap();
-    wait_for(&directory.path().join("begun"));
+    wait_for_begin(directory.path());
     proxy.script(|seen| match seen.way {
         Way::FromBroker => Fate::Hold,
         Way::ToBroker => Fate::Pass,
     });
-    let status =
-        server::wait(&mut holder, Duration::from_secs(20)).expect("the process did not end");
-    assert_eq!(status.code(), Some(3));
+    expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
 }

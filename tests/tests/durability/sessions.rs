@@ -2,7 +2,6 @@
 //! subscriptions, queued messages and open exchanges.
 
 use std::{
-    collections::BTreeSet,
     thread,
     time::{Duration, Instant},
 };
@@ -91,15 +90,7 @@ fn subscriptions_survive_kills_with_their_options() {
     other.publish(Publish::new("a/b", "both").qos(2));
     let both = one.next().publish();
     assert_eq!((both.qos, &both.payload[..]), (2, &b"both"[..]));
-    let ids: BTreeSet<u32> = both
-        .properties
-        .iter()
-        .map(|property| match property {
-            Property::SubscriptionId(id) => *id,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(ids, BTreeSet::from([7, 300_000]));
+    assert_eq!(both.subscription_ids(), [7, 300_000]);
     one.take("its PUBREL", |p| p.kind() == kind::PUBREL);
     one.publish(Publish::new("own/x", "from itself").qos(1));
     other.publish(Publish::new("own/x", "from another").qos(1));

@@ -46,14 +46,7 @@ fn policy_check_shows_the_policy_and_command_costs() {
 #[test]
 fn policy_check_of_a_signed_policy_lists_its_key() {
     let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| {
-        directory
-            .path()
-            .join(name)
-            .into_os_string()
-            .into_string()
-            .unwrap()
-    };
+    let path = |name: &str| format!("{}/{name}", directory.path().display());
     run(&["policy", "keygen", &path("key")], b"").code(0);
     let (key, signed) = (path("key.key"), path("signed.wasm"));
     run(

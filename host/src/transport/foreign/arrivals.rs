@@ -370,19 +370,9 @@ mod tests {
     fn scene() -> (Arc<Store>, Arc<Foreign>) {
         let store = Arc::new(Store::default());
         let config = ForeignConfig {
-            broker: "mqtt://broker".parse().unwrap(),
-            user: None,
-            password: None,
-            password_file: None,
-            ca: None,
-            certificate: None,
-            client_id: None,
-            keeps_client_id: true,
             window: 64,
-            keep_alive: limits::BROKER_CONNECT_TIMEOUT,
-            presence: crate::config::PresenceKind::Off,
             watch_ttl: None,
-            standby: false,
+            ..super::super::tests::config()
         };
         let foreign = Foreign::new(store.clone(), &config, "store");
         *lock(&store.transport) = Arc::downgrade(&foreign);

@@ -27,7 +27,7 @@ impl Intake for Disconnections {
     }
 }
 
-fn config() -> ForeignConfig {
+pub(super) fn config() -> ForeignConfig {
     ForeignConfig {
         broker: "mqtt://broker".parse().unwrap(),
         user: None,

@@ -16,6 +16,15 @@ fn count(disk: &Simulation, wanted: fn(Kind) -> bool) -> usize {
         .count()
 }
 
+/// Keeps all history.
+fn all_history() -> Options {
+    Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    }
+}
+
 /// Appends about 1 KiB per round, with a snapshot every fifth.
 fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
     for round in 0..rounds {
@@ -128,12 +137,7 @@ fn steady_load_neither_removes_nor_creates_segments() {
 fn failed_removal_leaves_no_gap() {
     for fault in 0..40 {
         let disk = Simulation::new(1);
-        let options = Options {
-            history_bytes: u64::MAX,
-            history_ms: u64::MAX,
-            ..small()
-        };
-        let (log, ..) = open(&disk, options).expect("opens");
+        let (log, ..) = open(&disk, all_history()).expect("opens");
         let mut list = Vec::new();
         grow(&log, &mut list, 40, 0);
         let disk = disk.kill();
@@ -184,11 +188,6 @@ fn failed_removal_leaves_no_gap() {
 
 #[test]
 fn history_is_kept_by_bytes_and_by_age() {
-    let keep_all = Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    };
     let by_bytes = Options {
         history_bytes: 165_000,
         history_ms: u64::MAX,
@@ -200,7 +199,7 @@ fn history_is_kept_by_bytes_and_by_age() {
         ..small()
     };
     let mut oldest = Vec::new();
-    for options in [keep_all, by_bytes, by_age] {
+    for options in [all_history(), by_bytes, by_age] {
         let disk = Simulation::new(1);
         let (log, ..) = open(&disk, options.clone()).expect("opens");
         let mut list = Vec::new();
@@ -225,12 +224,7 @@ fn history_is_kept_by_bytes_and_by_age() {
 #[test]
 fn past_state_is_read_from_the_previous_snapshot() {
     let disk = Simulation::new(1);
-    let options = Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (log, ..) = open(&disk, all_history()).expect("opens");
     let mut list = Vec::new();
     grow(&log, &mut list, 30, 0);
     for position in 1..=30 {
@@ -278,12 +272,7 @@ fn removed_history_is_reported_as_not_retained() {
 #[test]
 fn later_damage_does_not_explain_removed_history() {
     let disk = Simulation::new(1);
-    let options = Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (log, ..) = open(&disk, all_history()).expect("opens");
     grow(&log, &mut Vec::new(), 40, 0);
     let (log, ..) = open(&disk.kill(), small()).expect("opens");
     log.maintain(100).expect("no faults");
@@ -472,12 +461,7 @@ fn interval_mode_delays_only_urgent_groups() {
 #[test]
 fn inspection_reports_stale_files() {
     let disk = Simulation::new(1);
-    let options = Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (log, ..) = open(&disk, all_history()).expect("opens");
     grow(&log, &mut Vec::new(), 30, 0);
     // Simulates a removal of history that was interrupted after its first steps.
     disk.remove(&files::segment(1)).expect("there");

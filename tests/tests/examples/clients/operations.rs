@@ -154,14 +154,7 @@ fn error_of_the_store_is_reported_with_its_text() {
 #[test]
 fn wrong_password_is_denied_over_tls_and_websocket() {
     let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| {
-        directory
-            .path()
-            .join(name)
-            .into_os_string()
-            .into_string()
-            .unwrap()
-    };
+    let path = |name: &str| format!("{}/{name}", directory.path().display());
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let issued = rcgen::generate_simple_self_signed(names).unwrap();
     fs::write(path("store.crt"), issued.cert.pem()).unwrap();

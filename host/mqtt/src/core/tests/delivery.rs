@@ -189,9 +189,7 @@ fn full_queue_of_an_absent_client_drops_the_newest() {
         queue_bytes_max: 2000,
         ..Limits::default()
     });
-    let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    a.subscribe("t", Q::AtLeastOnce, now);
-    a.lose(now);
+    Peer::leave_subscribed(&broker, "a", now);
     flood(&broker, 100, QoS::AtLeastOnce);
     let stats = broker.stats();
     assert!(stats.queued_bytes <= 2000 && stats.dropped > 90);
@@ -210,9 +208,7 @@ fn all_queues_together_are_bounded() {
     };
     let (broker, now) = start(limits);
     for client in ["a", "b", "c"] {
-        let mut peer = Peer::new(&broker, &Hello::new(client), now);
-        peer.subscribe("t", Q::AtLeastOnce, now);
-        peer.lose(now);
+        Peer::leave_subscribed(&broker, client, now);
     }
     flood(&broker, 100, QoS::AtLeastOnce);
     assert!((5000..=6000).contains(&broker.stats().queued_bytes));
@@ -238,9 +234,7 @@ fn backlog_of_absent_clients_does_not_block_present_ones() {
     };
     let (broker, now) = start(limits);
     for client in ["a", "b", "c"] {
-        let mut peer = Peer::new(&broker, &Hello::new(client), now);
-        peer.subscribe("t", Q::AtLeastOnce, now);
-        peer.lose(now);
+        Peer::leave_subscribed(&broker, client, now);
     }
     flood(&broker, 100, QoS::AtLeastOnce);
     assert!(
@@ -303,9 +297,7 @@ fn expired_messages_do_not_keep_fresh_ones_out() {
         ..Limits::default()
     };
     let (broker, now) = start(limits);
-    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    peer.subscribe("t", Q::AtLeastOnce, now);
-    peer.lose(now);
+    Peer::leave_subscribed(&broker, "a", now);
     let publish = |text: &str, expires, at| {
         let mut message = Message::new("t", text.to_owned(), QoS::AtLeastOnce);
         message.expires = expires;

@@ -108,9 +108,7 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
 #[test]
 fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
     let (log, broker, now) = broker();
-    let mut old = Peer::new(&broker, &Hello::new("old"), now);
-    old.subscribe("t", Q::AtLeastOnce, now);
-    old.lose(now);
+    Peer::leave_subscribed(&broker, "old", now);
     log.set_full(true);
     let expiry = |peer: &Peer| {
         let properties = peer.connack.properties.as_ref();

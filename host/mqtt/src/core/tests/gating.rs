@@ -198,17 +198,18 @@ fn outgoing_qos_2_waits_at_each_step_and_qos_1_does_not() {
     assert_eq!(peer.receive(), []);
 }
 
-#[test]
-fn packets_behind_a_waiting_packet_wait_too() {
+/// A client that has sent PINGREQ and SUBSCRIBE. The SUBACK waits for its record.
+fn waiting_subscriber() -> (Held, Peer) {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.peer(&Hello::new("a"));
-    peer.send(
-        &[
-            Packet::PingReq(wire::PingReq),
-            subscribe("t", Q::AtLeastOnce),
-        ],
-        held.now,
-    );
+    let ping = Packet::PingReq(wire::PingReq);
+    peer.send(&[ping, subscribe("t", Q::AtLeastOnce)], held.now);
+    (held, peer)
+}
+
+#[test]
+fn packets_behind_a_waiting_packet_wait_too() {
+    let (held, mut peer) = waiting_subscriber();
     let first = held.log.len();
     peer.send(
         &[
@@ -302,15 +303,7 @@ fn delivered_messages_are_recorded_when_the_connection_ends() {
 
 #[test]
 fn closing_drops_waiting_packets_but_sends_the_disconnect() {
-    let held = Held::new(Arc::new(NoService));
-    let mut peer = held.peer(&Hello::new("a"));
-    peer.send(
-        &[
-            Packet::PingReq(wire::PingReq),
-            subscribe("t", Q::AtLeastOnce),
-        ],
-        held.now,
-    );
+    let (held, mut peer) = waiting_subscriber();
     assert!(!peer.output.cut(), "the output is still open");
     let origin = peer.origin.clone();
     held.broker.batch(|batch| {

@@ -229,9 +229,7 @@ fn start_above_the_state_limit_drops_the_excess() {
 fn recovery_limits_wills_and_messages() {
     let (log, now) = (TestLog::new(true), Instant::now());
     let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
-    let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
-    reader.subscribe("t", Q::AtLeastOnce, now);
-    reader.lose(now);
+    Peer::leave_subscribed(&broker, "reader", now);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     for id in 1..=100 {
         let payload = "x".repeat(1000);
@@ -277,9 +275,7 @@ fn sessions(sessions_max: usize) -> Limits {
 fn empty_absent_sessions_are_evicted_for_new_ones() {
     let (broker, now) = (broker(sessions(100)), Instant::now());
     let later = |n: u64| now + std::time::Duration::from_millis(n);
-    let mut full = Peer::new(&broker, &Hello::new("subscribed"), now);
-    full.subscribe("t", Q::AtLeastOnce, now);
-    full.lose(now);
+    Peer::leave_subscribed(&broker, "subscribed", now);
     let connected = Peer::new(&broker, &Hello::new("connected"), now);
     visit(
         &broker,

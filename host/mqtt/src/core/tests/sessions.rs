@@ -146,9 +146,7 @@ fn disconnect_can_change_the_expiry_but_not_from_zero() {
 #[test]
 fn clean_start_discards_the_session() {
     let (broker, now) = start();
-    let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    a.subscribe("t", Q::AtLeastOnce, now);
-    a.lose(now);
+    Peer::leave_subscribed(&broker, "a", now);
     let a = Peer::new(&broker, &Hello::new("a").clean(), now);
     assert!(!a.connack.session_present);
     assert_eq!(broker.stats().subscriptions, 0);

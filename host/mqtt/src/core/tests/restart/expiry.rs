@@ -6,9 +6,7 @@ use crate::{QoS, clock::Clock, testing::*};
 #[test]
 fn messages_expire_while_the_broker_is_down() {
     let (mut life, now) = Life::new();
-    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
-    peer.subscribe("t", Q::AtLeastOnce, now);
-    peer.lose(now);
+    Peer::leave_subscribed(&life.broker, "a", now);
     for (payload, seconds) in [("short", 2), ("long", 60)] {
         let mut message = message(payload, QoS::AtLeastOnce);
         message.expires = Some(now + seconds * SECOND);
