@@ -548,6 +548,7 @@ mod tests {
         assert_eq!(times.times().count(), 5);
         assert!(times.times().sum() >= Duration::from_millis(100));
     }
+
     #[test]
     fn requests_leave_in_order_with_their_keys_and_clients() {
         let begun = Instant::now();
