@@ -10,8 +10,11 @@ use std::{
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Server, Store, command::finish, prometheus::check_page, run_in, wait::eventually,
+    Admin, Server, Store, command::finish, policies, prometheus::check_page, run_in,
+    wait::eventually,
 };
+
+use crate::policy;
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -51,6 +54,80 @@ fn promtool_accepts_the_page_in_prometheus_format() {
     assert!(set.is_some_and(|line| line.ends_with("} 1")), "{page}");
     let times = "statehouse_request_seconds_count{command=\"SET\",outcome=\"ok\"} 1";
     assert!(page.contains(times), "{page}");
+    for start in OF_EVERY_STORE {
+        let is_there = page.lines().any(|line| line.starts_with(start));
+        assert!(is_there, "{start}: {page}");
+    }
+}
+
+/// How further lines of each durable store begin.
+const OF_EVERY_STORE: [&str; 27] = [
+    "statehouse_request_seconds_bucket{",
+    "statehouse_policy_call_seconds_bucket{",
+    "statehouse_flush_seconds_bucket{",
+    "statehouse_snapshot_seconds_bucket{",
+    "statehouse_notification_delay_seconds_bucket{",
+    "statehouse_disk_free_bytes ",
+    "statehouse_disk_room_bytes ",
+    "statehouse_disk_used_bytes{part=\"log\"}",
+    "statehouse_disk_used_bytes{part=\"snapshot\"}",
+    "statehouse_queue_bytes{queue=\"unreleased\"}",
+    "statehouse_queue_bytes{queue=\"unwritten\"}",
+    "statehouse_queue_bytes{queue=\"sessions\"}",
+    "statehouse_remembered 1",
+    "statehouse_watches 0",
+    "statehouse_memory_bytes{owner=\"table\"}",
+    "statehouse_memory_bytes{owner=\"watches\"}",
+    "statehouse_memory_bytes{owner=\"remembered\"}",
+    "statehouse_memory_bytes{owner=\"policies\"}",
+    "statehouse_memory_bytes{owner=\"sessions\"}",
+    "statehouse_memory_bytes{owner=\"retained\"}",
+    "process_cpu_seconds_total ",
+    "process_resident_memory_bytes ",
+    "process_open_fds ",
+    "process_max_fds ",
+    "process_start_time_seconds ",
+    "statehouse_build_info{version=\"",
+    "statehouse_refused_total{cause=\"malformed\"} 0",
+];
+
+#[test]
+fn outcomes_failures_and_counters_of_policies_are_counted() {
+    let server = Server::with("max_keys = 1\n", &[]);
+    let mut store = server.store("client");
+    let set = store.command(&["SET", "key", "value"]);
+    let mut publish = set.publish();
+    for dup in [false, true] {
+        publish.dup = dup;
+        let packet_id = store.client.start(publish.clone());
+        assert_eq!(store.finish(&set, packet_id).text(), "+OK\\r\\n");
+    }
+    let full = store.ask(&["SET", "other", "value"]);
+    assert_eq!(full.text(), "-ERR the quota has been exceeded\\r\\n");
+    let empty = store.ask(&["SET", "", "value"]);
+    assert_eq!(empty.text(), "-ERR the key length is zero\\r\\n");
+    policy(&server, &["load", policies::faulty()]).code(0);
+    policy(&server, &["promote", "faulty"]).code(0);
+    let failed = store.ask(&["SET", "key", "panic"]);
+    assert_eq!(failed.text(), "-ERR internal error\\r\\n");
+    let page = page(&server, "");
+    check_page(&page);
+    for outcome in ["ok", "duplicate", "refused", "error", "failed"] {
+        let line = format!("\",outcome=\"{outcome}\"}} 1");
+        let times = "statehouse_request_seconds_count{command=\"";
+        let mut lines = page.lines().filter(|it| it.starts_with(times));
+        assert!(lines.any(|it| it.ends_with(&line)), "{outcome}: {page}");
+    }
+    for (name, label) in [
+        ("errors", "error=\"the key length is zero\""),
+        ("call_failures", "kind=\"trap\""),
+        ("count", "name=\"configured\""),
+    ] {
+        let start = format!("statehouse_policy_{name}_total{{policy=\"");
+        let mut lines = page.lines().filter(|it| it.starts_with(&start));
+        let is_counted = lines.any(|it| it.contains(label) && !it.ends_with("} 0"));
+        assert!(is_counted, "{label}: {page}");
+    }
 }
 
 #[test]
