@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::json;
-use statehouse_tests::{Browser, Server, policies, server::own_address};
+use statehouse_tests::{Browser, Server, policies, run_in, server::own_address};
 
 const TOKEN: &str = "a token of twenty-two bytes";
 
@@ -344,15 +344,53 @@ impl Screen {
         self.see("Disconnect this client?");
     }
 
+    /// A policy that fails, and with which message.
+    fn failing_policy(&mut self) {
+        for arguments in [
+            ["policy", "load", policies::faulty()].as_slice(),
+            &["policy", "route", "lab/", "faulty"],
+        ] {
+            run_in(self.server.directory(), arguments, b"").code(0);
+        }
+        let failed = self.server.store("lab").ask(&["SET", "lab/a", "panic"]);
+        assert_eq!(failed.text(), "-ERR internal error\\r\\n");
+        let find = "[...document.querySelectorAll('tbody button')].find((it) => it.textContent.startsWith('faulty'))";
+        self.browser.wait(find);
+        self.browser.evaluate(&format!("{find}.click()"));
+        self.browser.wait(
+            "[...document.querySelectorAll('.facts dd')].some((it) => it.textContent.includes('a panic on request'))",
+        );
+    }
+
+    /// The acts of operators, and the refusals alone.
+    fn events(&mut self) {
+        self.view("Events");
+        self.see("path=/v1/clients/victim");
+        self.fill("main select", "refusal");
+        self.see("administer");
+        self.browser
+            .wait("!document.body.innerText.includes('path=/v1/clients/victim')");
+        self.fill("main select", "");
+        self.see("path=/v1/clients/victim");
+    }
+
     /// Ends a connection.
     fn clients(&mut self) {
-        let _victim = self.server.connect("victim");
+        let mut victim = self.server.store("victim");
+        victim.watch("lock");
+        victim.ask(&["SET", "lock", "victim", "NX", "PX", "600000"]);
         self.view("Clients");
         self.browser
             .wait("[...document.querySelectorAll('td')].some((it) => it.textContent === 'plc-1')");
         self.fill(".tools input", "victim");
         self.browser
             .wait("document.querySelectorAll('tbody tr').length === 1");
+        for column in ["Watches", "Locks"] {
+            let shows_one = format!(
+                "document.querySelector('tbody tr').cells[[...document.querySelectorAll('thead th')].findIndex((it) => it.textContent.includes('{column}'))].textContent === '1'"
+            );
+            self.browser.wait(&shows_one);
+        }
         self.click("Disconnect");
         self.click("Disconnect it");
         self.see("Disconnected: victim.");
@@ -373,8 +411,8 @@ fn page_shows_the_store_changes_keys_and_survives_losses() {
     screen.clients();
     screen.view("Policies");
     screen.see("all requests");
-    screen.view("Events");
-    screen.see("path=/v1/clients/victim");
+    screen.failing_policy();
+    screen.events();
     // A reload keeps the login; the secret is in the storage of this tab only.
     screen.browser.evaluate("location.reload()");
     screen.see("path=/v1/clients/victim");

@@ -35,7 +35,8 @@ export function open(main, page) {
     const wanted = filter.value.toLowerCase();
     const items = last.clients.filter((it) => `${it.client} ${it.user ?? ""} ${it.address ?? ""}`.toLowerCase().includes(wanted));
     list.show(items, wanted ? null : last.connected + last.disconnected);
-    text(about, `${number(last.connected)} connected, ${number(last.disconnected)} sessions without a connection`);
+    const absent = `${number(last.disconnected)} ${last.disconnected === 1 ? "session" : "sessions"}`;
+    text(about, `${number(last.connected)} connected, ${absent} without a connection`);
   }
 
   const polling = repeat(async (signal) => {
