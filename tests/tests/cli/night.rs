@@ -6,6 +6,7 @@
 //! needs root.
 
 use std::{
+    cell::RefCell,
     fs,
     os::unix::fs::symlink,
     path::PathBuf,
@@ -15,7 +16,7 @@ use std::{
 use serde_json::Value as Json;
 use statehouse_tests::{
     Admin, Client, Connect, Dice, Publish, Ran, Server, SlowDisk, Store, command, policies,
-    prometheus::Prometheus,
+    prometheus::{Prometheus, host_file, panels},
     run_in,
     small::{FileSystem::Tmpfs, Small},
     wait::eventually,
@@ -46,6 +47,8 @@ struct Night {
     disk: SlowDisk,
     /// Whether its file system is small.
     is_small: bool,
+    /// The commands that were run, without their logins.
+    commands: RefCell<Vec<String>>,
     // Unmounted after the server has ended.
     _small: Option<Small>,
 }
@@ -77,12 +80,14 @@ impl Night {
             server,
             disk,
             is_small: small.is_some(),
+            commands: RefCell::default(),
             _small: small,
         }
     }
 
     /// Runs a command as the operator does, and prints its output for the reader of this test.
     fn run(&self, arguments: &[&str]) -> Ran {
+        self.commands.borrow_mut().push(arguments.join(" "));
         let ran = run_in(self.server.directory(), arguments, b"");
         println!(
             "$ statehouse {}\n{}{}",
@@ -104,6 +109,7 @@ impl Night {
             "--password-file",
             "anna.password",
         ];
+        self.commands.borrow_mut().push(arguments.join(" "));
         let (name, rest) = arguments.split_first().unwrap();
         self.run(&[&[*name], &login[..], rest].concat())
     }
@@ -154,6 +160,48 @@ fn questions_of_a_bad_night_are_answered() {
     }
     is_the_backup_good(&night);
     what_did_the_new_policy_change(&night, &mut press);
+    every_answer_was_seen(&night);
+}
+
+/// Each command that the page shows with its output was run, and each metric that it names exists.
+fn every_answer_was_seen(night: &Night) {
+    let page = fs::read_to_string(host_file("docs/operations.md")).unwrap();
+    let (_, questions) = page.split_once("\n## Questions of a bad night\n").unwrap();
+    let (questions, _) = questions.split_once("\n## ").unwrap();
+    // Names and times of the page differ from those of this run.
+    let words = |command: &str| -> Vec<String> {
+        let command = command.split(" | ").next().unwrap();
+        let names = if command.starts_with("policy ") { 2 } else { 1 };
+        let words = command.split_whitespace().enumerate();
+        let kept = words.filter(|(place, word)| *place < names || word.starts_with("--"));
+        kept.map(|(_, word)| word.to_owned()).collect()
+    };
+    let commands = night.commands.borrow();
+    let run: Vec<_> = commands.iter().map(|it| words(it)).collect();
+    let (_, metrics) = Admin::of(&night.server).ask("GET", "/metrics", b"");
+    let questions: Vec<&str> = questions.split("\n### ").skip(1).collect();
+    assert_eq!(questions.len(), 9);
+    for question in questions {
+        let title = question.lines().next().unwrap();
+        let is_skipped = title == "How full is it?" && !night.is_small;
+        let shown = question
+            .lines()
+            .filter_map(|it| it.strip_prefix("$ statehouse "));
+        let mut shown = shown.peekable();
+        assert!(title.ends_with('?') && shown.peek().is_some(), "{title}");
+        for command in shown.filter(|_| !is_skipped) {
+            assert!(run.contains(&words(command)), "{title} {command}");
+        }
+        for place in ["metric", "page"] {
+            let is_named = question.to_lowercase().contains(place);
+            assert!(is_named, "{title} names no {place}");
+        }
+        let is_name = |it: char| it.is_ascii_lowercase() || it == '_';
+        let named = question.split(|it| !is_name(it));
+        for name in named.filter(|it| it.starts_with("statehouse_") || it.starts_with("process_")) {
+            assert!(metrics.contains(&format!("\n{name}")), "{title} {name}");
+        }
+    }
 }
 
 fn who_wrote_this_key(night: &Night, press: &mut Store) {
@@ -231,6 +279,12 @@ fn why_was_this_refused(night: &Night, press: &mut Store) {
         .text();
     assert!(text.contains("denied"), "{text}");
     assert_eq!(night.server.refused("write"), 1);
+    let refusals = Admin::of(&night.server).done("GET", "/v1/events?kind=refusal", b"");
+    let refusals = refusals["events"].as_array().unwrap();
+    assert!(
+        refusals.iter().any(|it| it.to_string().contains("valve/1")),
+        "{refusals:?}"
+    );
 }
 
 fn what_is_slow(night: &Night, press: &mut Store) {
@@ -280,12 +334,6 @@ fn which_key_is_hot(night: &Night, press: &mut Store) {
     });
     assert_eq!(hot["key"], "line/hot");
     assert!(hot["share"].as_f64() > Some(0.5), "{hot}");
-    let refusals = Admin::of(&night.server).done("GET", "/v1/events?kind=refusal", b"");
-    let refusals = refusals["events"].as_array().unwrap();
-    assert!(
-        refusals.iter().any(|it| it.to_string().contains("valve/1")),
-        "{refusals:?}"
-    );
 }
 
 /// The panel of a machine subscribes, and does not acknowledge what it gets.
@@ -387,6 +435,10 @@ fn what_did_the_new_policy_change(night: &Night, press: &mut Store) {
     let differs = night.run(&["replay", "--policy", policy]).code(1).text();
     assert!(differs.contains("line/speed"), "{differs}");
     night.run(&["policy", "load", policy]).code(0);
+    what_would_it_change(night, press);
+    night.run(&["policy", "promote", "faulty"]).code(0);
+    let back = night.run(&["policy", "rollback"]).code(0).text();
+    assert!(back.starts_with("rolled back to standard "), "{back}");
     night.run(&["policy", "promote", "faulty"]).code(0);
     let mut laptop = night.store("laptop", "anna");
     for client in [&mut *press, &mut laptop] {
@@ -405,4 +457,25 @@ fn what_did_the_new_policy_change(night: &Night, press: &mut Store) {
     assert!(logs.contains("\terror\tfaulty 0.1.0@"), "{logs}");
     night.wait_for_alert("StatehousePolicyFails");
     assert_eq!(press.ask(&["SET", "line/a", "panic"]).text(), "+OK\\r\\n");
+}
+
+/// The policy is compared with live requests.
+fn what_would_it_change(night: &Night, press: &mut Store) {
+    night.run(&["policy", "shadow", "faulty"]).code(0);
+    assert_eq!(press.ask(&["SET", "line/a", "panic"]).text(), "+OK\\r\\n");
+    let text = eventually("the failure is seen", || {
+        let diff = night.run(&["policy", "diff"]);
+        let text = diff.text();
+        (text.contains("SET line/a panic")).then(|| diff.code(1).text())
+    });
+    assert!(text.contains("a panic on request"), "{text}");
+    let panels = panels();
+    let compared = panels.iter().find(|it| it.title == "Comparison in shadow");
+    let compared = &compared.expect("the board has this panel").expressions[0];
+    eventually("the board shows the comparison", || {
+        let found = night.prometheus.query(compared).unwrap();
+        let is_failure = |it: &Json| it["metric"]["result"] == "failed" && it["value"][1] != "0";
+        found.iter().any(is_failure).then_some(())
+    });
+    night.run(&["policy", "shadow", "--off"]).code(0);
 }
