@@ -12,6 +12,7 @@
 
 pub mod admin;
 pub mod attack;
+pub mod background;
 pub mod binary;
 pub mod broker;
 pub mod browser;
@@ -51,6 +52,7 @@ pub mod wall_clock;
 pub mod websocket;
 
 pub use admin::Admin;
+pub use background::Background;
 pub use browser::Browser;
 pub use cgroup::Cgroup;
 pub use client::{Client, Heard};

@@ -4,7 +4,7 @@ use std::{fs, fs::Permissions, os::unix::fs::PermissionsExt, path::Path};
 
 use statehouse_tests::{Server, policies, run_in};
 
-use crate::logs::Follower;
+use crate::logs::background;
 use crate::{OURS, answers, eventually, listing, ours, roles};
 
 /// A project whose build tool copies `policy.js`, so that its policy is what this test writes
@@ -32,19 +32,19 @@ fn saved_project_is_built_tested_and_promoted() {
     let server = Server::start();
     let source = server.directory().join("project/policy.js");
     project(server.directory(), Path::new(&ours()));
-    let dev = Follower::run(&server, &["dev", "project"]);
-    dev.wait("promoted marked-ship");
+    let dev = background(&server, &["dev", "project"]);
+    dev.wait_for("promoted marked-ship");
     assert!(answers(&server, "tally"));
 
     // A policy that fails a transcript is not loaded: `faulty` answers without a version.
     fs::copy(policies::faulty(), &source).unwrap();
-    dev.wait("1 line differs");
+    dev.wait_for("1 line differs");
     assert!(answers(&server, "tally"));
     assert_eq!(roles(&server, "faulty"), None);
 
     // The next good build is promoted, and the build before is unloaded.
     fs::copy(policies::marked("dock"), &source).unwrap();
-    dev.wait("promoted marked-dock");
+    dev.wait_for("promoted marked-dock");
     assert_eq!(roles(&server, "marked-dock").unwrap(), ["active"]);
     eventually("the replaced build is unloaded", || {
         roles(&server, OURS).is_none().then_some(())

@@ -1,14 +1,9 @@
 //! Tests `statehouse policy logs`, and how a store shows the last failure of a policy.
 
-use std::process::{Child, Stdio};
-use std::time::Duration;
-
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Server, command::command, lines::Lines, policies, server::signal};
+use statehouse_tests::{Admin, Background, Server, command::command, policies, server::signal};
 
 use crate::{eventually, listing, policy};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store whose active policy fails and logs on request.
 fn faulty() -> Server {
@@ -18,37 +13,15 @@ fn faulty() -> Server {
     )
 }
 
-/// A running `statehouse policy logs` or `dev`, which ends with this value.
-pub(crate) struct Follower {
-    child: Child,
-    lines: Lines,
+/// Runs `statehouse policy logs` in the background.
+fn follow(server: &Server, arguments: &[&str]) -> Background {
+    background(server, &[&["logs"], arguments].concat())
 }
 
-impl Follower {
-    fn start(server: &Server, arguments: &[&str]) -> Self {
-        Self::run(server, &[&["logs"], arguments].concat())
-    }
-
-    /// Runs `statehouse policy …` in the server's directory.
-    pub(crate) fn run(server: &Server, arguments: &[&str]) -> Self {
-        let mut logs = command(&[&["policy"], arguments].concat());
-        let logs = logs.current_dir(server.directory()).stdout(Stdio::piped());
-        let mut child = logs.spawn().unwrap();
-        let lines = Lines::follow(child.stdout.take().unwrap());
-        Self { child, lines }
-    }
-
-    pub(crate) fn wait(&self, part: &str) -> String {
-        let line = self.lines.wait(PATIENCE, |line| line.contains(part));
-        line.unwrap_or_else(|| panic!("no line with {part}: {:?}", self.lines.all()))
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
+/// Runs `statehouse policy …` in the server's directory, in the background.
+pub(crate) fn background(server: &Server, arguments: &[&str]) -> Background {
+    let mut command = command(&[&["policy"], arguments].concat());
+    Background::start(command.current_dir(server.directory()))
 }
 
 #[test]
@@ -87,17 +60,17 @@ fn lines_are_followed_live_and_by_policy() {
     let server = faulty();
     let mut store = server.store("client");
     store.ask(&["SET", "k", "say", "before"]);
-    let all = Follower::start(&server, &[]);
-    all.wait("\tbefore");
+    let all = follow(&server, &[]);
+    all.wait_for("\tbefore");
     let (faulty, standard) = (
-        Follower::start(&server, &["faulty", "--json"]),
-        Follower::start(&server, &["builtin"]),
+        follow(&server, &["faulty", "--json"]),
+        follow(&server, &["builtin"]),
     );
-    faulty.wait("\"before\"");
+    faulty.wait_for("\"before\"");
     store.ask(&["SET", "k", "say", "after"]);
-    let line = all.wait("\tafter");
+    let line = all.wait_for("\tafter");
     assert!(line.contains("\tinfo\tfaulty 0.1.0@"), "{line}");
-    let line: Json = serde_json::from_str(&faulty.wait("\"after\"")).unwrap();
+    let line: Json = serde_json::from_str(&faulty.wait_for("\"after\"")).unwrap();
     assert_eq!(
         (line["level"].as_str(), line["text"].as_str()),
         (Some("info"), Some("after"))
@@ -131,8 +104,8 @@ fn slow_reader_loses_lines_and_learns_how_many() {
     let server = faulty();
     let mut store = server.store("client");
     store.ask(&["SET", "k", "say", "first"]);
-    let follower = Follower::start(&server, &[]);
-    follower.wait("\tfirst");
+    let follower = follow(&server, &[]);
+    follower.wait_for("\tfirst");
     let pid = follower.child.id();
     signal(pid, "STOP");
     for _ in 0..20 {
@@ -140,7 +113,7 @@ fn slow_reader_loses_lines_and_learns_how_many() {
     }
     store.ask(&["SET", "k", "say", "last"]);
     signal(pid, "CONT");
-    follower.wait("\tlast");
+    follower.wait_for("\tlast");
     let lines = follower.lines.all();
     let lost = lines.iter().filter_map(|line| line.strip_prefix("lost\t"));
     let lost: usize = lost.map(|count| count.parse::<usize>().unwrap()).sum();
@@ -164,7 +137,7 @@ fn log_needs_the_token_and_few_may_follow_it() {
     }
     assert_eq!(admin.ask("GET", "/v1/log?policy=none", b"").0, 404);
     assert_eq!(admin.ask("POST", "/v1/log", b"").0, 405);
-    let followers: Vec<Follower> = (0..8).map(|_| Follower::start(&server, &[])).collect();
+    let followers: Vec<Background> = (0..8).map(|_| follow(&server, &[])).collect();
     eventually("the ninth follower is refused", || {
         (admin.ask("GET", "/v1/log?from=0", b"").0 == 503).then_some(())
     });
@@ -172,6 +145,6 @@ fn log_needs_the_token_and_few_may_follow_it() {
     policy(&server, &["list"]).code(0);
     server.store("client").ask(&["SET", "k", "say", "on"]);
     for follower in &followers {
-        follower.wait("\ton");
+        follower.wait_for("\ton");
     }
 }

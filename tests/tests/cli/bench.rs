@@ -4,15 +4,13 @@
 use std::{
     fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
 
 use serde_json::Value;
-use statehouse_tests::{
-    Lines, Mosquitto, Ran, Server, client::PATIENCE, command, command::finish, run,
-};
+use statehouse_tests::{Background, Mosquitto, Ran, Server, command, command::finish, run};
 
 /// A run of one second with 100 keys, unless the options say otherwise.
 fn bench_command(port: u16, options: &str) -> Command {
@@ -331,28 +329,13 @@ fn refusals_are_reported_by_kind() {
         .says("1024");
 }
 
-/// A store that is attached to a broker. It is killed at the end of the test.
-struct AttachedStore(Child);
-
-impl Drop for AttachedStore {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn bench_measures_a_store_behind_a_broker() {
     let broker = Mosquitto::start();
     let mut serve = command(&["serve", "--broker", &broker.url()]);
-    serve
-        .current_dir(broker.directory())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let mut store = AttachedStore(serve.spawn().unwrap());
-    let lines = Lines::follow(store.0.stdout.take().unwrap());
-    assert!(lines.wait(PATIENCE, |line| line == "ready").is_some());
+    serve.current_dir(broker.directory()).stderr(Stdio::null());
+    let store = Background::start(&mut serve);
+    store.wait_for("ready");
 
     let (host, port) = (broker.address().ip().to_string(), broker.address().port());
     let path = broker.directory().join("behind.json");
@@ -366,7 +349,7 @@ fn bench_measures_a_store_behind_a_broker() {
     let it = json(&path);
     assert_counts_agree(&it["runs"][0]);
     assert!(number(&it["runs"][0]["notifications"]) > 0);
-    assert_eq!(it["process"]["pid"], store.0.id(), "{text}");
+    assert_eq!(it["process"]["pid"], store.child.id(), "{text}");
 }
 
 #[test]

@@ -3,10 +3,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
-use statehouse_tests::{Client3, Lines, Publish, client::PATIENCE, command::finish};
+use statehouse_tests::{Background, Client3, Publish, command::finish};
 
 use crate::scene::{Scene, checks};
 
@@ -15,37 +15,6 @@ checks! {
     mqtt_js_client,
     paho_c_client,
     paho_python_client,
-}
-
-/// A client in the background. Drop kills it, which makes the broker publish its will.
-struct Process {
-    child: Child,
-    lines: Lines,
-}
-
-impl Process {
-    fn start(mut command: Command) -> Process {
-        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child = started.unwrap_or_else(|error| {
-            panic!("{command:?}: {error}. `bash tests/run --install` installs it.")
-        });
-        let lines = Lines::follow(child.stdout.take().unwrap());
-        Process { child, lines }
-    }
-
-    /// Waits for a line of its output.
-    fn wait_for(&self, what: &str) {
-        let found = self.lines.wait(PATIENCE, |line| line.contains(what));
-        assert!(found.is_some(), "no {what:?} in {:?}", self.lines.all());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// A client that has subscribed to the wills of a check.
@@ -74,7 +43,7 @@ fn library(scene: &Scene<'_>, program: &dyn Fn() -> Command) {
         command
     };
     let mut wills = wills(scene);
-    let first = Process::start(command("first"));
+    let first = Background::start(&mut command("first"));
     first.wait_for("ready");
     wills.expect_nothing();
     drop(first);
@@ -152,7 +121,7 @@ fn mosquitto_clients_at_their_default_version(scene: &Scene<'_>) {
     let first = [&["-oL", "mosquitto_sub"], &address[..], &lasting, &dying].concat();
     let mut stdbuf = Command::new("stdbuf");
     stdbuf.args(first);
-    let first = Process::start(stdbuf);
+    let first = Background::start(&mut stdbuf);
     first.wait_for("Subscribed");
     for (topic, qos) in [(q0, "0"), (q1, "1"), (q2, "2")] {
         publish(topic, qos, "hello", &[]);

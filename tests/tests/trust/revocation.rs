@@ -4,11 +4,11 @@
 use std::{
     fs,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Lines, Publish, client::PATIENCE};
+use statehouse_tests::{Background, Publish};
 
 use crate::{
     authority::{Authority, ClientCertificate},
@@ -20,42 +20,19 @@ const SOON: Duration = Duration::from_secs(5);
 
 /// mosquitto_sub with a certificate, subscribed to `news`. It prints every packet that it receives,
 /// including DISCONNECT.
-struct Subscriber {
-    child: Child,
-    output: Lines,
-}
-
-impl Subscriber {
-    fn start(store: &Encrypted, name: &str) -> Subscriber {
-        let file = |end: &str| store.directory.path().join(format!("{name}{end}"));
-        // Without stdbuf, it would buffer some kilobytes of its output.
-        let mut command = Command::new("stdbuf");
-        command.args(["-oL", "mosquitto_sub"]);
-        command.args(["-V", "5", "-d", "-q", "1", "-t", "news", "-i", name]);
-        command.args(["-h", "127.0.0.1", "-p", &store.address.port().to_string()]);
-        command.arg("--cafile").arg(&store.authority.certificate);
-        command.arg("--cert").arg(file(".crt"));
-        command.arg("--key").arg(file(".key"));
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap();
-        let output = Lines::follow(child.stdout.take().unwrap());
-        let it = Subscriber { child, output };
-        it.wait_for("SUBACK");
-        it
-    }
-
-    fn wait_for(&self, text: &str) {
-        let line = self.output.wait(PATIENCE, |line| line.contains(text));
-        assert!(line.is_some(), "no {text:?} in {:#?}", self.output.all());
-    }
-}
-
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        // The process may already have ended.
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
+fn subscriber(store: &Encrypted, name: &str) -> Background {
+    let file = |end: &str| store.directory.path().join(format!("{name}{end}"));
+    // Without stdbuf, it would buffer some kilobytes of its output.
+    let mut command = Command::new("stdbuf");
+    command.args(["-oL", "mosquitto_sub"]);
+    command.args(["-V", "5", "-d", "-q", "1", "-t", "news", "-i", name]);
+    command.args(["-h", "127.0.0.1", "-p", &store.address.port().to_string()]);
+    command.arg("--cafile").arg(&store.authority.certificate);
+    command.arg("--cert").arg(file(".crt"));
+    command.arg("--key").arg(file(".key"));
+    let it = Background::start(command.stderr(Stdio::null()));
+    it.wait_for("SUBACK");
+    it
 }
 
 /// A store that trusts certificates of two authorities.
@@ -114,7 +91,7 @@ impl Site {
 
     /// Checks that `ended` is soon disconnected as not authorized, and that `others` still get
     /// messages.
-    fn expect_ended(&self, ended: &Subscriber, since: Instant, others: &[&Subscriber]) {
+    fn expect_ended(&self, ended: &Background, since: Instant, others: &[&Background]) {
         // 0x87.
         ended.wait_for("DISCONNECT (135)");
         assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
@@ -126,7 +103,7 @@ impl Site {
             other.wait_for("still here");
             assert!(
                 !other
-                    .output
+                    .lines
                     .all()
                     .iter()
                     .any(|line| line.contains("DISCONNECT"))
@@ -148,10 +125,10 @@ fn newly_revoked_certificate_ends_its_connection() {
             .flat_map(|it| ["--tls-client-crl".to_owned(), text(it)]);
         arguments.collect()
     });
-    let press = Subscriber::start(&site.store, "press");
-    let lathe = Subscriber::start(&site.store, "lathe");
+    let press = subscriber(&site.store, "press");
+    let lathe = subscriber(&site.store, "lathe");
     // A certificate of another authority with the same serial number.
-    let desk = Subscriber::start(&site.store, "desk");
+    let desk = subscriber(&site.store, "desk");
     // A list without certificates of connected clients changes nothing for them.
     site.office.revoke(&site.list("office.crl"), &[66, 67]);
     site.store.server.wait_for_log("certificates: read again");
@@ -166,8 +143,8 @@ fn newly_revoked_certificate_ends_its_connection() {
 #[test]
 fn removed_authority_disconnects_its_clients() {
     let site = Site::start(|_, _| Vec::new());
-    let press = Subscriber::start(&site.store, "press");
-    let desk = Subscriber::start(&site.store, "desk");
+    let press = subscriber(&site.store, "press");
+    let desk = subscriber(&site.store, "desk");
     let since = Instant::now();
     fs::copy(&site.office.certificate, &site.trusted).unwrap();
     site.expect_ended(&press, since, &[&desk]);
