@@ -178,14 +178,7 @@ impl Host for Transaction {
     }
 
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
-        match self.read_set.next_import(ImportKind::Unwatch) {
-            NextImport::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
-        }
-        let watched = self.stage_unwatch(Scope::Key, key)?;
-        self.read_set.imported(|| Imported::Unwatched(watched));
-        Ok(watched)
+        self.unfollow(policy::Scope::Key, key)
     }
 
     fn follow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<Stamp, Denial> {
