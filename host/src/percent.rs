@@ -1,34 +1,25 @@
 //! Percent-encoding in URLs (RFC 3986 section 2.1).
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'@');
+
 /// Encodes bytes as one path segment, or as one value of a query.
 pub(crate) fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'@' => {
-                text.push(char::from(*byte));
-            }
-            _ => text.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    text
+    percent_encode(bytes, ENCODED).to_string()
 }
 
 /// Decodes a part of a URL; none if a percent sign is not followed by two hexadecimal digits.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || char::from(rest.next()?).to_digit(16);
-        let (high, low) = (digit()?, digit()?);
-        // Two hexadecimal digits always fit into a byte.
-        bytes.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    Some(bytes)
+    let is_escape =
+        |rest: &str| rest.len() >= 2 && rest.bytes().take(2).all(|it| it.is_ascii_hexdigit());
+    let valid = text.split('%').skip(1).all(is_escape);
+    valid.then(|| percent_decode_str(text).collect())
 }
 
 /// A decoded value of a query.
