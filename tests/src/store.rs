@@ -9,6 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use data_encoding::HEXUPPER;
 pub use statehouse_transcript::Dialect;
 
 use crate::{
@@ -37,7 +38,7 @@ pub fn notification_topic(client_id: &str, key: &[u8]) -> String {
 
 /// Upper-case Base 16.
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
+    HEXUPPER.encode(bytes)
 }
 
 fn topic(dialect: Dialect) -> &'static str {

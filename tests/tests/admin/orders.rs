@@ -8,6 +8,7 @@ mod status;
 
 use std::{fs, path::Path};
 
+use data_encoding::BASE64;
 use ed25519_compact::SecretKey;
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Client, Property, Publish, Server, property};
@@ -58,20 +59,6 @@ fn secret(path: &Path) -> SecretKey {
     SecretKey::from_slice(&fs::read(path).unwrap()[1..]).unwrap()
 }
 
-fn base64(bytes: &[u8]) -> String {
-    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let at = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
-        let bits = at(0) << 16 | at(1) << 8 | at(2);
-        for index in 0..=group.len() {
-            text.push(char::from(digits[(bits >> (18 - 6 * index) & 63) as usize]));
-        }
-        text.push_str(&"=".repeat(3 - group.len()));
-    }
-    text
-}
-
 const CHUNK_BYTES: usize = 20_000;
 
 /// An order that ships a file.
@@ -90,7 +77,7 @@ fn order(store: &str, serial: u64, action: &str, file: &[u8]) -> Json {
 fn signed(order: &Json, key: &SecretKey) -> Publish {
     let payload = order.to_string();
     let message = [b"statehouse order v1\0", payload.as_bytes()].concat();
-    let signature = base64(key.sign(message, None).as_ref());
+    let signature = BASE64.encode(key.sign(message, None).as_ref());
     Publish::new(&format!("{TOPIC}/order"), payload)
         .with(Property::user("signature", &signature))
         .qos(1)

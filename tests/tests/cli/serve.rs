@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use data_encoding::HEXLOWER;
 use statehouse_tests::{
     Client, Connect, Packet, Publish, Request, Server, Store, command, packet::kind, policies, run,
     run_in, store::is_answer,
@@ -201,13 +202,8 @@ fn request_log_has_one_line_per_request() {
         set["client"], "client\\n1",
         "a client id must not start a new line"
     );
-    let hex: String = request
-        .correlation
-        .iter()
-        .flatten()
-        .map(|it| format!("{it:02x}"))
-        .collect();
-    assert_eq!(set["request"], hex);
+    let correlation = request.correlation.as_ref().unwrap();
+    assert_eq!(set["request"], HEXLOWER.encode(correlation));
     assert_eq!(set["command"], "SET");
     assert!(
         set["policy"].as_str().unwrap().starts_with("standard@"),

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use data_encoding::BASE64URL_NOPAD;
 use ed25519_compact::{KeyPair, Seed};
 use serde_json::json;
 use statehouse_tests::{
@@ -61,7 +62,7 @@ impl Cluster {
 /// Writes a key file with these keys and their ids.
 fn publish(path: &Path, pairs: &[(&str, &KeyPair)]) {
     let keys = pairs.iter().map(|(id, pair)| {
-        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": base64url(&pair.pk[..])})
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "x": BASE64URL_NOPAD.encode(&pair.pk[..])})
     });
     let set = json!({"keys": keys.collect::<Vec<_>>()});
     fs::write(path, set.to_string()).unwrap();
@@ -74,26 +75,10 @@ fn token_by((id, pair): (&str, &KeyPair), subject: &str, lasts: Duration) -> Str
     let claims = json!({
         "sub": subject, "aud": ["aio-internal"], "iss": "https://cluster", "exp": (now + lasts).as_secs(),
     });
-    let part = |json: serde_json::Value| base64url(json.to_string().as_bytes());
+    let part = |json: serde_json::Value| BASE64URL_NOPAD.encode(json.to_string().as_bytes());
     let message = format!("{}.{}", part(header), part(claims));
     let signature = pair.sk.sign(&message, None);
-    format!("{message}.{}", base64url(&signature[..]))
-}
-
-/// Encodes bytes as base64url without padding (RFC 4648).
-fn base64url(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut text = String::new();
-    for three in bytes.chunks(3) {
-        let all = three
-            .iter()
-            .fold(0, |all, byte| all << 8 | usize::from(*byte));
-        let all = all << (8 * (3 - three.len()));
-        for digit in 0..=three.len() {
-            text.push(char::from(DIGITS[all >> (18 - 6 * digit) & 63]));
-        }
-    }
-    text
+    format!("{message}.{}", BASE64URL_NOPAD.encode(&signature[..]))
 }
 
 fn credentials(method: &str, token: &str) -> Vec<Property> {
