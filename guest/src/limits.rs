@@ -12,8 +12,8 @@ pub(crate) const PATTERN_BYTES_MAX: usize = 4096;
 /// automaton in one 64-bit word, so that matching takes one step per byte of a key.
 pub(crate) const FLOATING_ELEMENTS_MAX: usize = 63;
 
-/// Keys requested at once. The cursor can stop only between pages, so a reply may exceed its limit by
-/// this many.
+/// Keys requested at once. The cursor can stop only between pages, so a reply may exceed its limit
+/// by this many.
 pub(crate) const SCAN_PAGE_KEYS: u32 = 32;
 
 /// Maximum number of pages that one SCAN requests; with [`SCAN_PAGE_KEYS`] it examines at most 1024

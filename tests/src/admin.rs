@@ -132,8 +132,8 @@ impl Admin {
         Events(lines)
     }
 
-    /// Sends a GET whose answer need not end. Returns the status and the connection, behind the head
-    /// of the answer.
+    /// Sends a GET whose answer need not end. Returns the status and the connection, behind the
+    /// head of the answer.
     pub fn follow(&self, path: &str) -> (u16, impl BufRead + use<>) {
         let (host, mut stream) = self.open();
         let bearer = self.bearer();

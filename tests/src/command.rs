@@ -76,8 +76,8 @@ pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
     finish(command, stdin)
 }
 
-/// The name and the synopsis of each command that is no group of others, such as `policy list`. They
-/// are read from the manual pages, which the definition of the command line yields.
+/// The name and the synopsis of each command that is no group of others, such as `policy list`.
+/// They are read from the manual pages, which the definition of the command line yields.
 pub fn subcommands() -> Vec<(String, String)> {
     let pages = tempfile::tempdir().unwrap();
     run_in(pages.path(), &["man", "."], b"").code(0);

@@ -182,8 +182,8 @@ impl Etcd {
         }
     }
 
-    /// Lets only the user root with this password in, and a user `statehouse` with the same password
-    /// and the role root.
+    /// Lets only the user root with this password in, and a user `statehouse` with the same
+    /// password and the role root.
     pub fn enable_authentication(&mut self, password: &str) {
         self.ask("auth/role/add", &json!({ "name": "root" }));
         for user in ["root", "statehouse"] {

@@ -62,8 +62,8 @@ pub fn example(package: &str) -> PathBuf {
     build(package, |_| {})
 }
 
-/// The policy with the rule of `examples/set-point/LANGUAGE`, built by `statehouse policy build` with
-/// the tools that `tests/run` installs. It is built again only if its sources or the program
+/// The policy with the rule of `examples/set-point/LANGUAGE`, built by `statehouse policy build`
+/// with the tools that `tests/run` installs. It is built again only if its sources or the program
 /// changed, because a build of an interpreter takes long.
 pub fn set_point(language: &str) -> PathBuf {
     let project = workspace().join("examples/set-point").join(language);

@@ -16,8 +16,8 @@ pub struct Processor {
     /// The target, such as `aarch64-unknown-linux-musl`.
     pub target: &'static str,
     program: PathBuf,
-    /// How files for the processor begin (in the notation of binfmt_misc), and its emulator. None if
-    /// this machine executes the program by itself.
+    /// How files for the processor begin (in the notation of binfmt_misc), and its emulator. None
+    /// if this machine executes the program by itself.
     emulator: Option<(String, PathBuf)>,
 }
 

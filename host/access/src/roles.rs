@@ -8,7 +8,8 @@ use std::str::FromStr;
 pub enum Role {
     /// Read keys, metrics, usage, clients, policies, log lines and history.
     Read,
-    /// Also change keys, disconnect clients, and change which loaded policy answers, and which host leads.
+    /// Also change keys, disconnect clients, and change which loaded policy answers, and which host
+    /// leads.
     Operate,
     /// Also bring in new policies.
     Ship,

@@ -1,5 +1,5 @@
-//! A tour of the client: it sets, reads and watches a key, then writes under a lock. The argument is
-//! the address of a store, by default `127.0.0.1:1883`.
+//! A tour of the client: it sets, reads and watches a key, then writes under a lock. The argument
+//! is the address of a store, by default `127.0.0.1:1883`.
 
 use std::time::Duration;
 

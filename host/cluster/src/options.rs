@@ -71,8 +71,8 @@ pub struct Timing {
     pub quiet: Duration,
     /// How long a host does not campaign after it handed over, so that others can.
     pub abstention: Duration,
-    /// How long a host does not campaign after the leader named another one as its successor. Longer
-    /// than a broken watch and a campaign take.
+    /// How long a host does not campaign after the leader named another one as its successor.
+    /// Longer than a broken watch and a campaign take.
     pub precedence: Duration,
     /// How often the leader asks the engine for its size.
     pub status: Duration,

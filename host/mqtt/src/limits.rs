@@ -108,8 +108,8 @@ pub struct Limits {
     /// session anyway.
     pub will_delay_max_s: u32,
     /// Keep Alive in seconds; a client that requests more, or none, gets this in CONNACK (Server
-    /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit. Not for
-    /// clients of MQTT 3.1.1.
+    /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit. Not
+    /// for clients of MQTT 3.1.1.
     pub keep_alive_max_s: u16,
     /// PUBLISHes of one client per second, and as many in one burst; further ones are refused with
     /// 0x97. 0: no limit, since only the embedder knows how much its clients publish.

@@ -13,8 +13,8 @@
 //! GET    /v1/log?from=N&policy=WHICH log lines of policies from position N on, which is `next` of
 //!                                    the response before; waits some seconds for a line. Without
 //!                                    `from`: the recent lines, at once
-//! GET    /v1/events?from=N&kind=KIND the last lines of the audit log: acts and refusals, or the KIND
-//!                                    `act` or `refusal`. Waits like /v1/log
+//! GET    /v1/events?from=N&kind=KIND the last lines of the audit log: acts and refusals, or the
+//!                                    KIND `act` or `refusal`. Waits like /v1/log
 //! GET    /v1/shadow                  the comparison of the shadow with the active policy
 //! PUT    /v1/shadow                  {"policy": WHICH, "per_mille": 1000}
 //! DELETE /v1/shadow
@@ -23,13 +23,15 @@
 //! DELETE /v1/canary
 //! PUT    /v1/routes?prefix=PREFIX    {"policy": WHICH}
 //! DELETE /v1/routes?prefix=PREFIX
-//! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a decision
+//! POST   /v1/authz                   {"client": ID, "command": "SET", "on": KEY}: explain a
+//!                                    decision
 //! GET    /v1/usage?clients=N         keys and bytes in use, and the clients that own the most
-//! GET    /v1/slow?from=N             the last slow requests with their times, those after the first N
-//!                                    slow ones. `next` is the N to continue from
+//! GET    /v1/slow?from=N             the last slow requests with their times, those after the
+//!                                    first N slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
-//! GET    /v1/overview                rates, times, sizes and limits of this host, of the last second
+//! GET    /v1/overview                rates, times, sizes and limits of this host, of the last
+//!                                    second
 //! GET    /v1/live                    the same as server-sent events, one a second
 //! GET    /v1/keys?prefix=PREFIX&delimiter=TEXT&after=CURSOR&limit=N  a list of keys in order; keys
 //!                                    that agree up to a delimiter are one entry
@@ -47,8 +49,8 @@
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
 //! GET    /metrics                    OpenMetrics, or the text format of Prometheus
 //! GET    /livez                      whether the process answers; no token needed
-//! GET    /readyz                     whether the store can answer requests, or 503 and the reason; no
-//!                                    token needed
+//! GET    /readyz                     whether the store can answer requests, or 503 and the
+//!                                    reason; no token needed
 //! ```
 //!
 //! WHICH is a digest (at least six digits), a name, NAME@VERSION, or `builtin`. Errors are

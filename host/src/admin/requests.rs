@@ -196,8 +196,8 @@ impl Requests {
         request: Request<Incoming>,
         operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
-        // Of these paths, the table of roles has admitted only GET of overviews, streams and the past of
-        // keys.
+        // Of these paths, the table of roles has admitted only GET of overviews, streams and the
+        // past of keys.
         match (request.uri().path(), subject) {
             ("/v1/session", _) => session(request.method(), &operator),
             ("/v1/overview", _) => self.overviews.answer().await,

@@ -1,7 +1,7 @@
 //! Logins of operators whose client is the page: a secret for each browser tab, in memory.
 //!
-//! The page sends the secret in a header with each request. Unlike a cookie, a browser adds it to no
-//! request of another page, so that page cannot act with the login of an operator.
+//! The page sends the secret in a header with each request. Unlike a cookie, a browser adds it to
+//! no request of another page, so that page cannot act with the login of an operator.
 //!
 //! A session must never outlive the login that began it. It ends when the user loses the role, gets
 //! another one, or has another password.

@@ -147,8 +147,9 @@ impl Roles for Host {
 
     fn follow(&mut self, head: &Head) {
         let name = &self.cluster.etcd.name;
-        // A leader with the name of this host may be an earlier process, or another host that has the
-        // name too. Its address tells them apart: that of this host answers that it does not lead.
+        // A leader with the name of this host may be an earlier process, or another host that has
+        // the name too. Its address tells them apart: that of this host answers that it does not
+        // lead.
         if head.released || head.leader.is_empty() {
             self.shared.role.send_replace(Role::Waiting);
             self.shared.waits();

@@ -2,8 +2,8 @@
 //! heal.
 //!
 //! The listeners, the admin API and the followed files live as long as the process. The store, its
-//! broker and the deliveries of its policies live as long as one leadership: [`Host`] builds and ends
-//! them.
+//! broker and the deliveries of its policies live as long as one leadership: [`Host`] builds and
+//! ends them.
 
 use std::net::TcpListener;
 use std::sync::Arc;

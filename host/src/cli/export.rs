@@ -20,8 +20,8 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 /// Write keys and values as JSON, one object per line
 ///
 /// Each line has `key`, `value` and `version`, and `expires_ms` (milliseconds since 1970) and
-/// `fence` if the key has them. Bytes that are not UTF-8 are written as {"base64": ...}. Keys are in
-/// byte order. The keys are read one after the other: use `statehouse snapshot` for a consistent
+/// `fence` if the key has them. Bytes that are not UTF-8 are written as {"base64": ...}. Keys are
+/// in byte order. The keys are read one after the other: use `statehouse snapshot` for a consistent
 /// copy.
 ///
 /// If the connection fails, the error names the --after with which the export continues.

@@ -75,9 +75,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     holder: Option<OsString>,
 
-    /// Print the holder of the lock, since when it holds the lock, when it renewed the lock last, and
-    /// when the lock ends unless it is renewed. Exit code 1 if it is free. The line `since` is from
-    /// the history in the data directory or of the admin API, and missing without them
+    /// Print the holder of the lock, since when it holds the lock, when it renewed the lock last,
+    /// and when the lock ends unless it is renewed. Exit code 1 if it is free. The line `since` is
+    /// from the history in the data directory or of the admin API, and missing without them
     #[arg(long, conflicts_with_all = ["wait", "holder", "command"])]
     status: bool,
 

@@ -222,8 +222,8 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     line
 }
 
-/// A message for people on one line. Keeps backslashes, because the message may quote bytes that are
-/// escaped already.
+/// A message for people on one line. Keeps backslashes, because the message may quote bytes that
+/// are escaped already.
 pub(super) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {

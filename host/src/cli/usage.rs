@@ -11,8 +11,8 @@ use crate::admin::Usage;
 ///
 /// A key belongs to the client that wrote it last. Bytes are those of keys and values plus 128 for
 /// each entry, as max_bytes and max_client_bytes count them. The total also includes the names of
-/// the owners and the hidden keys of policies. The room on the disk is that for records until writes
-/// are refused; the next snapshot makes room again.
+/// the owners and the hidden keys of policies. The room on the disk is that for records until
+/// writes are refused; the next snapshot makes room again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -41,8 +41,8 @@ pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     Ok((config, Some(followed)))
 }
 
-/// The settings, with defaults instead of wrong ones, and everything that is wrong. [`load`] returns
-/// the first of these errors.
+/// The settings, with defaults instead of wrong ones, and everything that is wrong. [`load`]
+/// returns the first of these errors.
 pub fn check(flags: Flags) -> (Config, Vec<ConfigError>) {
     let mut wrong = Vec::new();
     let file = match &flags.config {

@@ -1,7 +1,8 @@
 //! Passes the bytes of a client's socket to the leader's, and back.
 //!
-//! An idle stream must hold no buffer, because a host may pass on ten thousand of them. The bytes go
-//! through a buffer of the thread. Only those that the receiver does not take at once are copied.
+//! An idle stream must hold no buffer, because a host may pass on ten thousand of them. The bytes
+//! go through a buffer of the thread. Only those that the receiver does not take at once are
+//! copied.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

@@ -129,8 +129,8 @@ pub const ADMIN_REPLAY_STORE_BYTES_MAX: u64 = 256 << 20;
 /// Keys and groups in one list. Each costs at most two searches among the keys.
 pub const ADMIN_KEYS_MAX: usize = 1_000;
 
-/// Keys and groups of a list that are read while the store's lock is held: at two searches each, less
-/// than the steps of one socket read take.
+/// Keys and groups of a list that are read while the store's lock is held: at two searches each,
+/// less than the steps of one socket read take.
 pub const KEYS_PER_TURN: usize = 64;
 
 /// Bytes of keys in one list, in JSON. A list with longer keys ends earlier.

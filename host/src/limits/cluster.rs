@@ -10,8 +10,8 @@ pub const CLUSTER_CLOCK_OFFSET_MS_MAX: u64 = 1_000;
 /// that, other hosts wait for its lease.
 pub const CLUSTER_HANDOVER_WAIT: Duration = Duration::from_secs(2);
 
-/// How often a starting host asks an etcd that does not answer, and a follower asks for the policies
-/// that it lacks.
+/// How often a starting host asks an etcd that does not answer, and a follower asks for the
+/// policies that it lacks.
 pub const CLUSTER_START_RETRY: Duration = Duration::from_secs(1);
 
 /// How long the log may take to decide a write before the leader counts as cut off from it. An

@@ -26,8 +26,8 @@ impl Server {
         *self.lock().core.store_mut().quota()
     }
 
-    /// Whether a SET of this key by this client is within the limits at present, if the value is not
-    /// too long.
+    /// Whether a SET of this key by this client is within the limits at present, if the value is
+    /// not too long.
     ///
     /// # Errors
     /// Returns the limit that refuses it.

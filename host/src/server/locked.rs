@@ -97,8 +97,8 @@ impl Locked {
         self.swaps.swapped(now_ms, swapped.from, swapped.to);
     }
 
-    /// Refuses writes that grow the table while the log has no room, so that the log never runs out of
-    /// space.
+    /// Refuses writes that grow the table while the log has no room, so that the log never runs out
+    /// of space.
     pub(super) fn check_disk_space(&mut self, journal: &dyn Journal) {
         let full = !journal.has_room();
         if full == self.journal_full {

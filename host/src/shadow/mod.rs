@@ -65,8 +65,8 @@ impl Shared {
 }
 
 impl Observer {
-    /// Uses `recall` for the keys that a candidate reads and the request itself did not read. `node`
-    /// is the name of the store in versions.
+    /// Uses `recall` for the keys that a candidate reads and the request itself did not read.
+    /// `node` is the name of the store in versions.
     pub fn new(node: String, recall: Recall) -> Self {
         Self {
             queue: OnceLock::new(),

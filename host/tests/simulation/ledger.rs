@@ -40,7 +40,8 @@ pub(crate) struct Ledger {
     pub(crate) counted: HashMap<(bool, usize), u32>,
     /// The highest version that a client saw.
     pub(crate) observed: Stamp,
-    /// The store may have forgotten changes: after a start from a snapshot, or one that lost records.
+    /// The store may have forgotten changes: after a start from a snapshot, or one that lost
+    /// records.
     pub(crate) may_forget: bool,
     /// A crash has lost records that were released before they were durable.
     pub(crate) lossy: bool,

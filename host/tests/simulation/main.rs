@@ -23,8 +23,8 @@
 //! 6. A will is published if its connection ended without DISCONNECT 0x00, after its delay, once.
 //! 7. No packet leaves before the log position that it depends on is durable. In interval mode only
 //!    the responses to urgent writes must wait for that.
-//! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5. Sessions that
-//!    change between MQTT 5 and MQTT 3.1.1 meet the same obligations.
+//! 8. Packet ids, the order of acknowledgements and the Receive Maximum follow MQTT 5. Sessions
+//!    that change between MQTT 5 and MQTT 3.1.1 meet the same obligations.
 //! 9. The policy that the recorded assignment names answers a request. The guard, and nothing else,
 //!    rolls a failing policy back.
 //! 10. A client that watches a prefix, and resumes the watch from the last version that it has,

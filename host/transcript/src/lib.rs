@@ -33,9 +33,9 @@
 //! A client sends the properties of its dialect: `__ts` with its clock, `__protVer`, `__srcId`; or
 //! `Timestamp`. Options change that: `name=value` sets a property (twice sends it twice), and
 //! `-name` leaves it out. `@qos=2`, `@expiry=10`, `@type=…`, `@response=…`, `-@response`,
-//! `-@correlation` and `@times=3` (repeats the payload) change the PUBLISH. A value or a word `$name`
-//! is a variable, `$now` is the clock, and `$name-1` is a clock reading one millisecond earlier;
-//! `"$name"` means these bytes.
+//! `-@correlation` and `@times=3` (repeats the payload) change the PUBLISH. A value or a word
+//! `$name` is a variable, `$now` is the clock, and `$name-1` is a clock reading one millisecond
+//! earlier; `"$name"` means these bytes.
 //!
 //! In an answer, the first use of a variable takes the value, and every later use compares with it.
 //! The properties of every answer (`__stat`=`200`, and `__protVer`=`1.0` if the client sent one)

@@ -7,7 +7,7 @@
 //! | attack | figure | bound |
 //! |---|---|---|
 //! | 252 connections do not read: [`readers`] | victim p99, memory | 1 s, 512 MiB |
-//! | searches, wildcards, groups, requests that take long: [`stalls`] | victim p99, in memory | 10 ms |
+//! | searches, wildcards, groups, long requests: [`stalls`] | victim p99, in memory | 10 ms |
 //! | 252 read buffers pinned by one byte: [`buffers`] | victim p99, RSS | 1 s, 128 MiB more |
 //! | password flood: [`passwords`] | victim p99, peak RSS | 2 s, 128 MiB more |
 //! | 16 half-sent admin requests: [`operators`] | an operator's wait | 15 s |

@@ -1,5 +1,5 @@
-//! Tests `serve --check`: it must find everything that a start refuses, in one run and with the same
-//! words, and change nothing.
+//! Tests `serve --check`: it must find everything that a start refuses, in one run and with the
+//! same words, and change nothing.
 
 use std::{collections::BTreeMap, fs, net::TcpListener, path::Path};
 

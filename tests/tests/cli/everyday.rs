@@ -190,7 +190,8 @@ fn import_restores_what_export_wrote() {
     );
 }
 
-/// Every command that prints versions must write them alike, so that each can be given to any other.
+/// Every command that prints versions must write them alike, so that each can be given to any
+/// other.
 #[test]
 fn versions_have_one_format_in_all_commands() {
     let server = Server::start();

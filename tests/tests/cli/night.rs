@@ -1,8 +1,8 @@
 //! A bad night: makes the trouble of `host/docs/operations.md` on one store, and checks that the
 //! commands of that page answer its questions, and that the alerts see the trouble.
 //!
-//! Real: the processes, the full file system, the failing policy, the client that reads nothing, the
-//! damaged backup. Simulated: the slow disk, by a library that delays each flush. The full disk
+//! Real: the processes, the full file system, the failing policy, the client that reads nothing,
+//! the damaged backup. Simulated: the slow disk, by a library that delays each flush. The full disk
 //! needs root.
 
 use std::{

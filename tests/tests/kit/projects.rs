@@ -97,9 +97,9 @@ impl Project {
         fs::write(&source, broken).unwrap();
     }
 
-    /// Builds a rule that crashes at the key `crash` only. Every other line must hold, and the crash
-    /// must be reported with its message, file and line. An interpreter takes long to build and to
-    /// compile, so one build shows both.
+    /// Builds a rule that crashes at the key `crash` only. Every other line must hold, and the
+    /// crash must be reported with its message, file and line. An interpreter takes long to build
+    /// and to compile, so one build shows both.
     fn check_with_crash(&self, bug: (&str, &str), cause: &str) {
         self.break_rule(bug);
         self.check_build();

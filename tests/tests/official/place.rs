@@ -1,5 +1,5 @@
-//! The places where a case runs: on the embedded broker, behind Mosquitto, or on the embedded broker
-//! of a program for another processor.
+//! The places where a case runs: on the embedded broker, behind Mosquitto, or on the embedded
+//! broker of a program for another processor.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,6 +1,6 @@
 //! A web page in a real browser, which uses MQTT.js over WebSocket and the client of
-//! `examples/clients/javascript`. A page of an allowed origin must be able to set and watch keys, and another
-//! page must be refused.
+//! `examples/clients/javascript`. A page of an allowed origin must be able to set and watch keys,
+//! and another page must be refused.
 
 use std::{
     fs,

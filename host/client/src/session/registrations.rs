@@ -1,5 +1,5 @@
-//! Registers watches at the store: new ones, all of them after a reconnect, and again while they are
-//! idle, so that they can be resumed.
+//! Registers watches at the store: new ones, all of them after a reconnect, and again while they
+//! are idle, so that they can be resumed.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

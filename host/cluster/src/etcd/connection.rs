@@ -54,8 +54,8 @@ impl Server {
         }
     }
 
-    /// Sends a request with the token of the login. Sends it again after another login if the server
-    /// has forgotten the token.
+    /// Sends a request with the token of the login. Sends it again after another login if the
+    /// server has forgotten the token.
     async fn send<T, F>(&self, send: impl Fn(Token) -> F) -> Result<T, EngineError>
     where
         F: Future<Output = Result<T, EngineError>>,

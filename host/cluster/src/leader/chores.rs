@@ -111,8 +111,8 @@ impl<'a> Chores<'a> {
         Ok(())
     }
 
-    /// Asks the engine for its size and its quota. Until the first answer, the quota is the configured
-    /// one, which may be too high.
+    /// Asks the engine for its size and its quota. Until the first answer, the quota is the
+    /// configured one, which may be too high.
     async fn watch_room(&self) -> Infallible {
         loop {
             let status = self.host.attempt(self.host.engine.status()).await;
@@ -153,9 +153,9 @@ impl<'a> Chores<'a> {
         }
     }
 
-    /// With little room the engine is compacted to the last truncation at once: a host that joins at
-    /// that moment begins again. Keys that were deleted without a truncation, such as modules, are
-    /// compacted when growth begins to be refused, and after [`limits::JOIN`].
+    /// With little room the engine is compacted to the last truncation at once: a host that joins
+    /// at that moment begins again. Keys that were deleted without a truncation, such as modules,
+    /// are compacted when growth begins to be refused, and after [`limits::JOIN`].
     async fn compact_early(&self) {
         if !self.log.space().is_tight() || !self.host.options.compacts {
             let mut compaction = self.locked();

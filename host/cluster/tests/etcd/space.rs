@@ -86,8 +86,8 @@ async fn full_etcd_accepts_only_what_frees_space() {
     etcd.compact(revision).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let compacted = etcd.status().await.unwrap();
-    // The pages of deleted keys do not count as free, because etcd writes nothing. The alarm is about
-    // the file, which has some free pages besides.
+    // The pages of deleted keys do not count as free, because etcd writes nothing. The alarm is
+    // about the file, which has some free pages besides.
     assert!(compacted.bytes > QUOTA * 9 / 10, "{compacted:?}");
     assert!(compacted.file_bytes >= before.file_bytes, "{compacted:?}");
     // Without a defragmentation the next large write arms the alarm again.

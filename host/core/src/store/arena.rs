@@ -57,8 +57,8 @@ impl Arena {
 
     /// Keys and bytes of each owner below `owners`, as partial sums.
     ///
-    /// Every CPU core computes one, because a start waits for it. If there are about as many owners as
-    /// keys, there are fewer partial sums: they would take more memory than the entries.
+    /// Every CPU core computes one, because a start waits for it. If there are about as many owners
+    /// as keys, there are fewer partial sums: they would take more memory than the entries.
     pub(super) fn loads(&self, owners: usize) -> Vec<Vec<(u64, u64)>> {
         let parts = rayon::current_num_threads().min(self.entries.len() / owners.max(1));
         let part = self.entries.len().div_ceil(parts.max(1)).max(1);

@@ -1,8 +1,8 @@
 //! A hash table of small values whose keys are stored elsewhere.
 //!
-//! Each bucket holds a value and a part of its hash, so a lookup usually reads one cache line of the
-//! table, and compares keys only if 32 bits of their hashes agree. In a table that is larger than
-//! the caches, every further line would cost as much as all other work of a lookup.
+//! Each bucket holds a value and a part of its hash, so a lookup usually reads one cache line of
+//! the table, and compares keys only if 32 bits of their hashes agree. In a table that is larger
+//! than the caches, every further line would cost as much as all other work of a lookup.
 
 /// Values by the hashes of their keys: open addressing with linear probing.
 #[derive(Clone)]

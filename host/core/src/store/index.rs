@@ -36,7 +36,8 @@ impl<const PARTS: usize, S: Default> Default for Index<PARTS, S> {
 }
 
 impl<const PARTS: usize, S: BuildHasher + Default + Sync> Index<PARTS, S> {
-    /// Builds the index of entries in slots from 0 on, on all CPU cores, because a start waits for it.
+    /// Builds the index of entries in slots from 0 on, on all CPU cores, because a start waits for
+    /// it.
     pub(super) fn of(arena: &Arena) -> Self {
         let mut index = Self::default();
         let all = 0..arena.len() as Slot;

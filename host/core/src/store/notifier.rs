@@ -81,8 +81,8 @@ impl<'a> Notifier<'a> {
         (transaction, result)
     }
 
-    /// Renders the notifications of a request that policy `by` handled and that changed keys of other
-    /// policies. Each change is rendered by the policy that owns its key.
+    /// Renders the notifications of a request that policy `by` handled and that changed keys of
+    /// other policies. Each change is rendered by the policy that owns its key.
     pub(super) fn notify_for(
         mut self,
         by: usize,

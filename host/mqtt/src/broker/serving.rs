@@ -191,7 +191,8 @@ impl Broker {
     }
 
     /// Begins a session for a request of this process itself. It has no connection and gets no
-    /// messages. Its user is recorded, so that a reader of the log can name the user of the request.
+    /// messages. Its user is recorded, so that a reader of the log can name the user of the
+    /// request.
     ///
     /// `None` if this host must not decide anything now: it does not lead, or it stops.
     pub async fn begin_own_session(&self, user: Option<&str>) -> Option<(SessionId, ConnectionId)> {

@@ -1,9 +1,9 @@
 //! Loads the entries that the next requests need into the caches of the CPU.
 //!
 //! A lookup in a large table waits three times for memory, each time for an address that the access
-//! before gives: the bucket, the slot, the entry. If requests are decided one after the other, these
-//! waits add up. Here each access is made for all requests of a read before the next access, so that
-//! the waits overlap.
+//! before gives: the bucket, the slot, the entry. If requests are decided one after the other,
+//! these waits add up. Here each access is made for all requests of a read before the next access,
+//! so that the waits overlap.
 
 use std::hint::black_box;
 
