@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Server, command, run_in, server::wait};
+use statehouse_tests::{Server, command, run_in, server::wait, wait::eventually};
 
 /// Runs `statehouse top` in a pseudo-terminal of 24 lines and 80 columns. Types the keys of each
 /// step once its text is shown. Returns what the terminal received, and the exit code.
@@ -67,6 +67,20 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
         "{text}"
     );
     assert!(!text.contains('\x1b'), "{text:?}");
+    assert!(has("disk"), "{text}");
+
+    // The first look begins the search for hot keys.
+    eventually("the hot key", || {
+        for _ in 0..100 {
+            store.get("greeting");
+        }
+        let text = run_in(directory, &["top", "--once", "--list", "keys"], b"");
+        text.code(0).text().contains("greeting").then_some(())
+    });
+    let text = run_in(directory, &["top", "--once", "--list", "policies"], b"");
+    let text = text.code(0).text();
+    let is_active = |line: &str| line.starts_with("standard") && line.contains("active");
+    assert!(text.lines().any(is_active), "{text}");
 
     // Spaces are not sent, so each step waits for a word.
     let steps: [(&str, &[u8]); 3] = [("quit", b"3"), ("press-4", b"s"), ("watches", b"q")];
