@@ -91,8 +91,9 @@ fn admin_api_of_a_follower_names_the_leader() {
     for (method, path) in [("GET", "/v1/keys"), ("PUT", "/v1/key?key=k")] {
         assert_eq!(session.ask(method, path, b"v").0, 421, "{path}");
     }
-    check_page(&admin, &leader);
+    check_page_of_follower(&admin, &leader);
     let leading = Admin::of(&cluster[cluster.present_leader().host]);
+    check_page_of_leader(&leading, &leader, &cluster::name(follower));
     leading.done("PUT", "/v1/key?key=k", b"v");
     assert_eq!(leading.done("GET", "/v1/key?key=k", b"")["value"], "v");
     // The past of a key is in the follower's own copy.
@@ -115,6 +116,10 @@ fn admin_api_of_a_follower_names_the_leader() {
     policy(&cluster, follower, &["load", module.to_str().unwrap()])
         .code(4)
         .says(&format!("use the admin API of {leader}"));
+    hand_over_on_page(&leading);
+    eventually("the follower leads", || {
+        (cluster.present_leader().host == follower).then_some(())
+    });
 }
 
 /// A command with the addresses of several hosts is answered by the one that leads.
@@ -134,15 +139,58 @@ fn finds_the_leader(token: &str, follower: &Admin, leader: &Admin) {
         .says("use the admin API of");
 }
 
-/// In a browser, the page of a follower shows who leads, and nothing fails but requests for figures
-/// of the store.
-fn check_page(follower: &Admin, leader: &str) {
-    let mut browser = Browser::show(&format!("{}/#/overview", follower.url()));
+/// Opens the page of a host in a browser, and logs in.
+fn page(host: &Admin) -> Browser {
+    let mut browser = Browser::show(&format!("{}/#/overview", host.url()));
     browser.wait("!document.querySelector('#login').hidden");
     browser.evaluate(&format!(
         "document.querySelector('#token').value = '{}'; document.querySelector('#login-form').requestSubmit()",
-        follower.token()
+        host.token()
     ));
+    browser
+}
+
+/// In a browser, the page of the leader shows its cluster and can hand it over.
+fn check_page_of_leader(leader: &Admin, own: &str, follower: &str) {
+    let mut browser = page(leader);
+    browser.wait("document.body.innerText.includes('requests/s')");
+    browser.evaluate("location.hash = '#/cluster'");
+    let row = |name: &str, state: &str| {
+        format!(
+            "[...document.querySelectorAll('main.view-cluster tbody tr')].some((it) => it.innerText.includes('{name}') && it.innerText.includes('{state}'))"
+        )
+    };
+    browser.wait(&row(own, "leads"));
+    browser.wait(&row(follower, "follows"));
+    let button = "[...document.querySelectorAll('main button')].some((it) => it.textContent === 'Hand over …' && it.offsetParent && !it.disabled)";
+    browser.wait(button);
+    // Each fact has a value.
+    let text = browser.evaluate("document.querySelector('main').innerText");
+    let text = text.as_str().unwrap();
+    for wrong in ["NaN", "undefined", "null"] {
+        assert!(!text.contains(wrong), "{text}");
+    }
+    let troubles = browser.troubles();
+    assert!(troubles.is_empty(), "{troubles:#?}");
+}
+
+/// In a browser, the operator hands the cluster over.
+fn hand_over_on_page(leader: &Admin) {
+    let mut browser = page(leader);
+    browser.wait("document.body.innerText.includes('requests/s')");
+    browser.evaluate("location.hash = '#/cluster'");
+    for (place, text) in [("main", "Hand over …"), ("dialog[open]", "Hand over")] {
+        browser.wait(&format!(
+            "(() => {{ const it = [...document.querySelectorAll('{place} button')].find((it) => it.textContent === '{text}' && it.offsetParent); it?.click(); return it; }})()"
+        ));
+    }
+    browser.wait("document.body.innerText.includes('This host has handed over.')");
+}
+
+/// In a browser, the page of a follower shows who leads, and nothing fails but requests for figures
+/// of the store.
+fn check_page_of_follower(follower: &Admin, leader: &str) {
+    let mut browser = page(follower);
     browser.wait("document.querySelectorAll('.gauge.is-empty').length === 4");
     let names_the_leader =
         format!("document.body.innerText.includes('use the admin API of {leader}')");
