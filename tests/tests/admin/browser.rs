@@ -196,7 +196,19 @@ impl Screen {
             .wait("document.querySelectorAll('.curves path.line').length === 7");
         // A hot key leads to its view.
         self.browser.wait("document.querySelector('.hot a.key')");
+        // Disk, keys, connections and files as bars, each with its limit.
+        for name in ["Disk", "Keys", "Bytes", "Connections", "Open files"] {
+            self.browser.wait(&format!(
+                "/ of /.test(document.querySelector('[role=meter][aria-label=\"{name}\"]:not([hidden])')?.ariaValueText)"
+            ));
+        }
+        // Slow requests name their stages, key, client and policy.
         self.see("from 1.00\u{a0}ms on");
+        for text in ["flush ", "line1/oven/", "plc-1", "standard@"] {
+            self.browser.wait(&format!(
+                "[...document.querySelectorAll('table')].some((it) => it.caption?.textContent.startsWith('Slow requests') && it.outerHTML.includes('{text}'))"
+            ));
+        }
     }
 
     /// Reads, changes and deletes keys.
@@ -247,6 +259,24 @@ impl Screen {
         }
         self.see("There is no such key now.");
         assert_eq!(other.get("line1/oven/setpoint"), None);
+
+        // A lock with a fencing token.
+        let fence = other.set("line2/state", "stopped").to_string();
+        let lock = ["SET", "lock", "hmi-7", "NX", "PX", "600000"];
+        let lock = other.command(&lock).with("__ft", &fence);
+        let version = other.call(&lock).version().unwrap();
+        self.browser.evaluate("location.hash = '#/keys/lock'");
+        for (name, value) in [
+            ("version", version.to_string()),
+            ("expires", "in ".to_owned()),
+            ("last writer", "hmi-7".to_owned()),
+            ("lock held by", "hmi-7".to_owned()),
+            ("fencing token", fence),
+        ] {
+            self.browser.wait(&format!(
+                "[...document.querySelectorAll('.facts div')].some((it) => it.children[0].textContent === '{name}' && it.children[1].textContent.startsWith('{value}'))"
+            ));
+        }
     }
 
     /// Clicks a button, confirms, and waits for the answer.
@@ -377,19 +407,23 @@ impl Screen {
     /// Ends a connection.
     fn clients(&mut self) {
         let mut victim = self.server.store("victim");
-        victim.watch("lock");
-        victim.ask(&["SET", "lock", "victim", "NX", "PX", "600000"]);
+        victim.watch("line2/state");
+        victim.ask(&["SET", "lock2", "victim", "NX", "PX", "600000"]);
         self.view("Clients");
         self.browser
             .wait("[...document.querySelectorAll('td')].some((it) => it.textContent === 'plc-1')");
         self.fill(".tools input", "victim");
         self.browser
             .wait("document.querySelectorAll('tbody tr').length === 1");
-        for column in ["Watches", "Locks"] {
-            let shows_one = format!(
-                "document.querySelector('tbody tr').cells[[...document.querySelectorAll('thead th')].findIndex((it) => it.textContent.includes('{column}'))].textContent === '1'"
-            );
-            self.browser.wait(&shows_one);
+        for (column, value) in [
+            ("Watches", "1"),
+            ("Locks", "1"),
+            ("Queued", "0"),
+            ("Keys", "1"),
+        ] {
+            self.browser.wait(&format!(
+                "(() => {{ const at = [...document.querySelectorAll('thead th')].findIndex((it) => it.textContent.trim() === '{column}'); return document.querySelectorAll('tbody td')[at]?.textContent === '{value}'; }})()"
+            ));
         }
         self.click("Disconnect");
         self.click("Disconnect it");

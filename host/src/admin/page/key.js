@@ -72,12 +72,14 @@ export function keyView(page) {
 
   function about() {
     const { version, expires_ms: expires, bytes, fencing_token: fence, client, watches } = found;
+    const holds = expires && client && textOf(found.value) === client;
     const entries = [
       ["version", el("span.key", {}, plain(version))],
       ["written", moment(parseInt(version, 10))],
       ["expires", expires ? (expiry = el("span", { "data-at": expires })) : "never"],
       ["size", size(bytes)],
       ["last writer", plain(client || "unknown", 60)],
+      holds && ["lock held by", plain(client, 60)],
       ["watched by", `${number(watches)} watch${watches === 1 ? "" : "es"}`],
       fence && ["fencing token", el("span.key", {}, plain(fence))],
     ].filter(Boolean);

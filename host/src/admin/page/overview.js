@@ -185,6 +185,7 @@ function slowRequests() {
       { title: "Command", of: (it) => plain(it.command ?? "–", 20) },
       { title: "Key", of: (it) => el("span.key", {}, plain(it.key ?? "–", 60)) },
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 60)), by: (it) => it.client },
+      { title: "Policy", of: (it) => plain(it.policy ?? "–", 60) },
     ],
   });
   return {
