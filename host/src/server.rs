@@ -83,8 +83,12 @@ pub struct Server {
 
 /// The result of one input.
 enum Stepped {
-    /// This many bytes of responses and notifications were queued.
-    Queued(usize),
+    /// Responses and notifications were queued.
+    Queued {
+        bytes: usize,
+        /// Whether the decision took little time.
+        is_light: bool,
+    },
     /// The publisher is being disconnected, so the rest of its batch must be skipped.
     Disconnected,
 }
@@ -391,6 +395,7 @@ impl Server {
         }
         let disconnects = matches!(decision.outcome, Outcome::Disconnected(..));
         let is_unordered = matches!(decision.outcome, Outcome::Answered(..)) && ticket.is_none();
+        let is_light = intake::is_light(&decision);
         let position = decision.position;
         let connection = publisher.map_or(ConnectionId::NONE, |peer| peer.connection);
         let bytes = if is_unordered {
@@ -417,7 +422,7 @@ impl Server {
         // a connection that continues.
         match disconnects && self.mode == Mode::Embedded {
             true => Stepped::Disconnected,
-            false => Stepped::Queued(bytes),
+            false => Stepped::Queued { bytes, is_light },
         }
     }
 

@@ -58,9 +58,9 @@ impl Swaps {
         }
     }
 
-    /// Notes that requests were handled.
-    pub fn end(&mut self) {
-        self.done = Some(Instant::now());
+    /// Notes that requests were handled until now.
+    pub fn end(&mut self, now: Instant) {
+        self.done = Some(now);
     }
 
     /// The swaps, the oldest first.
@@ -80,7 +80,7 @@ mod tests {
         // There was no request before.
         swaps.swapped(1, one, two);
         swaps.begin();
-        swaps.end();
+        swaps.end(Instant::now());
         swaps.swapped(2, two, one);
         let gaps = |swaps: &Swaps| -> Vec<bool> {
             let list = swaps.list();
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(gaps(&swaps), [false, true]);
         let first = swaps.list()[1];
         // Later requests do not change it.
-        swaps.end();
+        swaps.end(Instant::now());
         swaps.begin();
         assert_eq!(swaps.list()[1], first);
         for at_ms in 3..2_000 {
