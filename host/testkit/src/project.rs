@@ -172,7 +172,11 @@ mod tests {
 
     #[test]
     fn rust_project_uses_the_bindings_of_the_workspace() {
-        let line = |text: &'static str, name| text.lines().find(|line| line.starts_with(name));
+        // The project generates its bindings, so it has more features.
+        let line = |text: &'static str, name| {
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            line.split(", ").next()
+        };
         let workspace = include_str!("../../../Cargo.toml");
         let own = include_str!("../../templates/rust/Cargo.toml");
         for name in ["wit-bindgen = ", "edition = "] {
