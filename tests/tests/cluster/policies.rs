@@ -116,10 +116,9 @@ fn admin_api_of_a_follower_names_the_leader() {
     policy(&cluster, follower, &["load", module.to_str().unwrap()])
         .code(4)
         .says(&format!("use the admin API of {leader}"));
+    let epoch = cluster.present_leader().epoch;
     hand_over_on_page(&leading);
-    eventually("the follower leads", || {
-        (cluster.present_leader().host == follower).then_some(())
-    });
+    assert_eq!(cluster.wait_for_leader_after(epoch).host, follower);
 }
 
 /// A command with the addresses of several hosts is answered by the one that leads.

@@ -139,6 +139,8 @@ fn clients_snapshots_and_close_on_a_real_directory() {
             std::thread::yield_now();
         }
         wal.close().expect("no faults");
+        let times = wal.figures().times;
+        assert!(times.flushes.count() > 0 && times.snapshots.count() > 0);
         assert!(
             !shared.backwards.load(Ordering::Relaxed),
             "notified positions rise"
