@@ -52,6 +52,7 @@ mod keys;
 mod locked;
 mod names;
 mod own;
+mod pending;
 mod policies;
 mod request_log;
 mod slow;

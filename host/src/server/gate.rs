@@ -26,8 +26,9 @@ use rustc_hash::FxHashMap;
 use statehouse_protocol::ConnectionId;
 
 use super::names::Names;
+use super::pending::{Pending, ShortKey, key_of};
 use super::slow::{Departures, SlowLog};
-use super::timing::{Call, LeaveTimes, Pending, RequestTimes, ShortKey, Timed, key_of};
+use super::timing::{Call, LeaveTimes, RequestTimes, Timed};
 use super::watched::Observed;
 use crate::limits;
 use crate::traces::{Notifier, Trace, TracedNotification, Traces};

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::names::Names;
-use super::timing::{NextRequest, Timed};
+use super::pending::NextRequest;
+use super::timing::Timed;
 use crate::limits;
 use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification, short};
 use statehouse_core::clock::wall_ms;
