@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use statehouse::STANDARD_POLICY;
-use statehouse::server::Server;
-use statehouse::transport::embedded::{Embedded, StoreService};
 use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Journal, LogPosition, Memory, Recorder};
@@ -33,6 +31,8 @@ use statehouse_mqtt::{
     Broker, Claim, Limits, Message, Options, Origin, Properties, PropertiesBuilder, QoS,
     ReasonCode, Service,
 };
+use statehouse_server::Server;
+use statehouse_transport::embedded::{Embedded, StoreService};
 
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;

@@ -17,7 +17,7 @@ use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::limits;
+use statehouse_config::limits;
 
 /// The lines of this process.
 static LINES: AuditLog = AuditLog(Mutex::new(Kept {

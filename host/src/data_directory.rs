@@ -18,14 +18,12 @@ use statehouse_wal::{
     Base, Callbacks, Directory, Log, LogPosition, Opened, Options, Probed, Source, probe,
 };
 
-use crate::config::{Durability, Storage};
-use crate::limits;
-use crate::logging;
-use crate::server::Server;
+use statehouse_config::{Durability, Storage, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
 use statehouse_offline::ClusterMark;
+use statehouse_server::{Server, logging};
 
 pub use disk::Disk;
 
@@ -320,7 +318,7 @@ impl Recovered {
             failed: Box::new(|failure| {
                 if failure.panicked {
                     tracing::error!(%failure, "a thread of the write-ahead log panicked: stopping, because no further write would be durable");
-                    logging::exit(crate::server::EXIT_STATE_LOST)
+                    logging::exit(statehouse_server::EXIT_STATE_LOST)
                 }
                 tracing::error!(%failure, "the disk failed: stopping, so that no write is acknowledged that may be lost. Repair the disk, then start again");
                 logging::exit(EXIT_DISK)
@@ -394,7 +392,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use super::*;
-    use crate::config::{Config, Flags};
+    use statehouse_config::{Config, Flags};
     use statehouse_core::log::Recorder;
     use statehouse_core::request::Dialect;
     use statehouse_core::store::{Effects, Key, Peer, Scope, WatchChange, WatchChanges};

@@ -7,7 +7,8 @@ mod wasm;
 
 use std::time::Duration;
 
-use statehouse::{STANDARD_POLICY, limits};
+use statehouse::STANDARD_POLICY;
+use statehouse_config::limits;
 use statehouse_precompiled::{CompileBounds, CompileError, Compiler};
 use wasm::bomb;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use common::{NOW_MS, at, faulty, module};
-use statehouse::{STANDARD_POLICY, limits};
+use statehouse::STANDARD_POLICY;
+use statehouse_config::limits;
 use statehouse_core::policy::{Engine, Failure, LoadError, Policy, Registry};
 use statehouse_core::store::{Effects, Quota, Store, Transaction};
 use statehouse_core::{Core, Input};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
-use statehouse::limits;
+use statehouse_config::limits;
 use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::request::{Dialect, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};

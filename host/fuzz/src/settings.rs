@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use statehouse::config::{Config, ConfigError, Flags};
 use statehouse_access::rules::Rules;
+use statehouse_config::{Config, ConfigError, Flags};
 
 /// Parses a text as a configuration file and as access rules. An error must have a message.
 pub(crate) fn settings(data: &[u8]) {

@@ -19,11 +19,11 @@ use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, 
 use serde::{Deserialize, Serialize};
 
 use super::sessions::{self, About, Begun, Sessions};
-use crate::headers::only_once;
-use crate::limits;
 use statehouse_access::roles::Role;
 use statehouse_access::{AccessControl, base64};
+use statehouse_config::limits;
 use statehouse_files::atomic::replace;
+use statehouse_listener::headers::only_once;
 use statehouse_mqtt::{Identity, ReasonCode};
 
 /// Says which page caused a request: `same-origin`, `same-site`, `cross-site`, or `none` for the

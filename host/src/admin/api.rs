@@ -74,7 +74,7 @@ use super::past::Reader;
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
-use crate::{limits, percent};
+use statehouse_config::{limits, percent};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
 /// The endpoints of one store.

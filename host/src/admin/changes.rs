@@ -13,11 +13,11 @@ use tokio::time::sleep;
 use super::answer::{Answer, Refusal};
 use super::keys::bytes;
 use super::stream::{EventSink, event, event_stream};
-use crate::limits;
 use crate::past::json_bytes;
-use crate::server::{Read, Server};
+use statehouse_config::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::Change;
+use statehouse_server::{Read, Server};
 
 /// A stream of the changes of keys with a prefix, from now on.
 pub(super) fn stream(server: Arc<Server>, uri: &Uri) -> Result<Answer, Refusal> {

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use super::access::Endpoint;
 use super::listener::Stream;
-use crate::limits;
+use statehouse_config::limits;
 
 /// Limit for connecting, with the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

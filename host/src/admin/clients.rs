@@ -11,7 +11,7 @@ use statehouse_mqtt::{Broker, SessionSummary};
 
 use super::Sources;
 use super::answer::Refusal;
-use crate::transport::embedded::peer;
+use statehouse_transport::embedded::peer;
 
 /// The clients of a store.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub(crate) struct Client {
     pub(crate) subscriptions: u64,
     /// The number of watched keys.
     pub(crate) watches: u64,
-    /// The number of locks that it holds, as [`lock_counts`](crate::server::Server::lock_counts)
+    /// The number of locks that it holds, as [`lock_counts`](statehouse_server::Server::lock_counts)
     /// finds them.
     #[serde(default)]
     pub(crate) locks: u64,

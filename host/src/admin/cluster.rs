@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use statehouse_protocol::Histogram;
 
 use super::answer::{Answer, Refusal, json};
-use crate::percent;
+use statehouse_config::percent;
 
 /// The figures of a host of a cluster.
 pub struct ClusterFigures {

@@ -14,10 +14,10 @@ use super::access::{Operator, new_token};
 use super::answer::{Answer, Refusal, json};
 use super::api::body;
 use super::past::{bad, key, text};
-use crate::limits;
 use crate::past::json_bytes;
-use crate::server::{OwnError, OwnRequest, OwnResponse};
+use statehouse_config::limits;
 use statehouse_core::store::Mode;
+use statehouse_server::{OwnError, OwnRequest, OwnResponse};
 
 /// The response to a SET whose condition did not hold, in each dialect.
 const NOT_SET: [&[u8]; 2] = [b":-1\r\n", b"-1\r\n"];
@@ -139,7 +139,9 @@ fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
         }
         [b'+' | b':', ..] => Ok(json!({ "key": json_bytes(key), "version": version })),
         other => {
-            let shown = other.len().min(limits::VALUE_SHOWN_BYTES_MAX);
+            let shown = other
+                .len()
+                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX);
             let shown = other[..shown].escape_ascii();
             refused(
                 StatusCode::UNPROCESSABLE_ENTITY,

@@ -10,9 +10,9 @@ use serde_json::{Value as Json, json};
 use super::answer::{Answer, Refusal, json};
 use super::past::{bad, key, number};
 use crate::past::{fence_json, json_bytes};
-use crate::server::{KeyView, Read, Server};
-use crate::{limits, percent};
+use statehouse_config::{limits, percent};
 use statehouse_core::store::{self, Listed};
+use statehouse_server::{KeyView, Read, Server};
 
 /// A list of keys. The delimiter is optional.
 pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refusal> {

@@ -16,10 +16,9 @@ use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket};
 
-use crate::config::AdminPlace;
-use crate::limits;
-use crate::listener::{Certificates, accept_tls};
+use statehouse_config::{AdminPlace, limits};
 use statehouse_files::watch::Watched;
+use statehouse_listener::{Certificates, accept_tls};
 
 /// A connection of either kind.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}

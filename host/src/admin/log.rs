@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::answer::Refusal;
 use crate::audit_log::{AuditLines, AuditLog, Kind};
-use crate::{limits, percent};
+use statehouse_config::{limits, percent};
 use statehouse_core::policy::{Batch, Digest, Line, Lines};
 
 /// The lines after a position.

@@ -55,19 +55,17 @@ pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{DiskRoom, Owner, Taken};
 
-use crate::config::AdminPlace;
 use crate::data_directory::Disk;
-use crate::limits;
-use crate::listener::Certificates;
-use crate::listener::handshakes::Handshakes;
-use crate::server::Server;
 use access::Access;
 use listener::{Listener, Socket};
 use requests::Requests;
 use seat::Seat;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::{Audit, Refused};
+use statehouse_config::{AdminPlace, limits};
 use statehouse_files::watch::{Reloads, Watched};
+use statehouse_listener::{Certificates, handshakes::Handshakes};
+use statehouse_server::Server;
 
 /// The parts that the admin API reports on, apart from policies.
 pub struct Sources {

@@ -15,8 +15,8 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::{Answer, Refusal, with};
-use crate::config::{Fuel, memory_bytes};
-use crate::{limits, past, percent};
+use crate::past;
+use statehouse_config::{Fuel, limits, memory_bytes, percent};
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
 

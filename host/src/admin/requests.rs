@@ -25,8 +25,8 @@ use super::past::Reader;
 use super::seat::Seat;
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
-use crate::limits;
 use statehouse_access::audit::{self, Audit, Refused};
+use statehouse_config::limits;
 
 /// What the admin API reports on.
 #[derive(Clone)]

@@ -10,8 +10,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::stream::OpenStream;
-use crate::limits;
-use crate::listener::handshakes::Place;
+use statehouse_config::limits;
+use statehouse_listener::handshakes::Place;
 
 /// The place and the seat of one connection.
 pub(super) struct Seat {

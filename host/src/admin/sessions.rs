@@ -16,7 +16,7 @@ use statehouse_access::roles::Role;
 use statehouse_mqtt::Identity;
 
 use super::access::new_token;
-use crate::limits;
+use statehouse_config::limits;
 
 /// Distinguishes secrets of sessions from tokens of stores, for the text of a refusal.
 pub(super) const PREFIX: &str = "session-";

@@ -24,7 +24,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use super::answer::Answer;
-use crate::limits;
+use statehouse_config::limits;
 
 /// A line that readers ignore.
 const COMMENT: &[u8] = b":\n\n";

@@ -11,13 +11,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, Endpoint, Overviews, Subject, new_token};
-use crate::config::{ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability};
-use crate::limits;
-use crate::listener::Certificates;
 use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
+use statehouse_config::{
+    ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability, limits,
+};
 use statehouse_files::watch::{Reloads, Watched};
+use statehouse_listener::Certificates;
 use statehouse_mqtt::Broker;
 
 /// The admin API before it runs, and the watched directory.

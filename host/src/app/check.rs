@@ -22,16 +22,16 @@ use super::start::engine;
 use super::{Failure, log_filter};
 use crate::STANDARD_POLICY;
 use crate::admin::has_stale_socket;
-use crate::config::{self, AdminPlace, Config, Durability, Flags, TransportChoice};
 use crate::data_directory;
-use crate::listener::{Certificates, ListenerError, dates};
 use crate::policies::delivery::Trust;
 use crate::policies::startup::Opening;
-use crate::traces::Traces;
-use crate::transport::foreign;
 use statehouse_access::AccessControl;
+use statehouse_config::{AdminPlace, Config, Durability, Flags, TransportChoice};
 use statehouse_core::log::Image;
+use statehouse_listener::{Certificates, ListenerError, dates};
 use statehouse_precompiled::Modules;
+use statehouse_server::traces::Traces;
+use statehouse_transport::foreign;
 
 /// The result of a check.
 #[derive(Default)]
@@ -63,7 +63,7 @@ pub fn check(flags: Flags) -> Findings {
         .with(lines)
         .try_init();
     let mut found = Findings::default();
-    let (config, wrong) = config::check(flags);
+    let (config, wrong) = statehouse_config::check(flags);
     found.usage(wrong);
     found.usage(log_filter(&config.log_filter).err());
     check_transport(&config, &mut found);
@@ -253,7 +253,7 @@ fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
 
 /// The certificates for etcd. Does not connect.
 #[cfg(feature = "cluster")]
-fn check_etcd(cluster: &config::ClusterConfig) -> anyhow::Result<()> {
+fn check_etcd(cluster: &statehouse_config::ClusterConfig) -> anyhow::Result<()> {
     let runtime = super::runtime(1).context("a thread for etcd cannot be started")?;
     let _within = runtime.enter();
     super::connect(&cluster.etcd).map(drop)

@@ -9,14 +9,13 @@ use statehouse_mqtt::Broker;
 use tokio::task::JoinHandle;
 
 use super::Failure;
-use crate::config::{Config, ForeignConfig, TransportChoice};
-use crate::limits;
-use crate::listener::Listeners;
-use crate::server::Server;
-use crate::transport::foreign::{self, Foreign, Phase};
 use statehouse_access::Authorizer;
 use statehouse_access::audit::Audit;
+use statehouse_config::{Config, ForeignConfig, TransportChoice, limits};
 use statehouse_files::watch::Reloads;
+use statehouse_listener::Listeners;
+use statehouse_server::Server;
+use statehouse_transport::foreign::{self, Foreign, Phase};
 
 /// What is prepared before the data directory is opened.
 pub(super) enum PreparedTransport {

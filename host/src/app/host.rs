@@ -14,26 +14,25 @@ use super::operations::Operations;
 use super::present::{Present, Shared, Tasks};
 use super::serve::{log_figures, print};
 use super::start::{Serving, State, apply, data_directory_of};
+use crate::STANDARD_POLICY;
 use crate::admin::{Api, Sources, Subject};
 use crate::cluster::log::ClusterLog;
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::{Leading, Roles};
-use crate::config::{ClusterConfig, Config, Followed, PolicyChoice};
-use crate::front::Role;
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::{Control, Publish};
 use crate::policies::startup::Opening;
-use crate::server::Server;
-use crate::traces::Traces;
-use crate::{STANDARD_POLICY, limits};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
+use statehouse_config::{ClusterConfig, Config, Followed, PolicyChoice, limits};
 use statehouse_core::clock::Clock;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{Engine, Policy};
 use statehouse_core::store::Transaction;
 use statehouse_files::watch::Reloads;
+use statehouse_listener::front::Role;
+use statehouse_server::{Server, traces::Traces};
 
 /// Builds and ends the store of each leadership.
 pub(super) struct Host {

@@ -21,9 +21,9 @@ use statehouse_wal::{Directory, Probed, has_log, probe};
 use super::Failure;
 use super::member::EXIT_CLUSTER_SETTINGS;
 use super::serve::print;
+use crate::STANDARD_POLICY;
 use crate::cluster::history;
-use crate::config::{ClusterConfig, Config, EtcdConfig};
-use crate::{STANDARD_POLICY, limits};
+use statehouse_config::{ClusterConfig, Config, EtcdConfig, limits};
 use statehouse_files::atomic;
 use statehouse_offline::ClusterMark;
 

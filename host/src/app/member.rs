@@ -25,19 +25,21 @@ use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
 use super::start::{apply, data_directory_of, engine, recheck_clients, start_traces};
+use crate::STANDARD_POLICY;
 use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::Replica;
-use crate::config::{ClusterConfig, Config, Followed, Storage};
-use crate::front::{Front, FrontOptions, Role};
-use crate::listener::Listeners;
 use crate::policies::delivery::Trust;
-use crate::server::EXIT_STATE_LOST;
-use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
+use statehouse_config::{ClusterConfig, Config, Followed, Storage, limits};
 use statehouse_files::watch::Reloads;
+use statehouse_listener::{
+    Listeners,
+    front::{Front, FrontOptions, Role},
+};
+use statehouse_server::{EXIT_STATE_LOST, logging};
 
 /// Exit code of a host whose cluster has a log that contradicts itself (EX_DATAERR of sysexits.h).
 const EXIT_LOG_DAMAGED: u8 = 65;

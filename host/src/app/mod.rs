@@ -21,8 +21,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
 use self::clients::PreparedTransport;
-use crate::config::{self, Config, Flags, LogFormat, TransportChoice};
-use crate::{audit_log, limits, logging};
+use crate::audit_log;
+use statehouse_config::{Config, Flags, LogFormat, TransportChoice, limits};
+use statehouse_server::logging;
 
 mod administration;
 mod check;
@@ -98,7 +99,7 @@ impl From<io::Error> for Failure {
 /// See [`Failure`].
 pub fn run(flags: Flags) -> Result<(), Failure> {
     let file = flags.config.clone();
-    let (mut config, followed) = config::load(flags).map_err(Failure::usage)?;
+    let (mut config, followed) = statehouse_config::load(flags).map_err(Failure::usage)?;
     start_logging(&config).map_err(Failure::usage)?;
     log_default_limits(file.as_deref().filter(|_| followed.is_none()));
     check::warn_of_certificates(&config);
@@ -174,7 +175,7 @@ fn start_logging(config: &Config) -> anyhow::Result<()> {
 /// Logs the memory that default limits are fractions of, and a settings file that will not be
 /// reloaded.
 fn log_default_limits(read_once: Option<&Path>) {
-    match config::memory_bytes() {
+    match statehouse_config::memory_bytes() {
         Some(bytes) => tracing::info!(
             "default limits are derived from {} MiB of memory",
             bytes >> 20

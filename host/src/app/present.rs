@@ -15,11 +15,10 @@ use super::operations;
 use super::service_manager;
 use crate::admin::{ClusterPlace, DataDirectory, Reader, Subject};
 use crate::cluster::log::ClusterLog;
-use crate::config::ClusterConfig;
-use crate::front::{Links, Role, Times};
-use crate::limits;
-use crate::server::Server;
+use statehouse_config::{ClusterConfig, limits};
 use statehouse_core::clock::wall_ms;
+use statehouse_listener::front::{Links, Role, Times};
+use statehouse_server::Server;
 
 /// What all parts may ask and change.
 pub(super) struct Shared {

@@ -13,8 +13,8 @@ use super::signals::Signals;
 use super::start::Started;
 use crate::admin::{Api, Sources, Subject};
 use crate::policies::manager::Listing;
-use crate::server::Server;
 use statehouse_core::policy::Digest;
+use statehouse_server::Server;
 
 /// Serves until a signal or a failure.
 pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Result<(), Failure> {

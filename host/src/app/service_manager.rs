@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sd_notify::NotifyState::{self, Ready, Status, Stopping, Watchdog};
 
-use crate::server::Server;
+use statehouse_server::Server;
 
 /// Clients can connect. A standby is ready too, since it may wait for months and a manager limits
 /// the time of a start.

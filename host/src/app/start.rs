@@ -13,20 +13,17 @@ use super::clients::Clients;
 use super::serve::print;
 use super::service_manager;
 use super::signals::Signals;
+use crate::STANDARD_POLICY;
 use crate::admin::DataDirectory;
-use crate::config::{
-    self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice,
-};
 use crate::data_directory::{self, Disk, LogListener, Recovered};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
 use crate::policies::startup::Opening;
-use crate::server::{EXIT_STATE_LOST, Server};
-use crate::traces::Traces;
-use crate::transport::embedded::{Embedded, StoreService};
-use crate::{STANDARD_POLICY, limits, logging};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
+use statehouse_config::{
+    self, Bounds, Config, Durability, Followed, ForeignConfig, Storage, TransportChoice, limits,
+};
 use statehouse_core::clock::{Clock, Stamp, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
@@ -36,6 +33,8 @@ use statehouse_core::trace::Sampling;
 use statehouse_core::{Core, Settings};
 use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
+use statehouse_server::{EXIT_STATE_LOST, Server, logging, traces::Traces};
+use statehouse_transport::embedded::{Embedded, StoreService};
 
 /// A store that is ready to listen.
 pub(super) struct Started {
@@ -413,7 +412,8 @@ fn store_name(
 
 /// Applies changed limits and logs them.
 pub(super) fn apply(bounds: &Bounds, server: &Server, broker: Option<&Broker>) {
-    let in_force = || config::named(&server.quota(), broker.map(Broker::limits).as_deref());
+    let in_force =
+        || statehouse_config::named(&server.quota(), broker.map(Broker::limits).as_deref());
     let before = in_force();
     server.set_bounds(bounds.quota, bounds.supervision);
     if let Some(broker) = broker {

@@ -15,9 +15,9 @@ use super::data::count;
 use super::output::{self, Exit, Failure, one_line, printable};
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who};
-use crate::percent;
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
+use statehouse_config::percent;
 
 /// Explain which rule decides what a client may do, or check a rules file
 #[derive(Debug, clap::Args)]

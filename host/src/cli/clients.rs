@@ -10,7 +10,7 @@ use super::store::{Store, unexpected};
 use super::table;
 use super::usage::cell;
 use crate::admin::Clients;
-use crate::percent;
+use statehouse_config::percent;
 
 /// Show who is connected to a running store, and what each client has open
 ///

@@ -20,8 +20,7 @@ use super::output::{self, Exit, Failure, emit, emit_either, notice};
 use super::store::Store;
 use super::time::utc;
 use crate::app::connect;
-use crate::config::{ClusterFlags, EtcdConfig};
-use crate::percent;
+use statehouse_config::{ClusterFlags, EtcdConfig, percent};
 use statehouse_core::clock::wall_ms;
 
 /// Create, check and show a cluster of hosts
@@ -125,7 +124,7 @@ struct CheckArgs {
     log: Log,
 
     /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = crate::config::nonzero_size)]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = statehouse_config::nonzero_size)]
     cluster_quota: Option<NonZeroU64>,
 }
 

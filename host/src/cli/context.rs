@@ -16,7 +16,7 @@ use statehouse_files::atomic;
 use super::output::{Exit, Failure, emit, emit_json, notice};
 use super::table;
 use crate::admin::is_tls_url;
-use crate::config::BrokerUrl;
+use statehouse_config::BrokerUrl;
 
 /// Longest name of a context: it fits a line of `context list`.
 const NAME_BYTES_MAX: usize = 64;

@@ -14,7 +14,8 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::remote::Remote;
 use super::store::{Found, Place};
 use super::time;
-use crate::{past, percent};
+use crate::past;
+use statehouse_config::percent;
 use statehouse_core::clock::Stamp;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Moment, Past, Writer};

@@ -9,7 +9,8 @@ use serde_json::Value as Json;
 use super::data::{self, Node};
 use super::output::{Exit, Failure, emit_either, printable};
 use super::store::{Found, Reach};
-use crate::{past, percent};
+use crate::past;
+use statehouse_config::percent;
 use statehouse_offline::Past;
 
 /// Print the recorded changes of a key, the newest first

@@ -23,7 +23,8 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::remote::Remote;
 use super::store::{Found, Place};
 use super::time::utc;
-use crate::{past, percent};
+use crate::past;
+use statehouse_config::percent;
 
 /// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
 /// another holder may already run.

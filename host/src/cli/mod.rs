@@ -48,7 +48,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{build, limits, time};
+use crate::{build, time};
+use statehouse_config::limits;
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]

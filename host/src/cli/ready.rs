@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::output::{Exit, Failure, emit_either};
 use super::store::Store;
-use crate::config::Span;
+use statehouse_config::Span;
 
 /// The pause between two questions.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
 use super::context::{self, Context};
 use super::output::Failure;
-use crate::config::{BrokerUrl, read_password};
+use statehouse_config::{BrokerUrl, read_password};
 
 /// The port of MQTT (IANA).
 const MQTT_PORT: u16 = 1883;

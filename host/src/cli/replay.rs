@@ -10,8 +10,8 @@ use super::output::{Exit, Failure, emit_either, notice, one_line, printable};
 use super::progress::Progress;
 use super::store::{Asked, Found, Reach};
 use super::time::utc;
-use crate::config::Fuel;
 use crate::past;
+use statehouse_config::Fuel;
 use statehouse_offline::{Bound, Candidate, Difference, Observer, Past, Tally};
 use statehouse_testkit::read_policy;
 

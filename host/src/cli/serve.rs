@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use super::output::{self, Failure, emit, notice};
-use crate::config::Flags;
-use crate::{app, logging};
+use crate::app;
+use statehouse_config::Flags;
+use statehouse_server::logging;
 
 /// Exit code of a store whose MQTT session was taken over (EX_PROTOCOL of sysexits.h). A service
 /// manager should not restart it.

@@ -9,7 +9,7 @@ use super::store::{Store, unexpected};
 use super::table;
 use super::time::utc;
 use super::usage::{cell, shortened};
-use crate::server::{SlowRequest, SlowRequests};
+use statehouse_server::{SlowRequest, SlowRequests};
 
 /// How often `--follow` asks.
 const POLL: Duration = Duration::from_secs(1);

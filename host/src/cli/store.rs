@@ -13,8 +13,7 @@ use super::context;
 use super::output::{Failure, one_line};
 use super::remote::Credentials;
 use crate::admin::{Connection, Endpoint, ask, is_plain_url, is_tls_url};
-use crate::config::{ADMIN_TOKEN, socket_path};
-use crate::limits;
+use statehouse_config::{ADMIN_TOKEN, limits, socket_path};
 
 /// Options that name the store.
 #[derive(Debug, clap::Args)]

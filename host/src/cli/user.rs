@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use super::output::{self, Exit, Failure};
-use crate::limits;
 use statehouse_access::roles::{Role, RoleError};
 use statehouse_access::users::{self, Users, check_name};
+use statehouse_config::limits;
 use statehouse_files::atomic::{replace_with, sync_name};
 
 /// Manage the users that may log in with a name and a password, and the roles of operators

@@ -11,7 +11,7 @@ use std::time::Duration;
 use statehouse_cluster::{Clock as _, MachineClock};
 use statehouse_core::clock::wall_ms;
 
-use crate::front::Times;
+use statehouse_listener::front::Times;
 
 /// Records that an estimate needs. One record may be late because this process was paused. A beat
 /// suffices, since the next one follows soon.

@@ -13,9 +13,8 @@ use statehouse_mqtt::{Lease, Persistence};
 use statehouse_protocol::LogPosition;
 
 use crate::data_directory::appended;
-use crate::logging;
-use crate::server::EXIT_STATE_LOST;
 use statehouse_core::log::{Journal, record};
+use statehouse_server::{EXIT_STATE_LOST, logging};
 
 /// Writes the records of the store and of the broker to the log of a cluster.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use statehouse_cluster::Modules as Shared;
 use statehouse_precompiled::Modules;
 use tokio::sync::{Notify, watch};
 
-use crate::limits;
+use statehouse_config::limits;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{Assignment, Engine};

@@ -14,12 +14,12 @@ use statehouse_protocol::LogPosition;
 use super::clock_offset::LeaderClock;
 use super::log::ClusterLog;
 use crate::data_directory::SnapshotCursor;
-use crate::limits;
-use crate::server::Server;
+use statehouse_config::limits;
 use statehouse_core::clock::{Clock, SystemSource, wall_ms};
 use statehouse_core::log::Image;
 use statehouse_core::log::record::{self, PolicyRecord};
 use statehouse_core::store::Mode;
+use statehouse_server::Server;
 
 /// What the program does when the role of this host changes.
 pub trait Roles: Send {

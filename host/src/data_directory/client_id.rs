@@ -11,8 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::config::ClientId;
-use crate::limits;
+use statehouse_config::{ClientId, limits};
 
 /// The name of the file.
 pub(super) const FILE: &str = "mqtt-client-id";

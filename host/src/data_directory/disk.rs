@@ -9,9 +9,9 @@ use statehouse_mqtt::Persistence;
 use statehouse_wal::{LogPosition, Room};
 
 use super::appended;
-use crate::config::Durability;
-use crate::logging;
+use statehouse_config::Durability;
 use statehouse_core::log::{Journal, record};
+use statehouse_server::logging;
 
 /// Writes the records of the store and of the broker to the log.
 pub struct Disk {
@@ -56,7 +56,7 @@ impl Journal for Disk {
             // The limit of a record is far below that of the log, so this is a bug. The state
             // is ahead of the log now: the store would answer from state that a restart loses.
             tracing::error!(%error, "a record cannot be appended to the write-ahead log; stopping");
-            logging::exit(crate::server::EXIT_STATE_LOST)
+            logging::exit(statehouse_server::EXIT_STATE_LOST)
         })
     }
 

@@ -3,7 +3,6 @@
 use serde_json::{Value as Json, json};
 
 use super::{fence_json, json_bytes};
-use crate::limits;
 use crate::time::utc;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, StoredPayload, Write};
@@ -12,7 +11,13 @@ use statehouse_offline::{Counts, Difference, Replayed, words};
 /// A request whose replay has another result.
 pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
     let version = |version: Option<Stamp>| version.map(|it| it.display(node).to_string());
-    let shown = |word: &[u8]| json_bytes(&word[..word.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
+    let shown = |word: &[u8]| {
+        json_bytes(
+            &word[..word
+                .len()
+                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX)],
+        )
+    };
     let writes = |writes: &[Write]| -> Vec<Json> {
         writes
             .iter()
@@ -49,7 +54,13 @@ pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
 /// A write of a request.
 pub(crate) fn write(write: &Write, node: &str) -> Json {
     let entry = write.entry();
-    let shown = |value: &[u8]| json_bytes(&value[..value.len().min(limits::VALUE_SHOWN_BYTES_MAX)]);
+    let shown = |value: &[u8]| {
+        json_bytes(
+            &value[..value
+                .len()
+                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX)],
+        )
+    };
     json!({
         "key": json_bytes(write.key()),
         "hidden": write.hidden,

@@ -9,10 +9,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use crate::config::PolicyChoice;
-use crate::limits;
 use crate::policies::delivery::Trust;
 use crate::policies::manager::trial;
+use statehouse_config::{PolicyChoice, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;

@@ -11,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use common::{NOW_MS, at, faulty};
-use statehouse::{STANDARD_POLICY, limits};
+use statehouse::STANDARD_POLICY;
+use statehouse_config::limits;
 use statehouse_core::policy::{Assignment, Digest, Engine, Instance, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect};
 use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};

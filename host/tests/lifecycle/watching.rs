@@ -5,14 +5,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use statehouse::policies::manager::Control;
-use statehouse::server::Server;
-use statehouse::shadow::ShadowReport;
-use statehouse::transport::{Inbound, Intake, Outbound, Transport};
 use statehouse_core::Settings;
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::policy::{Failure, Role, Selector, Shadow};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Reexecution};
+use statehouse_server::{Server, shadow::ShadowReport};
+use statehouse_transport::{Inbound, Intake, Outbound, Transport};
 
 use super::*;
 

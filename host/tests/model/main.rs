@@ -65,7 +65,7 @@ const QUOTA: Quota = Quota {
     watch_bytes_max: 512 << 20,
     recent_bytes_max: 16 << 20,
     unreleased_bytes_max: 256 << 20,
-    fuel_max: statehouse::limits::FUEL_PER_CALL_DEFAULT,
+    fuel_max: statehouse_config::limits::FUEL_PER_CALL_DEFAULT,
     journal_full: false,
 };
 

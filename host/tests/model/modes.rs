@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse::limits;
+use statehouse_config::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
 use statehouse_core::policy::Registry;

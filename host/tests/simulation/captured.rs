@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use statehouse::limits::ENTRY_OVERHEAD_BYTES;
+use statehouse_config::limits::ENTRY_OVERHEAD_BYTES;
 use statehouse_core::clock::Stamp;
 use statehouse_core::policy::Assignment;
 use statehouse_core::request::Dialect;

@@ -2,10 +2,10 @@
 //! request.
 
 use bytes::Bytes;
-use statehouse::transport::{Inbound, Ticket};
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::{Delivery, Incoming};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_transport::{Inbound, Ticket};
 
 use crate::foreign::{Delivered, peer};
 use crate::operation::{Command, Handled, Operation};

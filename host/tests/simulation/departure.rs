@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use statehouse::transport::{Outbound, Ticket, Transport};
 use statehouse_core::store::Peer;
 use statehouse_mqtt::{Message, Properties};
+use statehouse_transport::{Outbound, Ticket, Transport};
 use statehouse_wal::Log;
 
 use crate::egress::{Reached, is_urgent_answer, notification, number_in, stamp};

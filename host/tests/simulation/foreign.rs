@@ -7,9 +7,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use statehouse::transport::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Mode, Peer};
+use statehouse_transport::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_wal::Log;
 use statehouse_wal::simulation::Dice;
 

@@ -6,9 +6,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use statehouse::server::Server;
-use statehouse::transport::embedded::{Embedded, StoreService};
-use statehouse::transport::{Inbound, Intake, Transport};
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::log::record::{self, Handled, Record};
 use statehouse_core::log::{Block, Image, Recorder, read_block};
@@ -18,6 +15,11 @@ use statehouse_core::store::{Mode, Store};
 use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Recovery, SessionUsers};
 use statehouse_protocol::ConnectionId;
+use statehouse_server::Server;
+use statehouse_transport::{
+    Inbound, Intake, Transport,
+    embedded::{Embedded, StoreService},
+};
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Error, Log, LogPosition, Opened, Room, Sink};
 

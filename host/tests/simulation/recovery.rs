@@ -3,7 +3,7 @@
 //! A start must find every durable record, and the state behind the last record that it finds must
 //! equal the state that the store had there.
 
-use statehouse::limits;
+use statehouse_config::limits;
 use statehouse_core::policy::Assignment;
 use statehouse_core::store::Remembered;
 use statehouse_wal::simulation::Simulation;

@@ -3,7 +3,7 @@
 use statehouse_mqtt::{RefusalCount, Stats};
 
 use super::page::Page;
-use crate::transport::foreign::Figures;
+use statehouse_transport::foreign::Figures;
 
 /// The embedded broker. All counts fit into 64 bits.
 pub(super) fn embedded(page: &mut Page, broker: &Stats) {

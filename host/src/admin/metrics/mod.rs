@@ -18,10 +18,8 @@ use statehouse_mqtt::Broker;
 use super::Sources;
 use super::answer::{Answer, with};
 use super::cluster::ClusterFigures;
-use crate::config;
-use crate::logging;
 use crate::policies::manager::Listing;
-use crate::shadow::ShadowReport;
+use statehouse_server::{logging, shadow::ShadowReport};
 
 pub(super) use exposition::Format;
 pub(super) use page::Page;
@@ -49,7 +47,7 @@ pub(super) fn of_store(
     if let Some(log) = log {
         disk::log(&mut page, log);
     }
-    let in_force = config::named(&server.quota(), limits.as_deref());
+    let in_force = statehouse_config::named(&server.quota(), limits.as_deref());
     store::limits(&mut page, &in_force);
     store::refusals(&mut page, &sources.audit.counts());
     store::reloads(&mut page, sources.reloads.counts());

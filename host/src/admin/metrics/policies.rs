@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::page::{Family, Labels, Page};
 use crate::policies::manager::PolicyView;
-use crate::shadow::ShadowReport;
 use statehouse_core::policy::Digest;
+use statehouse_server::shadow::ShadowReport;
 
 /// The loaded policies.
 pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {

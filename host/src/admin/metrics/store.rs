@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::page::Page;
-use crate::server::{Stats, Times};
-use crate::traces::Counts;
 use statehouse_files::watch::Count;
+use statehouse_server::{Stats, Times, traces::Counts};
 
 /// What the store did and holds.
 pub(super) fn state(page: &mut Page, stats: &Stats) {

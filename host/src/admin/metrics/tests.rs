@@ -7,9 +7,8 @@ use statehouse_protocol::Histogram;
 
 use super::*;
 use crate::admin::LeaderFigures;
-use crate::server::{Stats, Times};
-use crate::shadow::PolicyName;
 use statehouse_core::policy::Digest;
+use statehouse_server::{Stats, Times, shadow::PolicyName};
 
 static BOUNDS: [Duration; 1] = [Duration::from_secs(1)];
 

@@ -21,7 +21,7 @@ use self::sampler::{Sampler, Unchanging};
 use super::answer::{Answer, Refusal, with};
 use super::requests::Subject;
 use super::stream::{event, event_stream};
-use crate::limits;
+use statehouse_config::limits;
 
 /// The overviews of a host.
 pub(crate) struct Overviews {

@@ -6,8 +6,8 @@ use statehouse_protocol::Histogram;
 
 use super::document::{Latency, Rates};
 use crate::policies::manager::Listing;
-use crate::server::{Longest, Observed, Server, Stats};
 use statehouse_core::policy::Digest;
+use statehouse_server::{Longest, Observed, Server, Stats};
 
 /// The figures of a store at one moment.
 pub(super) struct Sample {

@@ -18,12 +18,11 @@ use crate::admin::api::Api;
 use crate::admin::cluster::{ClusterFigures, ClusterPlace};
 use crate::admin::metrics::{process, store};
 use crate::admin::requests::Subject;
-use crate::config;
-use crate::limits;
 use crate::past::json_bytes;
 use crate::policies::manager::Listing;
-use crate::server::{HotKey, Longest, Stats};
+use statehouse_config::limits;
 use statehouse_core::policy::Digest;
+use statehouse_server::{HotKey, Longest, Stats};
 
 /// What stays the same while the process runs.
 pub(super) struct Unchanging {
@@ -40,7 +39,7 @@ impl Unchanging {
         Self {
             host: name.unwrap_or_default().trim().to_owned(),
             started_ms: started.unwrap_or_else(wall_ms),
-            memory_limit: config::memory_bytes(),
+            memory_limit: statehouse_config::memory_bytes(),
             fds_limit: process::files_max(),
         }
     }
@@ -214,7 +213,7 @@ fn set_present(
     });
     overview.memory.owners = named(store::owners(stats, broker.as_ref()));
     let limits = sources.broker.as_ref().map(|it| it.limits());
-    overview.limits = named(config::named(&server.quota(), limits.as_deref()));
+    overview.limits = named(statehouse_config::named(&server.quota(), limits.as_deref()));
     let of_broker = broker.zip(limits);
     overview.clients = of_broker.map(|(stats, limits)| clients(&stats, &limits));
     overview.foreign_broker = server.link().map(|it| ForeignBroker {

@@ -23,8 +23,7 @@ use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
 use super::remote::{START_ONE, Target};
 use crate::admin::Endpoint;
-use crate::config::{BrokerUrl, size};
-use crate::limits;
+use statehouse_config::{BrokerUrl, limits, size};
 use statehouse_loadgen::{
     Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
     put_on, socket_listener,
@@ -63,7 +62,7 @@ Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 
 pub(super) struct Args {
     /// Number of clients that send requests
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_CONNECTIONS_MAX as u64))]
+          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_CONNECTIONS_MAX as u64))]
     connections: u64,
 
     /// Requests in flight per client [default: 1; with --rate as many as the server allows]
@@ -74,7 +73,7 @@ pub(super) struct Args {
     /// Requests per second of all clients together, each sent at its due time regardless of earlier
     /// responses
     #[arg(long, value_name = "N", help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_RATE_MAX))]
+          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_RATE_MAX))]
     rate: Option<u64>,
 
     /// How long to measure
@@ -87,7 +86,7 @@ pub(super) struct Args {
 
     /// Number of keys
     #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_KEYS_MAX))]
+          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_KEYS_MAX))]
     keys: u64,
 
     /// Length of each value
@@ -102,7 +101,7 @@ pub(super) struct Args {
 
     /// Additional clients, each of which watches one key; the keys are assigned in order
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(0..=limits::LOAD_CONNECTIONS_MAX as u64))]
+          value_parser = clap::value_parser!(u64).range(0..=statehouse_loadgen::limits::LOAD_CONNECTIONS_MAX as u64))]
     watchers: u64,
 
     /// Seed of the request sequence
@@ -115,7 +114,7 @@ pub(super) struct Args {
 
     /// Threads of the clients [default: half of the cores, at most 8]
     #[arg(long, value_name = "N", help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=limits::LOAD_THREADS_MAX as u64))]
+          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_THREADS_MAX as u64))]
     threads: Option<u64>,
 
     /// Do not set the keys before the run: GETs use the existing keys
@@ -252,7 +251,7 @@ impl Bench<'_> {
     fn plan(&self) -> Plan {
         let args = self.args;
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / 2).clamp(1, limits::LOAD_THREADS_DEFAULT_MAX);
+        let threads = (cores / 2).clamp(1, statehouse_loadgen::limits::LOAD_THREADS_DEFAULT_MAX);
         Plan {
             address: self.address,
             encryption: self.encryption.clone(),
@@ -353,7 +352,10 @@ impl Bench<'_> {
 
 /// The requested runs.
 fn points(args: &Args) -> Result<Vec<Point>, Failure> {
-    let (low, high) = (limits::LOAD_DURATION_MIN, limits::LOAD_DURATION_MAX);
+    let (low, high) = (
+        statehouse_loadgen::limits::LOAD_DURATION_MIN,
+        statehouse_loadgen::limits::LOAD_DURATION_MAX,
+    );
     if args.duration < low || args.duration > high || args.warm_up > high {
         return Err(Failure::usage(format!(
             "--duration is between {low:?} and {} h, and --warm-up no longer",
@@ -396,10 +398,10 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     };
     let most = points.iter().map(|point| point.connections).max();
     let in_flight = most.unwrap_or(0) * usize::from(args.in_flight.unwrap_or(1));
-    if in_flight > limits::LOAD_IN_FLIGHT_MAX {
+    if in_flight > statehouse_loadgen::limits::LOAD_IN_FLIGHT_MAX {
         return Err(Failure::usage(format!(
             "--connections times --in-flight is {in_flight}; at most {} requests can be on their way",
-            limits::LOAD_IN_FLIGHT_MAX
+            statehouse_loadgen::limits::LOAD_IN_FLIGHT_MAX
         )));
     }
     Ok(points)

@@ -14,7 +14,7 @@ use statehouse_testkit::read_policy;
 use super::{build, test, words};
 use crate::cli::output::{Exit, Failure, emit, notice};
 use crate::cli::store::Store;
-use crate::limits;
+use statehouse_config::limits;
 
 /// How often the files are looked at.
 const POLL: Duration = Duration::from_millis(300);

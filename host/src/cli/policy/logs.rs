@@ -7,8 +7,8 @@ use crate::admin::{Logged, LoggedLine};
 use crate::cli::output::{Exit, Failure, emit_either, one_line, printable};
 use crate::cli::store::{Store, unexpected};
 use crate::cli::time::utc;
-use crate::percent;
 use serde_json::json;
+use statehouse_config::percent;
 
 /// Print the log lines of policies as they are written
 ///

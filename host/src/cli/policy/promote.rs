@@ -5,7 +5,7 @@ use hyper::Method;
 use super::words;
 use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
-use crate::percent;
+use statehouse_config::percent;
 
 /// Make a loaded policy the active one, from the next request on
 ///

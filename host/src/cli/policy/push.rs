@@ -19,9 +19,8 @@ use tokio::time::{Instant, timeout_at};
 use super::words;
 use crate::cli::output::{Exit, Failure, emit, emit_json, one_line, printable};
 use crate::cli::remote::Credentials;
-use crate::config::{BrokerUrl, ClientId};
-use crate::limits;
 use crate::policies::delivery::{self, Action, Order};
+use statehouse_config::{BrokerUrl, ClientId, limits};
 use statehouse_core::policy::Digest;
 use statehouse_testkit::read_policy;
 

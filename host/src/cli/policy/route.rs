@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
-use crate::percent;
+use statehouse_config::percent;
 
 /// Let a policy answer requests for keys that begin with PREFIX
 ///

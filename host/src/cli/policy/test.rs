@@ -8,7 +8,6 @@ use serde_json::{Value as Json, json};
 
 use crate::cli::data::count;
 use crate::cli::output::{Exit, Failure, emit, emit_either, one_line};
-use crate::limits;
 use statehouse_core::policy::on_one_line;
 use statehouse_testkit::transcript::LoggedAt;
 use statehouse_testkit::{Harness, conformance, transcript};
@@ -285,7 +284,7 @@ pub(super) fn read(path: &Path) -> Result<String, Failure> {
             path.display()
         ))
     };
-    let max = limits::TRANSCRIPT_BYTES_MAX;
+    let max = statehouse_testkit::limits::TRANSCRIPT_BYTES_MAX;
     let mut bytes = Vec::new();
     File::open(path)
         .map_err(|error| unreadable(&error))?

@@ -4,7 +4,7 @@ use hyper::Method;
 
 use crate::cli::output::{Exit, Failure, emit_either, printable};
 use crate::cli::store::Store;
-use crate::percent;
+use statehouse_config::percent;
 
 /// Unload a policy
 ///

@@ -12,8 +12,8 @@ use crate::cli::output::{one_line, printable};
 use crate::cli::table;
 use crate::cli::usage::{cell, shortened};
 use crate::past::bytes_of;
-use crate::server::{SlowRequest, SlowRequests};
 use crate::time::utc;
+use statehouse_server::{SlowRequest, SlowRequests};
 
 /// The lines of the present list.
 pub(super) fn lines(screen: &Screen) -> Vec<String> {

@@ -26,8 +26,8 @@ use super::output::{Exit, Failure, emit, emit_json};
 use super::store::{Store, unexpected};
 use crate::admin::Clients;
 use crate::admin::overview::document::Overview;
-use crate::limits;
-use crate::server::SlowRequests;
+use statehouse_config::limits;
+use statehouse_server::SlowRequests;
 
 /// Columns and lines of `--once`.
 const ONCE: (u16, u16) = (100, 40);

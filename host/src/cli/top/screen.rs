@@ -8,8 +8,8 @@ use super::Figures;
 use crate::admin::Clients;
 use crate::admin::overview::document::Overview;
 use crate::cli::output::Failure;
-use crate::limits;
-use crate::server::SlowRequests;
+use statehouse_config::limits;
+use statehouse_server::SlowRequests;
 
 /// The list in the lower part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -15,8 +15,7 @@ use statehouse_cluster::{Clock, CopyError, Engine, Id, LogCopy, Member, Options}
 use statehouse_wal::Durability;
 use tokio::sync::watch;
 
-use crate::config::Storage;
-use crate::limits;
+use statehouse_config::{Storage, limits};
 use store::CopyDirectory;
 pub use store::write_mark;
 

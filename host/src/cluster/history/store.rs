@@ -17,7 +17,7 @@ use statehouse_offline::{ClusterMark, CopyMark};
 use statehouse_protocol::LogPosition;
 use statehouse_wal::{Directory, Error, Log, Options, Room, Sink, Snapshot};
 
-use crate::limits;
+use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
 
 /// The copies below a data directory.

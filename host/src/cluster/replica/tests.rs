@@ -4,7 +4,7 @@ use statehouse_cluster::Id;
 use statehouse_core::store::Retention;
 
 use super::*;
-use crate::front::Times;
+use statehouse_listener::front::Times;
 
 /// A host that has every policy.
 struct Follower;

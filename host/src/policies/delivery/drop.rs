@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::gate::{Gate, ShipError};
-use crate::config::DropAction;
-use crate::limits;
 use crate::policies::manager::PolicyView;
 use statehouse_access::audit;
+use statehouse_config::{DropAction, limits};
 use statehouse_core::policy::{Actor, Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;

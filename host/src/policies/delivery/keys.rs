@@ -10,8 +10,8 @@ use std::path::Path;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use wasmsign2::{KeyPair, PublicKey, SecretKey};
 
-use crate::limits;
 use statehouse_access::base64;
+use statehouse_config::limits;
 
 /// Bytes of an Ed25519 public key.
 const PUBLIC_KEY_BYTES: usize = 32;

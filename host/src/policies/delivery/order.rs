@@ -5,8 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::ClientId;
-use crate::limits;
+use statehouse_config::{ClientId, limits};
 use statehouse_core::policy::{CanaryRule, Digest};
 
 /// A command to one or more stores about a policy.

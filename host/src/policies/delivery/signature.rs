@@ -13,7 +13,7 @@ use ed25519_compact::Signature;
 use wasmsign2::reexports::hmac_sha256;
 use wasmsign2::{Module, PublicKey, SecretKey};
 
-use crate::limits;
+use statehouse_config::limits;
 use statehouse_core::policy::sections::{self, Reader};
 
 /// The name of the section with the signatures.

@@ -21,10 +21,10 @@ use statehouse_mqtt::{Broker, Claim, Message, Origin, QoS, ReasonCode, Request};
 
 use super::gate::{Gate, ShipError};
 use super::order::{Action, Assembly, Order, OrderError};
-use crate::limits;
-use crate::transport::embedded::Orders;
 use statehouse_access::audit::{self, Audit, Refused};
+use statehouse_config::limits;
 use statehouse_core::policy::{Actor, Digest, Selector};
+use statehouse_transport::embedded::Orders;
 
 /// The prefix of all topics of the admin API.
 const TOPICS: &str = "statehouse/v1/admin/";
@@ -389,7 +389,7 @@ impl PolicyOrders {
     }
 }
 
-impl Orders for Arc<PolicyOrders> {
+impl Orders for PolicyOrders {
     fn claim(&self, topic: &[u8]) -> Option<Claim> {
         if !topic.starts_with(TOPICS.as_bytes()) {
             return None;
@@ -405,7 +405,7 @@ impl Orders for Arc<PolicyOrders> {
         })
     }
 
-    fn take(&self, broker: &Broker, from: &Origin, request: Request) {
+    fn take(self: Arc<Self>, broker: &Broker, from: &Origin, request: Request) {
         let outcome = self.dispatch(broker, from, &request);
         if let Err((_, error)) = &outcome {
             self.audit.refused(&Refused {

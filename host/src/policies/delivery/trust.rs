@@ -9,8 +9,8 @@ use wasmsign2::{PublicKey, SecretKey};
 
 use super::keys::{KeyError, public_key};
 use super::signature::{self, SignatureError};
-use crate::limits;
 use statehouse_access::base64;
+use statehouse_config::limits;
 
 /// The prefix of a signed order, so that the signature of anything else cannot pass as that of an
 /// order.

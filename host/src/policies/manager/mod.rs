@@ -11,16 +11,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use crate::limits;
-use crate::server::{AssignError, Server};
-use crate::shadow::{PolicyName, ShadowReport};
 use statehouse_access::audit;
+use statehouse_config::limits;
 use statehouse_core::policy::{
     Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine,
     Instance, Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
+use statehouse_server::{
+    AssignError, Server,
+    shadow::{PolicyName, ShadowReport},
+};
 
 mod orders;
 pub(crate) mod trial;

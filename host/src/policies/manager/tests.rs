@@ -24,7 +24,7 @@ const QUOTA: Quota = Quota {
     watch_bytes_max: 1 << 20,
     recent_bytes_max: 1 << 20,
     unreleased_bytes_max: 1 << 20,
-    fuel_max: crate::limits::FUEL_PER_CALL_DEFAULT,
+    fuel_max: statehouse_config::limits::FUEL_PER_CALL_DEFAULT,
     journal_full: false,
 };
 

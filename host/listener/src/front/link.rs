@@ -1,0 +1,276 @@
+//! The link: a connection of each follower to the leader, over which the leader sends a beat at
+//! regular intervals. A beat is the byte 0, or the byte 1 and the [`Times`] of the leader.
+//!
+//! A follower that receives nothing suspects the leader. A wrong suspicion must do no harm: it only
+//! makes the cluster ask the leader for a sign of life.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+
+use super::Front;
+use super::passing::ConnectError;
+use super::preface::{HostName, Purpose};
+use super::role::Leader;
+use statehouse_config::limits;
+
+/// The beat of a leader whose store has ended, and of programs that send no times.
+const BARE: u8 = 0;
+/// The beat with times: 1 | time of the store u64 | wall clock u64, in milliseconds since 1970.
+const TIMED: u8 = 1;
+const TIMED_BYTES: usize = 17;
+
+/// The clocks of a leader in milliseconds since 1970. They differ after its wall clock was stepped
+/// back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// The time of the store, which never steps back.
+    pub store_ms: u64,
+    /// The wall clock.
+    pub wall_ms: u64,
+}
+
+impl Times {
+    fn encode(self) -> [u8; TIMED_BYTES] {
+        let mut out = [TIMED; TIMED_BYTES];
+        out[1..9].copy_from_slice(&self.store_ms.to_le_bytes());
+        out[9..].copy_from_slice(&self.wall_ms.to_le_bytes());
+        out
+    }
+}
+
+/// A beat and the bytes after it.
+type Beat<'a> = (Option<Times>, &'a [u8]);
+
+/// A beat at the beginning of `bytes` and the bytes after it. `None` if the beat is not complete.
+fn next_beat(bytes: &[u8]) -> Result<Option<Beat<'_>>, LinkError> {
+    match bytes {
+        [] => Ok(None),
+        [BARE, rest @ ..] => Ok(Some((None, rest))),
+        [TIMED, body @ ..] => {
+            let Some((times, rest)) = body.split_first_chunk::<{ TIMED_BYTES - 1 }>() else {
+                return Ok(None);
+            };
+            let times = times.as_chunks::<8>().0;
+            let times = Times {
+                store_ms: u64::from_le_bytes(times[0]),
+                wall_ms: u64::from_le_bytes(times[1]),
+            };
+            Ok(Some((Some(times), rest)))
+        }
+        [kind, ..] => Err(LinkError::UnknownBeat(*kind)),
+    }
+}
+
+/// The hosts that have links to this one, with the number of links. They live and reach this host,
+/// but their names are what they claim.
+#[derive(Debug, Default)]
+pub struct Links(Mutex<BTreeMap<String, usize>>);
+
+/// A link that counts until this is dropped.
+struct Counted<'a> {
+    links: &'a Links,
+    host: String,
+}
+
+impl Links {
+    /// Whether a host has a link to this one.
+    #[must_use]
+    pub fn contains(&self, host: &str) -> bool {
+        self.locked().contains_key(host)
+    }
+
+    /// The names of these hosts.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.locked().keys().cloned().collect()
+    }
+
+    fn add(&self, host: &HostName) -> Counted<'_> {
+        let host = host.to_string();
+        *self.locked().entry(host.clone()).or_default() += 1;
+        Counted { links: self, host }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut links = self.links.locked();
+        if let Some(count) = links.get_mut(&self.host) {
+            *count -= 1;
+            if *count == 0 {
+                links.remove(&self.host);
+            }
+        }
+    }
+}
+
+/// Why a link ended. The text is for the log.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("it did not accept the link within {} ms", limits::CLUSTER_LINK_SILENCE.as_millis())]
+    Timeout,
+    #[error("it sent nothing for {} ms", limits::CLUSTER_LINK_SILENCE.as_millis())]
+    Silent,
+    #[error("it closed the link")]
+    Closed,
+    #[error("it sent a beat of the unknown kind {0}: use the same version on all hosts")]
+    UnknownBeat(u8),
+    #[error("the link failed: {0}")]
+    Failed(io::Error),
+}
+
+/// Keeps a link to the present leader. Each failure is a suspicion. Ends if the role has ended.
+pub(super) async fn keep(front: &Front) {
+    let mut role = front.role.clone();
+    while let Some(leader) = Leader::wait(&mut role).await {
+        let mut is_reported = false;
+        let mut replacing = role.clone();
+        tokio::select! {
+            () = leader.replaced(&mut replacing) => {}
+            () = async {
+                loop {
+                    let (was_linked, error) = follow(front, &leader).await;
+                    // One line for each link that broke, and not for each attempt after it.
+                    if was_linked || !is_reported {
+                        let Leader { name, address } = &leader;
+                        tracing::warn!("no link to the leader {name} at {address}: {error}");
+                    }
+                    is_reported = true;
+                    (front.suspect)();
+                    sleep(limits::CLUSTER_LINK_RETRY).await;
+                }
+            } => {}
+        }
+    }
+}
+
+/// Links with a leader until that fails. Returns whether there was a link, and why it ended.
+async fn follow(front: &Front, leader: &Leader) -> (bool, LinkError) {
+    let connecting = timeout(
+        limits::CLUSTER_LINK_SILENCE,
+        front.connect(leader, Purpose::Link),
+    );
+    let socket = match connecting.await {
+        Ok(Ok(socket)) => socket,
+        Ok(Err(error)) => return (false, error.into()),
+        Err(_) => return (false, LinkError::Timeout),
+    };
+    tracing::debug!("linked with the leader {}", leader.name);
+    (true, listen(socket, &*front.compare).await)
+}
+
+/// Reads from a link until it is silent or ends, and passes the times of the leader on.
+async fn listen(mut socket: TcpStream, compare: &(dyn Fn(Times) + Send + Sync)) -> LinkError {
+    let mut bytes = [0; 4 * TIMED_BYTES];
+    let mut held = 0;
+    loop {
+        // Polls the read before the deadline, so a pause of this process is no silence of the
+        // leader.
+        let deadline = Instant::now() + limits::CLUSTER_LINK_SILENCE;
+        match timeout_at(deadline, socket.read(&mut bytes[held..])).await {
+            Ok(Ok(0)) => return LinkError::Closed,
+            Ok(Ok(read)) => held += read,
+            Ok(Err(error)) => return LinkError::Failed(error),
+            Err(_) => return LinkError::Silent,
+        }
+        let mut rest = &bytes[..held];
+        loop {
+            match next_beat(rest) {
+                Ok(Some((times, after))) => {
+                    times.map(compare);
+                    rest = after;
+                }
+                Ok(None) => break,
+                Err(error) => return error,
+            }
+        }
+        let consumed = held - rest.len();
+        bytes.copy_within(consumed..held, 0);
+        held -= consumed;
+    }
+}
+
+/// Serves the link of a follower until this host does not lead any more, or the follower closes it.
+/// A leader that does not reach the log sends nothing: it cannot serve, and another host may.
+pub(super) async fn serve(front: &Front, host: &HostName, mut socket: TcpStream) {
+    let _counted = front.links.add(host);
+    let mut role = front.role.clone();
+    let (mut reader, mut writer) = socket.split();
+    let mut beat = interval(limits::CLUSTER_LINK_BEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let beating = async {
+        loop {
+            beat.tick().await;
+            if !(front.reaches_log)() {
+                continue;
+            }
+            // The socket has room, unless the follower reads nothing.
+            let times = (front.times)().map(Times::encode);
+            let beat = times.as_ref().map_or(&[BARE][..], |it| it);
+            let written = timeout(limits::CLUSTER_LINK_SILENCE, writer.write_all(beat)).await;
+            if !matches!(written, Ok(Ok(()))) {
+                return;
+            }
+        }
+    };
+    let mut unexpected = [0];
+    tokio::select! {
+        () = beating => {}
+        // A follower sends nothing.
+        _ = reader.read(&mut unexpected) => {}
+        _ = role.wait_for(|role| role.broker().is_none()) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Passes bytes in portions of this size to the reader of a link.
+    fn read(bytes: &[u8], portion: usize) -> Result<Vec<Option<Times>>, String> {
+        let (mut beats, mut held) = (Vec::new(), Vec::new());
+        for portion in bytes.chunks(portion) {
+            held.extend_from_slice(portion);
+            let mut rest = &held[..];
+            while let Some((times, after)) = next_beat(rest).map_err(|it| it.to_string())? {
+                beats.push(times);
+                rest = after;
+            }
+            held = rest.to_vec();
+        }
+        Ok(beats)
+    }
+
+    #[test]
+    fn beats_are_read_in_any_portions() {
+        let times = Times {
+            store_ms: 0x0101_0001_0000_0001,
+            wall_ms: 1,
+        };
+        let mut bytes = vec![BARE];
+        bytes.extend(times.encode());
+        bytes.extend(times.encode());
+        bytes.push(BARE);
+        let expected = vec![None, Some(times), Some(times), None];
+        for portion in 1..=bytes.len() {
+            assert_eq!(read(&bytes, portion), Ok(expected.clone()), "{portion}");
+        }
+    }
+
+    #[test]
+    fn unknown_beat_is_an_error() {
+        let error = read(&[BARE, 2, 0], 3).unwrap_err();
+        assert!(error.contains("unknown kind 2"), "{error}");
+    }
+}

@@ -1,0 +1,232 @@
+//! The cluster port: other hosts pass clients on to this host, and keep links, while it leads.
+//!
+//! A peer that does not know the secret of the cluster must never reach the broker. Handshakes are
+//! bounded in number and time.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use statehouse_mqtt::Broker;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::sleep;
+
+use super::preface::{self, Answer, HostName, PrefaceError, Purpose};
+use super::splice::detect_dead_peer;
+use super::{Front, link};
+use crate::Acceptor;
+use crate::handshakes::Handshakes;
+use statehouse_access::audit::Refused;
+use statehouse_config::{Scheme, limits};
+
+/// What the cluster port needs to serve other hosts.
+pub(super) struct Port {
+    front: Arc<Front>,
+    /// The acceptors of this host's listeners.
+    acceptors: Vec<(Scheme, Arc<Acceptor>)>,
+    handshakes: Arc<Handshakes>,
+    /// One permit per link.
+    links: Arc<Semaphore>,
+}
+
+/// A connection of another host that was accepted.
+enum Accepted {
+    Link(HostName, OwnedSemaphorePermit),
+    Stream {
+        broker: Broker,
+        acceptor: Arc<Acceptor>,
+        client: SocketAddr,
+    },
+}
+
+/// Why a connection to the cluster port was refused. The text is for the log.
+#[derive(Debug, thiserror::Error)]
+enum PortError {
+    #[error(transparent)]
+    Preface(#[from] PrefaceError),
+    #[error(
+        "host {host} passed on a client of a listener {scheme}://, and this host has none: add --listen {scheme}://ADDR:PORT{files}, as on {host}"
+    )]
+    NoListener {
+        host: HostName,
+        scheme: &'static str,
+        files: &'static str,
+    },
+    #[error(
+        "host {0} opened a link, and this host already serves {max}: check that no foreign program knows the secret of the cluster",
+        max = limits::CLUSTER_LINKS_MAX
+    )]
+    Links(HostName),
+    #[error("the handshake took longer than {} s", limits::CLUSTER_PREFACE_TIMEOUT.as_secs())]
+    Timeout,
+    #[error(
+        "too many handshakes are in progress, and this was the oldest of the address with the most"
+    )]
+    Evicted,
+}
+
+impl Port {
+    pub(super) fn new(front: Arc<Front>, acceptors: Vec<(Scheme, Arc<Acceptor>)>) -> Self {
+        Self {
+            front,
+            acceptors,
+            handshakes: Arc::new(Handshakes::new(limits::CLUSTER_PREFACES_MAX)),
+            links: Arc::new(Semaphore::new(limits::CLUSTER_LINKS_MAX)),
+        }
+    }
+
+    /// Serves a socket of a host at `peer` until it ends. The handshake takes its place before the
+    /// future is polled, so that their number is always bounded.
+    pub(super) fn serve(
+        self: Arc<Self>,
+        mut socket: TcpStream,
+        peer: SocketAddr,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let place = self.handshakes.begin(peer.ip());
+        async move {
+            detect_dead_peer(&socket);
+            let done = tokio::select! {
+                done = Box::pin(self.handshake(&mut socket)) => done,
+                () = place.evicted() => Err(PortError::Evicted),
+                () = sleep(limits::CLUSTER_PREFACE_TIMEOUT) => Err(PortError::Timeout),
+            };
+            drop(place);
+            match done {
+                Ok(None) => {}
+                Ok(Some(Accepted::Link(host, permit))) => {
+                    link::serve(&self.front, &host, socket).await;
+                    drop(permit);
+                }
+                Ok(Some(Accepted::Stream {
+                    broker,
+                    acceptor,
+                    client,
+                })) => acceptor.serve(broker, socket, client).await,
+                Err(error) => self.report(peer, &error),
+            }
+        }
+    }
+
+    /// Receives the request of a host and answers it. None if this host does not lead.
+    async fn handshake(&self, socket: &mut TcpStream) -> Result<Option<Accepted>, PortError> {
+        let key = &self.front.key;
+        let received = preface::receive(socket, key).await?;
+        let decided = self.decide(&received.request);
+        let answer = match &decided {
+            Ok(Some(_)) => Answer::Accepted,
+            Ok(None) => Answer::NotLeading,
+            Err(PortError::NoListener { .. }) => Answer::NoListener,
+            Err(_) => Answer::Refused,
+        };
+        let answered = received.answer(socket, key, answer).await;
+        let accepted = decided?;
+        answered.map_err(PrefaceError::Io)?;
+        Ok(accepted)
+    }
+
+    fn decide(&self, request: &preface::Request) -> Result<Option<Accepted>, PortError> {
+        let Some(broker) = self.front.role.borrow().broker().cloned() else {
+            return Ok(None);
+        };
+        let host = &request.host;
+        let (scheme, client) = match request.purpose {
+            Purpose::Stream { scheme, client } => (scheme, client),
+            Purpose::Link => {
+                let permit = self.links.clone().try_acquire_owned();
+                let permit = permit.map_err(|_| PortError::Links(host.clone()))?;
+                return Ok(Some(Accepted::Link(host.clone(), permit)));
+            }
+        };
+        let mut acceptors = self.acceptors.iter();
+        let Some((_, acceptor)) = acceptors.find(|(own, _)| *own == scheme) else {
+            return Err(PortError::NoListener {
+                host: host.clone(),
+                scheme: scheme.name(),
+                files: match scheme.tls {
+                    true => " --tls-cert FILE --tls-key FILE",
+                    false => "",
+                },
+            });
+        };
+        Ok(Some(Accepted::Stream {
+            broker,
+            acceptor: acceptor.clone(),
+            client,
+        }))
+    }
+
+    fn report(&self, peer: SocketAddr, error: &PortError) {
+        self.front.audit.refused(&Refused {
+            what: "cluster",
+            peer: Some(peer),
+            client: "",
+            user: None,
+            why: error as &dyn Display,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::front::preface::{Key, Request, send};
+    use crate::front::{FrontOptions, Role};
+    use statehouse_access::audit::Audit;
+
+    #[tokio::test]
+    async fn peers_that_stall_are_evicted_for_a_host_that_does_not() {
+        let (_role, role) = watch::channel(Role::Waiting);
+        let options = FrontOptions {
+            host: "gw1".parse().unwrap(),
+            secret: [7; 32],
+            connections_max: 10,
+            suspect: Arc::new(|| {}),
+            reaches_log: Arc::new(|| true),
+            times: Arc::new(|| None),
+            compare: Arc::new(|_| {}),
+            links: Arc::default(),
+        };
+        let front = Arc::new(Front::new(role, Arc::<Audit>::default(), options));
+        let port = Port {
+            handshakes: Arc::new(Handshakes::new(4)),
+            ..Port::new(front, Vec::new())
+        };
+        let port = Arc::new(port);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let hosts = crate::accept(listener, move |socket, peer| {
+            port.clone().serve(socket, peer)
+        });
+        let accepting = tokio::spawn(hosts);
+        let mut stalled = Vec::new();
+        for _ in 0..4 {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            socket.read_exact(&mut [0; 21]).await.unwrap();
+            stalled.push(socket);
+        }
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let request = Request {
+            host: "gw2".parse().unwrap(),
+            purpose: Purpose::Link,
+        };
+        let answer = send(&mut socket, &Key::new(&[7; 32]), &request).await;
+        assert_eq!(answer.unwrap(), Answer::NotLeading);
+        // The first one was evicted. The others may still continue.
+        let [first, second, ..] = &mut stalled[..] else {
+            panic!("four are stalled");
+        };
+        assert!(matches!(first.read(&mut [0]).await, Ok(0) | Err(_)));
+        let mut byte = [0];
+        let waited = tokio::time::timeout(Duration::from_millis(50), second.read(&mut byte));
+        assert!(waited.await.is_err());
+        accepting.abort();
+    }
+}

@@ -1,0 +1,114 @@
+//! Links between hosts.
+
+use std::sync::atomic::AtomicBool;
+
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::front::Times;
+use crate::front::preface::{Answer, Key, receive};
+use statehouse_config::limits;
+
+#[tokio::test]
+async fn a_leader_is_suspected_when_it_stops_leading() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), 0);
+    leader.role.send_replace(Role::Waiting);
+    // Once for the broken link, and again for each attempt.
+    let began = Instant::now();
+    eventually("suspicions", || follower.suspicions() >= 4).await;
+    assert!(began.elapsed() >= 3 * limits::CLUSTER_LINK_RETRY);
+    leader.lead(&broker);
+    sleep(2 * limits::CLUSTER_LINK_RETRY).await;
+    let suspicions = follower.suspicions();
+    sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), suspicions);
+}
+
+#[tokio::test]
+async fn a_leader_that_does_not_reach_the_log_is_suspected() {
+    let reaches_log = Arc::new(AtomicBool::new(true));
+    let seen = reaches_log.clone();
+    let leader = Host::new("gw1", &["mqtt"], None, |front| {
+        front.reaches_log = Arc::new(move || seen.load(Ordering::SeqCst));
+    });
+    let follower = Host::plain("gw2");
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), 0);
+    reaches_log.store(false, Ordering::SeqCst);
+    eventually("a suspicion", || follower.suspicions() > 0).await;
+}
+
+#[tokio::test]
+async fn a_silent_leader_is_suspected() {
+    let follower = Host::plain("gw2");
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    follower.follow_at("gw1", silent.local_addr().unwrap());
+    // A leader whose process is stopped: the system accepts connections for it.
+    let began = Instant::now();
+    eventually("a suspicion", || follower.suspicions() == 1).await;
+    assert!(began.elapsed() >= limits::CLUSTER_LINK_SILENCE);
+    // One that is stopped after it accepted the link.
+    let mut sockets = Vec::new();
+    let linked = loop {
+        let (mut socket, _) = silent.accept().await.unwrap();
+        let key = Key::new(&SECRET);
+        // An earlier attempt that timed out.
+        if let Ok(received) = receive(&mut socket, &key).await {
+            let answered = received.answer(&mut socket, &key, Answer::Accepted);
+            answered.await.unwrap();
+            sockets.push(socket);
+            break Instant::now();
+        }
+    };
+    let before = follower.suspicions();
+    eventually("a suspicion", || follower.suspicions() > before).await;
+    assert!(linked.elapsed() >= limits::CLUSTER_LINK_SILENCE - Duration::from_millis(50));
+}
+
+#[tokio::test]
+async fn a_follower_links_with_the_next_leader() {
+    let [first, second, follower] = ["gw1", "gw2", "gw3"].map(Host::plain);
+    let (broker, _) = broker();
+    first.lead(&broker);
+    second.lead(&broker);
+    follower.follow(&first);
+    sleep(limits::CLUSTER_LINK_BEAT).await;
+    follower.follow(&second);
+    sleep(limits::CLUSTER_LINK_BEAT).await;
+    // The former leader ends, and that is no suspicion of the present one.
+    first.role.send_replace(Role::Waiting);
+    sleep(limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), 0);
+    second.role.send_replace(Role::Waiting);
+    eventually("a suspicion", || follower.suspicions() > 0).await;
+}
+
+#[tokio::test]
+async fn a_follower_receives_the_clocks_of_its_leader() {
+    let times = Times {
+        store_ms: 0x0102_0304_0506_0708,
+        wall_ms: u64::MAX - 1,
+    };
+    let leader = Host::new("gw1", &["mqtt"], None, |front| {
+        front.times = Arc::new(move || Some(times));
+    });
+    let received = Arc::<Mutex<Vec<Times>>>::default();
+    let seen = received.clone();
+    let follower = Host::new("gw2", &["mqtt"], None, |front| {
+        front.compare = Arc::new(move |times| seen.lock().unwrap().push(times));
+    });
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    eventually("two beats", || received.lock().unwrap().len() >= 2).await;
+    assert!(received.lock().unwrap().iter().all(|it| *it == times));
+    assert_eq!(follower.suspicions(), 0);
+}

@@ -1,0 +1,137 @@
+//! Hostile peers at the cluster port, and hosts that do not fit together.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+use super::client::{Client, connect};
+use super::*;
+use crate::front::preface::{Answer, Key, Purpose, Request, send};
+use statehouse_config::limits;
+
+/// Opens a link to a host, as another host does.
+async fn link(host: &Host) -> (TcpStream, Answer) {
+    let mut socket = TcpStream::connect(host.port).await.unwrap();
+    let request = Request {
+        host: "gw9".parse().unwrap(),
+        purpose: Purpose::Link,
+    };
+    let answer = send(&mut socket, &Key::new(&SECRET), &request).await;
+    (socket, answer.unwrap())
+}
+
+#[tokio::test]
+async fn a_peer_without_the_secret_never_reaches_the_broker() {
+    let leader = Host::plain("gw1");
+    let (broker, clients) = broker();
+    leader.lead(&broker);
+    // The bytes of a client itself, and what a host without the secret sends.
+    let mut recorded = Vec::new();
+    let (mut host, mut tap) = duplex(4096);
+    tap.write_all(b"SHCL\x01 a recorded nonce").await.unwrap();
+    let request = Request {
+        host: "gw9".parse().unwrap(),
+        purpose: Purpose::Link,
+    };
+    let key = Key::new(&[8; 32]);
+    let sending = timeout(Duration::from_millis(50), send(&mut host, &key, &request)).await;
+    assert!(sending.is_err());
+    drop(host);
+    tap.read_to_end(&mut recorded).await.unwrap();
+    let connects = connect("one").repeat(20);
+    for (index, bytes) in [connects, recorded, vec![0; 4096]].iter().enumerate() {
+        let mut socket = TcpStream::connect(leader.port).await.unwrap();
+        socket.write_all(bytes).await.unwrap();
+        socket.write_all(&connect("one")).await.ok();
+        let mut answer = Vec::new();
+        // The port closes with unread bytes, so the connection may be reset.
+        let read = timeout(PATIENCE, socket.read_to_end(&mut answer)).await;
+        _ = read.expect("it closes");
+        eventually("a refusal", || leader.refusals() == 1 + index as u64).await;
+    }
+    assert_eq!(clients.seen(), []);
+}
+
+#[tokio::test]
+async fn hosts_with_different_secrets_serve_no_clients_of_each_other() {
+    let leader = Host::plain("gw1");
+    let follower = Host::new("gw2", &["mqtt"], None, |front| {
+        front.key = Key::new(&[8; 32]);
+    });
+    let (broker, clients) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    let mut socket = follower.connect().await;
+    socket.write_all(&connect("one")).await.unwrap();
+    is_closed(&mut socket).await;
+    eventually("refusals", || {
+        follower.refusals() > 0 && leader.refusals() > 0
+    })
+    .await;
+    assert_eq!(clients.seen(), []);
+}
+
+#[tokio::test]
+async fn a_client_of_a_scheme_that_the_leader_lacks_is_refused() {
+    let leader = Host::plain("gw1");
+    let follower = Host::new("gw2", &["ws"], None, |_| {});
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    is_closed(&mut follower.connect().await).await;
+    eventually("refusals", || {
+        follower.refusals() == 1 && leader.refusals() == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_slow_peer_is_closed_and_delays_no_host() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    let began = Instant::now();
+    let mut slow = TcpStream::connect(leader.port).await.unwrap();
+    let mut client = Client::on(follower.connect().await).connected("one").await;
+    client.publish(1).await;
+    let mut hello = [0; 21];
+    slow.read_exact(&mut hello).await.unwrap();
+    // One byte at a time does not extend the limit.
+    while slow.write_all(&[0]).await.is_ok() {
+        assert!(began.elapsed() < limits::CLUSTER_PREFACE_TIMEOUT + PATIENCE);
+        sleep(Duration::from_millis(200)).await;
+    }
+    assert!(began.elapsed() >= limits::CLUSTER_PREFACE_TIMEOUT);
+    client.publish(2).await;
+}
+
+#[tokio::test]
+async fn links_are_limited_and_released() {
+    let leader = Host::plain("gw1");
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    let mut links = Vec::new();
+    for _ in 0..limits::CLUSTER_LINKS_MAX {
+        let (socket, answer) = link(&leader).await;
+        assert_eq!(answer, Answer::Accepted);
+        links.push(socket);
+    }
+    assert_eq!(link(&leader).await.1, Answer::Refused);
+    links.pop();
+    let deadline = Instant::now() + PATIENCE;
+    while link(&leader).await.1 != Answer::Accepted {
+        assert!(Instant::now() < deadline, "the permit is released");
+    }
+    // A follower that sends bytes loses its link.
+    let mut last = links.pop().unwrap();
+    last.write_all(&[1]).await.unwrap();
+    let mut beats = Vec::new();
+    let ended = timeout(PATIENCE, last.read_to_end(&mut beats)).await;
+    _ = ended.expect("it closes");
+    // All links end with the leadership.
+    leader.role.send_replace(Role::Waiting);
+    for mut socket in links {
+        let ended = timeout(PATIENCE, socket.read_to_end(&mut beats)).await;
+        _ = ended.expect("it closes");
+    }
+    assert_eq!(link(&leader).await.1, Answer::NotLeading);
+}

@@ -1,0 +1,370 @@
+//! The upgrade from HTTP to WebSocket (RFC 6455 section 4, MQTT 5 section 6).
+//!
+//! Reads an HTTP/1.1 request from a stream, and returns the stream of MQTT that follows it, or
+//! refuses with an HTTP response that gives the reason. A browser lets every page open a WebSocket,
+//! so this module must check the origin of the page.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_tungstenite::tungstenite::handshake::server::create_response_with_body;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::frames::Frames;
+use crate::headers::only_once;
+use statehouse_config::{Origin, limits};
+
+/// The paths of MQTT. Most clients request the first by default; most brokers document the second.
+const PATHS: [&str; 2] = ["/", "/mqtt"];
+
+/// The subprotocol (MQTT 5 section 6).
+const MQTT: &str = "mqtt";
+
+/// The headers that have one value (RFC 9112 section 3.2, RFC 6455 section 4.1, RFC 6454 section
+/// 7.3). `Upgrade` is a list, but the library reads only the first header of this name.
+const SINGLE: [HeaderName; 5] = [
+    header::HOST,
+    header::ORIGIN,
+    header::UPGRADE,
+    header::SEC_WEBSOCKET_KEY,
+    header::SEC_WEBSOCKET_VERSION,
+];
+
+/// Why an upgrade failed. The text is for the log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpgradeError {
+    /// The bytes are not HTTP, or the stream ended.
+    #[error("the client sent no valid HTTP request: {0}")]
+    Http(#[from] hyper::Error),
+    /// The request was refused, and the client received the reason.
+    #[error("{0}")]
+    Refused(String),
+    /// The client closed before it sent a request.
+    #[error("the client closed the connection before it sent a request")]
+    Nothing,
+}
+
+/// Reads the request, responds to it, and returns the stream that follows.
+pub(super) async fn upgrade<S>(stream: S, origins: Arc<[Origin]>) -> Result<Frames<S>, UpgradeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let found: Arc<Mutex<Option<Result<OnUpgrade, String>>>> = Arc::default();
+    let service = service_fn({
+        let found = found.clone();
+        move |mut request: Request<Incoming>| {
+            let (response, outcome) = match accept(&request, &origins) {
+                Ok(response) => (response, Ok(hyper::upgrade::on(&mut request))),
+                Err(refusal) => {
+                    let why = refusal.why.clone();
+                    (refusal.response(), Err(why))
+                }
+            };
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+            std::future::ready(Ok::<_, Infallible>(response))
+        }
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HANDSHAKE_TIMEOUT)
+        .max_headers(limits::WS_HEADERS_MAX)
+        .max_header_size(limits::WS_HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await?;
+    let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let upgraded = match found {
+        None => return Err(UpgradeError::Nothing),
+        Some(Err(why)) => return Err(UpgradeError::Refused(why)),
+        Some(Ok(upgrade)) => upgrade.await?,
+    };
+    let parts = upgraded.downcast::<TokioIo<S>>();
+    // This is the type that was passed to `serve_connection` above.
+    let parts = parts.map_err(|_| UpgradeError::Nothing)?;
+    Ok(Frames::new(parts.io.into_inner(), &parts.read_buf))
+}
+
+/// The response to a request that is refused.
+struct Refusal {
+    status: StatusCode,
+    why: String,
+    /// An extra header of the response.
+    header: Option<(HeaderName, &'static str)>,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self {
+            status,
+            why,
+            header: None,
+        }
+    }
+
+    fn response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::from(format!("{}\n", self.why)));
+        *response.status_mut() = self.status;
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+        if let Some((name, value)) = self.header {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}
+
+/// The response that upgrades to a WebSocket.
+fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<Bytes>>, Refusal> {
+    let refused = |status, why: &str| Err(Refusal::new(status, why));
+    if !PATHS.contains(&request.uri().path()) {
+        return refused(
+            StatusCode::NOT_FOUND,
+            "MQTT over WebSocket is at / and at /mqtt",
+        );
+    }
+    if request.method() != Method::GET {
+        return Err(Refusal {
+            header: Some((header::ALLOW, "GET")),
+            ..Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "a WebSocket request must use GET",
+            )
+        });
+    }
+    let headers = request.headers();
+    only_once(headers, &SINGLE).map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, why))?;
+    let is = |name, value: &str| {
+        let values = list(headers, name);
+        values.into_iter().any(|it| it.eq_ignore_ascii_case(value))
+    };
+    if !is(header::UPGRADE, "websocket") {
+        return Err(Refusal {
+            header: Some((header::UPGRADE, "websocket")),
+            ..Refusal::new(
+                StatusCode::UPGRADE_REQUIRED,
+                "this is MQTT over WebSocket, not a website: connect with an MQTT client",
+            )
+        });
+    }
+    if !is(header::SEC_WEBSOCKET_VERSION, "13") {
+        return Err(Refusal {
+            header: Some((header::SEC_WEBSOCKET_VERSION, "13")),
+            ..Refusal::new(
+                StatusCode::UPGRADE_REQUIRED,
+                "only WebSocket version 13 is supported",
+            )
+        });
+    }
+    if !list(headers, header::SEC_WEBSOCKET_PROTOCOL).contains(&MQTT) {
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "the client must offer the WebSocket subprotocol `mqtt`",
+        );
+    }
+    may_connect(headers, origins).map_err(|why| Refusal::new(StatusCode::FORBIDDEN, why))?;
+    let response = create_response_with_body(request, Full::default);
+    let mut response =
+        response.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let mqtt = HeaderValue::from_static(MQTT);
+    response
+        .headers_mut()
+        .insert(header::SEC_WEBSOCKET_PROTOCOL, mqtt);
+    Ok(response)
+}
+
+/// The elements of a header that is a list.
+fn list(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
+    let values = headers.get_all(name).into_iter();
+    let values = values.filter_map(|value| value.to_str().ok());
+    values.flat_map(|it| it.split(',')).map(str::trim).collect()
+}
+
+/// Whether the page that sent the request may connect; otherwise what to do. Clients other than
+/// browsers send no origin.
+///
+/// Without a configured list, only pages of the same host as in the request may connect, and only
+/// if it is an address or localhost. The owner of any other name can make it resolve to this host,
+/// so that pages under that name would seem to be of the same host.
+fn may_connect(headers: &HeaderMap, origins: &[Origin]) -> Result<(), String> {
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return Ok(());
+    };
+    let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+    if origins.iter().any(|allowed| allowed.0 == origin) {
+        return Ok(());
+    }
+    let authority = origin.split_once("://").map(|(_, authority)| authority);
+    let host = |authority: &str| {
+        let authority = authority.parse::<Authority>().ok()?;
+        Some(authority.host().to_ascii_lowercase())
+    };
+    let page = authority.and_then(host);
+    let own = headers
+        .get(header::HOST)
+        .and_then(|it| it.to_str().ok())
+        .and_then(host);
+    if origins.is_empty() && page.as_deref().is_some_and(is_own_name) && page == own {
+        return Ok(());
+    }
+    Err(format!(
+        "pages of {} may not connect: allow their origin with the store's --ws-origin",
+        origin.escape_debug()
+    ))
+}
+
+/// Whether no foreign owner of this name can make it resolve to this host.
+fn is_own_name(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || bare.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The status and the text of the response to a valid request with these headers changed.
+    fn response_to(path: &str, change: &[(&str, Option<&str>)], origins: &[&str]) -> (u16, String) {
+        let mut request = Request::get(path).body(()).unwrap();
+        let valid = [
+            ("host", Some("10.0.0.7:8080")),
+            ("connection", Some("keep-alive, Upgrade")),
+            ("upgrade", Some("WebSocket")),
+            ("sec-websocket-version", Some("13")),
+            ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25jZQ==")),
+            ("sec-websocket-protocol", Some("mqttv3.1, mqtt")),
+        ];
+        for (name, value) in valid.iter().chain(change) {
+            let name: HeaderName = name.parse().unwrap();
+            match value {
+                Some(value) => request.headers_mut().insert(name, value.parse().unwrap()),
+                None => request.headers_mut().remove(name),
+            };
+        }
+        let origins: Vec<Origin> = origins.iter().map(|it| it.parse().unwrap()).collect();
+        match accept(&request, &origins) {
+            Ok(response) => {
+                let chosen = &response.headers()["sec-websocket-protocol"];
+                (
+                    response.status().as_u16(),
+                    chosen.to_str().unwrap().to_owned(),
+                )
+            }
+            Err(refusal) => (refusal.status.as_u16(), refusal.why),
+        }
+    }
+
+    #[test]
+    fn a_valid_request_is_upgraded_to_mqtt() {
+        for path in ["/", "/mqtt", "/mqtt?token=1"] {
+            assert_eq!(response_to(path, &[], &[]), (101, "mqtt".to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_refusal_of_an_invalid_request_names_what_is_missing() {
+        for (path, change, status, says) in [
+            ("/other", ("host", Some("a")), 404, "/mqtt"),
+            ("/", ("upgrade", None), 426, "MQTT client"),
+            ("/", ("connection", Some("close")), 400, "pgrade"),
+            ("/", ("sec-websocket-version", Some("8")), 426, "version 13"),
+            ("/", ("sec-websocket-key", None), 400, "Key"),
+            ("/", ("sec-websocket-protocol", None), 400, "`mqtt`"),
+            (
+                "/",
+                ("sec-websocket-protocol", Some("mqttv3.1")),
+                400,
+                "`mqtt`",
+            ),
+        ] {
+            let (got, why) = response_to(path, &[change], &[]);
+            assert!(
+                got == status && why.contains(says),
+                "{change:?}: {got} {why}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_repeated_header_with_one_value_is_refused() {
+        let header = |name: &str, values: [&str; 2]| {
+            let request = Request::get("/")
+                .header("host", "10.0.0.7:8080")
+                .header("connection", "Upgrade")
+                .header("upgrade", "websocket")
+                .header("sec-websocket-version", "13")
+                .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+                .header("sec-websocket-protocol", "mqtt");
+            let mut request = request.body(()).unwrap();
+            let name: HeaderName = name.parse().unwrap();
+            request.headers_mut().remove(&name);
+            for value in values {
+                let value = value.parse().unwrap();
+                request.headers_mut().append(&name, value);
+            }
+            accept(&request, &[]).map_err(|refusal| (refusal.status.as_u16(), refusal.why))
+        };
+        for (name, values) in [
+            ("host", ["10.0.0.7:8080", "evil.example"]),
+            ("origin", ["http://10.0.0.7:8080", "http://evil.example"]),
+            ("upgrade", ["websocket", "h2c"]),
+            ("sec-websocket-version", ["13", "8"]),
+            ("sec-websocket-key", ["dGhlIHNhbXBsZSBub25jZQ=="; 2]),
+        ] {
+            let (status, why) = header(name, values).unwrap_err();
+            assert!(
+                status == 400 && why.contains(name),
+                "{name}: {status} {why}"
+            );
+        }
+        // This header is a list, which a client may send in several headers.
+        assert!(header("sec-websocket-protocol", ["mqttv3.1", "mqtt"]).is_ok());
+    }
+
+    #[test]
+    fn only_pages_of_a_listed_origin_or_of_the_host_may_connect() {
+        let status = |origin: &str, host: &str, origins: &[&str]| {
+            let change = [("origin", Some(origin)), ("host", Some(host))];
+            response_to("/", &change, origins).0
+        };
+        let here = "10.0.0.7:8080";
+        assert_eq!(status("http://10.0.0.7", here, &[]), 101);
+        assert_eq!(status("http://localhost:3000", "localhost:8080", &[]), 101);
+        assert_eq!(status("http://[::1]:3000", "[::1]:8080", &[]), 101);
+        for (origin, host) in [
+            ("http://10.0.0.8", here),
+            ("https://evil.example", here),
+            // A name that its owner makes resolve to this host.
+            ("http://evil.example:8080", "evil.example:8080"),
+            ("null", here),
+            ("", here),
+            ("http://10.0.0.7@evil.example", here),
+            ("10.0.0.7", here),
+        ] {
+            assert_eq!(status(origin, host, &[]), 403, "{origin} at {host}");
+        }
+        let named = ["https://panel.example"];
+        assert_eq!(status("https://Panel.example", here, &named), 101);
+        for origin in [
+            "http://panel.example",
+            "https://panel.example:444",
+            "http://10.0.0.7",
+        ] {
+            assert_eq!(status(origin, here, &named), 403, "{origin}");
+        }
+    }
+}

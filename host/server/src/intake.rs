@@ -1,0 +1,126 @@
+//! Takes batches of inputs from a transport, in turns of limited time and size.
+
+use std::time::{Duration, Instant};
+
+use statehouse_core::{Decision, Now, Outcome};
+use statehouse_protocol::ConnectionId;
+
+use super::{Server, Stepped};
+use statehouse_config::limits;
+use statehouse_transport::{Inbound, Intake};
+
+/// The number of light steps of a batch between two readings of the clock: most take some
+/// microseconds.
+const STEPS_PER_CLOCK_READING: u32 = 8;
+
+/// The bytes of outputs below which a step is light. Each notification has some hundred.
+const LIGHT_OUTPUT_BYTES_MAX: usize = 4_096;
+
+/// The fuel up to which a step is light: a GET or SET of the standard policy uses less.
+const LIGHT_FUEL_MAX: u64 = 8_000;
+
+/// Whether a step takes some microseconds. Other steps are measured one by one, so that a turn ends
+/// in time.
+pub(super) fn is_light(decision: &Decision<'_>) -> bool {
+    let effects = &decision.effects;
+    matches!(decision.outcome, Outcome::Handled(..))
+        && effects.fuel <= LIGHT_FUEL_MAX
+        && effects.swept.is_none()
+        && effects.repeated.is_none()
+}
+
+impl Server {
+    /// Handles a part of a batch, until the end of the batch or the time `end`. Returns whether
+    /// inputs are left. `begun` is the time at which the batch began, and `owner` is the connection
+    /// of the batch, if it has only one; `disconnected` is set if that connection is being closed,
+    /// so that the rest must be skipped.
+    fn take_part(
+        &self,
+        owner: Option<ConnectionId>,
+        (begun, end): (Instant, Option<Instant>),
+        batch: &mut dyn Iterator<Item = Inbound<'_>>,
+        disconnected: &mut bool,
+    ) -> bool {
+        let mut more = true;
+        {
+            let mut locked = self.lock();
+            let now = Now {
+                ms: locked.now_ms(),
+                instant: begun,
+            };
+            locked.check_disk_space(&*self.journal);
+            let next_expiry_ms = locked.core.store().next_expiry_ms();
+            let mut reply_bytes = 0;
+            let unreleased_max = locked.core.store_mut().quota().unreleased_bytes_max;
+            let has_room = || owner.is_none_or(|it| self.gate.has_room(it, unreleased_max));
+            locked.swaps.begin();
+            locked.calls.begin(begun, Instant::now());
+            let mut steps_until_reading = STEPS_PER_CLOCK_READING;
+            // A turn ends after some bytes, so that the limit of a client sees its responses in
+            // time.
+            while *disconnected || reply_bytes <= limits::BATCH_REPLY_BYTES_MAX && has_room() {
+                if steps_until_reading == 0 && !*disconnected {
+                    let now = Instant::now();
+                    locked.calls.read(now);
+                    if end.is_some_and(|end| now >= end) {
+                        more = false;
+                        break;
+                    }
+                    steps_until_reading = STEPS_PER_CLOCK_READING;
+                }
+                let Some(inbound) = batch.next() else {
+                    more = false;
+                    break;
+                };
+                if *disconnected {
+                    self.skip(&mut locked, inbound);
+                    continue;
+                }
+                match self.step(&mut locked, inbound, now) {
+                    Stepped::Queued { bytes, is_light } => {
+                        reply_bytes += bytes;
+                        steps_until_reading = match is_light && bytes < LIGHT_OUTPUT_BYTES_MAX {
+                            true => steps_until_reading - 1,
+                            false => 0,
+                        };
+                    }
+                    Stepped::Disconnected => *disconnected = true,
+                }
+            }
+            let ended = Instant::now();
+            locked.swaps.end(ended);
+            locked.calls.read(ended);
+            let after = locked.core.store().next_expiry_ms();
+            if after.is_some() && (next_expiry_ms.is_none() || after < next_expiry_ms) {
+                self.expiry.notify_one();
+            }
+        }
+        self.release();
+        more
+    }
+}
+
+/// The present instant, and the one after this time; `None` if it is never reached.
+fn from_now(time_max: Duration) -> (Instant, Option<Instant>) {
+    let begun = Instant::now();
+    (begun, begun.checked_add(time_max))
+}
+
+impl Intake for Server {
+    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let time = from_now(time_max);
+        let mut disconnected = false;
+        while self.take_part(None, time, batch, &mut disconnected) {}
+    }
+
+    fn announce(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        self.inspect(|store| store.prefetch(payloads));
+    }
+
+    fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let time = from_now(limits::REQUESTS_PER_TURN_TIME);
+        let mut disconnected = false;
+        // Inputs after a request that ended its connection are never left over.
+        while self.take_part(Some(connection), time, batch, &mut disconnected) && disconnected {}
+    }
+}

@@ -1,0 +1,61 @@
+//! One log line for each request (`--log-filter info,statehouse::request=debug`).
+//!
+//! A line names the client, the correlation data, the policy and the result. It never contains keys
+//! or values, because logs are read by more people than the store.
+
+use statehouse_config::limits;
+use statehouse_core::request::{ReplyTo, Request};
+use statehouse_core::store::{Effects, Rerun};
+
+/// The log target of requests.
+const TARGET: &str = "statehouse::request";
+
+/// Logs a request. While the target is disabled, this costs one load of an atomic.
+pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effects) {
+    if !tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
+        return;
+    }
+    let answer = effects.answer.as_ref();
+    let policy = effects.by.as_deref();
+    let command = policy.zip(answer).and_then(|(policy, answer)| {
+        let command = policy.commands.get(usize::from(answer.command?))?;
+        Some(command.as_str())
+    });
+    let payload = answer.map_or(&[][..], |it| &it.payload);
+    tracing::debug!(
+        target: TARGET,
+        client = %request.peer.client.escape_debug(),
+        // The correlation data of the client (MQTT 5, section 3.3.2.3.6).
+        request = shortened_hex(reply_to.correlation_data()),
+        bytes = request.payload.len(),
+        policy = policy.map(|it| &*it.tag),
+        command,
+        fuel = effects.fuel,
+        repeated = effects.repeated.map(|rerun| match rerun {
+            Rerun::Same => "same",
+            Rerun::Stored => "stored",
+            Rerun::Different => "different",
+        }),
+        error = error_text(payload).map(tracing::field::display),
+        failure = effects.failed.as_ref().map(tracing::field::display),
+        answer_bytes = payload.len(),
+        "answered"
+    );
+}
+
+/// The text of an error response, without `-ERR` (the protocol, section 4).
+fn error_text(payload: &[u8]) -> Option<String> {
+    let text = payload.strip_prefix(b"-ERR ")?;
+    let text = &text[..text.len().min(limits::REQUEST_LINE_ERROR_BYTES_MAX)];
+    Some(text.trim_ascii_end().escape_ascii().to_string())
+}
+
+/// The first bytes in hexadecimal.
+fn shortened_hex(bytes: &[u8]) -> String {
+    let shown = &bytes[..bytes.len().min(limits::REQUEST_LINE_ID_BYTES_MAX)];
+    let mut hex = data_encoding::HEXLOWER.encode(shown);
+    if shown.len() < bytes.len() {
+        hex.push_str("...");
+    }
+    hex
+}

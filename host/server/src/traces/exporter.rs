@@ -1,0 +1,163 @@
+//! The thread that sends spans to the collector.
+//!
+//! It serves no client, so it may wait for the collector and encode spans.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use anyhow::Context;
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::SpanExporter as _;
+use tokio::runtime::{self, Runtime};
+
+use super::Traces;
+use super::collector::{Collector, Reports};
+use super::spans::{Builder, TimeOfDay};
+use statehouse_config::{TracesConfig, limits};
+
+/// The environment variable that names the service, as in all programs with OpenTelemetry.
+const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+
+/// Builds the exporter, with the reports of what it sends.
+pub(super) fn prepare(config: &TracesConfig) -> anyhow::Result<(SpanExporter, Reports)> {
+    let (collector, reports) = Collector::new(config)?;
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(config.url.endpoint())
+        .with_timeout(limits::TRACE_EXPORT_TIMEOUT)
+        .with_headers(headers(config)?)
+        .with_http_client(collector)
+        .build()
+        .context("traces cannot be sent")?;
+    Ok((exporter, reports))
+}
+
+/// Starts the thread.
+pub(super) fn start(
+    config: &TracesConfig,
+    instance: &str,
+    traces: Arc<Traces>,
+) -> anyhow::Result<()> {
+    let (mut exporter, reports) = prepare(config)?;
+    exporter.set_resource(&resource(instance));
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the thread that sends traces cannot be started")?;
+    let sender = Sender {
+        traces,
+        exporter,
+        runtime,
+        reports,
+        url: config.url.to_string(),
+        failing: None,
+    };
+    std::thread::Builder::new()
+        .name("traces".into())
+        .spawn(move || sender.run())
+        .context("the thread that sends traces cannot be started")?;
+    tracing::info!(
+        "traces go to {}: {} % of the requests without a trace context",
+        config.url,
+        config.sample * 100.0
+    );
+    Ok(())
+}
+
+/// What the spans of this process have in common. The environment takes precedence, as in all
+/// programs with OpenTelemetry.
+fn resource(instance: &str) -> Resource {
+    let own = [
+        KeyValue::new("service.name", "statehouse"),
+        KeyValue::new("service.instance.id", instance.to_owned()),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+    ];
+    let resource = Resource::builder_empty()
+        .with_attributes(own)
+        .with_detector(Box::new(EnvResourceDetector::new()));
+    match std::env::var(SERVICE_NAME) {
+        Ok(name) if !name.is_empty() => resource.with_service_name(name).build(),
+        _ => resource.build(),
+    }
+}
+
+fn headers(config: &TracesConfig) -> anyhow::Result<HashMap<String, String>> {
+    let agent = concat!("statehouse/", env!("CARGO_PKG_VERSION"));
+    let mut headers = HashMap::from([("user-agent".to_owned(), agent.to_owned())]);
+    headers.extend(config.headers()?);
+    Ok(headers)
+}
+
+struct Sender {
+    traces: Arc<Traces>,
+    exporter: SpanExporter,
+    runtime: Runtime,
+    reports: Reports,
+    url: String,
+    failing: Option<Failing>,
+}
+
+/// The collector does not take spans.
+struct Failing {
+    warned: Instant,
+    /// The spans that were lost since the last line of the log.
+    lost: u64,
+}
+
+impl Sender {
+    fn run(mut self) {
+        let traces = self.traces.clone();
+        while let Some(finished) = traces.next() {
+            let builder = Builder::new(TimeOfDay::now());
+            let mut spans = Vec::with_capacity(finished.iter().map(|it| it.spans()).sum());
+            for it in &finished {
+                builder.add(it, &mut spans);
+            }
+            let count = spans.len() as u64;
+            let sent = self.runtime.block_on(self.exporter.export(spans));
+            let report = self.reports.take();
+            let lost = match &sent {
+                Ok(()) => report.rejected.min(count),
+                Err(_) => count,
+            };
+            traces.sent.fetch_add(count - lost, Relaxed);
+            traces.refused.fetch_add(lost, Relaxed);
+            let why = report.why.or(sent.err().map(|it| it.to_string()));
+            match why {
+                Some(why) => self.warn(lost, &why),
+                None if self.failing.take().is_some() => {
+                    tracing::info!("the trace collector {} takes spans again", self.url);
+                }
+                None => {}
+            }
+        }
+        traces.ended.notify_one();
+    }
+
+    /// Logs at most once a while that spans were lost.
+    fn warn(&mut self, lost: u64, why: &str) {
+        let now = Instant::now();
+        let lost = match &mut self.failing {
+            Some(failing) if now < failing.warned + limits::TRACE_WARNING_PAUSE => {
+                failing.lost += lost;
+                return;
+            }
+            Some(failing) => failing.lost + lost,
+            None => lost,
+        };
+        self.failing = Some(Failing {
+            warned: now,
+            lost: 0,
+        });
+        tracing::warn!(
+            "the trace collector {} did not take {lost} spans, and they are lost: {why}. Check traces, traces_headers and traces_ca; requests do not wait for it",
+            self.url
+        );
+    }
+}

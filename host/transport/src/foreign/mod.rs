@@ -1,0 +1,276 @@
+//! A foreign broker as a transport: the store connects to it as a client, over `statehouse_link`.
+//!
+//! Passes requests and disconnections of clients to the store, and publishes its responses and
+//! notifications. The PUBACK of a request must not leave before its effect is durable and the
+//! broker has acknowledged its output. This module must never execute a request or interpret a
+//! payload.
+//!
+//! If the broker is slow, requests are not acknowledged, so they wait at the broker. If the broker
+//! is absent, the output waits here. The broker redelivers unacknowledged requests over the next
+//! connection, and the store recognizes them by their identity.
+
+mod arrivals;
+mod claim;
+mod figures;
+pub mod identity;
+mod incoming;
+mod log_throttle;
+mod outgoing;
+pub mod presence;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use statehouse_link::tls::{self, TlsError};
+use statehouse_link::{End, Options, Place};
+use statehouse_mqtt::{Message, QoS};
+use tokio::sync::{Notify, watch};
+
+use self::arrivals::Backlog;
+use self::claim::Claim;
+pub use self::figures::Figures;
+use self::outgoing::Recipient;
+use self::presence::ttl::Ttl;
+use self::presence::{Presence, PresenceStatus};
+use self::state::State;
+use super::{Inbound, Intake, Outbound, Transport};
+use statehouse_access::Authorizer;
+use statehouse_config::{BrokerUrl, ForeignConfig, limits};
+use statehouse_core::store::Peer;
+
+/// A store's session with a foreign broker.
+pub struct Foreign {
+    intake: Arc<dyn Intake>,
+    /// The output. This is the only lock here under which another lock is taken: that of the
+    /// store's outbox.
+    state: Mutex<State>,
+    /// Arrivals that wait while there is too much output. Only the link's task adds and takes them.
+    held: Mutex<Backlog>,
+    presence: Mutex<Presence>,
+    /// None if no other run can have the client id.
+    claim: Option<Mutex<Claim>>,
+    ttl: Option<Mutex<Ttl>>,
+    rules: OnceLock<Arc<Authorizer>>,
+    /// The URL of the broker, for log lines.
+    place: String,
+    phase: watch::Sender<Phase>,
+    /// Whether no further request may start.
+    closed: AtomicBool,
+    /// Notified when the link must end.
+    stopping: Notify,
+}
+
+/// The progress of the store's session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The store was never attached.
+    Waiting,
+    /// The store was attached; there may be no connection at the moment.
+    Attached,
+    /// The link has ended and makes no further connection.
+    Ended(End),
+}
+
+impl Foreign {
+    /// Passes requests to `intake`, with this configuration and client id. Does nothing until
+    /// [`statehouse_link::run`] is called.
+    pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig, client_id: &str) -> Arc<Self> {
+        Arc::new(Self {
+            intake,
+            state: Mutex::default(),
+            held: Mutex::default(),
+            presence: Mutex::new(Presence::new(config.presence)),
+            claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
+            ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
+            rules: OnceLock::new(),
+            place: config.broker.to_string(),
+            phase: watch::Sender::new(Phase::Waiting),
+            closed: AtomicBool::new(false),
+            stopping: Notify::new(),
+        })
+    }
+
+    /// Sets the access rules for clients, by the ids that they claim. Only the first call has an
+    /// effect. Without rules every client may do everything.
+    pub fn under(&self, rules: Arc<Authorizer>) {
+        // The start calls this once.
+        let _ = self.rules.set(rules);
+    }
+
+    /// The phase and its changes.
+    pub fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Whether the broker reports disconnected clients.
+    pub fn presence(&self) -> PresenceStatus {
+        lock(&self.presence).status()
+    }
+
+    /// Ends the watches of clients that were silent for too long, until the future is dropped.
+    /// `watching` returns the clients with watches.
+    pub async fn expire_watches(&self, watching: impl Fn() -> Vec<Peer>) {
+        let Some(ttl) = &self.ttl else {
+            return;
+        };
+        loop {
+            let interval = lock(ttl).interval();
+            tokio::time::sleep(interval).await;
+            self.end_silent_watches(&watching, Instant::now());
+        }
+    }
+
+    fn end_silent_watches(&self, watching: &impl Fn() -> Vec<Peer>, now: Instant) {
+        let Some(ttl) = &self.ttl else {
+            return;
+        };
+        let watching = watching();
+        let silent = lock(ttl).check(watching, now);
+        self.intake
+            .take(&mut silent.iter().map(Inbound::Disconnected));
+    }
+
+    /// Starts no further request, waits at most `grace` until the broker has acknowledged all
+    /// output, and sends a DISCONNECT that keeps the session.
+    pub async fn shutdown(&self, grace: Duration) {
+        self.closed.store(true, Relaxed);
+        let drained = async {
+            while !self.is_drained() {
+                tokio::time::sleep(limits::BROKER_DRAIN_POLL).await;
+            }
+        };
+        if tokio::time::timeout(grace, drained).await.is_err() {
+            tracing::warn!(
+                "the broker did not take everything in time: it redelivers unacknowledged requests at the next start"
+            );
+        }
+        self.stopping.notify_one();
+    }
+
+    /// Whether the broker has acknowledged all output, or there is no connection.
+    fn is_drained(&self) -> bool {
+        let state = self.state();
+        !state.outlet.is_up() || state.is_drained()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Publishes this run's mark at the broker.
+    fn publish_mark(&self) {
+        let Some(claim) = &self.claim else {
+            return;
+        };
+        let (topic, mark) = {
+            let claim = lock(claim);
+            (claim.topic().to_owned(), claim.mark())
+        };
+        let message = Message {
+            retain: true,
+            ..Message::new(topic, mark, QoS::AtLeastOnce)
+        };
+        self.state().publish(message, Recipient::OtherRun);
+    }
+
+    /// Ends the link because a later store has the client id. A reconnection would only disconnect
+    /// that store.
+    fn taken_over(&self) {
+        let why = "another store attached with it later".to_owned();
+        self.phase.send_replace(Phase::Ended(End::TakenOver(why)));
+        self.closed.store(true, Relaxed);
+        self.stopping.notify_one();
+    }
+
+    /// Logs that a client broke the rule on response topics (section 1 of the protocol), so that
+    /// its request is dropped.
+    fn log_violation(&self, peer: &Peer, text: &str) {
+        if let Some(more) = self.state().rule_log.allow(Instant::now()) {
+            let client = peer.client.escape_debug();
+            tracing::warn!(%client, text, more, "a client broke a rule: its request is dropped");
+        }
+    }
+}
+
+impl Transport for Foreign {
+    fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
+        let (mut broken, mut out) = (Vec::new(), Vec::new());
+        let mut state = self.state();
+        loop {
+            ready(&mut out);
+            if out.is_empty() {
+                break;
+            }
+            for out in out.drain(..) {
+                match out {
+                    Outbound::Disconnect(peer, _, text) => broken.push((peer, text)),
+                    out => state.take(out),
+                }
+            }
+        }
+        state.outlet.flush();
+        drop(state);
+        for (peer, text) in broken {
+            self.log_violation(&peer, text);
+        }
+    }
+
+    fn figures(&self) -> Option<Figures> {
+        Some(self.state().figures())
+    }
+}
+
+/// The options of the link, without the client id. Reads the certificates.
+///
+/// # Errors
+/// A file of certificates cannot be used.
+pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
+    let own = config.certificate.as_ref();
+    let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
+    let BrokerUrl { scheme, path, .. } = &config.broker;
+    let tls = match scheme.tls {
+        true => Some(tls::config(config.ca.as_deref(), own)?),
+        false => None,
+    };
+    let password = config.password.as_ref().map(|it| it.0.clone());
+    let login = match (config.user.clone(), password) {
+        (None, None) => None,
+        (user, password) => Some((user.unwrap_or_default(), password.unwrap_or_default())),
+    };
+    Ok(Options {
+        place: Place {
+            host: config.broker.host.clone(),
+            port: config.broker.port,
+            tls,
+            websocket: scheme.websocket.then(|| path.clone()),
+            login,
+        },
+        client_id: String::new(),
+        keep_alive: config.keep_alive,
+        connect_timeout: limits::BROKER_CONNECT_TIMEOUT,
+        session_expiry: match config.keeps_client_id {
+            true => limits::BROKER_SESSION_EXPIRY,
+            false => limits::BROKER_SESSION_EXPIRY_UNKEPT,
+        },
+        resume: true,
+        receive_max: config.window,
+        in_flight_max: limits::BROKER_IN_FLIGHT_MAX,
+        packet_bytes_max: u32::try_from(packet_bytes_max).unwrap_or(u32::MAX),
+        // A response contains a value and parts of the client's request. Only the broker knows its
+        // own limit.
+        sent_bytes_max: u32::MAX,
+        by_hand: true,
+        pauses: limits::BROKER_PAUSES,
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The code under these locks does not panic. If it does, the store continues with what is
+    // there.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

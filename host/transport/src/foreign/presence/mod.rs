@@ -1,0 +1,258 @@
+//! Presence: detects disconnected clients. MQTT does not report one client to another, but
+//! Mosquitto publishes its connection log.
+//!
+//! Reads messages of the broker about its clients, and returns the clients whose connections ended,
+//! in the order of the messages. If the broker publishes no log, nothing is known, so the start
+//! shows whether it does. Watches also end without a log: with the first notification that finds no
+//! subscriber, and by [`ttl`].
+
+pub mod mosquitto;
+pub mod ttl;
+
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use self::mosquitto::Mosquitto;
+use statehouse_config::{PresenceKind, limits};
+
+/// An event of the broker's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// The broker publishes its log, so ends of connections can be read.
+    LogPublished,
+    /// The connection of this client has ended.
+    Disconnected(&'a str),
+}
+
+/// Reads the broker's log.
+pub struct Presence {
+    /// None if the setting turns presence off.
+    source: Option<Mosquitto>,
+    /// The filters that the broker has refused last.
+    refused: Vec<&'static str>,
+    works: watch::Sender<Option<&'static str>>,
+}
+
+impl Presence {
+    /// Reads the log if the setting says so.
+    pub fn new(kind: PresenceKind) -> Self {
+        Self {
+            source: (kind == PresenceKind::Auto).then(Mosquitto::default),
+            refused: Vec::new(),
+            works: watch::Sender::new(None),
+        }
+    }
+
+    /// The topics to subscribe to, at QoS 1, so that the log arrives in one order with requests.
+    pub fn filters(&self) -> &'static [&'static str] {
+        match self.source {
+            Some(_) => mosquitto::FILTERS,
+            None => &[],
+        }
+    }
+
+    /// Whether a retained message is wanted on this topic: only the version of the broker is.
+    /// Retained events are too old.
+    pub fn wants_retained(&self, filter: &str) -> bool {
+        filter == mosquitto::VERSION && self.source.is_some()
+    }
+
+    /// Handles the result of a subscription to one of [`Self::filters`].
+    pub fn subscribed(&mut self, filter: &str, granted: bool) {
+        let mut filters = self.filters().iter();
+        let Some(filter) = filters.find(|it| **it == filter) else {
+            return;
+        };
+        match granted {
+            // The broker's rules may have changed since an earlier connection.
+            true => self.refused.retain(|it| it != filter),
+            false if self.refused.contains(filter) => {}
+            false => {
+                if self.refused.is_empty() {
+                    let name = mosquitto::NAME;
+                    tracing::info!(
+                        "the broker does not let the store subscribe to {filter}, so it does not receive {name}"
+                    );
+                }
+                self.refused.push(*filter);
+            }
+        }
+    }
+
+    /// Reads a message that is no request. Calls `disconnected` for each client whose connection
+    /// has ended.
+    pub fn read(&mut self, topic: &str, payload: &[u8], disconnected: &mut dyn FnMut(&str)) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let mut works = false;
+        source.read(topic, payload, &mut |event| match event {
+            Event::LogPublished => works = true,
+            Event::Disconnected(client) => disconnected(client),
+        });
+        if works && self.refused.is_empty() && self.works.borrow().is_none() {
+            let name = mosquitto::NAME;
+            tracing::info!("presence: {name}");
+            self.works.send_replace(Some(name));
+        }
+    }
+
+    /// The status, which can be awaited without the lock.
+    pub fn status(&self) -> PresenceStatus {
+        PresenceStatus {
+            any: self.source.is_some(),
+            works: self.works.subscribe(),
+        }
+    }
+}
+
+/// Whether a source of presence works. A source works from its first message on.
+#[derive(Clone)]
+pub struct PresenceStatus {
+    any: bool,
+    works: watch::Receiver<Option<&'static str>>,
+}
+
+impl PresenceStatus {
+    /// The line for the operator at the start. Waits at most [`limits::PRESENCE_EVIDENCE_WAIT`] for
+    /// a source. A log line reports a source that works later.
+    pub async fn line(self, host: &str, port: u16, ttl: Option<Duration>) -> String {
+        self.line_within(limits::PRESENCE_EVIDENCE_WAIT, host, port, ttl)
+            .await
+    }
+
+    async fn line_within(
+        mut self,
+        wait: Duration,
+        host: &str,
+        port: u16,
+        ttl: Option<Duration>,
+    ) -> String {
+        let shown = async {
+            // Makes the broker log an event: a connection that ends before it sends anything.
+            // Mosquitto logs that too, and it affects no session and no client id. The broker is
+            // present, because the store is attached. If this fails, the broker logs no event.
+            let _ = TcpStream::connect((host, port)).await;
+            self.works
+                .wait_for(Option::is_some)
+                .await
+                .ok()
+                .and_then(|it| *it)
+        };
+        let works = match self.any {
+            true => timeout(wait, shown).await.ok().flatten(),
+            false => None,
+        };
+        let first = match works {
+            Some(name) => format!("{name}; a watch ends with its client's connection"),
+            None => {
+                "none; a watch ends with the first notification without a subscriber".to_owned()
+            }
+        };
+        match ttl {
+            Some(ttl) => format!("{first}, or after {ttl:?} of silence"),
+            None => first,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "$SYS/broker/log/N";
+    const VERSION: &str = "$SYS/broker/version";
+
+    /// The line if the broker publishes no further message.
+    async fn line(presence: &Presence, ttl: Option<Duration>) -> String {
+        let wait = Duration::from_millis(10);
+        let status = presence.status();
+        status.line_within(wait, "127.0.0.1", 9, ttl).await
+    }
+
+    #[tokio::test]
+    async fn the_line_for_a_broker_without_a_log_says_none() {
+        for kind in [PresenceKind::Auto, PresenceKind::Off] {
+            let presence = Presence::new(kind);
+            assert_eq!(
+                line(&presence, None).await,
+                "none; a watch ends with the first notification without a subscriber"
+            );
+        }
+        let presence = Presence::new(PresenceKind::Off);
+        let ttl = Some(Duration::from_secs(600));
+        assert!(
+            line(&presence, ttl)
+                .await
+                .ends_with(", or after 600s of silence")
+        );
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_packet_makes_the_broker_log() {
+        let broker = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = broker.local_addr().unwrap().port();
+        let mut presence = Presence::new(PresenceKind::Auto);
+        let status = presence.status();
+        let line = tokio::spawn(async move { status.line("127.0.0.1", port, None).await });
+        let (mut connection, _) = broker.accept().await.unwrap();
+        let mut sent = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut sent)
+            .await
+            .unwrap();
+        assert!(sent.is_empty());
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New connection from 127.0.0.1:1 on port 2.",
+            &mut |_| (),
+        );
+        assert_eq!(
+            line.await.unwrap(),
+            "mosquitto's connection log; a watch ends with its client's connection"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_source_with_a_refused_subscription_does_not_work() {
+        let mut presence = Presence::new(PresenceKind::Auto);
+        for filter in presence.filters() {
+            presence.subscribed(filter, *filter != LOG);
+        }
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New connection from 127.0.0.1:1 on port 2.",
+            &mut |_| (),
+        );
+        assert!(line(&presence, None).await.starts_with("none; "));
+    }
+
+    #[tokio::test]
+    async fn a_source_works_after_its_refused_subscription_is_granted() {
+        let mut presence = Presence::new(PresenceKind::Auto);
+        for log_is_granted in [false, true] {
+            for filter in presence.filters() {
+                presence.subscribed(filter, *filter != LOG || log_is_granted);
+            }
+        }
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New connection from 127.0.0.1:1 on port 2.",
+            &mut |_| (),
+        );
+        assert!(line(&presence, None).await.starts_with("mosquitto's "));
+    }
+
+    #[test]
+    fn only_the_retained_version_is_wanted() {
+        let presence = Presence::new(PresenceKind::Auto);
+        assert_eq!(presence.filters(), [VERSION, LOG]);
+        assert!(presence.wants_retained(VERSION) && !presence.wants_retained(LOG));
+        assert!(Presence::new(PresenceKind::Off).filters().is_empty());
+    }
+}

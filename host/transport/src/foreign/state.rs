@@ -1,0 +1,360 @@
+//! The output to a foreign broker: the link's bounded outlet, and the state about its messages.
+//!
+//! Puts the store's messages into the outlet, and reports what a PUBACK says about a watcher. The
+//! memory of notifications must stay within `limits::BROKER_OUTBOX_BYTES_MAX`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
+use statehouse_link::Outlet;
+use statehouse_mqtt::Message;
+
+use super::figures::Figures;
+use super::log_throttle::LogThrottle;
+use super::outgoing::{Outgoing, Recipient};
+use crate::{Outbound, Ticket};
+use statehouse_config::limits;
+use statehouse_core::store::Peer;
+
+/// The output.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) outlet: Outlet<Outgoing>,
+    /// The bytes of all messages in the outlet.
+    pub(super) weight: Arc<AtomicUsize>,
+    /// Responses in the outlet since an earlier connection of the session. The broker redelivers
+    /// their requests, which get the same response. Only one of both is published.
+    earlier: Vec<u64>,
+    /// Responses that make the broker close the connection. The broker redelivers their requests,
+    /// which get no response.
+    hopeless: VecDeque<blake3::Hash>,
+    /// Requests that the store has received and not acknowledged.
+    pub(super) unsettled: usize,
+    /// Whether the last connection resumed the session at the broker.
+    pub(super) resumed: bool,
+    /// The last logged reason why there is no connection.
+    pub(super) down: Option<String>,
+    pub(super) sums: Figures,
+    pub(super) rule_log: LogThrottle,
+    refused_log: LogThrottle,
+    lost_log: LogThrottle,
+}
+
+/// The number of the receipt. The embedded broker's tickets never reach this transport, and the
+/// store's own requests have no receipt.
+fn receipt(ticket: Ticket) -> Option<u64> {
+    match ticket {
+        Ticket::Foreign(receipt) => Some(receipt),
+        Ticket::Embedded(_) | Ticket::Own(_) => None,
+    }
+}
+
+/// What the PUBACK of a notification says about its watcher.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Watcher {
+    /// The topic of the notification has a subscriber.
+    Subscribed(Peer),
+    /// The topic of the notification for this key has no subscriber.
+    Unsubscribed(Peer, Vec<u8>),
+}
+
+impl State {
+    /// Whether the store must not execute further requests until the broker has acknowledged
+    /// output.
+    pub(super) fn is_full(&self) -> bool {
+        self.outlet.len() >= limits::BROKER_OUTBOX_HOLD
+            || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_HOLD
+    }
+
+    /// Whether the broker has acknowledged all output and got all PUBACKs, or there is no
+    /// connection.
+    pub(super) fn is_drained(&self) -> bool {
+        !self.outlet.is_up() || (self.unsettled == 0 && self.outlet.is_empty())
+    }
+
+    /// Takes output of the store. Ignores a kick, which the caller handles.
+    pub(super) fn take(&mut self, out: Outbound) {
+        match out {
+            Outbound::Response(message, of) => self.answer(message, of.and_then(receipt)),
+            Outbound::Notification(peer, message, of) => {
+                self.notify(peer, message, of.and_then(receipt));
+            }
+            Outbound::AcknowledgedResponse(message, ticket) => {
+                self.answer(message, receipt(ticket));
+                self.settle(ticket);
+            }
+            Outbound::Acknowledge(ticket, ..) => self.settle(ticket),
+            Outbound::Disconnect(..) => {}
+        }
+    }
+
+    fn settle(&mut self, ticket: Ticket) {
+        self.unsettled = self.unsettled.saturating_sub(1);
+        if let Some(receipt) = receipt(ticket) {
+            self.outlet.settle(receipt);
+        }
+    }
+
+    /// Publishes a message of this transport itself.
+    pub(super) fn publish(&mut self, message: Message, to: Recipient) {
+        self.add(message, to, None);
+        self.outlet.flush();
+    }
+
+    fn add(&mut self, message: Message, to: Recipient, of: Option<u64>) {
+        let outgoing = Outgoing::new(message, to, &self.weight);
+        self.outlet.add(of, |_| outgoing);
+    }
+
+    fn answer(&mut self, message: Message, of: Option<u64>) {
+        let outlet = &self.outlet;
+        let is_same = |number: &u64| outlet.get(*number).is_some_and(|it| it.is_same(&message));
+        if let Some(index) = self.earlier.iter().position(is_same) {
+            let earlier = self.earlier.swap_remove(index);
+            if let Some(receipt) = of {
+                self.outlet.tie(earlier, receipt);
+            }
+            return;
+        }
+        if !self.hopeless.is_empty() && self.hopeless.contains(&fingerprint(&message)) {
+            return;
+        }
+        self.add(message, Recipient::Requester, of);
+    }
+
+    /// Gives up a message that makes the broker close the connection each time.
+    pub(super) fn hopeless(&mut self, outgoing: &Outgoing, why: &str) {
+        self.sums.refused += 1;
+        // This line is rare, because each message costs several connections. A topic may be long.
+        let message = &outgoing.message;
+        let start = message.topic.get(..limits::BROKER_LOG_TOPIC_BYTES_MAX);
+        let topic = start.unwrap_or(&message.topic).escape_ascii();
+        tracing::error!(%topic, why, "the broker closes the connection each time the store publishes this: it is lost");
+        if matches!(outgoing.to, Recipient::Requester) {
+            self.hopeless.truncate(limits::BROKER_HOPELESS_MAX - 1);
+            self.hopeless.push_front(fingerprint(message));
+        }
+    }
+
+    fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
+        if self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX {
+            self.sums.lost += 1;
+            if let Some(more) = self.lost_log.allow(Instant::now()) {
+                tracing::error!(
+                    more,
+                    "a notification is lost: too many wait for an acknowledgement of the broker"
+                );
+            }
+            return;
+        }
+        self.add(message, Recipient::Watcher(peer), of);
+    }
+
+    /// Handles a PUBACK of the broker, which accepts or refuses a message. Returns what it says
+    /// about a watcher.
+    pub(super) fn acknowledged(&mut self, number: u64, ack: &PubAck) -> Option<Watcher> {
+        let outgoing = self.outlet.remove(number)?;
+        self.earlier.retain(|earlier| *earlier != number);
+        match (ack.reason, &outgoing.to) {
+            (PubAckReason::Success, Recipient::Watcher(peer)) => {
+                Some(Watcher::Subscribed(peer.clone()))
+            }
+            (PubAckReason::NoMatchingSubscribers, Recipient::Watcher(peer)) => {
+                self.sums.unheard += 1;
+                Some(Watcher::Unsubscribed(peer.clone(), outgoing.watched_key()?))
+            }
+            (PubAckReason::Success | PubAckReason::NoMatchingSubscribers, _) => None,
+            (reason, _) => {
+                self.sums.refused += 1;
+                if let Some(more) = self.refused_log.allow(Instant::now()) {
+                    let topic = outgoing.message.topic.escape_ascii();
+                    tracing::warn!(%topic, ?reason, more, "the broker does not take what the store publishes: does its access control allow it?");
+                }
+                None
+            }
+        }
+    }
+
+    /// Handles the loss of the connection, after which requests may be redelivered.
+    pub(super) fn lost(&mut self) {
+        let numbers = |is_it: fn(&Recipient) -> bool| {
+            let all = self.outlet.iter();
+            all.filter(|(_, outgoing)| is_it(&outgoing.to))
+                .map(|(number, _)| number)
+                .collect::<Vec<_>>()
+        };
+        self.earlier = numbers(|to| matches!(to, Recipient::Requester));
+        // An old mark over the next connection would replace the mark of a later run.
+        for mark in numbers(|to| matches!(to, Recipient::OtherRun)) {
+            self.outlet.remove(mark);
+        }
+    }
+
+    /// Handles a new connection.
+    pub(super) fn connected(&mut self, session_present: bool) {
+        self.sums.connections += 1;
+        self.resumed = session_present;
+        if !session_present {
+            // Without the session the broker redelivers no request.
+            self.earlier.clear();
+            self.hopeless.clear();
+        }
+    }
+
+    pub(super) fn figures(&self) -> Figures {
+        Figures {
+            connected: self.outlet.is_up(),
+            outstanding: self.outlet.len() as u64,
+            outstanding_bytes: self.weight.load(Relaxed) as u64,
+            unacknowledged: self.outlet.unacknowledged() as u64,
+            ..self.sums
+        }
+    }
+}
+
+/// A hash of the parts of a response that [`Outgoing::is_same`] compares.
+fn fingerprint(message: &Message) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in [&message.topic, &message.properties, &message.payload] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use statehouse_mqtt::ReasonCode;
+
+    use super::*;
+
+    fn message(topic: &'static str, payload: &'static str) -> Message {
+        Message {
+            topic: topic.into(),
+            payload: payload.into(),
+            ..Message::default()
+        }
+    }
+
+    fn ack(reason: PubAckReason) -> PubAck {
+        PubAck {
+            pkid: 1,
+            reason,
+            properties: None,
+        }
+    }
+
+    fn watcher() -> Peer {
+        super::super::identity::named("watcher")
+    }
+
+    fn oldest(state: &State) -> u64 {
+        let (number, _) = state.outlet.iter().next().unwrap();
+        number
+    }
+
+    #[test]
+    fn a_puback_reports_whether_a_watcher_is_subscribed() {
+        let mut state = State::default();
+        let topic = "clients/x/command/notify/6B";
+        for _ in 0..2 {
+            state.take(Outbound::Notification(watcher(), message(topic, "n"), None));
+        }
+        state.take(Outbound::Response(message("answers", "a"), None));
+        let first = oldest(&state);
+        assert_eq!(
+            state.acknowledged(first, &ack(PubAckReason::Success)),
+            Some(Watcher::Subscribed(watcher()))
+        );
+        let no_subscriber = ack(PubAckReason::NoMatchingSubscribers);
+        assert_eq!(
+            state.acknowledged(first + 1, &no_subscriber),
+            Some(Watcher::Unsubscribed(watcher(), b"k".to_vec()))
+        );
+        assert_eq!(state.acknowledged(first + 2, &no_subscriber), None);
+        let figures = state.figures();
+        assert_eq!((figures.unheard, figures.outstanding_bytes), (1, 0));
+    }
+
+    #[test]
+    fn a_message_that_the_broker_refuses_is_counted_and_removed() {
+        let mut state = State::default();
+        state.take(Outbound::Response(message("answers", "a"), None));
+        let number = oldest(&state);
+        let refused = ack(PubAckReason::NotAuthorized);
+        assert_eq!(state.acknowledged(number, &refused), None);
+        assert_eq!(state.figures().refused, 1);
+        assert_eq!(state.figures().outstanding, 0);
+    }
+
+    #[test]
+    fn the_response_to_a_redelivery_is_queued_once() {
+        let mut state = State::default();
+        let answer = || Outbound::Response(message("answers", "+OK\r\n"), None);
+        state.take(answer());
+        state.take(answer());
+        assert_eq!(state.outlet.len(), 2, "two requests, two responses");
+        state.lost();
+        for _ in 0..3 {
+            state.take(answer());
+        }
+        assert_eq!(
+            state.outlet.len(),
+            3,
+            "two redeliveries and a third request"
+        );
+        // If the broker has lost the session it redelivers nothing, so this is a new request.
+        state.lost();
+        state.connected(false);
+        state.take(answer());
+        assert_eq!(state.outlet.len(), 4);
+    }
+
+    #[test]
+    fn a_response_that_makes_the_broker_disconnect_is_not_repeated() {
+        let mut state = State::default();
+        let answer = |topic| Outbound::Response(message(topic, "+OK\r\n"), None);
+        state.take(answer("answers/evil"));
+        let evil = state.outlet.remove(1).unwrap();
+        state.hopeless(&evil, "the broker closed it");
+        assert_eq!(state.figures().refused, 1);
+        state.lost();
+        state.connected(true);
+        // The broker redelivers the request, because it was not acknowledged.
+        state.take(answer("answers/evil"));
+        assert_eq!(state.outlet.len(), 0);
+        state.take(answer("answers/good"));
+        assert_eq!(state.outlet.len(), 1);
+    }
+
+    #[test]
+    fn the_store_must_wait_while_too_much_output_is_unacknowledged() {
+        let mut state = State::default();
+        for _ in 0..limits::BROKER_OUTBOX_HOLD {
+            assert!(!state.is_full());
+            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
+        }
+        assert!(state.is_full());
+        let number = oldest(&state);
+        state.acknowledged(number, &ack(PubAckReason::Success));
+        assert!(!state.is_full());
+    }
+
+    #[test]
+    fn a_shutdown_waits_for_no_output_without_a_connection() {
+        let mut state = State {
+            unsettled: 1,
+            ..State::default()
+        };
+        assert!(
+            state.is_drained(),
+            "without a connection the shutdown does not wait"
+        );
+        let settle = Outbound::Acknowledge(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
+        state.take(settle);
+        assert_eq!(state.unsettled, 0);
+    }
+}

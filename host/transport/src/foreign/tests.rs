@@ -1,0 +1,97 @@
+//! A store's session without a broker: the tests call the methods that the link would call.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rumqttc::v5::mqttbytes::QoS;
+use rumqttc::v5::mqttbytes::v5::SubscribeReasonCode;
+use statehouse_link::Owner;
+
+use super::identity::named;
+use super::{Foreign, lock, options};
+use crate::{Inbound, Intake};
+use statehouse_config::{ForeignConfig, PresenceKind, limits};
+
+/// Records the ids of disconnected clients.
+#[derive(Default)]
+struct Disconnections(Mutex<Vec<String>>);
+
+impl Intake for Disconnections {
+    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        for inbound in batch {
+            if let Inbound::Disconnected(peer) = inbound {
+                lock(&self.0).push(peer.client.to_string());
+            }
+        }
+    }
+}
+
+pub(super) fn config() -> ForeignConfig {
+    ForeignConfig {
+        broker: "mqtt://broker".parse().unwrap(),
+        user: None,
+        password: None,
+        password_file: None,
+        ca: None,
+        certificate: None,
+        client_id: None,
+        keeps_client_id: true,
+        window: 1,
+        keep_alive: Duration::from_secs(15),
+        presence: PresenceKind::Off,
+        watch_ttl: Some(Duration::from_secs(60)),
+        standby: false,
+    }
+}
+
+fn foreign() -> (Arc<Foreign>, Arc<Disconnections>) {
+    let recorded = Arc::new(Disconnections::default());
+    (Foreign::new(recorded.clone(), &config(), "id"), recorded)
+}
+
+#[test]
+fn no_watch_expires_while_the_store_has_no_connection() {
+    let (foreign, recorded) = foreign();
+    let ended = || std::mem::take(&mut *lock(&recorded.0));
+    let watching = || vec![named("a")];
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    // The last sign of life of the client is some time ago.
+    let before = now.checked_sub(Duration::from_secs(50)).unwrap();
+    foreign.arrived(&mut Vec::new());
+    foreign.end_silent_watches(&watching, before);
+    foreign.lost("the broker is away");
+    foreign.end_silent_watches(&watching, at(1000));
+    assert!(ended().is_empty(), "without a connection no watch expires");
+    foreign.arrived(&mut Vec::new());
+    foreign.end_silent_watches(&watching, at(30));
+    assert!(
+        ended().is_empty(),
+        "a new connection restarts the time to live"
+    );
+    foreign.end_silent_watches(&watching, at(70));
+    assert_eq!(ended(), ["a"]);
+}
+
+#[test]
+fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
+    for keeps_client_id in [true, false] {
+        let config = ForeignConfig {
+            keeps_client_id,
+            ..config()
+        };
+        let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id");
+        let filters = foreign.filters();
+        let marks = (filters.iter()).filter(|it| it.path.starts_with("statehouse/"));
+        assert_eq!(marks.count(), usize::from(keeps_client_id));
+        foreign.subscribed(&[SubscribeReasonCode::Success(QoS::AtLeastOnce)]);
+        let published = foreign.state().outlet.len();
+        assert_eq!(published, usize::from(keeps_client_id), "a retained mark");
+        let expiry = options(&config, 1).unwrap().session_expiry;
+        assert_eq!(
+            expiry == limits::BROKER_SESSION_EXPIRY,
+            keeps_client_id,
+            "{expiry:?}"
+        );
+    }
+}
