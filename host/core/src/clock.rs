@@ -201,6 +201,11 @@ impl Stamp {
         }
         Wire(*self, node)
     }
+
+    /// The bytes of that form, unless the time or the counter has more digits.
+    pub(crate) fn shown_bytes(node: &str) -> usize {
+        "000000000000000:00000:".len() + node.len()
+    }
 }
 
 /// Writes a number over zeros, right-aligned. Returns false if the number has too many digits.
