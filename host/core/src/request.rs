@@ -140,16 +140,17 @@ impl ReplyTo<'_> {
         // allocation. Only an unusual version or a span makes it grow.
         let parts = [
             version.map(|_| user_bytes(version_property, Stamp::shown_bytes(node))),
-            (self.protocol_version).then(|| user_bytes("__protVer", "1.0".len())),
+            self.protocol_version.then_some(PROTOCOL_VERSION.len()),
             persisted.map(|it| user_bytes("persisted", it.len())),
             policy.map(|it| user_bytes("policy", it.len())),
         ];
-        let mut properties = self.start("200", parts.iter().flatten().sum());
+        let more_bytes: usize = parts.iter().flatten().sum();
+        let mut properties = self.start(STATUS_OK, more_bytes);
         if let Some(version) = version {
             properties = properties.user_shown(version_property, version.display(node));
         }
         if self.protocol_version {
-            properties = properties.user("__protVer", "1.0");
+            properties = properties.encoded(PROTOCOL_VERSION);
         }
         if let Some(persisted) = persisted {
             properties = properties.user("persisted", persisted);
@@ -163,22 +164,30 @@ impl ReplyTo<'_> {
     /// The MQTT properties of the answer to an unsupported protocol version.
     pub fn unsupported_version(&self, asked: &str) -> Bytes {
         let properties = self
-            .start("505", 0)
+            .start(STATUS_UNSUPPORTED_VERSION, 0)
             .user("__supProtMajVer", "1")
             .user("__requestProtVer", asked)
-            .user("__protVer", "1.0");
+            .encoded(PROTOCOL_VERSION);
         finish(properties)
     }
 
     /// Properties that `more_bytes` will follow.
-    fn start(&self, status: &str, more_bytes: usize) -> PropertiesBuilder {
+    fn start(&self, status: &'static [u8], more_bytes: usize) -> PropertiesBuilder {
         let correlation_bytes = 1 + size_of::<u16>() + self.correlation_data.len();
-        let start_bytes = correlation_bytes + user_bytes("__stat", status.len());
-        PropertiesBuilder::with_capacity(start_bytes + more_bytes)
+        PropertiesBuilder::with_capacity(correlation_bytes + status.len() + more_bytes)
             .correlation_data(self.correlation_data)
-            .user("__stat", status)
+            .encoded(status)
     }
 }
+
+/// The user property `__stat` with the value 200.
+const STATUS_OK: &[u8] = b"\x26\0\x06__stat\0\x03200";
+
+/// The user property `__stat` with the value 505.
+const STATUS_UNSUPPORTED_VERSION: &[u8] = b"\x26\0\x06__stat\0\x03505";
+
+/// The user property `__protVer` with the value 1.0.
+const PROTOCOL_VERSION: &[u8] = b"\x26\0\x09__protVer\0\x031.0";
 
 /// The bytes of a user property (MQTT 5, section 2.2.2.2).
 fn user_bytes(name: &str, value_bytes: usize) -> usize {
@@ -419,6 +428,18 @@ mod tests {
     use super::*;
 
     const SDK: &[(&str, &str)] = &[("__protVer", "1.0"), ("__ts", "1:2:a"), ("__ft", "3:4:b")];
+
+    #[test]
+    fn encoded_properties_are_user_properties() {
+        for (encoded, expected) in [
+            (STATUS_OK, ("__stat", "200")),
+            (STATUS_UNSUPPORTED_VERSION, ("__stat", "505")),
+            (PROTOCOL_VERSION, ("__protVer", "1.0")),
+        ] {
+            let properties = Properties::parse(encoded).unwrap();
+            assert_eq!(properties.user().collect::<Vec<_>>(), [expected]);
+        }
+    }
 
     fn properties(
         response_topic: Option<&str>,
