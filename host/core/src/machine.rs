@@ -159,6 +159,9 @@ pub struct Core {
     recorder: Recorder,
     settings: Settings,
     run: u32,
+    /// The response topic of the last request, in memory of its own. The requests of one read have
+    /// the same, so their responses share it.
+    response_topic: Bytes,
 }
 
 impl Core {
@@ -169,6 +172,7 @@ impl Core {
             recorder,
             settings,
             run,
+            response_topic: Bytes::new(),
         }
     }
 
@@ -276,7 +280,12 @@ impl Core {
             span,
             traced,
         } = match &outcome {
-            Outcome::Handled(request, reply_to) => self.run(request, reply_to, now.ms),
+            Outcome::Handled(request, reply_to) => {
+                if self.response_topic != reply_to.topic {
+                    self.response_topic = Bytes::copy_from_slice(reply_to.topic);
+                }
+                self.run(request, reply_to, now.ms)
+            }
             _ => Ran::default(),
         };
         Decision {
@@ -381,19 +390,29 @@ impl Core {
         let persisted = answer.put.then(|| journal.persisted(to.is_urgent()));
         let by = by.filter(|_| self.settings.policy_property);
         let properties = to.properties(answer.version, &self.settings.node, persisted, by, span);
-        response(to, answer.payload, properties)
+        self.message_to(to, answer.payload, properties)
     }
 
     fn early_response(&self, to: &ReplyTo<'_>, early: &Early<'_>) -> Message {
         match early {
             Early::UnsupportedVersion(asked) => {
-                response(to, Bytes::new(), to.unsupported_version(asked))
+                self.message_to(to, Bytes::new(), to.unsupported_version(asked))
             }
             Early::QosZero => {
                 let properties = to.properties(None, &self.settings.node, None, None, None);
-                response(to, Bytes::from_static(request::QOS_ZERO_ANSWER), properties)
+                let payload = Bytes::from_static(request::QOS_ZERO_ANSWER);
+                self.message_to(to, payload, properties)
             }
         }
+    }
+
+    fn message_to(&self, to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {
+        let topic = match self.response_topic == to.topic {
+            true => self.response_topic.clone(),
+            // Copied: a waiting response must not keep a whole read buffer alive.
+            false => Bytes::copy_from_slice(to.topic),
+        };
+        message(topic, payload, properties, to.expires)
     }
 
     /// One message for each watcher.
@@ -512,12 +531,6 @@ impl Core {
     pub fn stop(&mut self, now_ms: u64) {
         self.recorder.stopped(now_ms);
     }
-}
-
-fn response(to: &ReplyTo<'_>, payload: Bytes, properties: Bytes) -> Message {
-    // Copied: a waiting response must not keep a whole read buffer alive.
-    let topic = Bytes::copy_from_slice(to.topic);
-    message(topic, payload, properties, to.expires)
 }
 
 fn message(topic: Bytes, payload: Bytes, properties: Bytes, expires: Option<Instant>) -> Message {

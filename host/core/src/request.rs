@@ -134,15 +134,25 @@ impl ReplyTo<'_> {
         policy: Option<&str>,
         span: Option<TraceParent>,
     ) -> Bytes {
-        let mut properties = self.start("200");
+        let persisted = persisted.filter(|_| self.persistence.is_some());
+        let version_property = self.dialect.version_property();
+        // With exactly the bytes that it needs, the buffer becomes `Bytes` without a second
+        // allocation. Only an unusual version or a span makes it grow.
+        let parts = [
+            version.map(|_| user_bytes(version_property, Stamp::shown_bytes(node))),
+            self.protocol_version.then_some(PROTOCOL_VERSION.len()),
+            persisted.map(|it| user_bytes("persisted", it.len())),
+            policy.map(|it| user_bytes("policy", it.len())),
+        ];
+        let more_bytes: usize = parts.iter().flatten().sum();
+        let mut properties = self.start(STATUS_OK, more_bytes);
         if let Some(version) = version {
-            let version = version.display(node);
-            properties = properties.user_shown(self.dialect.version_property(), version);
+            properties = properties.user_shown(version_property, version.display(node));
         }
         if self.protocol_version {
-            properties = properties.user("__protVer", "1.0");
+            properties = properties.encoded(PROTOCOL_VERSION);
         }
-        if let Some(persisted) = persisted.filter(|_| self.persistence.is_some()) {
+        if let Some(persisted) = persisted {
             properties = properties.user("persisted", persisted);
         }
         if let Some(policy) = policy {
@@ -154,19 +164,34 @@ impl ReplyTo<'_> {
     /// The MQTT properties of the answer to an unsupported protocol version.
     pub fn unsupported_version(&self, asked: &str) -> Bytes {
         let properties = self
-            .start("505")
+            .start(STATUS_UNSUPPORTED_VERSION, 0)
             .user("__supProtMajVer", "1")
             .user("__requestProtVer", asked)
-            .user("__protVer", "1.0");
+            .encoded(PROTOCOL_VERSION);
         finish(properties)
     }
 
-    fn start(&self, status: &str) -> PropertiesBuilder {
-        // Enough for everything but an unusually long node name.
-        PropertiesBuilder::with_capacity(self.correlation_data.len() + 96)
+    /// Properties that `more_bytes` will follow.
+    fn start(&self, status: &'static [u8], more_bytes: usize) -> PropertiesBuilder {
+        let correlation_bytes = 1 + size_of::<u16>() + self.correlation_data.len();
+        PropertiesBuilder::with_capacity(correlation_bytes + status.len() + more_bytes)
             .correlation_data(self.correlation_data)
-            .user("__stat", status)
+            .encoded(status)
     }
+}
+
+/// The user property `__stat` with the value 200.
+const STATUS_OK: &[u8] = b"\x26\0\x06__stat\0\x03200";
+
+/// The user property `__stat` with the value 505.
+const STATUS_UNSUPPORTED_VERSION: &[u8] = b"\x26\0\x06__stat\0\x03505";
+
+/// The user property `__protVer` with the value 1.0.
+const PROTOCOL_VERSION: &[u8] = b"\x26\0\x09__protVer\0\x031.0";
+
+/// The bytes of a user property (MQTT 5, section 2.2.2.2).
+fn user_bytes(name: &str, value_bytes: usize) -> usize {
+    1 + size_of::<u16>() + name.len() + size_of::<u16>() + value_bytes
 }
 
 fn with_span(properties: PropertiesBuilder, span: Option<TraceParent>) -> PropertiesBuilder {
@@ -403,6 +428,18 @@ mod tests {
     use super::*;
 
     const SDK: &[(&str, &str)] = &[("__protVer", "1.0"), ("__ts", "1:2:a"), ("__ft", "3:4:b")];
+
+    #[test]
+    fn encoded_properties_are_user_properties() {
+        for (encoded, expected) in [
+            (STATUS_OK, ("__stat", "200")),
+            (STATUS_UNSUPPORTED_VERSION, ("__stat", "505")),
+            (PROTOCOL_VERSION, ("__protVer", "1.0")),
+        ] {
+            let properties = Properties::parse(encoded).unwrap();
+            assert_eq!(properties.user().collect::<Vec<_>>(), [expected]);
+        }
+    }
 
     fn properties(
         response_topic: Option<&str>,

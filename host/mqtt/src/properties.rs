@@ -3,9 +3,10 @@
 //! The codec scans the slice once and checks it. It is never decoded into a structure and encoded
 //! again, so forwarded properties are the bytes that the client sent.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::io::Write as _;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
 use crate::codec::{self, Reader, Span, property as id};
@@ -153,7 +154,7 @@ pub enum PropertyError {
 /// Only the user property may be written more than once.
 #[derive(Debug, Default)]
 pub struct PropertiesBuilder {
-    buffer: BytesMut,
+    buffer: Vec<u8>,
     error: Option<PropertyError>,
 }
 
@@ -164,11 +165,12 @@ impl PropertiesBuilder {
         Self::default()
     }
 
-    /// An empty builder with room for this many bytes.
+    /// An empty builder with room for this many bytes. If all are used, [`finish`](Self::finish)
+    /// needs no second allocation.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self {
-            buffer: BytesMut::with_capacity(bytes),
+            buffer: Vec::with_capacity(bytes),
             error: None,
         }
     }
@@ -184,15 +186,15 @@ impl PropertiesBuilder {
     /// Never use it for a message to send: the broker writes the interval.
     #[must_use]
     pub fn message_expiry_s(mut self, seconds: u32) -> Self {
-        self.buffer.put_u8(id::MESSAGE_EXPIRY);
-        self.buffer.put_u32(seconds);
+        self.buffer.push(id::MESSAGE_EXPIRY);
+        self.buffer.extend_from_slice(&seconds.to_be_bytes());
         self
     }
 
     /// The Content Type.
     #[must_use]
     pub fn content_type(mut self, value: &str) -> Self {
-        self.buffer.put_u8(id::CONTENT_TYPE);
+        self.buffer.push(id::CONTENT_TYPE);
         self.text(value);
         self
     }
@@ -203,7 +205,7 @@ impl PropertiesBuilder {
         if crate::topic::check_name(value.as_bytes()).is_err() {
             self.error.get_or_insert(PropertyError::Topic);
         }
-        self.buffer.put_u8(id::RESPONSE_TOPIC);
+        self.buffer.push(id::RESPONSE_TOPIC);
         self.text(value);
         self
     }
@@ -211,7 +213,7 @@ impl PropertiesBuilder {
     /// The Correlation Data.
     #[must_use]
     pub fn correlation_data(mut self, value: &[u8]) -> Self {
-        self.buffer.put_u8(id::CORRELATION_DATA);
+        self.buffer.push(id::CORRELATION_DATA);
         self.binary(value);
         self
     }
@@ -219,19 +221,26 @@ impl PropertiesBuilder {
     /// Adds a user property.
     #[must_use]
     pub fn user(mut self, name: &str, value: &str) -> Self {
-        self.buffer.put_u8(id::USER_PROPERTY);
+        self.buffer.push(id::USER_PROPERTY);
         self.text(name);
         self.text(value);
+        self
+    }
+
+    /// Adds user properties that are encoded already, such as constants. They must be valid.
+    #[must_use]
+    pub fn encoded(mut self, properties: &[u8]) -> Self {
+        self.buffer.extend_from_slice(properties);
         self
     }
 
     /// Adds a user property whose value is formatted by `Display`.
     #[must_use]
     pub fn user_shown(mut self, name: &str, value: impl fmt::Display) -> Self {
-        self.buffer.put_u8(id::USER_PROPERTY);
+        self.buffer.push(id::USER_PROPERTY);
         self.text(name);
         let length_at = self.buffer.len();
-        self.buffer.put_u16(0);
+        self.buffer.extend_from_slice(&[0; size_of::<u16>()]);
         // Writing to memory cannot fail.
         _ = write!(self.buffer, "{value}");
         let value = &self.buffer[length_at + 2..];
@@ -249,7 +258,7 @@ impl PropertiesBuilder {
 
     /// The bytes for [`Message::properties`](crate::Message::properties).
     pub fn finish(self) -> Result<Bytes, PropertyError> {
-        self.error.map_or_else(|| Ok(self.buffer.freeze()), Err)
+        self.error.map_or_else(|| Ok(self.buffer.into()), Err)
     }
 
     fn text(&mut self, value: &str) {
@@ -262,7 +271,7 @@ impl PropertiesBuilder {
     fn binary(&mut self, value: &[u8]) {
         match u16::try_from(value.len()) {
             Ok(length) => {
-                self.buffer.put_u16(length);
+                self.buffer.extend_from_slice(&length.to_be_bytes());
                 self.buffer.extend_from_slice(value);
             }
             Err(_) => _ = self.error.get_or_insert(PropertyError::TooLong),

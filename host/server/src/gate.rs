@@ -328,10 +328,13 @@ impl Queue {
         !self.ready.is_empty() || first.is_some_and(|first| first.position <= self.released)
     }
 
-    /// Moves outputs that may leave to an empty list, whose allocation is reused. Returns the bytes
-    /// that waited.
+    /// Moves outputs that may leave to an empty list. Returns the bytes that waited. If there are
+    /// none, takes the allocation of the list for the next outputs.
     fn ready(&mut self, out: &mut Vec<Outbound>, departures: &mut Departures) -> usize {
         if !self.has_ready() {
+            if self.ready.capacity() == 0 && out.capacity() <= limits::SPARE_OUTPUTS_MAX {
+                std::mem::swap(&mut self.ready, out);
+            }
             return 0;
         }
         std::mem::swap(&mut self.ready, out);

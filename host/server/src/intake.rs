@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use statehouse_core::{Decision, Now, Outcome};
-use statehouse_protocol::ConnectionId;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::{Server, Stepped};
 use statehouse_config::limits;
@@ -113,8 +113,8 @@ impl Intake for Server {
         while self.take_part(None, time, batch, &mut disconnected) {}
     }
 
-    fn announce(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
-        self.inspect(|store| store.prefetch(payloads));
+    fn announce(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        self.inspect(|store| store.prefetch(session, payloads));
     }
 
     fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {

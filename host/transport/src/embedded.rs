@@ -85,7 +85,7 @@ impl Service for StoreService {
         }
         if requests.len() > 1 {
             let mut payloads = requests.iter().map(|it| &it.payload[..]);
-            self.intake.announce(&mut payloads);
+            self.intake.announce(from.session, &mut payloads);
         }
         let peer = peer(from);
         let mut cached = CachedGrants::default();

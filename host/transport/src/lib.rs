@@ -97,10 +97,10 @@ pub trait Intake: Send + Sync {
     /// time. Inputs after a request that ended its connection are never left over.
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 
-    /// Announces the payloads of requests that are about to be passed to
+    /// Announces the payloads of requests of a session that are about to be passed to
     /// [`take_some`](Self::take_some), so that what they need can be loaded together.
-    fn announce(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
-        let _ = payloads;
+    fn announce(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
+        let _ = (session, payloads);
     }
 
     /// Handles requests of one connection, for at most one turn. Leaves the rest in the iterator

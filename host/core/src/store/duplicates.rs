@@ -71,6 +71,9 @@ impl Retention {
 /// The window grows by at least this many slots.
 const WINDOW_GROWTH_MIN: usize = 64;
 
+/// Requests whose loads from memory overlap. More could displace each other from the cache.
+const PREFETCHED_AT_ONCE: usize = 64;
+
 /// All requests that may be redelivered.
 pub struct Duplicates {
     retention: Retention,
@@ -326,11 +329,26 @@ impl Duplicates {
         (self.hasher.hash_one((session, identity)) >> u32::BITS) as u32
     }
 
-    /// Loads what the insertion of this many requests will remove. Has no other effect.
-    pub(super) fn prefetch(&self, count: usize) {
-        for slot in self.window.iter().take(count) {
+    /// Loads what the insertion of this many requests of a session will remove. Has no other
+    /// effect.
+    pub(super) fn prefetch(&self, session: SessionId, count: usize) {
+        let held = self.sessions.get(&session).map(|it| it.held.range(..));
+        let held = held.into_iter().flatten().take(count);
+        let displaced = held.map_while(|number| self.kept.get(number).map(Box::as_ref));
+        let mut removed = [None; PREFETCHED_AT_ONCE];
+        let mut loaded = 0;
+        // The last requests of a session only move from the window to the others.
+        let leaving = self.window.iter().take(count);
+        let leaving = leaving.filter(|slot| !self.is_last(slot));
+        for (place, slot) in removed.iter_mut().zip(displaced.chain(leaving)) {
+            black_box(slot.turn);
+            *place = Some(slot);
+            loaded += 1;
+        }
+        for slot in removed[..loaded].iter().flatten() {
             let hash = self.hash(slot.session, &slot.identity);
             black_box(self.newest.is_home_used(hash));
+            slot.load_entry();
         }
     }
 

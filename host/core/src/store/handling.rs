@@ -1,12 +1,11 @@
 //! Handles a request: chooses its policy, runs it, and commits and remembers the result.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
 use statehouse_protocol::Peer;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::Store;
 use super::effects::{Answer, Effects, Handled, RestsOn, Trip, internal_error};
@@ -364,12 +363,10 @@ pub(super) fn identity(request: &Request<'_>) -> Identity {
 /// A hash of the client id, which is stable across sessions; of the session number if the client is
 /// unknown.
 fn number_of(peer: &Peer) -> u64 {
-    let mut hasher = DefaultHasher::new();
     match peer.known() {
-        Some(client) => client.hash(&mut hasher),
-        None => peer.session.hash(&mut hasher),
+        Some(client) => xxh3_64(client.as_bytes()),
+        None => xxh3_64(&peer.session.0.to_le_bytes()),
     }
-    hasher.finish()
 }
 
 /// Runs the policy and builds the answer. The captured reads end here: the notifications do not

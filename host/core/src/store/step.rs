@@ -189,11 +189,12 @@ impl Store {
 
     /// Loads what requests with these payloads will probably need from memory, because lookups one
     /// after the other take longer. Has no other effect.
-    pub fn prefetch(&self, payloads: &mut dyn Iterator<Item = &[u8]>) {
+    /// The requests are of this session.
+    pub fn prefetch(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
         let state = self.state();
-        let count = state.table.prefetch(payloads);
-        self.duplicates.prefetch(count);
-        state.recent.prefetch(count);
+        let writes = state.table.prefetch(payloads);
+        self.duplicates.prefetch(session, writes);
+        state.recent.prefetch(writes);
     }
 
     /// Whether an earlier run handled this request and may not have sent its notifications.

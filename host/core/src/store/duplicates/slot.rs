@@ -4,6 +4,7 @@
 //! up. So the common case takes no allocation: the policy is an index, the only key read is a range
 //! of the payload, and a short answer is stored in the slot.
 
+use std::hint::black_box;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -131,6 +132,13 @@ impl Slot {
                 command: self.command,
                 put: self.put,
             },
+        }
+    }
+
+    /// Loads the entry that it has read, whose reference count its removal changes.
+    pub(super) fn load_entry(&self) {
+        if let Captured::Key(_, Some(entry)) = &self.captured {
+            black_box(entry.version());
         }
     }
 

@@ -26,6 +26,8 @@ fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Deliver
 
 /// A request that arrives at `now_ms`, is answered and remembered.
 fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u64 {
+    // As before each read of a socket.
+    all.prefetch(from.session, 2);
     all.arrive(&from);
     let turn = all.next_turn(from.session);
     let number = all.next_number();

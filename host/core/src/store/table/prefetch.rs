@@ -22,25 +22,25 @@ const KEY_BYTES_MAX: usize = 256;
 const LENGTH_DIGITS_MAX: usize = 7;
 
 impl Table {
-    /// Loads the entries that requests with these payloads may need. Returns how many payloads name
-    /// a key, as far as it looked.
+    /// Loads the entries that requests with these payloads may need. Returns how many of them are
+    /// likely writes.
     pub(crate) fn prefetch(&self, payloads: &mut dyn Iterator<Item = &[u8]>) -> usize {
+        let mut requests = payloads.filter_map(likely_request);
         if self.keys() < KEYS_MIN {
-            return payloads.count();
+            return requests.filter(|it| it.is_write).count();
         }
-        let mut all = 0;
+        let mut writes = 0;
         loop {
             let mut hashes = [(0, 0); AT_ONCE];
             let mut count = 0;
-            let keys = (&mut *payloads).filter_map(likely_key);
-            for (hash, key) in hashes.iter_mut().zip(keys) {
-                *hash = self.index.hash(key);
+            for (hash, request) in hashes.iter_mut().zip(&mut requests) {
+                *hash = self.index.hash(request.key);
+                writes += usize::from(request.is_write);
                 count += 1;
             }
             self.load(&hashes[..count]);
-            all += count;
             if count < AT_ONCE {
-                return all;
+                return writes;
             }
         }
     }
@@ -64,14 +64,22 @@ impl Table {
     }
 }
 
-/// The second string of an array in RESP3, which is the key in nearly all requests. A wrong guess
-/// only costs time.
-fn likely_key(payload: &[u8]) -> Option<&[u8]> {
+/// What a payload probably asks for. A wrong guess only costs time.
+#[derive(Debug, PartialEq, Eq)]
+struct LikelyRequest<'a> {
+    /// The second string of an array in RESP3.
+    key: &'a [u8],
+    /// Whether more follows the key, as a value does.
+    is_write: bool,
+}
+
+fn likely_request(payload: &[u8]) -> Option<LikelyRequest<'_>> {
     let rest = payload.strip_prefix(b"*")?;
     let (_, rest) = number(rest)?;
     let (_, rest) = bulk(rest)?;
-    let (key, _) = bulk(rest)?;
-    (key.len() <= KEY_BYTES_MAX).then_some(key)
+    let (key, rest) = bulk(rest)?;
+    let is_write = !rest.is_empty();
+    (key.len() <= KEY_BYTES_MAX).then_some(LikelyRequest { key, is_write })
 }
 
 /// A bulk string, and what follows it.
@@ -101,10 +109,11 @@ mod tests {
 
     #[test]
     fn key_of_usual_requests_is_found() {
+        let likely = |key, is_write| Some(LikelyRequest { key, is_write });
         let get = b"*2\r\n$3\r\nGET\r\n$5\r\na key\r\n";
-        assert_eq!(likely_key(get), Some(&b"a key"[..]));
+        assert_eq!(likely_request(get), likely(&b"a key"[..], false));
         let set = b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$1\r\nv\r\n";
-        assert_eq!(likely_key(set), Some(&b"k\r\n"[..]));
+        assert_eq!(likely_request(set), likely(&b"k\r\n"[..], true));
     }
 
     #[test]
@@ -113,15 +122,15 @@ mod tests {
             let key = "k".repeat(bytes);
             format!("*2\r\n$3\r\nGET\r\n${bytes}\r\n{key}\r\n")
         };
-        assert!(likely_key(get(KEY_BYTES_MAX).as_bytes()).is_some());
-        assert_eq!(likely_key(get(KEY_BYTES_MAX + 1).as_bytes()), None);
+        assert!(likely_request(get(KEY_BYTES_MAX).as_bytes()).is_some());
+        assert_eq!(likely_request(get(KEY_BYTES_MAX + 1).as_bytes()), None);
     }
 
     #[test]
     fn other_payloads_have_no_likely_key() {
         let get = b"*2\r\n$3\r\nGET\r\n$5\r\na key\r\n";
         for end in 0..get.len() {
-            assert_eq!(likely_key(&get[..end]), None, "{end}");
+            assert_eq!(likely_request(&get[..end]), None, "{end}");
         }
         let others: [&[u8]; 5] = [
             b"PING\r\n",
@@ -131,7 +140,7 @@ mod tests {
             b"*1\r\n$4\r\nKEYS\r\n",
         ];
         for payload in others {
-            assert_eq!(likely_key(payload), None, "{}", payload.escape_ascii());
+            assert_eq!(likely_request(payload), None, "{}", payload.escape_ascii());
         }
     }
 
@@ -145,10 +154,17 @@ mod tests {
             table.insert(entry);
         }
         let get = |key: &str| format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
+        let set = |number: u64| {
+            let key = key(number);
+            format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$1\r\nv\r\n", key.len())
+        };
         let payloads: Vec<String> = (0..200)
-            .flat_map(|number| [get(&key(number * 100)), "PING".into(), get("")])
+            .flat_map(|number| [get(&key(number * 100)), "PING".into(), get(""), set(number)])
             .collect();
-        let with_key = table.prefetch(&mut payloads.iter().map(String::as_bytes));
-        assert_eq!(with_key, 400);
+        let writes = table.prefetch(&mut payloads.iter().map(String::as_bytes));
+        assert_eq!(writes, 200);
+        let few = Table::default();
+        let writes = few.prefetch(&mut payloads.iter().map(String::as_bytes));
+        assert_eq!(writes, 200);
     }
 }
