@@ -167,6 +167,9 @@ fn metrics_listener_answers_metrics_and_probes_only() {
     for probe in ["GET /livez", "GET /readyz"] {
         assert_eq!(ask(address, probe), (200, "{}".to_owned()), "{probe}");
     }
+    for probe in ["HEAD /livez", "HEAD /readyz"] {
+        assert_eq!(ask(address, probe), (200, String::new()), "{probe}");
+    }
     for other in [
         "GET /v1/policies",
         "GET /v1/slow",

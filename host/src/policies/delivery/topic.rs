@@ -25,9 +25,7 @@ use crate::limits;
 use crate::transport::embedded::Orders;
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_core::policy::{Actor, Digest, Selector};
-
-/// The prefix of all topics of the admin API.
-const TOPICS: &str = "statehouse/v1/admin/";
+use statehouse_protocol::topics::ADMIN_TOPICS;
 
 /// The topic of orders.
 pub const ORDER: &str = "statehouse/v1/admin/policy/order";
@@ -391,7 +389,7 @@ impl PolicyOrders {
 
 impl Orders for Arc<PolicyOrders> {
     fn claim(&self, topic: &[u8]) -> Option<Claim> {
-        if !topic.starts_with(TOPICS.as_bytes()) {
+        if !topic.starts_with(ADMIN_TOPICS.as_bytes()) {
             return None;
         }
         let taken = topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes());
