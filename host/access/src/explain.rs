@@ -7,8 +7,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
+use statehouse_mqtt::{check_topic_filter, check_topic_name};
 use statehouse_protocol::pattern;
-use statehouse_protocol::topics::NOTIFICATION_TOPICS;
+use statehouse_protocol::topics::{
+    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
+};
 
 /// A question: whether a client may do this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,35 @@ impl<'a> Question<'a> {
             action: command.action(),
             on,
         }
+    }
+}
+
+/// Why no client may do this, whatever the rules say. `orders` are the topics of orders, which
+/// clients may publish although the topics around them are reserved.
+#[must_use]
+pub fn reservation(question: Question<'_>, orders: &[&str]) -> Option<&'static str> {
+    let begins = |prefix: &&str| question.on.starts_with(prefix.as_bytes());
+    let is_reserved = question.action == Action::Publish
+        && [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins)
+        && !orders.iter().any(begins);
+    is_reserved.then_some("only the state store publishes there")
+}
+
+/// Why there is nothing to decide: the topic or the filter is not valid, or it is a topic of
+/// requests, which need no right to publish.
+///
+/// # Errors
+///
+/// The reason, for the operator who asks.
+pub fn check(command: Wanted, on: &[u8]) -> Result<(), &'static str> {
+    let requests = [REQUEST_TOPIC, PREVIEW_TOPIC];
+    match command {
+        Wanted::Subscribe => check_topic_filter(on),
+        Wanted::Publish if requests.iter().any(|topic| topic.as_bytes() == on) => Err(
+            "the store takes requests from each client and checks their keys: ask about a key, such as SET KEY",
+        ),
+        Wanted::Publish => check_topic_name(on),
+        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::store::Peer;
 use crate::trace::{TRACEPARENT, TraceParent};
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{
-    NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
+    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
 };
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -336,9 +336,13 @@ fn violation(response_topic: &[u8]) -> Option<(ReasonCode, &'static str)> {
             "the response topic of a request holds a wildcard",
         ));
     }
-    let is_reserved = response_topic == REQUEST_TOPIC.as_bytes()
-        || response_topic == PREVIEW_TOPIC.as_bytes()
-        || response_topic.starts_with(NOTIFICATION_TOPICS.as_bytes());
+    // A response below these prefixes would look like a message that only the store sends.
+    let is_reserved = [REQUEST_TOPIC, PREVIEW_TOPIC]
+        .iter()
+        .any(|topic| response_topic == topic.as_bytes())
+        || [NOTIFICATION_TOPICS, ADMIN_TOPICS]
+            .iter()
+            .any(|prefix| response_topic.starts_with(prefix.as_bytes()));
     is_reserved.then_some((
         ReasonCode::TOPIC_NAME_INVALID,
         "the response topic of a request is reserved by the state store",

@@ -27,9 +27,12 @@ use crate::{
     Service, Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
-    core::Begun,
+    core::{Begun, FilterResults},
     ledger::Account,
-    limits::{PAUSED_BYTES_MAX, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX, WORK_PER_TURN_MAX, work},
+    limits::{
+        FILTERS_PER_STEP, PAUSED_BYTES_MAX, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX,
+        WORK_PER_TURN_MAX, work,
+    },
     nagle::Nagle,
     rate_limit::RateLimit,
     router::SessionKey,
@@ -96,6 +99,8 @@ pub(crate) struct Dispatch {
     held_bytes: usize,
     /// Acknowledgements and pings that came behind waiting packets.
     immediate: Vec<(Packet, Claim)>,
+    /// The results of the filters of the SUBSCRIBE or UNSUBSCRIBE whose rest is the next packet.
+    filter_results: FilterResults,
     auth: Option<Auth>,
     nagle: Nagle,
     /// Whether the last read contains nothing that needs an answer.
@@ -133,6 +138,7 @@ impl Dispatch {
             detached: false,
             held_bytes: 0,
             immediate: Vec::new(),
+            filter_results: FilterResults::default(),
             auth: None,
             nagle: Nagle::default(),
             needs_no_answer: false,
@@ -428,8 +434,38 @@ impl Dispatch {
             Packet::Pubrec(ack) => core.acknowledged(key, connection, kind::PUBREC, ack, now)?,
             Packet::Pubcomp(ack) => core.acknowledged(key, connection, kind::PUBCOMP, ack, now)?,
             Packet::Pubrel(ack) => core.released(key, connection, ack.packet_id),
-            Packet::Subscribe(subscribe) => core.subscribe(key, connection, &subscribe),
-            Packet::Unsubscribe(unsubscribe) => core.unsubscribe(key, connection, &unsubscribe),
+            Packet::Subscribe(mut subscribe) => {
+                let rest = behind_step(&mut subscribe.filters);
+                let is_last = rest.is_empty();
+                core.subscribe(
+                    key,
+                    connection,
+                    &subscribe,
+                    &mut self.filter_results,
+                    is_last,
+                );
+                if !is_last {
+                    subscribe.filters = rest;
+                    self.packets
+                        .push_front((Packet::Subscribe(subscribe), claim));
+                }
+            }
+            Packet::Unsubscribe(mut unsubscribe) => {
+                let rest = behind_step(&mut unsubscribe.filters);
+                let is_last = rest.is_empty();
+                core.unsubscribe(
+                    key,
+                    connection,
+                    &unsubscribe,
+                    &mut self.filter_results,
+                    is_last,
+                );
+                if !is_last {
+                    unsubscribe.filters = rest;
+                    self.packets
+                        .push_front((Packet::Unsubscribe(unsubscribe), claim));
+                }
+            }
             Packet::Pingreq => core.ping(key, connection),
             Packet::Disconnect(disconnect) => {
                 core.client_disconnects(key, connection, disconnect)?;
@@ -485,6 +521,11 @@ impl Drop for Dispatch {
             });
         }
     }
+}
+
+/// Cuts a list of filters after one step, and returns the rest.
+fn behind_step<T>(filters: &mut Vec<T>) -> Vec<T> {
+    filters.split_off(filters.len().min(FILTERS_PER_STEP))
 }
 
 /// Why the service gets no requests of MQTT 3.1.1. The text is for the log, because the client can

@@ -106,4 +106,5 @@ pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
 pub use session_users::SessionUsers;
 pub use stats::{ClientStatus, ConnectionSummary, SessionSummary, Stats};
+pub use topic::{check_filter as check_topic_filter, check_name as check_topic_name};
 pub use version::ProtocolVersion;

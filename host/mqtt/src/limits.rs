@@ -70,8 +70,8 @@ pub struct Limits {
     /// Bytes of the topic aliases of one connection: the longest topic name, and all other aliases
     /// with names of two kilobytes. A client that exceeds it is disconnected with 0x97.
     pub alias_bytes_max: usize,
-    /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the time that one packet holds the broker's
-    /// lock.
+    /// Filters in one SUBSCRIBE or UNSUBSCRIBE: bounds the memory of a decoded packet. Clients that
+    /// restore their subscriptions send hundreds in one packet.
     pub filters_per_packet_max: usize,
     /// Bytes of messages that wait for one client or for its acknowledgement. A connected client
     /// above it is disconnected with 0x97; an offline session drops the newest message.
@@ -145,7 +145,7 @@ impl Default for Limits {
             shared_subscriptions_per_session_max: 64,
             state_bytes_total_max: 256 << 20,
             alias_bytes_max: 128 << 10,
-            filters_per_packet_max: 64,
+            filters_per_packet_max: 1024,
             queue_bytes_max: 16 << 20,
             queue_bytes_total_max: 512 << 20,
             queue_bytes_reserve: 64 << 10,
@@ -205,6 +205,10 @@ pub(crate) mod work {
         5 + payload_bytes as u64 / 1024
     }
 }
+
+/// Filters of one SUBSCRIBE or UNSUBSCRIBE that are handled without a look at the work of the turn:
+/// bounds the time that one packet holds the broker's lock.
+pub(crate) const FILTERS_PER_STEP: usize = 64;
 
 /// Members of a shared subscription tried for one message, separately among the connected and the
 /// disconnected ones. Otherwise a group of thousands with full queues would be searched for each

@@ -7,7 +7,7 @@ use crate::limits::OWN_TOPICS;
 pub(crate) type Fault = &'static str;
 
 /// Checks a name to publish to: not empty, no wildcard, no U+0000.
-pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
+pub fn check_name(name: &[u8]) -> Result<(), Fault> {
     if name.is_empty() {
         return Err("the topic name is empty");
     }
@@ -25,7 +25,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
 /// Checks a filter to subscribe to: `+` must be alone in its level, and `#` alone in the last one.
 /// The filter of a shared subscription is `$share/NAME/FILTER` (section 4.8.2), and FILTER must not
 /// be a shared one.
-pub(crate) fn check_filter(filter: &[u8]) -> Result<(), Fault> {
+pub fn check_filter(filter: &[u8]) -> Result<(), Fault> {
     let Some(shared) = filter.strip_prefix(SHARED) else {
         return check_topics(filter);
     };

@@ -8,6 +8,9 @@ pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0
 pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
 /// The prefix of all notification topics. Only the store publishes there.
 pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
+/// The prefix of the topics for orders and their status (protocol, section 12). Of all topics below,
+/// clients publish only orders and pieces of policies.
+pub const ADMIN_TOPICS: &str = "statehouse/v1/admin/";
 
 /// The topic of a client's notifications about a key: both in Base 16 (protocol, section 8).
 #[must_use]

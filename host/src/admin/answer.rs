@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Response, StatusCode};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,6 +18,8 @@ pub(super) type Answer = Response<Content>;
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
     pub(super) error: String,
+    /// The methods that the resource has, if the request had another one.
+    allowed: Option<String>,
 }
 
 impl Refusal {
@@ -25,11 +27,26 @@ impl Refusal {
         Self {
             status,
             error: error.into(),
+            allowed: None,
+        }
+    }
+
+    /// A resource has these methods, and not the one of the request (RFC 9110 section 15.5.6).
+    pub(super) fn method(method: &Method, path: &str, allowed: impl Into<String>) -> Self {
+        let error = format!("the method {method} is not allowed for {path}");
+        Self {
+            allowed: Some(allowed.into()),
+            ..Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
         }
     }
 
     pub(super) fn answer(self) -> Answer {
-        json(self.status, &json!({ "error": self.error }))
+        let mut answer = json(self.status, &json!({ "error": self.error }));
+        let allowed = self.allowed.and_then(|it| HeaderValue::try_from(it).ok());
+        if let Some(allowed) = allowed {
+            answer.headers_mut().insert(ALLOW, allowed);
+        }
+        answer
     }
 }
 

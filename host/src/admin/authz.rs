@@ -10,7 +10,8 @@ use statehouse_mqtt::{Broker, ClientStatus};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::Sources;
-use statehouse_access::explain::{Explanation, Question, Wanted};
+use crate::policies::delivery::{CHUNKS, ORDER};
+use statehouse_access::explain::{Explanation, Question, Wanted, reservation};
 use statehouse_access::rules::Principal;
 use statehouse_core::store::Peer;
 
@@ -55,6 +56,9 @@ pub(crate) struct Decision {
     pub(crate) explanation: Explanation,
     /// The limit that would refuse the action at present, regardless of the rules.
     pub(crate) limit: Option<String>,
+    /// Why no client may do this, regardless of the rules.
+    #[serde(default)]
+    pub(crate) reserved: Option<String>,
     /// The sessions that the client's owner may have. The store does not report how many it has.
     #[serde(default)]
     pub(crate) note: Option<String>,
@@ -63,8 +67,13 @@ pub(crate) struct Decision {
 impl Decision {
     /// Whether the action would succeed.
     pub(crate) fn is_allowed(&self) -> bool {
-        self.explanation.allowed && self.limit.is_none()
+        self.explanation.allowed && self.limit.is_none() && self.reserved.is_none()
     }
+}
+
+/// Why no client may do this, regardless of rules and limits.
+pub(crate) fn reserved(question: Question<'_>) -> Option<String> {
+    reservation(question, &[ORDER, CHUNKS]).map(str::to_owned)
 }
 
 /// Evaluates the question. `on` is the decoded key, topic or filter.
@@ -82,9 +91,8 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
         user: who.user.as_deref(),
         attributes: &who.attributes,
     };
-    let explanation = sources
-        .access
-        .explain(&principal, Question::of(ask.command, on));
+    let question = Question::of(ask.command, on);
+    let explanation = sources.access.explain(&principal, question);
     let peer = Peer {
         client: ask.client.as_str().into(),
         connection: origin.map_or(ConnectionId(0), |it| it.connection),
@@ -109,6 +117,7 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
         who,
         explanation,
         limit,
+        reserved: reserved(question),
         note,
     }
 }

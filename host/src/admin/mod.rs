@@ -40,7 +40,7 @@ use tokio::sync::{Semaphore, watch};
 
 pub use access::{Endpoint, new_token};
 pub use api::Api;
-pub(crate) use authz::{Ask, Decision, Who};
+pub(crate) use authz::{Ask, Decision, Who, reserved};
 pub(crate) use client::{Connection, ask, is_plain_url, is_tls_url};
 pub(crate) use clients::{Client, Clients};
 pub use cluster::{

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, HeaderName, HeaderValue,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, HeaderName, HeaderValue,
     IF_NONE_MATCH, REFERRER_POLICY,
 };
 use hyper::{Method, StatusCode};
@@ -96,11 +96,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
 pub(super) fn answer(method: &Method, path: &str, headers: &HeaderMap) -> Option<Answer> {
     let file = FILES.iter().find(|file| file.path == path)?;
     if ![Method::GET, Method::HEAD].contains(method) {
-        let error = format!("the method {method} is not allowed for {path}");
-        let mut answer = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error).answer();
-        let allowed = HeaderValue::from_static("GET, HEAD");
-        answer.headers_mut().insert(ALLOW, allowed);
-        return Some(answer);
+        return Some(Refusal::method(method, path, "GET, HEAD").answer());
     }
     let asked = headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes);
     let mut answer = match asked == Some(VERSION.as_bytes()) {

@@ -105,7 +105,7 @@ impl Requests {
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
-            seat.arrived();
+            discard(request.into_body(), seat.clone());
             return last(answer);
         }
         if self.scope == Scope::Metrics && !is_metrics(&request) {
@@ -315,12 +315,14 @@ fn session(method: &Method, operator: &Operator) -> Result<Answer, Refusal> {
     }
 }
 
-/// Health probes, which need no token because they reveal no stored data.
+/// Health probes, which need no token because they reveal no stored data. The server leaves out the
+/// body for HEAD.
 fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
-    if request.method() != Method::GET {
-        return None;
+    let (method, path) = (request.method(), request.uri().path());
+    if ["/livez", "/readyz"].contains(&path) && ![Method::GET, Method::HEAD].contains(method) {
+        return Some(Refusal::method(method, path, "GET, HEAD").answer());
     }
-    match request.uri().path() {
+    match path {
         "/livez" => Some(json(StatusCode::OK, &json!({}))),
         "/readyz" => {
             let impediment = match subject {

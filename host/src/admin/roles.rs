@@ -55,10 +55,11 @@ pub(super) fn required(method: &Method, path: &[&str]) -> Result<Role, Refusal> 
         let error = format!("there is no resource at /{}", path.join("/"));
         return Err(Refusal::new(StatusCode::NOT_FOUND, error));
     }
-    let found = of_path.find(|it| it.0 == *method);
+    let of_path: Vec<_> = of_path.collect();
+    let found = of_path.iter().find(|it| it.0 == *method);
     found.map(|it| it.2).ok_or_else(|| {
-        let error = format!("the method {method} is not allowed for /{}", path.join("/"));
-        Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
+        let allowed: Vec<&str> = of_path.iter().map(|it| it.0.as_str()).collect();
+        Refusal::method(method, &format!("/{}", path.join("/")), allowed.join(", "))
     })
 }
 

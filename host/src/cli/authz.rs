@@ -14,7 +14,7 @@ use serde_json::json;
 use super::data::count;
 use super::output::{self, Exit, Failure, one_line, printable};
 use super::store::{Named, unexpected};
-use crate::admin::{Ask, Decision, Who};
+use crate::admin::{Ask, Decision, Who, reserved};
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
 use statehouse_config::percent;
@@ -136,6 +136,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
         }
         (Some(key), _) => key.as_bytes(),
     };
+    explain::check(args.command, on).map_err(Failure::usage)?;
     let decision = match &args.rules {
         Some(file) => by_file(args, file, on)?,
         None => by_store(args, on).await?,
@@ -150,6 +151,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
                 "rules": decision.rules,
                 "explanation": decision.explanation,
                 "limit": decision.limit,
+                "reserved": decision.reserved,
                 "note": decision.note,
             })
             .to_string()
@@ -172,10 +174,12 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failu
         user: args.user.as_deref(),
         attributes: &args.attribute,
     };
+    let question = Question::of(args.command, on);
     Ok(Decision {
         rules: Some(file.to_owned()),
         connected: false,
-        explanation: explain::explain(&rules, &who, Question::of(args.command, on)),
+        explanation: explain::explain(&rules, &who, question),
+        reserved: reserved(question),
         who: Who {
             user: args.user.clone(),
             attributes: args.attribute.clone(),
@@ -221,6 +225,9 @@ fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
     };
     let name = printable(args.client.as_bytes());
     let file = decision.rules.as_deref().unwrap_or(Path::new("rules"));
+    if let Some(reason) = &decision.reserved {
+        return format!("denied: {name} may not {what}: {}\n", one_line(reason));
+    }
     let mut text = String::new();
     let it = &decision.explanation;
     _ = match (&it.why, it.rules, it.allowed) {

@@ -79,9 +79,9 @@ The file that --config names may contain every other setting, under its name wit
 Flags take precedence over environment variables, and these over the file.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 an address that cannot be listened
-on, 74 the disk failed, 70 a bug lost the state in memory, 78 the cluster needs a newer version,
-65 the log of the cluster contradicts itself. After 74 and 70 start the store again: it recovers everything
-that is durable.")]
+on, 74 the disk failed, 70 a bug lost the state in memory, 76 another host took the client id at the broker,
+78 the cluster needs a newer version or was deleted, 65 the log of the cluster contradicts itself. After 74 and 70 start
+the store again: it recovers everything that is durable.")]
     Serve(Box<serve::Args>),
     Get(get::Args),
     Set(set::Args),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use super::output::{Exit, Failure, emit, emit_json, one_line};
+use super::output::{Exit, Failure, emit_either, one_line};
 use super::store::{Store, unexpected};
 use super::table;
 use super::time::utc;
@@ -36,22 +36,25 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let mut from = 0;
+    let (mut from, mut is_first) = (0, true);
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
     loop {
         let path = format!("/v1/slow?from={from}");
         let answer = args.store.ask(Method::GET, &path).await?;
         let slow: SlowRequests = serde_json::from_value(answer.clone()).map_err(unexpected)?;
-        let is_first = from == 0;
-        if args.store.json && (is_first || !slow.requests.is_empty()) {
-            emit_json(&answer)?;
-        } else if !args.store.json {
-            emit(text(&slow, is_first).as_bytes())?;
-        }
-        if !args.follow {
+        let is_news = is_first || !slow.requests.is_empty();
+        let in_words = || text(&slow, is_first);
+        let is_read = !is_news || emit_either(args.store.json, || answer, in_words)?;
+        if !args.follow || !is_read {
             return Ok(Exit::Done);
         }
-        from = slow.next;
-        tokio::time::sleep(POLL).await;
+        (from, is_first) = (slow.next, false);
+        tokio::select! {
+            biased;
+            _ = &mut interrupted => return Ok(Exit::Done),
+            () = tokio::time::sleep(POLL) => {}
+        }
     }
 }
 

@@ -4,7 +4,10 @@
 use std::{fs, path::Path};
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Client, Connect, Ran, Server, run_in};
+use statehouse_tests::{
+    Admin, Client, Connect, Publish, Ran, Server, run_in,
+    store::{NOTIFICATION_PREFIX, REQUEST_TOPIC},
+};
 
 use crate::eventually;
 
@@ -238,6 +241,40 @@ fn explain_without_rules_says_so() {
     let mut client = Client::connect(server.address(), &as_user("press-4", "operator"));
     assert_eq!(client.subscribe("#", 1), 0x87);
     explain(&server, &["press-4", "SUBSCRIBE", "clients/press-4/#"]).code(0);
+}
+
+/// No rule can allow these topics to a client.
+#[test]
+fn explain_knows_topics_of_the_store() {
+    let server = Server::start();
+    let rules = server.directory().join("rules.toml");
+    fs::write(&rules, format!("{RULES}\n[[rules]]\nprincipals.clientIds = [\"*\"]\nbrokerResources = [{{ method = \"Publish\", topics = [\"#\"] }}]\n")).unwrap();
+    let mut client = server.connect("press-4");
+    let notifications = format!("{NOTIFICATION_PREFIX}/00/command/notify/00");
+    for topic in [&notifications, "statehouse/v1/admin/policy/status"] {
+        assert_eq!(client.publish(Publish::new(topic, "x").qos(1)).reason, 0x87);
+        for more in [&[][..], &["--rules", "rules.toml"]] {
+            let question = [&["press-4", "PUBLISH", topic], more].concat();
+            let output = explain(&server, &question).code(1).text();
+            let reason = "only the state store publishes there\n";
+            assert!(
+                output.starts_with("denied: ") && output.ends_with(reason),
+                "{output}"
+            );
+        }
+    }
+    for (question, reason) in [
+        (["PUBLISH", "a/+"], "the topic name holds a wildcard"),
+        (
+            ["SUBSCRIBE", "a#"],
+            "a wildcard does not occupy a whole level",
+        ),
+        (["SUBSCRIBE", "$share//a"], "has no name"),
+        (["PUBLISH", REQUEST_TOPIC], "ask about a key"),
+    ] {
+        let question = [&["press-4"][..], &question].concat();
+        explain(&server, &question).code(2).says(reason);
+    }
 }
 
 #[test]

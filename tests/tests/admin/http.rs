@@ -165,6 +165,29 @@ fn invalid_path_method_or_body_is_a_client_error() {
 }
 
 #[test]
+fn wrong_method_names_the_methods_of_the_resource() {
+    let server = Server::start();
+    let api = api(&server);
+    for (first, allowed) in [
+        ("POST /livez", "GET, HEAD"),
+        ("DELETE /readyz", "GET, HEAD"),
+        ("POST /", "GET, HEAD"),
+        ("PUT /v1/overview", "GET"),
+        ("PATCH /v1/policies", "GET, POST"),
+        ("POST /v1/key?key=k", "GET, PUT, DELETE"),
+    ] {
+        let mut stream = api.open();
+        let head = api.head(first, &[&api.bearer(), "Content-Length: 3"]);
+        stream.write_all((head + "abc").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let is_refused = answer.starts_with("HTTP/1.1 405 ")
+            && answer.contains(&format!("\r\nallow: {allowed}\r\n"));
+        assert!(is_refused, "{first}: {answer}");
+    }
+}
+
+#[test]
 fn too_large_body_is_refused_before_it_is_read() {
     let server = Server::start();
     let api = api(&server);
@@ -342,7 +365,7 @@ fn health_probes_need_no_token() {
         let asked = api.head(&format!("GET {path}"), &[]);
         assert_eq!(api.send(asked.as_bytes()), (200, "{}".to_owned()), "{path}");
         let changing = api.head(&format!("POST {path}"), &[]);
-        assert_eq!(api.send(changing.as_bytes()).0, 401, "{path}");
+        assert_eq!(api.send(changing.as_bytes()).0, 405, "{path}");
     }
 }
 

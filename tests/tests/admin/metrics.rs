@@ -6,12 +6,14 @@ use std::{
     net::TcpStream,
     path::Path,
     process::Command,
+    thread,
+    time::Duration,
 };
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Server, Store, command::finish, policies, prometheus::check_page, run_in,
-    wait::eventually,
+    Admin, Background, Server, Store, command::finish, policies, prometheus::check_page, run_in,
+    server::signal, wait::eventually,
 };
 
 use crate::policy;
@@ -167,6 +169,9 @@ fn metrics_listener_answers_metrics_and_probes_only() {
     for probe in ["GET /livez", "GET /readyz"] {
         assert_eq!(ask(address, probe), (200, "{}".to_owned()), "{probe}");
     }
+    for probe in ["HEAD /livez", "HEAD /readyz"] {
+        assert_eq!(ask(address, probe), (200, String::new()), "{probe}");
+    }
     for other in [
         "GET /v1/policies",
         "GET /v1/slow",
@@ -220,4 +225,17 @@ fn slow_requests_show_where_their_time_went() {
     let next = format!("/v1/slow?from={}", json["next"]);
     let none = Admin::of(&server).done("GET", &next, b"");
     assert_eq!(none["requests"].as_array().unwrap().len(), 0, "{none}");
+}
+
+#[test]
+fn following_slow_requests_says_once_that_there_are_none() {
+    let server = Server::start();
+    let mut command = statehouse_tests::command(&["slow", "--follow"]);
+    let mut following = Background::start(command.current_dir(server.directory()));
+    following.wait_for("no request took");
+    // It asks once a second.
+    thread::sleep(Duration::from_millis(2500));
+    assert_eq!(following.lines.all().len(), 1);
+    signal(following.child.id(), "INT");
+    assert_eq!(following.child.wait().unwrap().code(), Some(0));
 }

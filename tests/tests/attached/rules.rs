@@ -30,6 +30,7 @@ fn forbidden_response_topic_is_dropped_and_counted() {
         PREVIEW_TOPIC,
         NOTIFICATION_PREFIX,
         &format!("{NOTIFICATION_PREFIX}/00/command/notify/00"),
+        "statehouse/v1/admin/policy/status",
     ]
     .iter()
     .enumerate()

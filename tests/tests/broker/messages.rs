@@ -3,7 +3,7 @@
 
 use std::{thread, time::Duration};
 
-use statehouse_tests::{Property, Publish, Server};
+use statehouse_tests::{Mosquitto, Property, Publish, Server};
 
 #[test]
 fn properties_are_forwarded_unchanged() {
@@ -153,4 +153,26 @@ fn message_of_a_mebibyte_is_forwarded_unchanged() {
         client.next().publish().payload == payload,
         "the payload was changed"
     );
+}
+
+/// By default a bridge sets a flag in the protocol level, and removes it after return code 1.
+#[test]
+fn mosquitto_bridge_with_default_version_passes_messages() {
+    let server = Server::start();
+    let mut gateway = server.connect("gateway");
+    gateway.subscribe("up/#", 1);
+    let bridge = Mosquitto::with(&[
+        "connection bridge",
+        &format!("address {}", server.address()),
+        "topic up/# out 1",
+        "topic down/# in 1",
+        "restart_timeout 1",
+    ]);
+    bridge.wait_for_log("Received SUBACK from local.");
+    let mut local = bridge.connect("local");
+    local.subscribe("down/#", 1);
+    local.publish(Publish::new("up/speed", "7").qos(1));
+    assert_eq!(gateway.take_publish("up/").payload, b"7");
+    gateway.publish(Publish::new("down/limit", "9").qos(1));
+    assert_eq!(local.take_publish("down/").payload, b"9");
 }

@@ -210,3 +210,17 @@ fn messages_of_one_publisher_keep_their_order() {
         assert_eq!(client.next().publish().payload, n.to_be_bytes());
     }
 }
+
+/// Clients that restore their subscriptions send many in one packet.
+#[test]
+fn a_thousand_filters_in_one_packet_are_all_granted() {
+    let server = Server::start();
+    let mut client = server.connect("client");
+    let filters: Vec<_> = (0..1000).map(|number| format!("many/{number}")).collect();
+    let filters: Vec<_> = filters.iter().map(|it| (it.as_str(), 1)).collect();
+    client.send(&packet::subscribe(1, &[], &filters));
+    let suback = client.take("SUBACK", |it| it.kind() == packet::kind::SUBACK);
+    assert_eq!(suback.suback(), (1, vec![1; 1000]));
+    client.publish(Publish::new("many/999", "x").qos(1));
+    assert_eq!(client.take_publish("many/").topic, "many/999");
+}

@@ -194,7 +194,7 @@ impl fmt::Display for Exceeded {
                 "the watched keys would use more than {max} bytes, the limit"
             ),
             Self::Disk => f.write_str(
-                "the disk is full, or etcd's quota in a cluster: there is room for removals only",
+                "the disk is full, or the quota of etcd in a cluster: there is room for removals only",
             ),
         }
     }

@@ -71,6 +71,10 @@ const PROPERTIES: u64 = bits(&[
     id::AUTH_DATA,
 ]);
 
+/// The flag in the protocol level of a Mosquitto bridge that speaks MQTT 3.1 or 3.1.1
+/// (`try_private`, which is on by default).
+const BRIDGE: u8 = 0x80;
+
 /// Reads the variable header and payload of a CONNECT.
 pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
     let silent = |violation| ConnectFault {
@@ -92,8 +96,10 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
                 reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
                 text: "this broker speaks MQTT 5 and MQTT 3.1.1 only",
             };
-            // MQTT 3.1 has the same CONNACK as MQTT 3.1.1, so that its clients report the cause.
-            let version = if name == b"MQIsdp" || version < 4 {
+            // MQTT 3.1 has the same CONNACK as MQTT 3.1.1, so that its clients report the cause. A
+            // bridge must get return code 1: it then connects again without its flag.
+            let is_bridge = version & BRIDGE != 0;
+            let version = if name == b"MQIsdp" || version < 4 || is_bridge {
                 V311
             } else {
                 V5

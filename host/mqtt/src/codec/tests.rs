@@ -307,6 +307,7 @@ fn connect_of_another_version_gets_its_own_answer() {
         (&b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab"[..], V311),
         (b"\x10\x0e\0\x04MQTT\x03\x02\0\x3c\0\x02ab", V311),
         (b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab", V5),
+        (b"\x10\x0e\0\x04MQTT\x84\x02\0\x3c\0\x02ab", V311), // a bridge
         (b"\x10\x10\0\x06MQIsdp\x04\x02\0\x3c\0\x02ab", V311),
     ] {
         let fault = decode_connect(&mut BytesMut::from(connect), 1000).unwrap_err();

@@ -27,6 +27,7 @@ use std::{
 pub(crate) use connect::{Accepted, ConnectRefusal};
 pub(crate) use publish::{Begun, Source};
 use statehouse_protocol::{ConnectionId, SessionId};
+pub(crate) use subscribe::FilterResults;
 
 use session_ends::SessionEnds;
 

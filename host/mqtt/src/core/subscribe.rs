@@ -17,8 +17,17 @@ use crate::{
     topic,
 };
 
+/// The results of the filters of a SUBSCRIBE or UNSUBSCRIBE that were handled, if it has more than
+/// one step.
+#[derive(Debug, Default)]
+pub(crate) struct FilterResults {
+    reasons: Vec<ReasonCode>,
+    searches: Vec<RetainedSearch>,
+}
+
 impl Core {
-    /// Handles a SUBSCRIBE. The SUBACK is sent first;
+    /// Handles a SUBSCRIBE, or one step of it; `results` has those of the steps before. The
+    /// SUBACK is sent first, after the last step;
     /// [`continue_retained_searches`](Self::continue_retained_searches) sends the retained messages
     /// later.
     pub(crate) fn subscribe(
@@ -26,6 +35,8 @@ impl Core {
         key: SessionKey,
         connection: ConnectionId,
         subscribe: &Subscribe,
+        results: &mut FilterResults,
+        is_last: bool,
     ) {
         if !self.is_open(key, connection) {
             return;
@@ -33,8 +44,7 @@ impl Core {
         let Some(origin) = self.session(key).and_then(|session| session.origin()) else {
             return;
         };
-        let mut reasons = Vec::with_capacity(subscribe.filters.len());
-        let mut searches = Vec::new();
+        let FilterResults { reasons, searches } = results;
         self.work += work::SUBSCRIPTION * subscribe.filters.len() as u64;
         for filter in &subscribe.filters {
             match self.subscribe_one(key, &origin, filter, subscribe.subscription_id) {
@@ -59,6 +69,10 @@ impl Core {
                 }
             }
         }
+        if !is_last {
+            return;
+        }
+        let FilterResults { reasons, searches } = mem::take(results);
         self.send_when_durable(key, |out, version| {
             codec::suback(out, version, subscribe.packet_id, &reasons);
         });
@@ -256,24 +270,29 @@ impl Core {
         key: SessionKey,
         connection: ConnectionId,
         unsubscribe: &Unsubscribe,
+        results: &mut FilterResults,
+        is_last: bool,
     ) {
         if !self.is_open(key, connection) {
             return;
         }
         self.work += work::SUBSCRIPTION * unsubscribe.filters.len() as u64;
-        let mut reasons = Vec::with_capacity(unsubscribe.filters.len());
         for filter in &unsubscribe.filters {
             let existed = session_at(&mut self.sessions, key)
                 .is_some_and(|session| session.unsubscribe(filter, &mut self.change_log));
             if existed {
                 self.router.unsubscribe(filter, key);
             }
-            reasons.push(if existed {
+            results.reasons.push(if existed {
                 ReasonCode::SUCCESS
             } else {
                 ReasonCode::NO_SUBSCRIPTION_EXISTED
             });
         }
+        if !is_last {
+            return;
+        }
+        let reasons = mem::take(results).reasons;
         self.send_when_durable(key, |out, version| {
             codec::unsuback(out, version, unsubscribe.packet_id, &reasons);
         });

@@ -2,7 +2,11 @@
 
 use bytes::Bytes;
 
-use crate::{Message, Properties, codec::Packet, limits::MESSAGE_OVERHEAD_BYTES};
+use crate::{
+    Message, Properties,
+    codec::{Filter, Packet},
+    limits::MESSAGE_OVERHEAD_BYTES,
+};
 
 /// Whether a packet frees memory, or takes none, and waits for no other packet.
 #[inline]
@@ -34,11 +38,14 @@ pub(super) fn packet_bytes(packet: &Packet) -> usize {
     match packet {
         Packet::Publish(it) => publish_bytes(&it.topic, &it.payload, &it.properties),
         Packet::Subscribe(it) => {
-            let filters = it.filters.iter().map(|it| it.filter.len());
+            let filters = it.filters.iter();
+            let filters = filters.map(|it| it.filter.len() + size_of::<Filter>());
             filters.sum::<usize>() + MESSAGE_OVERHEAD_BYTES
         }
         Packet::Unsubscribe(it) => {
-            it.filters.iter().map(Bytes::len).sum::<usize>() + MESSAGE_OVERHEAD_BYTES
+            let filters = it.filters.iter();
+            let filters = filters.map(|it| it.len() + size_of::<Bytes>());
+            filters.sum::<usize>() + MESSAGE_OVERHEAD_BYTES
         }
         _ => MESSAGE_OVERHEAD_BYTES,
     }

@@ -24,10 +24,8 @@ use super::order::{Action, Assembly, Order, OrderError};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_config::limits;
 use statehouse_core::policy::{Actor, Digest, Selector};
+use statehouse_protocol::topics::ADMIN_TOPICS;
 use statehouse_transport::embedded::Orders;
-
-/// The prefix of all topics of the admin API.
-const TOPICS: &str = "statehouse/v1/admin/";
 
 /// The topic of orders.
 pub const ORDER: &str = "statehouse/v1/admin/policy/order";
@@ -391,7 +389,7 @@ impl PolicyOrders {
 
 impl Orders for PolicyOrders {
     fn claim(&self, topic: &[u8]) -> Option<Claim> {
-        if !topic.starts_with(TOPICS.as_bytes()) {
+        if !topic.starts_with(ADMIN_TOPICS.as_bytes()) {
             return None;
         }
         let taken = topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes());

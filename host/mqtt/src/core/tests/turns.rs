@@ -12,7 +12,7 @@ use wire::Packet;
 use crate::{
     Claim, Limits, Message, Options, Origin, QoS, Request, Service,
     dispatch::Turn,
-    limits::{WORK_PER_TURN_MAX, work},
+    limits::{FILTERS_PER_STEP, WORK_PER_TURN_MAX, work},
     testing::*,
 };
 
@@ -81,6 +81,46 @@ fn a_search_for_retained_messages_is_cut_into_turns() {
     ));
     assert!(matches!(received.last(), Some(Packet::PingResp(_))));
     assert_eq!(received.len(), RETAINED + 3);
+}
+
+#[test]
+fn a_thousand_filters_in_one_packet_take_several_turns() {
+    const FILTERS: usize = 1000;
+    let (broker, now) = (with_retained(10), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    let filters: Vec<_> = (0..FILTERS).map(|number| format!("t/{number}")).collect();
+    let mut filters: Vec<_> = filters.iter().map(String::as_str).collect();
+    filters[0] = "r/#";
+    let mut unsubscribe = wire::Unsubscribe::new("none", None);
+    unsubscribe.pkid = 2;
+    unsubscribe.filters = filters.iter().map(|it| (*it).to_owned()).collect();
+    let packets = bytes(&[
+        subscribe(&filters),
+        Packet::PingReq(wire::PingReq),
+        Packet::Unsubscribe(unsubscribe),
+    ]);
+    let (turn, works) = peer.turns(&packets, now);
+    assert_eq!(turn, Turn::Drained);
+    let step = work::PACKET + work::SUBSCRIPTION * FILTERS_PER_STEP as u64;
+    assert!(are_bounded(&works, step), "{works:?}");
+    let received = peer.receive();
+    let [
+        Packet::SubAck(granted),
+        messages @ ..,
+        Packet::UnsubAck(ended),
+    ] = &received[..]
+    else {
+        panic!("{received:?}");
+    };
+    assert_eq!(granted.return_codes.len(), FILTERS);
+    assert_eq!(
+        messages.len(),
+        10 + 1,
+        "retained messages, and the PINGRESP"
+    );
+    let success = |it: &&wire::UnsubAckReason| **it == wire::UnsubAckReason::Success;
+    assert_eq!(ended.reasons.iter().filter(success).count(), FILTERS);
+    assert_eq!(broker.stats().subscriptions, 0);
 }
 
 #[test]
