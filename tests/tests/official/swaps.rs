@@ -63,8 +63,9 @@ fn tally(server: &Server, id: usize, over: &AtomicBool, done: &AtomicU64) -> Ans
             let by_two = answer.payload() == two;
             assert!(
                 by_two || answer.payload() == one,
-                "client {id}, request {count}: {}",
-                answer.text()
+                "client {id}, request {count}: {}; the last warning of the store: {:?}",
+                answer.text(),
+                server.stderr().iter().rfind(|line| line.contains(" WARN "))
             );
             if by_two {
                 answers.two += 1;
