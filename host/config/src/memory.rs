@@ -17,7 +17,7 @@ impl Memory {
         let group = groups
             .ok()
             .and_then(|text| least(Path::new("/sys/fs/cgroup"), &text));
-        Self(machine.into_iter().chain(group).min())
+        Self(machine.into_iter().chain(group).min().map(addressable))
     }
 
     /// A given amount.
@@ -38,6 +38,12 @@ impl Memory {
             (bytes / 32).saturating_mul(thirty_seconds).min(most)
         })
     }
+}
+
+/// What a process can address of this memory. A 32-bit system leaves it 2 to 4 GiB, for programs and
+/// reservations too.
+fn addressable(bytes: u64) -> u64 {
+    bytes.min(isize::MAX as u64)
 }
 
 /// The line `MemTotal` of /proc/meminfo, which counts in KiB (proc(5)).

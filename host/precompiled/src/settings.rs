@@ -16,5 +16,10 @@ pub(crate) fn config() -> Config {
         .cranelift_nan_canonicalization(true)
         .wasm_relaxed_simd(false)
         .cranelift_opt_level(OptLevel::Speed);
+    // On a 32-bit processor, the engine interprets without being told.
+    #[cfg(all(feature = "interpreter", target_pointer_width = "64"))]
+    config
+        .target("pulley64")
+        .expect("this is the name of a target");
     config
 }

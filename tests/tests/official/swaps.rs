@@ -63,8 +63,9 @@ fn tally(server: &Server, id: usize, over: &AtomicBool, done: &AtomicU64) -> Ans
             let by_two = answer.payload() == two;
             assert!(
                 by_two || answer.payload() == one,
-                "client {id}, request {count}: {}",
-                answer.text()
+                "client {id}, request {count}: {}; the last warning of the store: {:?}",
+                answer.text(),
+                server.stderr().iter().rfind(|line| line.contains(" WARN "))
             );
             if by_two {
                 answers.two += 1;
@@ -172,7 +173,9 @@ pub(crate) async fn policy_swaps_under_load_keep_every_request(place: Place) {
     let swapped = swapping.await;
     // Set even if swapping failed, so that the clients end.
     over.store(true, Ordering::Relaxed);
-    let answers: Vec<Answers> = clients.into_iter().map(|it| it.join().unwrap()).collect();
+    // All threads end before one fails the test. Otherwise those that still run keep the server.
+    let ended: Vec<_> = clients.into_iter().map(|it| it.join()).collect();
+    let answers: Vec<Answers> = ended.into_iter().map(Result::unwrap).collect();
     let written = official_task.await.unwrap();
     let (listing, mut rollbacks) = swapped.unwrap();
     let seconds = begun.elapsed().as_secs_f64();

@@ -28,7 +28,9 @@ fn for_target(component: &[u8], target: &str) -> wasmtime::Result<Vec<u8>> {
 fn engine_target() -> Result<String, env::VarError> {
     let architecture = env::var("CARGO_CFG_TARGET_ARCH")?;
     match &*architecture {
-        "x86_64" | "aarch64" | "riscv64" | "s390x" => env::var("TARGET"),
+        "x86_64" | "aarch64" | "riscv64" | "s390x" if cfg!(not(feature = "interpreter")) => {
+            env::var("TARGET")
+        }
         _ => {
             let big = env::var("CARGO_CFG_TARGET_ENDIAN")? == "big";
             let pointers = env::var("CARGO_CFG_TARGET_POINTER_WIDTH")?;

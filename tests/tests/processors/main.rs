@@ -1,9 +1,12 @@
-//! The programs for other processors: the golden transcripts, and a data directory that moves
-//! between two processors. `tests/official` runs the official client against these programs.
+//! The programs for other processors: the golden transcripts, a data directory that moves between
+//! two processors, and a minute of load. `tests/official` runs the official client against these
+//! programs.
 //!
 //! `bash tests/run --all` builds the programs. A test whose program or emulator is missing says so
 //! and ends.
 #![allow(missing_docs, clippy::unwrap_used)]
+
+mod soak;
 
 use std::{env, fs, path::Path};
 
@@ -29,6 +32,22 @@ macro_rules! processors {
             fn data_directory_moves_there_and_back() {
                 if let Some(processor) = Processor::find($target) {
                     crate::move_there_and_back(&processor);
+                }
+            }
+
+            #[test]
+            #[ignore = "emulates another processor"]
+            fn default_limits_fit_the_address_space() {
+                if let Some(processor) = Processor::find($target) {
+                    crate::derive_limits(&processor);
+                }
+            }
+
+            #[test]
+            #[ignore = "takes a minute on an emulated processor"]
+            fn minute_of_load_is_answered_in_bounded_memory() {
+                if let Some(processor) = Processor::find($target) {
+                    crate::soak::run(&processor);
                 }
             }
         }
@@ -113,6 +132,14 @@ fn move_there_and_back(processor: &Processor) {
     assert_eq!(self::codes(&data), rebuilt);
     let mut away = Client::connect(native.address(), &resume);
     assert_eq!(away.take_publish("news").payload, b"while away");
+}
+
+fn derive_limits(processor: &Processor) {
+    let server = Server::emulated(processor, &[]);
+    let line = server.wait_for_log("default limits are derived from");
+    let (_, rest) = line.split_once("derived from ").unwrap();
+    let mib: u64 = rest.split_once(' ').unwrap().0.parse().unwrap();
+    assert!(mib < 2048 || !processor.target.starts_with("arm"), "{line}");
 }
 
 fn tallied(count: u64) -> String {
