@@ -51,12 +51,8 @@ pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
     DialectSetting, DropAction, Durability, Fuel, KeyBytes, LogFormat, Node, PacketBytes, Span,
-    Threads,
+    Threads, nonzero_size, size,
 };
-
-#[cfg(feature = "cluster")]
-pub use values::nonzero_size;
-pub use values::size;
 
 use layer::Layer;
 use memory::Memory;

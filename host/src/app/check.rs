@@ -223,7 +223,7 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
     let directory = config.storage.directory.display();
     let mut image = Image::new(config.storage.duplicates);
-    let in_use = match (&config.cluster, config.storage.durability) {
+    let in_use: Option<anyhow::Result<bool>> = match (&config.cluster, config.storage.durability) {
         #[cfg(feature = "cluster")]
         (Some(cluster), _) => {
             let looked = super::join::look(&config.storage.directory);

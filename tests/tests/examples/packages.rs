@@ -93,3 +93,20 @@ fn packages_build_alone_and_cargo_accepts_them() {
         );
     }
 }
+
+/// As cluster.md says.
+#[test]
+#[ignore = "compiles all dependencies"]
+fn program_builds_without_clusters() {
+    let target = tempfile::tempdir().unwrap();
+    let mut check = cargo(&[
+        "check",
+        "--locked",
+        "--no-default-features",
+        "-p",
+        "statehouse",
+    ]);
+    check.env("CARGO_TARGET_DIR", target.path());
+    let ran = finish_within(check, b"", PATIENCE).code(0);
+    assert!(!ran.stderr.contains("warning:"), "{ran:#?}");
+}
