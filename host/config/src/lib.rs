@@ -2,7 +2,8 @@
 //! TOML file, and that over defaults.
 //!
 //! Yields a [`Config`] whose values are all checked, or an error that names the line and the
-//! allowed values.
+//! allowed values. [`limits`] are the bounds of everything in the host, with their reasons; many are
+//! defaults of settings. [`percent`] decodes and encodes parts of URLs.
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;

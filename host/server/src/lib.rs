@@ -1,7 +1,7 @@
 //! Runs the state machine of `statehouse_core` under one lock, between a transport and the log.
 //!
-//! A transport passes batches of inputs in. Outputs leave through the [response gate](gate), in the
-//! order of the decisions, and never before the log position that they depend on is released. The
+//! A transport passes batches of inputs in. Outputs leave through the [`ResponseGate`], in the order
+//! of the decisions, and never before the log position that they depend on is released. The
 //! lock must never be held while a socket or the disk is touched.
 //!
 //! * [`shadow`]: re-executes requests with a candidate policy and compares. It never changes state.

@@ -1,8 +1,8 @@
 //! The admin API: HTTP/1.1 for operators who can read the data directory or have a token, and over
 //! TLS for users with a role.
 //!
-//! Connections are limited in number, size and time. All changes of policies go through [`Gate`],
-//! like on the other delivery paths. The admin API must never block requests to the store, so slow
+//! Connections are limited in number, size and time. All changes of policies go through
+//! [`Gate`](crate::policies::delivery::Gate), like on the other delivery paths. The admin API must never block requests to the store, so slow
 //! work such as compiling runs on a separate thread.
 
 mod access;

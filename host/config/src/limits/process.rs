@@ -31,6 +31,3 @@ pub const SERVE_THREADS_MAX: usize = 64;
 /// some, and at most this many. Every request takes one lock. A second thread on two cores would
 /// cost a third of the requests, because threads wait for that lock.
 pub const SERVE_THREADS_DEFAULT_MAX: usize = 4;
-
-/// Places for outputs whose memory is kept between two socket reads: those of a usual read.
-pub const SPARE_OUTPUTS_MAX: usize = 64;

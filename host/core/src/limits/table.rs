@@ -105,6 +105,9 @@ pub const UNRELEASED_BYTES_FREE: usize = 16 << 10;
 /// what is measured of its request, rounded up.
 pub const UNRELEASED_OVERHEAD_BYTES: usize = 384;
 
+/// Places for outputs whose memory is kept between two socket reads: those of a usual read.
+pub const SPARE_OUTPUTS_MAX: usize = 64;
+
 /// How long the requests of one connection may run before other connections get their turns: some
 /// hundred ordinary requests, or some pages of long keys.
 pub const REQUESTS_PER_TURN_TIME: Duration = Duration::from_micros(500);

@@ -187,9 +187,8 @@ impl Store {
         self.state = Some(state);
     }
 
-    /// Loads what requests with these payloads will probably need from memory, because lookups one
-    /// after the other take longer. Has no other effect.
-    /// The requests are of this session.
+    /// Loads what requests of this session with these payloads will probably need from memory,
+    /// because lookups one after the other take longer. Has no other effect.
     pub fn prefetch(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
         let state = self.state();
         let writes = state.table.prefetch(payloads);
