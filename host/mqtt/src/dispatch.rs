@@ -436,15 +436,9 @@ impl Dispatch {
             Packet::Pubrel(ack) => core.released(key, connection, ack.packet_id),
             Packet::Subscribe(mut subscribe) => {
                 let rest = behind_step(&mut subscribe.filters);
-                let is_last = rest.is_empty();
-                core.subscribe(
-                    key,
-                    connection,
-                    &subscribe,
-                    &mut self.filter_results,
-                    is_last,
-                );
-                if !is_last {
+                let results = &mut self.filter_results;
+                core.subscribe(key, connection, &subscribe, results, rest.is_empty());
+                if !rest.is_empty() {
                     subscribe.filters = rest;
                     self.packets
                         .push_front((Packet::Subscribe(subscribe), claim));
@@ -452,15 +446,9 @@ impl Dispatch {
             }
             Packet::Unsubscribe(mut unsubscribe) => {
                 let rest = behind_step(&mut unsubscribe.filters);
-                let is_last = rest.is_empty();
-                core.unsubscribe(
-                    key,
-                    connection,
-                    &unsubscribe,
-                    &mut self.filter_results,
-                    is_last,
-                );
-                if !is_last {
+                let results = &mut self.filter_results;
+                core.unsubscribe(key, connection, &unsubscribe, results, rest.is_empty());
+                if !rest.is_empty() {
                     unsubscribe.filters = rest;
                     self.packets
                         .push_front((Packet::Unsubscribe(unsubscribe), claim));
