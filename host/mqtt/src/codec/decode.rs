@@ -204,10 +204,22 @@ fn read_disconnect(body: &[u8], version: ProtocolVersion) -> Result<Disconnect, 
     let mut session_expiry_s = None;
     if version != V311 && !reader.is_empty() {
         reader.property_section(
-            bits(&[id::SESSION_EXPIRY, id::REASON_STRING, id::USER_PROPERTY]),
+            bits(&[
+                id::SESSION_EXPIRY,
+                id::REASON_STRING,
+                id::USER_PROPERTY,
+                id::SERVER_REFERENCE,
+            ]),
             |item| {
-                if item.id == id::SESSION_EXPIRY {
-                    session_expiry_s = Some(item.number);
+                match item.id {
+                    id::SESSION_EXPIRY => session_expiry_s = Some(item.number),
+                    // Section 3.14.2.2.5.
+                    id::SERVER_REFERENCE => {
+                        return Err(Violation::protocol(
+                            "a server reference in a DISCONNECT of a client",
+                        ));
+                    }
+                    _ => {}
                 }
                 Ok(())
             },

@@ -82,7 +82,8 @@ const SHARED: &[u8] = &[
     id::CORRELATION_DATA,
     id::USER_PROPERTY,
 ];
-pub(crate) const PUBLISH_PROPERTIES: u64 = bits(SHARED) | bits(&[id::TOPIC_ALIAS]);
+pub(crate) const PUBLISH_PROPERTIES: u64 =
+    bits(SHARED) | bits(&[id::TOPIC_ALIAS, id::SUBSCRIPTION_ID]);
 pub(super) const WILL_PROPERTIES: u64 = bits(SHARED) | bits(&[id::WILL_DELAY]);
 
 /// Reads the property section at the reader, which reads `body`.
@@ -122,6 +123,12 @@ pub(crate) fn parse(raw: Bytes, allowed: u64) -> Result<Properties, Violation> {
             id::WILL_DELAY => {
                 found.will_delay_s = item.number;
                 found.local[1] = Some(item.whole);
+            }
+            // [MQTT-3.3.4-6]
+            id::SUBSCRIPTION_ID => {
+                return Err(Violation::protocol(
+                    "a subscription identifier in a PUBLISH of a client",
+                ));
             }
             _ => {}
         }

@@ -174,7 +174,8 @@ pub(crate) fn scan(
         let item = item?;
         let bit = bit(item.id);
         if allowed & bit == 0 {
-            return Err(Violation::protocol(
+            // Section 2.2.2.2.
+            return Err(Violation::malformed(
                 "a property is not allowed in this packet",
             ));
         }

@@ -270,7 +270,10 @@ fn invalid_connects_are_refused() {
             b"\x02\0\x3c\x04\x17\0\x17\0\0\0",
             ReasonCode::PROTOCOL_ERROR,
         ), // a property twice
-        (b"\x02\0\x3c\x03\x23\0\x01\0\0", ReasonCode::PROTOCOL_ERROR), // a property of PUBLISH
+        (
+            b"\x02\0\x3c\x03\x23\0\x01\0\0",
+            ReasonCode::MALFORMED_PACKET,
+        ), // a property of PUBLISH
         (b"\x02\0\x3c\x02\x7f\0\0\0", ReasonCode::MALFORMED_PACKET), // an unknown one
         (b"\x02\0\x3c\x04\x16\0\x01a\0\0", ReasonCode::PROTOCOL_ERROR), // authentication data alone
         (b"\x02\0\x3c\0\0\x01\0", ReasonCode::MALFORMED_PACKET),  // U+0000 in the client id
@@ -289,7 +292,7 @@ fn invalid_connects_are_refused() {
         ), // not UTF-8
         (
             b"\x06\0\x3c\0\0\0\x02\x0b\x01\0\x01w\0\0",
-            ReasonCode::PROTOCOL_ERROR,
+            ReasonCode::MALFORMED_PACKET,
         ), // bad will property
     ] {
         let fault = decode_connect(&mut connect(rest), 1000).unwrap_err();
@@ -373,7 +376,7 @@ fn invalid_packets_are_refused() {
         (b"\xd0\x00", R::PROTOCOL_ERROR),               // PINGRESP
         (b"\xf1\x00", R::MALFORMED_PACKET),             // AUTH with flags
         (b"\xf0\x03\x19\x02\x15", R::MALFORMED_PACKET), // AUTH cut short
-        (b"\xf0\x07\x19\x05\x11\0\0\0\0", R::PROTOCOL_ERROR), // a session expiry in AUTH
+        (b"\xf0\x07\x19\x05\x11\0\0\0\0", R::MALFORMED_PACKET), // a session expiry in AUTH
         (b"\xf0\x0a\x19\x08\x15\0\x01a\x15\0\x01a", R::PROTOCOL_ERROR), // two methods
         (b"\xc1\x00", R::MALFORMED_PACKET),             // PINGREQ with flags
         (b"\xc0\x01\0", R::MALFORMED_PACKET),           // PINGREQ with a body
@@ -407,6 +410,12 @@ fn invalid_packets_are_refused() {
         (b"\x82\x07\0\x01\0\0\x01t\x40", R::MALFORMED_PACKET), // reserved option
         (b"\x82\x09\0\x01\x02\x0b\0\0\x01t\0", R::PROTOCOL_ERROR), // subscription identifier 0
         (b"\xa2\x03\0\x01\0", R::PROTOCOL_ERROR),            // UNSUBSCRIBE without a filter
+        (b"\x30\x06\0\x01t\x02\x17\0", R::MALFORMED_PACKET), // a property of CONNECT in PUBLISH
+        (b"\x40\x06\0\x01\0\x02\x01\0", R::MALFORMED_PACKET), // one of PUBLISH in PUBACK
+        (b"\x82\x09\0\x01\x02\x01\0\0\x01t\0", R::MALFORMED_PACKET), // in SUBSCRIBE
+        (b"\xa2\x08\0\x01\x02\x0b\x01\0\x01t", R::MALFORMED_PACKET), // in UNSUBSCRIBE
+        (b"\xe0\x04\0\x02\x01\0", R::MALFORMED_PACKET),      // in DISCONNECT
+        (b"\xe0\x05\0\x03\x1c\0\0", R::PROTOCOL_ERROR),      // one that only a server may send
         (b"\xe0\x04\0\x02\x1c\0", R::MALFORMED_PACKET),      // DISCONNECT cut short
         (b"\x30\xff\xff\xff\x7f", R::PACKET_TOO_LARGE),      // 256 MiB
         (b"\x30\xff\xff\xff\xff\x7f", R::MALFORMED_PACKET),  // five-byte remaining length
