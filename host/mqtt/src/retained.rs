@@ -18,6 +18,8 @@ use crate::{
 pub(crate) struct Retained {
     messages: BTreeMap<Bytes, Entry>,
     bytes: usize,
+    /// The number of the newest message.
+    newest: u64,
 }
 
 /// A retained message and its publisher, which No Local needs. The broker's own messages have no
@@ -26,6 +28,8 @@ pub(crate) struct Retained {
 pub(crate) struct Entry {
     pub(crate) message: Message,
     pub(crate) from: Option<Publisher>,
+    /// Rises with every message.
+    pub(crate) number: u64,
 }
 
 /// The client that published a retained message, and the account that is charged for it.
@@ -132,7 +136,12 @@ impl Retained {
 
     fn insert(&mut self, message: Message, from: Option<Publisher>) {
         self.remove(&message.topic);
-        let entry = Entry { message, from };
+        self.newest += 1;
+        let entry = Entry {
+            message,
+            from,
+            number: self.newest,
+        };
         let bytes = entry.cost_bytes();
         self.bytes += bytes;
         if let Some(from) = &entry.from {
@@ -190,6 +199,11 @@ impl Retained {
             }
         }
         SearchStep { at: None, examined }
+    }
+
+    /// The number of the newest message.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
     }
 
     pub(crate) fn count(&self) -> usize {

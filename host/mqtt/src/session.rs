@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{ConnectionId, SessionId};
 use subscriptions::Subscriptions;
 
 use crate::{
@@ -79,6 +79,11 @@ pub(crate) struct RetainedSearch {
     pub(crate) subscription: Subscription,
     /// The last topic that the search examined.
     pub(crate) after: Option<Bytes>,
+    /// The newest retained message at the time of the SUBSCRIBE. Later ones are sent when they are
+    /// published.
+    pub(crate) newest: u64,
+    /// The connection of the SUBSCRIBE.
+    pub(crate) connection: ConnectionId,
 }
 
 /// How to handle a QoS 2 PUBLISH.
@@ -410,10 +415,12 @@ impl Session {
         (self.subscriptions).has_room(filter, &self.client, max, shares)
     }
 
-    /// Removes a subscription. Returns false if there was none.
+    /// Removes a subscription with its pending search. Returns false if there was none.
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
         let existed = self.subscriptions.remove(filter, &self.client);
         if existed {
+            self.retained_searches
+                .retain(|search| search.filter != *filter);
             self.log(change_log).write(Part::Unsubscribe { filter });
         }
         existed

@@ -6,7 +6,7 @@ use statehouse_protocol::ConnectionId;
 
 use super::{Core, session_at};
 use crate::{
-    Origin, ReasonCode, Refused,
+    Origin, QoS, ReasonCode, Refused,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     limits::work,
@@ -55,6 +55,8 @@ impl Core {
                             filter: filter.filter.clone(),
                             subscription,
                             after: None,
+                            newest: self.retained.newest(),
+                            connection,
                         });
                     }
                 }
@@ -181,7 +183,9 @@ impl Core {
                     break Some(true);
                 };
                 search.after = Some(topic.clone());
-                if let Some(entry) = entry {
+                if let Some(entry) = entry
+                    && !was_sent_live(entry, &search, connection)
+                {
                     self.send_retained(key, &client, entry, &search.subscription, now);
                 }
             };
@@ -257,9 +261,6 @@ impl Core {
         for filter in forbidden {
             tracing::info!(client = %origin.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
             session.unsubscribe(&filter, &mut self.change_log);
-            session
-                .retained_searches
-                .retain(|search| search.filter != filter);
             self.router.unsubscribe(&filter, key);
         }
         self.redistribute(orphans, now);
@@ -297,4 +298,12 @@ impl Core {
             codec::unsuback(out, version, unsubscribe.packet_id, &reasons);
         });
     }
+}
+
+/// Whether the client got this retained message already, when it was published after the SUBSCRIBE.
+/// A message that was published while the client was absent may have been dropped. So it is sent
+/// again, unless it must not arrive twice (section 4.3.3).
+fn was_sent_live(entry: &Entry, search: &RetainedSearch, connection: ConnectionId) -> bool {
+    let qos = entry.message.qos.min(search.subscription.qos);
+    entry.number > search.newest && (search.connection == connection || qos == QoS::ExactlyOnce)
 }

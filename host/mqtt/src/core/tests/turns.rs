@@ -18,17 +18,22 @@ use crate::{
 
 /// A broker with `count` retained messages on topics `r/NUMBER/NUMBER`.
 fn with_retained(count: usize) -> crate::Broker {
-    let broker = broker(Limits::default());
-    broker.batch(|batch| {
-        for number in 0..count {
-            let mut message =
-                Message::new(format!("r/{number:05}/{number}"), "x", QoS::AtLeastOnce);
-            message.retain = true;
-            batch.publish(message);
-        }
-    });
+    retained_within(count, Limits::default())
+}
+
+fn retained_within(count: usize, limits: Limits) -> crate::Broker {
+    let broker = broker(limits);
+    for number in 0..count {
+        retain(&broker, number, "x");
+    }
     assert_eq!(broker.stats().retained, count);
     broker
+}
+
+fn retain(broker: &crate::Broker, number: usize, payload: &'static str) {
+    let mut message = Message::new(format!("r/{number:05}/{number}"), payload, QoS::ExactlyOnce);
+    message.retain = true;
+    broker.batch(|batch| batch.publish(message));
 }
 
 fn bytes(packets: &[Packet]) -> BytesMut {
@@ -136,6 +141,79 @@ fn a_resumed_session_is_sent_the_rest_of_its_retained_messages() {
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(peer.send(&[], now), Turn::Drained);
     assert_eq!(before + peer.messages().len(), RETAINED);
+}
+
+#[test]
+fn a_message_is_sent_live_or_as_retained_but_not_both() {
+    const RETAINED: usize = 2000;
+    for qos in [Q::AtMostOnce, Q::AtLeastOnce, Q::ExactlyOnce] {
+        let (broker, now) = (with_retained(RETAINED), Instant::now());
+        let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+        let filter = wire::Filter::new("r/#", qos);
+        let mut subscribe = wire::Subscribe::new_many([filter], None);
+        subscribe.pkid = 1;
+        let turn = peer.turn(&mut bytes(&[Packet::Subscribe(subscribe)]), now);
+        assert_eq!(turn, Turn::Cut);
+        let mut payloads = peer.payloads();
+        assert!((1..RETAINED).contains(&payloads.len()));
+        // The first was sent before, the others are ahead of the search.
+        for number in [0, RETAINED - 1, RETAINED] {
+            retain(&broker, number, "new");
+        }
+        while peer.send(&[], now) != Turn::Drained {}
+        loop {
+            let messages = peer.messages();
+            if messages.is_empty() {
+                break;
+            }
+            for message in messages {
+                payloads.push(String::from_utf8(message.payload.to_vec()).unwrap());
+                let acknowledgements = match qos {
+                    Q::AtMostOnce => vec![],
+                    Q::AtLeastOnce => vec![puback(message.pkid)],
+                    Q::ExactlyOnce => vec![
+                        Packet::PubRec(wire::PubRec::new(message.pkid, None)),
+                        Packet::PubComp(wire::PubComp::new(message.pkid, None)),
+                    ],
+                };
+                peer.send(&acknowledgements, now);
+            }
+        }
+        let new = payloads.iter().filter(|it| *it == "new").count();
+        assert_eq!((new, payloads.len()), (3, RETAINED - 1 + 3), "{qos:?}");
+    }
+}
+
+#[test]
+fn unsubscribe_ends_a_search_that_waits_for_the_client() {
+    const RETAINED: usize = 1000;
+    let limits = Limits {
+        queue_bytes_max: 64 << 10,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let (broker, now) = (retained_within(RETAINED, limits), Instant::now());
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let mut peer = Peer::new(&broker, &hello, now);
+    let filter = wire::Filter::new("r/#", Q::AtLeastOnce);
+    let mut subscribe = wire::Subscribe::new_many([filter], None);
+    subscribe.pkid = 1;
+    let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+    assert_eq!(turn, Turn::Paused);
+    let mut unsubscribe = wire::Unsubscribe::new("r/#", None);
+    unsubscribe.pkid = 2;
+    assert_eq!(
+        peer.send(&[Packet::Unsubscribe(unsubscribe)], now),
+        Turn::Drained
+    );
+    retain(&broker, RETAINED - 1, "new");
+    let mut received = 0;
+    while let [message] = &peer.messages()[..] {
+        assert_eq!(message.payload, "x", "published after the UNSUBACK");
+        received += 1;
+        peer.send(&[puback(message.pkid)], now);
+    }
+    assert!((1..RETAINED).contains(&received), "{received}");
 }
 
 #[test]
