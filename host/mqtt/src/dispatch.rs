@@ -243,6 +243,7 @@ impl Dispatch {
         let claim = match &mut packet {
             Packet::Publish(publish) => {
                 self.aliases.resolve(publish)?;
+                publish.expires = expires(publish, now);
                 if self.publishes.allows(now) {
                     self.limit_total_rate(self.claim(&publish.topic), now)
                 } else {
@@ -412,7 +413,7 @@ impl Dispatch {
                     if let Begun::HandOver(token) =
                         core.begin_request(key, connection, publish.packet_id, publish.qos)?
                     {
-                        self.requests.push(request(publish, token, now));
+                        self.requests.push(request(publish, token));
                     }
                 }
                 Claim::Refuse(reason, text) => {
@@ -426,7 +427,7 @@ impl Dispatch {
                     core.refuse(key, connection, &publish, reason, text)?
                 }
                 Claim::Route => {
-                    let message = message(&publish, now);
+                    let message = message(&publish);
                     core.route(key, connection, &publish, &message, now)?;
                 }
             },
@@ -533,9 +534,9 @@ fn expires(publish: &Publish, now: Instant) -> Option<Instant> {
     ))
 }
 
-fn request(publish: Publish, token: Option<Token>, now: Instant) -> Request {
+fn request(publish: Publish, token: Option<Token>) -> Request {
     Request {
-        expires: expires(&publish, now),
+        expires: publish.expires,
         topic: publish.topic,
         payload: publish.payload,
         properties: publish.properties,
@@ -546,13 +547,13 @@ fn request(publish: Publish, token: Option<Token>, now: Instant) -> Request {
     }
 }
 
-fn message(publish: &Publish, now: Instant) -> Message {
+fn message(publish: &Publish) -> Message {
     Message {
         topic: publish.topic.clone(),
         payload: publish.payload.clone(),
         properties: publish.properties.forwarded(),
         qos: publish.qos,
         retain: publish.retain,
-        expires: expires(publish, now),
+        expires: publish.expires,
     }
 }

@@ -1,5 +1,7 @@
 //! PUBLISH (section 3.3), and the properties that it shares with a will (section 3.1.3.2).
 
+use std::time::Instant;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
@@ -24,6 +26,8 @@ pub(crate) struct Publish {
     pub(crate) packet_id: u16,
     pub(crate) properties: Properties,
     pub(crate) payload: Bytes,
+    /// When the message expires. The dispatch sets it on arrival, because a packet may wait there.
+    pub(crate) expires: Option<Instant>,
 }
 
 /// Reads a PUBLISH from its flags and its complete frame. The fixed header has `header` bytes.
@@ -71,6 +75,7 @@ pub(super) fn read(
         packet_id,
         properties,
         payload,
+        expires: None,
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use wire::{Filter, Packet, PubAckReason, RetainForwardRule, SubscribeReasonCode};
 
-use crate::{Limits, Message, PropertiesBuilder, QoS, testing::*};
+use crate::{Limits, Message, PropertiesBuilder, QoS, dispatch::Turn, testing::*};
 
 fn two(limits: Limits) -> (Peer, Peer, Instant) {
     let (broker, now) = (broker(limits), Instant::now());
@@ -296,6 +296,36 @@ fn message_expiry_counts_down_and_ends() {
         Some(4)
     );
     assert_eq!(a.broker.stats().dropped, 1);
+}
+
+#[test]
+fn message_expiry_counts_while_the_publish_waits_in_the_dispatch() {
+    let limits = Limits {
+        queue_bytes_max: 2000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let mut a = Peer::new(&broker, &hello, now);
+    a.subscribe("t", Q::AtLeastOnce, now);
+    let packets = [(1, None), (2, None), (3, None), (4, Some(100))].map(|(id, expiry)| {
+        let mut message = publish("t", Q::AtLeastOnce, id, &"x".repeat(400));
+        message.properties = Some(wire::PublishProperties {
+            message_expiry_interval: expiry,
+            ..Default::default()
+        });
+        Packet::Publish(message)
+    });
+    assert_eq!(a.send(&packets, now), Turn::Paused);
+    let later = now + Duration::from_secs(5);
+    let mut expiries = Vec::new();
+    while let [message] = &a.messages()[..] {
+        let properties = message.properties.as_ref();
+        expiries.extend(properties.and_then(|it| it.message_expiry_interval));
+        a.send(&[puback(message.pkid)], later);
+    }
+    assert_eq!(expiries, [95]);
 }
 
 #[test]
