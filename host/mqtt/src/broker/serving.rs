@@ -144,8 +144,9 @@ impl Broker {
     /// Sends DISCONNECT 0x8B to every client, waits at most `grace` for delivery, then closes.
     /// Listeners and timers end, and no client can connect any more.
     ///
-    /// Wills are not published: section 3.1.2.5 lets a server that shuts down defer them until it
-    /// restarts, and no subscriber is left. Wills of durable sessions are stored for the restart.
+    /// Wills of durable sessions are stored for the restart: section 3.1.2.5 lets a server that
+    /// shuts down defer them. Other sessions end with their connection, so their wills are
+    /// published. They become retained messages, or wait for durable sessions.
     pub async fn shutdown(&self, grace: Duration) {
         self.0.stopping.store(true, Ordering::Release);
         self.lock().shut_down();

@@ -525,9 +525,6 @@ impl Core {
         if let Some(since) = session.evictable.take() {
             self.evictable.remove(&(since, key));
         }
-        if self.shutting_down {
-            session.take_will(&mut self.change_log);
-        }
         self.send_will(key, now);
         if let Some(mut session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
             session.end(&mut self.change_log);

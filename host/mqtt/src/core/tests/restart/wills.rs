@@ -107,3 +107,20 @@ fn wills_of_a_shutdown_are_sent_after_the_next_start() {
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now + WILL_GRACE);
     assert_eq!(listener.payloads(), ["a"]);
 }
+
+#[test]
+fn will_of_a_session_without_expiry_is_published_at_a_shutdown() {
+    let (mut life, now) = Life::new();
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    listener.subscribe("will", Q::AtLeastOnce, now);
+    let hello = |client, delay_s| Hello::new(client).expiry(0).will("will", client, delay_s);
+    let before = Peer::new(&life.broker, &hello("a", 0), now);
+    let after = Peer::new(&life.broker, &hello("b", 60), now);
+    life.broker.lock().shut_down();
+    before.lose(now);
+    listener.lose(now);
+    after.lose(now);
+    life.kill(now);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
+    assert_eq!(listener.payloads(), ["a", "b"]);
+}
