@@ -9,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hyper::Method;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::data::count;
-use super::output::{self, Exit, Failure, one_line, printable};
+use super::output::{Exit, Failure, emit, emit_either, one_line, printable};
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who, reserved};
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
@@ -119,7 +119,7 @@ fn check(path: &Path) -> Result<Exit, Failure> {
     for (line, doubt) in doubts {
         _ = writeln!(text, "line {line}: {doubt}");
     }
-    output::emit(text.as_bytes())?;
+    emit(text.as_bytes())?;
     Ok(Exit::Done)
 }
 
@@ -141,28 +141,25 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
         Some(file) => by_file(args, file, on)?,
         None => by_store(args, on).await?,
     };
-    let text = match args.json {
-        true => {
-            json!({
-                "allowed": decision.is_allowed(),
-                "connected": decision.connected,
-                "user": decision.who.user,
-                "attributes": decision.who.attributes,
-                "rules": decision.rules,
-                "explanation": decision.explanation,
-                "limit": decision.limit,
-                "reserved": decision.reserved,
-                "note": decision.note,
-            })
-            .to_string()
-                + "\n"
-        }
-        false => in_words(args, &decision, on),
-    };
-    output::emit(text.as_bytes())?;
-    Ok(match decision.is_allowed() {
-        true => Exit::Done,
-        false => Exit::Negative,
+    emit_either(
+        args.json,
+        || in_json(&decision),
+        || in_words(args, &decision, on),
+    )?;
+    Ok(Exit::of(decision.is_allowed()))
+}
+
+fn in_json(it: &Decision) -> Json {
+    json!({
+        "allowed": it.is_allowed(),
+        "connected": it.connected,
+        "user": it.who.user,
+        "attributes": it.who.attributes,
+        "rules": it.rules,
+        "explanation": it.explanation,
+        "limit": it.limit,
+        "reserved": it.reserved,
+        "note": it.note,
     })
 }
 

@@ -68,10 +68,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         }
         emit(&out)?;
     }
-    Ok(match response.value {
-        RespValue::Null => Exit::Negative,
-        _ => Exit::Done,
-    })
+    Ok(Exit::of(response.value != RespValue::Null))
 }
 
 fn in_json(value: &RespValue) -> Json {

@@ -7,8 +7,7 @@ use super::data::count;
 use super::entries::duration;
 use super::output::{Exit, Failure, emit, emit_json, notice, printable};
 use super::store::{Store, unexpected};
-use super::table;
-use super::usage::cell;
+use super::table::{self, cell, cell_or_dash};
 use crate::admin::Clients;
 use statehouse_config::percent;
 
@@ -94,7 +93,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
         let since = it.since_ms.map(|since_ms| now_ms.saturating_sub(since_ms));
         [
             cell(&it.client),
-            it.user.as_deref().map_or("-".to_owned(), cell),
+            cell_or_dash(it.user.as_deref()),
             it.address.map_or("-".to_owned(), |it| it.to_string()),
             it.mqtt.clone().unwrap_or_else(|| "-".to_owned()),
             since.map_or("no".to_owned(), |ms| {

@@ -355,10 +355,7 @@ async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
     let quota_bytes = (args.cluster_quota).map_or(Sizes::default().quota_bytes, NonZeroU64::get);
     let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
     emit(report.to_string().as_bytes())?;
-    Ok(match report.worst() {
-        Severity::Failure => Exit::Negative,
-        Severity::Good | Severity::Warning => Exit::Done,
-    })
+    Ok(Exit::of(report.worst() != Severity::Failure))
 }
 
 async fn hand_over(args: &HandoverArgs) -> Result<Exit, Failure> {

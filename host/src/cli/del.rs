@@ -47,20 +47,13 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     if let Some(prefix) = &args.prefix {
         let count = delete_all(&client, &entries::pattern_of(prefix), token).await?;
         client.close().await;
-        let printed = data::count(count, "key");
-        match args.remote.json {
-            true => {
-                _ = emit_json(
-                    &json!({ "prefix": json_bytes(prefix.as_bytes()), "deleted": count }),
-                )?
-            }
-            false => notice(&format!("{printed} deleted")),
-        }
-        return Ok(if count > 0 {
-            Exit::Done
+        if args.remote.json {
+            let prefix = json_bytes(prefix.as_bytes());
+            emit_json(&json!({ "prefix": prefix, "deleted": count }))?;
         } else {
-            Exit::Negative
-        });
+            notice(&format!("{} deleted", data::count(count, "key")));
+        }
+        return Ok(Exit::of(count > 0));
     }
     let key = args.key.as_deref().unwrap_or_default().as_bytes();
     let deleted = client.del(key, token).await?;
@@ -73,10 +66,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             "version": deleted.as_ref().map(Version::to_string),
         }))?;
     }
-    Ok(match deleted {
-        Some(_) => Exit::Done,
-        None => Exit::Negative,
-    })
+    Ok(Exit::of(deleted.is_some()))
 }
 
 /// Deletes all keys that match a pattern. Returns their number.

@@ -153,9 +153,7 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
 /// The writer of this version, if the data directory of the store is on this machine, or its admin
 /// API answers. A directory of another store does not contain the version.
 async fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
-    let target = &args.remote.target;
-    let found = (args.place).find(target.context.as_deref(), &target.credentials);
-    let found = match found.ok()? {
+    let found = match args.remote.find(&args.place).ok()? {
         Found::Data(path) if path.is_dir() => {
             let version = Stamp {
                 wall: version.wall_ms(),
@@ -227,9 +225,7 @@ async fn as_of(
             time::utc(ms)
         )));
     }
-    let target = &args.remote.target;
-    let found = (args.place).find(target.context.as_deref(), &target.credentials)?;
-    let answer = match found {
+    let answer = match args.remote.find(&args.place)? {
         Found::Data(data) => {
             let found = Past::open(&data)?.as_of(key, moment)?;
             past::as_of(key, found, &args.node.name).map_err(Failure::usage)?

@@ -71,12 +71,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         || beginning.clone(),
         || reach(beginning, key, changes.len() as u64),
     )?;
-    Ok(
-        match count(beginning) == 0 && beginning["before"].is_null() {
-            true => Exit::Negative,
-            false => Exit::Done,
-        },
-    )
+    let is_known = count(beginning) > 0 || !beginning["before"].is_null();
+    Ok(Exit::of(is_known))
 }
 
 fn in_words(change: &Json) -> String {

@@ -5,7 +5,6 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use data_encoding::BASE64;
 use serde_json::Value as Json;
 use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version};
 use statehouse_core::clock::wall_ms;
@@ -16,6 +15,7 @@ use super::entries::{IN_FLIGHT, in_order};
 use super::output::{Exit, Failure, emit_json, notice};
 use super::progress::Progress;
 use super::remote::Remote;
+use crate::past;
 
 /// How long the broker keeps the session of an interrupted import.
 const INTERRUPTION: Duration = Duration::from_secs(60);
@@ -252,12 +252,7 @@ fn parse(object: &Json) -> Result<Line, String> {
 
 fn bytes_of(object: &Json, name: &str) -> Result<Vec<u8>, String> {
     let field = object.get(name).ok_or(format!("it has no `{name}`"))?;
-    if let Some(text) = field.as_str() {
-        return Ok(text.as_bytes().to_vec());
-    }
-    let encoded = field.get("base64").and_then(Json::as_str);
-    let decoded = encoded.and_then(|it| BASE64.decode(it.as_bytes()).ok());
-    decoded.ok_or(format!(
+    past::bytes_of(field).ok_or(format!(
         "`{name}` is neither a string nor {{\"base64\": ...}}"
     ))
 }

@@ -175,10 +175,8 @@ struct Since {
 /// Looks into the history of the store for when the holder acquired the lock, if the data directory
 /// is on this machine or the admin API answers.
 async fn since(args: &Args, held: &Value) -> Option<Since> {
-    let target = &args.remote.target;
-    let found = (args.place).find(target.context.as_deref(), &target.credentials);
     let name = args.name.as_bytes();
-    let answer = match found.ok()? {
+    let answer = match args.remote.find(&args.place).ok()? {
         Found::Data(path) if path.is_dir() => Past::open(&path)
             .and_then(|past| past.history(name, RENEWALS_MAX))
             .map(|it| past::history(name, &it, held.version.node(), usize::MAX))

@@ -22,12 +22,21 @@ const EXIT_REFUSED: u8 = 4;
 /// The result of a command that worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exit {
-    /// Done.
     Done,
     /// Not found, or not applied.
     Negative,
     /// The exit code of the command that `lock` ran.
     Code(u8),
+}
+
+impl Exit {
+    /// Done, or negative if that is false.
+    pub(super) fn of(is_done: bool) -> Self {
+        match is_done {
+            true => Self::Done,
+            false => Self::Negative,
+        }
+    }
 }
 
 /// The result of a command that failed: an exit code and a message for stderr.

@@ -9,6 +9,7 @@ use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
 use super::context::{self, Context};
 use super::output::Failure;
+use super::store::{Found, Place};
 use statehouse_config::{BrokerUrl, read_password};
 
 /// The port of MQTT (IANA).
@@ -189,7 +190,7 @@ pub(super) struct Target {
         help_heading = "Connection",
         conflicts_with_all = ["url", "host", "port"]
     )]
-    pub(super) context: Option<String>,
+    context: Option<String>,
 
     #[command(flatten)]
     pub(super) credentials: Credentials,
@@ -232,7 +233,7 @@ impl Target {
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
     #[command(flatten)]
-    pub(super) target: Target,
+    target: Target,
 
     /// MQTT client id [default: user@host- and random digits]
     #[arg(long, value_name = "ID", help_heading = "Connection")]
@@ -282,6 +283,17 @@ impl Remote {
                 other => other.into(),
             })?;
         self.traced(client)
+    }
+
+    /// How to reach the data of the store: by these options, with the context and the credentials
+    /// of the connection.
+    pub(super) fn find(&self, place: &Place) -> Result<Found, Failure> {
+        let Target {
+            context,
+            credentials,
+            ..
+        } = &self.target;
+        place.find(context.as_deref(), credentials)
     }
 
     /// The client with the trace context of the caller, if there is one.

@@ -118,10 +118,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         || totals.clone(),
         || summary(&totals, args.limit),
     )?;
-    Ok(match number(&totals["summary"]["different"]) {
-        0 => Exit::Done,
-        _ => Exit::Negative,
-    })
+    Ok(Exit::of(number(&totals["summary"]["different"]) == 0))
 }
 
 /// Lets a store replay its records. Returns the totals.

@@ -102,11 +102,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             None => format!("not applied: {key} does not exist"),
         });
     }
-    Ok(if set.applied {
-        Exit::Done
-    } else {
-        Exit::Negative
-    })
+    Ok(Exit::of(set.applied))
 }
 
 fn from_stdin() -> Result<Vec<u8>, Failure> {

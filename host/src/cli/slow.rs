@@ -6,9 +6,8 @@ use hyper::Method;
 
 use super::output::{Exit, Failure, emit_either, one_line};
 use super::store::{Store, unexpected};
-use super::table;
+use super::table::{self, cell, cell_or_dash};
 use super::time::utc;
-use super::usage::{cell, shortened};
 use statehouse_server::{SlowRequest, SlowRequests};
 
 /// How often `--follow` asks.
@@ -93,19 +92,13 @@ fn text(slow: &SlowRequests, is_first: bool) -> String {
 }
 
 fn row(it: &SlowRequest) -> [String; 12] {
-    let or_none = |it: &Option<String>| it.as_deref().map_or("-".to_owned(), cell);
-    // The store has escaped the key.
-    let escaped = |it: &Option<String>| {
-        it.as_deref()
-            .map_or("-".to_owned(), |key| shortened(one_line(key)))
-    };
     [
         utc(it.at_ms),
         cell(&it.client),
-        or_none(&it.command),
-        escaped(&it.key),
+        cell_or_dash(it.command.as_deref()),
+        key_cell(it),
         it.outcome.clone(),
-        or_none(&it.policy),
+        cell_or_dash(it.policy.as_deref()),
         ms(it.total_us),
         ms(it.queue_us),
         ms(it.policy_us),
@@ -113,6 +106,14 @@ fn row(it: &SlowRequest) -> [String; 12] {
         ms(it.socket_us),
         it.fuel.to_string(),
     ]
+}
+
+/// The key of a request in a table, which the store has escaped.
+pub(super) fn key_cell(it: &SlowRequest) -> String {
+    let key = it.key.as_deref();
+    key.map_or("-".to_owned(), |key| {
+        table::shortened(one_line(key), table::CELL_CHARS_MAX)
+    })
 }
 
 /// Microseconds as milliseconds with one digit.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::data::{self, Data};
-use super::output::{Exit, Failure, emit, emit_json, notice, one_line};
+use super::output::{Exit, Failure, emit_either, notice, one_line};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Contents, ModuleState, Past};
@@ -71,12 +71,8 @@ pub(super) fn report(
             state_text(&module.state)
         ));
     }
-    if json {
-        emit_json(&contents_json(contents))?;
-    } else {
-        let text = format!("{verb} {}: {}\n", place.display(), contents_text(contents));
-        emit(text.as_bytes())?;
-    }
+    let in_words = || format!("{verb} {}: {}\n", place.display(), contents_text(contents));
+    emit_either(json, || contents_json(contents), in_words)?;
     Ok(())
 }
 

@@ -1,5 +1,10 @@
 //! Formats rows as a plain text table with aligned columns. The first row is the header.
 
+use super::output::printable;
+
+/// Longest name in a table.
+pub(super) const CELL_CHARS_MAX: usize = 64;
+
 /// The lines of the table. The first `left` columns are left-aligned, the others right-aligned.
 pub(super) fn of<const COLUMNS: usize>(rows: &[[String; COLUMNS]], left: usize) -> String {
     let width = |column: usize| {
@@ -20,4 +25,22 @@ pub(super) fn of<const COLUMNS: usize>(rows: &[[String; COLUMNS]], left: usize) 
         out.push('\n');
     }
     out
+}
+
+/// A name in a table, shortened since clients choose it; `--json` prints the whole name.
+pub(super) fn cell(name: &str) -> String {
+    shortened(printable(name.as_bytes()), CELL_CHARS_MAX)
+}
+
+/// A name in a table, if there is one.
+pub(super) fn cell_or_dash(name: Option<&str>) -> String {
+    name.map_or("-".to_owned(), cell)
+}
+
+/// The beginning of a text for a cell.
+pub(super) fn shortened(whole: String, chars_max: usize) -> String {
+    match whole.char_indices().nth(chars_max) {
+        Some((end, _)) => format!("{}…", &whole[..end]),
+        None => whole,
+    }
 }

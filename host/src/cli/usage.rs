@@ -2,9 +2,9 @@
 
 use hyper::Method;
 
-use super::output::{Exit, Failure, emit, emit_json, printable};
+use super::output::{Exit, Failure, emit, emit_json};
 use super::store::{Store, unexpected};
-use super::table;
+use super::table::{self, cell, cell_or_dash};
 use crate::admin::Usage;
 
 /// Show how full a running store is, and which clients own the most keys and bytes
@@ -79,7 +79,7 @@ fn text(it: &Usage) -> String {
                 "" => "(not named)".to_owned(),
                 client => cell(client),
             },
-            it.user.as_deref().map_or("-".to_owned(), cell),
+            cell_or_dash(it.user.as_deref()),
             connected.to_owned(),
             it.keys.to_string(),
             it.bytes.to_string(),
@@ -101,21 +101,6 @@ fn owners(count: u64) -> String {
         _ => format!("{count} clients own keys"),
     }
 }
-
-/// A name in a table, shortened since clients choose it; `--json` prints the whole name.
-pub(super) fn cell(name: &str) -> String {
-    shortened(printable(name.as_bytes()))
-}
-
-/// The beginning of a text for a cell.
-pub(super) fn shortened(whole: String) -> String {
-    match whole.char_indices().nth(CELL_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &whole[..end]),
-        None => whole,
-    }
-}
-
-const CELL_CHARS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -58,5 +58,5 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             printable(key)
         ));
     }
-    Ok(if deleted { Exit::Done } else { Exit::Negative })
+    Ok(Exit::of(deleted))
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent};
+use statehouse_protocol::pattern;
 use tokio::sync::mpsc;
 
 use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
@@ -99,16 +100,13 @@ impl Watched {
 
     /// A pattern that matches the keys.
     fn pattern(&self) -> Vec<u8> {
-        let (Self::Key(bytes) | Self::Prefix(bytes)) = self;
         let mut pattern = Vec::new();
-        for byte in bytes {
-            if SPECIAL.contains(byte) {
-                pattern.push(b'\\');
+        match self {
+            Self::Key(key) => pattern::escape(&mut pattern, key),
+            Self::Prefix(prefix) => {
+                pattern::escape(&mut pattern, prefix);
+                pattern.push(b'*');
             }
-            pattern.push(*byte);
-        }
-        if let Self::Prefix(_) = self {
-            pattern.push(b'*');
         }
         pattern
     }

@@ -6,23 +6,15 @@ use super::{fence_json, json_bytes};
 use crate::time::utc;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, StoredPayload, Write};
+use statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX;
 use statehouse_offline::{Counts, Difference, Replayed, words};
 
 /// A request whose replay has another result.
 pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
     let version = |version: Option<Stamp>| version.map(|it| it.display(node).to_string());
-    let shown = |word: &[u8]| {
-        json_bytes(
-            &word[..word
-                .len()
-                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX)],
-        )
-    };
     let writes = |writes: &[Write]| -> Vec<Json> {
-        writes
-            .iter()
-            .map(|write| self::write(write, node))
-            .collect()
+        let writes = writes.iter().map(|it| write(it, node));
+        writes.collect()
     };
     let arguments = words(it.payload).filter(|words| !words.is_empty());
     let payload = arguments.is_none().then(|| shown(it.payload));
@@ -54,13 +46,6 @@ pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
 /// A write of a request.
 pub(crate) fn write(write: &Write, node: &str) -> Json {
     let entry = write.entry();
-    let shown = |value: &[u8]| {
-        json_bytes(
-            &value[..value
-                .len()
-                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX)],
-        )
-    };
     json!({
         "key": json_bytes(write.key()),
         "hidden": write.hidden,
@@ -75,6 +60,11 @@ pub(crate) fn write(write: &Write, node: &str) -> Json {
         "fencing_token": entry.and_then(Entry::fence).map(|it| fence_json(&it)),
         "expires": entry.and_then(Entry::expires_ms).map(utc),
     })
+}
+
+/// The beginning of a word or a value.
+fn shown(bytes: &[u8]) -> Json {
+    json_bytes(&bytes[..bytes.len().min(VALUE_SHOWN_BYTES_MAX)])
 }
 
 /// The totals of a replay.

@@ -231,10 +231,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         write(file, path, &picture::draw(&report))?;
     }
     emit(report.text().as_bytes())?;
-    Ok(match report.errors() {
-        0 => Exit::Done,
-        _ => Exit::Negative,
-    })
+    Ok(Exit::of(report.errors() == 0))
 }
 
 /// State that all runs of one command share.

@@ -88,11 +88,7 @@ pub(super) fn build(args: &Args) -> Result<(PathBuf, Exit), Failure> {
         .map_err(|error| Failure::transport(format!("cannot write {}: {error}", path.display())))?;
     let checked = check(&module);
     emit(format!("wrote {}\n\n{}", path.display(), text(&checked, None)).as_bytes())?;
-    let exit = match checked.policy {
-        Ok(_) => Exit::Done,
-        Err(_) => Exit::Negative,
-    };
-    Ok((path, exit))
+    Ok((path, Exit::of(checked.policy.is_ok())))
 }
 
 /// Fails if the directory is not the project of a policy.

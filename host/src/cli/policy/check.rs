@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use crate::cli::output::{Exit, Failure, emit, emit_json, one_line, printable};
+use crate::cli::output::{Exit, Failure, emit_either, one_line, printable};
 use crate::policies::delivery;
 use statehouse_testkit::check::{Checked, Kind, check};
 use statehouse_testkit::read_policy;
@@ -35,18 +35,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = read_policy(&args.policy)?;
     let signers = delivery::signers(&file);
     let checked = check(&file);
-    if args.json {
-        emit_json(&json(&checked, signers))?;
-    } else {
-        emit(text(&checked, signers).as_bytes())?;
-    }
-    Ok(match checked.policy {
-        Ok(_) => Exit::Done,
-        Err(_) => Exit::Negative,
-    })
+    emit_either(
+        args.json,
+        || json(&checked, signers.as_deref()),
+        || text(&checked, signers.as_deref()),
+    )?;
+    Ok(Exit::of(checked.policy.is_ok()))
 }
 
-pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
+pub(super) fn text(it: &Checked, signers: Option<&[String]>) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| {
         text.push_str(&format!("{name:<10} {}\n", one_line(&value)));
@@ -76,7 +73,7 @@ pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
         "signed",
         match signers {
             None => "no".into(),
-            Some(keys) if keys.is_empty() => "but the key is unknown".into(),
+            Some([]) => "but the key is unknown".into(),
             Some(keys) => format!("by key {}, it says", keys.join(", ")),
         },
     );
@@ -114,7 +111,7 @@ pub(super) fn text(it: &Checked, signers: Option<Vec<String>>) -> String {
     text
 }
 
-fn json(it: &Checked, signers: Option<Vec<String>>) -> Json {
+fn json(it: &Checked, signers: Option<&[String]>) -> Json {
     let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
     let mut json = json!({
         "fit": it.policy.is_ok(),

@@ -29,10 +29,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     emit_either(args.store.json, || report.clone(), || words(&report))?;
     let differs = ["different_answer", "different_effect", "failed"];
     let count = |name| report[name].as_u64().unwrap_or_default();
-    Ok(match differs.into_iter().any(|name| count(name) > 0) {
-        true => Exit::Negative,
-        false => Exit::Done,
-    })
+    Ok(Exit::of(differs.into_iter().all(|name| count(name) == 0)))
 }
 
 fn words(report: &Json) -> String {

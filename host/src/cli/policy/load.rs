@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hyper::Method;
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::cli::store::Store;
 use statehouse_testkit::read_policy;
 
@@ -44,11 +44,11 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         let path = format!("/v1/policies/{}/promote", words::text(&view["digest"]));
         view = args.store.ask(Method::POST, &path).await?;
     }
-    if args.store.json {
-        emit_json(&view)?;
-    } else {
-        let what = if args.promote { "promoted" } else { "loaded" };
-        emit(format!("{what} {}\n", words::policy(&view)).as_bytes())?;
-    }
+    let what = if args.promote { "promoted" } else { "loaded" };
+    emit_either(
+        args.store.json,
+        || view.clone(),
+        || format!("{what} {}\n", words::policy(&view)),
+    )?;
     Ok(Exit::Done)
 }

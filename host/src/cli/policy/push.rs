@@ -13,7 +13,7 @@ use rumqttc::v5::mqttbytes::v5::{
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
-use statehouse_link::{Place, describe, is_refusal, tls};
+use statehouse_link::{Place, describe, is_refusal};
 use tokio::time::{Instant, timeout_at};
 
 use super::words;
@@ -393,18 +393,12 @@ fn broker(text: &str) -> Result<BrokerUrl, String> {
 /// The address of the broker, and the credentials.
 fn place(args: &Args) -> Result<Place, Failure> {
     let (url, credentials) = (&args.broker, &args.credentials);
-    let tls = credentials.tls(url)?.map(|files| {
-        let own = files.certificate.as_ref();
-        let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
-        tls::config(files.ca.as_deref(), own)
-    });
+    let tls = credentials.tls(url)?;
     let login = credentials.login(url)?;
     Ok(Place {
         host: url.host.clone(),
         port: url.port,
-        tls: tls
-            .transpose()
-            .map_err(|error| Failure::usage(error.to_string()))?,
+        tls: tls.map(|_| credentials.client_config()).transpose()?,
         websocket: url.scheme.websocket.then(|| url.path.clone()),
         login: login.map(|login| (login.user, login.password)),
     })

@@ -116,15 +116,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     if !args.json {
         emit(total.summary().as_bytes())?;
     }
-    Ok(match total {
-        Total {
-            hidden: 0,
-            left: 0,
-            failed: 0,
-            ..
-        } => Exit::Done,
-        _ => Exit::Negative,
-    })
+    Ok(Exit::of(total.hidden + total.left + total.failed == 0))
 }
 
 #[derive(Default)]

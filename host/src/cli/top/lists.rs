@@ -8,9 +8,9 @@ use super::screen::{Screen, View};
 use crate::admin::overview::document::{ClusterView, HotKeyRate, PolicyRate};
 use crate::admin::{Client, Clients};
 use crate::cli::data::count;
-use crate::cli::output::{one_line, printable};
-use crate::cli::table;
-use crate::cli::usage::{cell, shortened};
+use crate::cli::output::printable;
+use crate::cli::slow::key_cell;
+use crate::cli::table::{self, cell, cell_or_dash, shortened};
 use crate::past::bytes_of;
 use crate::time::utc;
 use statehouse_server::{SlowRequest, SlowRequests};
@@ -128,11 +128,7 @@ fn clients(clients: &Clients, order: usize, now_ms: u64) -> String {
 
 /// A name that leaves room for the other columns.
 fn short(name: &str) -> String {
-    let whole = printable(name.as_bytes());
-    match whole.char_indices().nth(24) {
-        Some((end, _)) => format!("{}…", &whole[..end]),
-        None => whole,
-    }
+    shortened(printable(name.as_bytes()), 24)
 }
 
 fn slow(slow: &SlowRequests, order: usize) -> String {
@@ -148,24 +144,18 @@ fn slow(slow: &SlowRequests, order: usize) -> String {
         "time", "client", "command", "total", "queue", "policy", "flush", "send", "key",
     ];
     let mut rows = vec![header.map(str::to_owned)];
-    let or_none = |it: &Option<String>| it.as_deref().map_or("-".to_owned(), cell);
-    // The store has escaped the key.
-    let escaped = |it: &Option<String>| {
-        it.as_deref()
-            .map_or("-".to_owned(), |key| shortened(one_line(key)))
-    };
     rows.extend(requests.iter().map(|it| {
         let at = utc(it.at_ms);
         [
             at.get(11..19).unwrap_or(&at).to_owned(),
             short(&it.client),
-            or_none(&it.command),
+            cell_or_dash(it.command.as_deref()),
             time(Some(it.total_us)),
             time(Some(it.queue_us)),
             time(Some(it.policy_us)),
             time(Some(it.flush_us)),
             time(Some(it.socket_us)),
-            escaped(&it.key),
+            key_cell(it),
         ]
     }));
     table::of(&rows, 3)
