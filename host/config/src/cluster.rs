@@ -243,30 +243,6 @@ impl ClusterFlags {
         None
     }
 
-    /// The first setting that requires a cluster.
-    fn stray(&self) -> Option<&'static str> {
-        let given = [
-            (self.cluster_name.is_some(), "cluster_name"),
-            (self.name.is_some(), "name"),
-            (self.cluster_listen.is_some(), "cluster_listen"),
-            (self.cluster_address.is_some(), "cluster_address"),
-            (self.cluster_ca.is_some(), "cluster_ca"),
-            (self.cluster_cert.is_some(), "cluster_cert"),
-            (self.cluster_key.is_some(), "cluster_key"),
-            (self.cluster_user.is_some(), "cluster_user"),
-            (
-                self.cluster_password_file.is_some(),
-                "cluster_password_file",
-            ),
-            (self.cluster_lease.is_some(), "cluster_lease"),
-            (self.cluster_reads.is_some(), "cluster_reads"),
-            (self.cluster_compact.is_some(), "cluster_compact"),
-            (self.cluster_quota.is_some(), "cluster_quota"),
-        ];
-        let mut given = given.into_iter().filter(|(is_given, _)| *is_given);
-        given.next().map(|(_, name)| name)
-    }
-
     /// How to reach the log.
     pub fn etcd(&self) -> Result<EtcdConfig, ClusterError> {
         let certificate = match (&self.cluster_cert, &self.cluster_key) {
@@ -314,7 +290,7 @@ impl ClusterFlags {
     /// The checked settings, or none if there is no cluster.
     fn load(self) -> Result<Option<ClusterConfig>, ConfigError> {
         if self.cluster.is_empty() {
-            return match self.stray() {
+            return match self.first_set() {
                 Some(name) => Err(ClusterError::WithoutCluster(name).into()),
                 None => Ok(None),
             };

@@ -175,29 +175,10 @@ pub enum PresenceKind {
 }
 
 impl ForeignFlags {
-    /// The first setting that requires a broker.
-    fn stray(&self) -> Option<&'static str> {
-        let given = [
-            (self.broker_user.is_some(), "broker_user"),
-            (self.broker_password_file.is_some(), "broker_password_file"),
-            (self.broker_ca.is_some(), "broker_ca"),
-            (self.broker_cert.is_some(), "broker_cert"),
-            (self.broker_key.is_some(), "broker_key"),
-            (self.broker_client_id.is_some(), "broker_client_id"),
-            (self.broker_window.is_some(), "broker_window"),
-            (self.broker_keep_alive.is_some(), "broker_keep_alive"),
-            (self.presence.is_some(), "presence"),
-            (self.watch_ttl.is_some(), "watch_ttl"),
-            (self.standby, "standby"),
-        ];
-        let mut given = given.into_iter().filter(|(is_given, _)| *is_given);
-        given.next().map(|(_, name)| name)
-    }
-
     /// The checked settings, or none if no broker is configured.
     pub(super) fn load(self, durability: Durability) -> Result<Option<ForeignConfig>, ConfigError> {
         let Some(broker) = self.broker else {
-            return match self.stray() {
+            return match self.first_set() {
                 Some(name) => Err(ConfigError::WithoutBroker(name)),
                 None => Ok(None),
             };

@@ -5,11 +5,18 @@ pub(crate) trait Layer {
     /// Uses the value of `lower` wherever this one is not set.
     #[must_use]
     fn over(self, lower: Self) -> Self;
+
+    /// Whether any source sets it.
+    fn is_set(&self) -> bool;
 }
 
 impl<T> Layer for Option<T> {
     fn over(self, lower: Self) -> Self {
         self.or(lower)
+    }
+
+    fn is_set(&self) -> bool {
+        self.is_some()
     }
 }
 
@@ -17,12 +24,20 @@ impl<T> Layer for Vec<T> {
     fn over(self, lower: Self) -> Self {
         if self.is_empty() { lower } else { self }
     }
+
+    fn is_set(&self) -> bool {
+        !self.is_empty()
+    }
 }
 
 /// A switch can only be turned on.
 impl Layer for bool {
     fn over(self, lower: Self) -> Self {
         self || lower
+    }
+
+    fn is_set(&self) -> bool {
+        *self
     }
 }
 
@@ -45,6 +60,13 @@ macro_rules! settings {
         impl $name {
             /// The names of all settings.
             pub(super) const NAMES: &[&str] = &[$(stringify!($field)),*];
+
+            /// The name of the first setting that is set.
+            pub(super) fn first_set(&self) -> Option<&'static str> {
+                let all = [$(($crate::layer::Layer::is_set(&self.$field), stringify!($field))),*];
+                let mut set = all.into_iter().filter(|(is_set, _)| *is_set);
+                set.next().map(|(_, name)| name)
+            }
         }
 
         impl $crate::layer::Layer for $name {
@@ -52,6 +74,10 @@ macro_rules! settings {
                 Self {
                     $($field: $crate::layer::Layer::over(self.$field, lower.$field),)*
                 }
+            }
+
+            fn is_set(&self) -> bool {
+                self.first_set().is_some()
             }
         }
     };

@@ -38,6 +38,10 @@ impl Layer for ClusterFlags {
     fn over(self, _lower: Self) -> Self {
         self
     }
+
+    fn is_set(&self) -> bool {
+        false
+    }
 }
 
 impl ClusterConfig {

@@ -55,13 +55,8 @@ impl TraceFlags {
     /// Checks that the settings are consistent.
     pub(super) fn load(self) -> Result<Option<TracesConfig>, ConfigError> {
         let Some(url) = self.traces else {
-            let others = [
-                ("traces_sample", self.traces_sample.is_some()),
-                ("traces_headers", self.traces_headers.is_some()),
-                ("traces_ca", self.traces_ca.is_some()),
-            ];
-            return match others.iter().find(|(_, is_set)| *is_set) {
-                Some((name, _)) => Err(ConfigError::WithoutCollector(name)),
+            return match self.first_set() {
+                Some(name) => Err(ConfigError::WithoutCollector(name)),
                 None => Ok(None),
             };
         };
