@@ -15,7 +15,7 @@ use crate::inbox::Inbox;
 use crate::limits;
 use crate::options::Options;
 use crate::request::{Answer, Registered};
-use crate::resp::{self, Reply};
+use crate::resp::{self, RespValue};
 use crate::scan::Scan;
 use crate::session::Session;
 use crate::version::Version;
@@ -191,10 +191,9 @@ impl Client {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>, Error> {
         let answer = self.request(&[b"GET", key.as_ref()], None).await?;
         match answer.reply()? {
-            Reply::Nil => Ok(None),
-            Reply::Bulk(bytes) => Ok(Some(Value {
-                // Copied, because a slice would keep the whole read buffer alive.
-                bytes: Bytes::copy_from_slice(bytes),
+            RespValue::Null => Ok(None),
+            RespValue::Bulk(bytes) => Ok(Some(Value {
+                bytes,
                 version: answer.version()?,
             })),
             _ => Err(unexpected("GET")),
@@ -230,8 +229,8 @@ impl Client {
             .request(&arguments, options.fencing_token.as_ref())
             .await?;
         let applied = match answer.reply()? {
-            Reply::Ok => true,
-            Reply::Integer(-1) => false,
+            RespValue::Simple(text) if text == "OK" => true,
+            RespValue::Integer(-1) => false,
             _ => return Err(unexpected("SET")),
         };
         let may_be_absent = !applied && matches!(options.condition, Condition::IfVersion(_));
@@ -255,8 +254,8 @@ impl Client {
     ) -> Result<Option<Version>, Error> {
         let answer = self.request(&[b"DEL", key.as_ref()], fencing_token).await?;
         match answer.reply()? {
-            Reply::Integer(1) => answer.version().map(Some),
-            Reply::Integer(0) => Ok(None),
+            RespValue::Integer(1) => answer.version().map(Some),
+            RespValue::Integer(0) => Ok(None),
             _ => Err(unexpected("DEL")),
         }
     }
@@ -274,9 +273,9 @@ impl Client {
         let arguments: [&[u8]; 3] = [b"VDEL", key.as_ref(), value.as_ref()];
         let answer = self.request(&arguments, fencing_token).await?;
         match answer.reply()? {
-            Reply::Integer(1) => answer.version().map(VdelResult::Deleted),
-            Reply::Integer(-1) => answer.version().map(VdelResult::Different),
-            Reply::Integer(0) => Ok(VdelResult::Missing),
+            RespValue::Integer(1) => answer.version().map(VdelResult::Deleted),
+            RespValue::Integer(-1) => answer.version().map(VdelResult::Different),
+            RespValue::Integer(0) => Ok(VdelResult::Missing),
             _ => Err(unexpected("VDEL")),
         }
     }
@@ -396,9 +395,12 @@ impl Client {
 
 impl Answer {
     /// The reply, or an error if the store refused the request.
-    pub(crate) fn reply(&self) -> Result<Reply<'_>, Error> {
+    pub(crate) fn reply(&self) -> Result<RespValue, Error> {
         match resp::parse(&self.payload) {
-            Ok(Reply::Error(text)) => Err(Error::Refused(text)),
+            Ok(RespValue::Error(text)) => Err(match text.strip_prefix("ERR ") {
+                Some(text) => Error::Refused(text.to_owned()),
+                None => Error::Protocol("an error without ERR".into()),
+            }),
             Ok(reply) => Ok(reply),
             Err(malformed) => Err(Error::Protocol(malformed.0.into())),
         }
@@ -407,8 +409,8 @@ impl Answer {
     /// Whether a watch is registered.
     pub(crate) fn registered(&self) -> Result<Registered, Error> {
         match self.reply()? {
-            Reply::Ok => Ok(Registered::Begun(self.version.clone())),
-            Reply::More => self.version().map(Registered::More),
+            RespValue::Simple(text) if text == "OK" => Ok(Registered::Begun(self.version.clone())),
+            RespValue::Simple(text) if text == "MORE" => self.version().map(Registered::More),
             _ => Err(unexpected("KEYNOTIFY")),
         }
     }
@@ -446,5 +448,26 @@ mod tests {
         for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
             assert!(matches!(expiry_ms(bad), Err(Error::Invalid(_))));
         }
+    }
+
+    #[test]
+    fn reply_of_another_form_is_an_error_of_the_protocol() {
+        let answer = |payload: &'static [u8]| Answer {
+            payload: payload.into(),
+            version: None,
+        };
+        for payload in [&b"-1\r\n"[..], b"-ERR\r\n", b"-ERR: text\r\n", b"+OK"] {
+            let reply = answer(payload).reply();
+            assert!(matches!(reply, Err(Error::Protocol(_))), "{reply:?}");
+        }
+        for payload in [&b"+ok\r\n"[..], b":1\r\n", b"$2\r\nOK\r\n"] {
+            let registered = answer(payload).registered();
+            assert!(
+                matches!(registered, Err(Error::Protocol(_))),
+                "{registered:?}"
+            );
+        }
+        let refused = answer(b"-ERR a\x1b[2Jb\r\n").reply();
+        assert_eq!(refused, Err(Error::Refused("a\u{fffd}[2Jb".into())));
     }
 }

@@ -30,11 +30,7 @@ pub(crate) const CLIENT_ID_BYTES_MAX: usize = 1024;
 /// Longest topic (MQTT 5 section 1.5.4).
 pub(crate) const TOPIC_BYTES_MAX: usize = 65_535;
 
-/// Elements of a RESP array: one page of SCAN. A packet of [`PACKET_BYTES_MAX`] cannot hold more
-/// keys (`$1\r\nk\r\n` has 7 bytes), so no readable page is refused.
-pub(crate) const ARRAY_ELEMENTS_MAX: usize = PACKET_BYTES_MAX / 6;
-
-/// Depth of arrays within arrays in the response to a policy's command. Parsing recurses.
+/// Depth of arrays within arrays in a response. Parsing recurses.
 pub(crate) const RESP_DEPTH_MAX: usize = 16;
 
 /// Longest error text that is copied from a response.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::client::{Client, unexpected};
 use crate::error::Error;
-use crate::resp::{Item, Reply};
+use crate::resp::RespValue;
 use crate::version::Version;
 
 /// What the store knows of a key apart from its value.
@@ -31,15 +31,15 @@ impl Client {
     pub async fn meta(&self, key: impl AsRef<[u8]>) -> Result<Option<Meta>, Error> {
         let answer = self.request(&[b"META", key.as_ref()], None).await?;
         match answer.reply()? {
-            Reply::Nil => Ok(None),
-            Reply::Array(items) => read(&items, answer.version()?).map(Some),
+            RespValue::Null => Ok(None),
+            RespValue::Array(items) => read(&items, answer.version()?).map(Some),
             _ => Err(unexpected("META")),
         }
     }
 }
 
 /// Reads pairs of names and values. Names that this client does not know are ignored.
-fn read(items: &[Item<'_>], version: Version) -> Result<Meta, Error> {
+fn read(items: &[RespValue], version: Version) -> Result<Meta, Error> {
     let malformed = || unexpected("META");
     let mut meta = Meta {
         bytes: 0,
@@ -50,12 +50,12 @@ fn read(items: &[Item<'_>], version: Version) -> Result<Meta, Error> {
     };
     let mut has_bytes = false;
     for pair in items.chunks(2) {
-        let [Item::Bulk(name), Item::Bulk(value)] = pair else {
+        let [RespValue::Bulk(name), RespValue::Bulk(value)] = pair else {
             return Err(malformed());
         };
         let text = std::str::from_utf8(value).map_err(|_| malformed())?;
         let number = || text.parse::<u64>().map_err(|_| malformed());
-        match *name {
+        match &name[..] {
             b"bytes" => (meta.bytes, has_bytes) = (number()?, true),
             b"expires" => meta.expires_ms = Some(number()?),
             b"ttl" => meta.ttl = Some(Duration::from_millis(number()?)),
@@ -74,7 +74,7 @@ mod tests {
     fn described(payload: &[u8]) -> Result<Meta, Error> {
         let version = "1:2:StateStore".parse().unwrap();
         match parse(payload).unwrap() {
-            Reply::Array(items) => read(&items, version),
+            RespValue::Array(items) => read(&items, version),
             other => panic!("{other:?}"),
         }
     }

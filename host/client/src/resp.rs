@@ -1,7 +1,6 @@
-//! RESP3 as the state store uses it: encodes commands and parses responses and notifications.
+//! RESP3, the protocol of payloads: encodes commands, and parses responses and notifications.
 //!
-//! The parser accepts exactly the forms of sections 4 and 8 of the protocol. It must never panic or
-//! recurse, because payloads come from the network.
+//! The parser must never panic and must limit the depth, because payloads come from the network.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -11,32 +10,31 @@ use crate::limits;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// One whole payload.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reply<'a> {
-    /// `+OK`
-    Ok,
-    /// `+MORE`
-    More,
-    /// `-ERR text`
+/// A value of RESP3 (the Redis serialization protocol).
+#[derive(Debug, Clone, PartialEq)]
+pub enum RespValue {
+    /// `+text`
+    Simple(String),
+    /// `-text`, within another value. An error as the whole response is [`Error::Refused`].
     Error(String),
-    /// `:n`
+    /// `:number`
     Integer(i64),
-    /// `$-1`
-    Nil,
-    /// `$n` and n bytes
-    Bulk(&'a [u8]),
-    /// Bulk strings and arrays of them, at most one level deep.
-    Array(Vec<Item<'a>>),
-}
-
-/// An element of an array.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Item<'a> {
-    /// `$n` and n bytes
-    Bulk(&'a [u8]),
-    /// An array of bulk strings.
-    Bulks(Vec<&'a [u8]>),
+    /// `,number`
+    Double(f64),
+    /// `#t` or `#f`
+    Boolean(bool),
+    /// `(digits`
+    BigNumber(String),
+    /// `$length` and bytes
+    Bulk(Bytes),
+    /// `$-1`, `*-1` or `_`
+    Null,
+    /// `*count` or `>count` and values
+    Array(Vec<Self>),
+    /// `~count` and values
+    Set(Vec<Self>),
+    /// `%count` and pairs of values
+    Map(Vec<(Self, Self)>),
 }
 
 /// An array of bulk strings: the form of every request.
@@ -53,29 +51,22 @@ pub(crate) fn command(arguments: &[&[u8]]) -> Bytes {
     payload.freeze()
 }
 
-/// Parses one whole payload.
-pub(crate) fn parse(payload: &[u8]) -> Result<Reply<'_>, Malformed> {
-    let mut reader = Reader { rest: payload };
-    let reply = match reader.kind()? {
-        b'+' => match reader.line()? {
-            b"OK" => Reply::Ok,
-            b"MORE" => Reply::More,
-            _ => return Err(Malformed("a simple string other than OK")),
-        },
-        b'-' => Reply::Error(error_text(reader.line()?)?),
-        b':' => Reply::Integer(integer(reader.line()?)?),
-        b'$' if reader.rest == b"-1\r\n" => {
-            reader.rest = b"";
-            Reply::Nil
-        }
-        b'$' => Reply::Bulk(reader.bulk()?),
-        b'*' => Reply::Array(reader.array()?),
-        _ => return Err(Malformed("an unknown type")),
+/// The strings, if all values are bulk strings.
+pub(crate) fn bulks(values: Vec<RespValue>) -> Option<Vec<Bytes>> {
+    let bulk = |value| match value {
+        RespValue::Bulk(bytes) => Some(bytes),
+        _ => None,
     };
-    if reader.rest.is_empty() {
-        Ok(reply)
-    } else {
-        Err(Malformed("bytes after the value"))
+    values.into_iter().map(bulk).collect()
+}
+
+/// Parses one whole payload. The depth is limited, because this recurses.
+pub(crate) fn parse(payload: &[u8]) -> Result<RespValue, Malformed> {
+    let mut reader = Reader { rest: payload };
+    let value = reader.value(limits::RESP_DEPTH_MAX)?;
+    match reader.rest {
+        [] => Ok(value),
+        _ => Err(Malformed("bytes after the value")),
     }
 }
 
@@ -84,113 +75,102 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn kind(&mut self) -> Result<u8, Malformed> {
-        let (kind, rest) = self
-            .rest
-            .split_first()
-            .ok_or(Malformed("the payload ends early"))?;
-        self.rest = rest;
-        Ok(*kind)
+    fn value(&mut self, depth_max: usize) -> Result<RespValue, Malformed> {
+        let kind = *self.take(1)?.first().unwrap_or(&0);
+        let line = self.line()?;
+        Ok(match kind {
+            b'+' => RespValue::Simple(printable(line)),
+            b'-' => RespValue::Error(printable(line)),
+            b':' => RespValue::Integer(integer(line)?),
+            b',' => RespValue::Double(number(line)?),
+            b'(' => RespValue::BigNumber(printable(line)),
+            b'#' => match line {
+                b"t" => RespValue::Boolean(true),
+                b"f" => RespValue::Boolean(false),
+                _ => return Err(Malformed("a boolean that is neither t nor f")),
+            },
+            b'_' if line.is_empty() => RespValue::Null,
+            b'$' | b'*' if line == b"-1" => RespValue::Null,
+            b'$' | b'!' | b'=' => {
+                // Copied, because a slice would keep the whole read buffer alive.
+                let bytes = Bytes::copy_from_slice(self.take(integer(line)?)?);
+                match self.take(2)? {
+                    b"\r\n" if kind == b'!' => RespValue::Error(printable(&bytes)),
+                    b"\r\n" => RespValue::Bulk(bytes),
+                    _ => return Err(Malformed("a bulk string without CRLF")),
+                }
+            }
+            b'*' | b'>' => RespValue::Array(self.values(line, 1, depth_max)?),
+            b'~' => RespValue::Set(self.values(line, 1, depth_max)?),
+            b'%' => {
+                let mut values = self.values(line, 2, depth_max)?.into_iter();
+                let mut pairs = Vec::with_capacity(values.len() / 2);
+                while let (Some(name), Some(value)) = (values.next(), values.next()) {
+                    pairs.push((name, value));
+                }
+                RespValue::Map(pairs)
+            }
+            _ => return Err(Malformed("an unknown type")),
+        })
+    }
+
+    /// The values of an array, a set, or (`each` = 2) a map.
+    fn values(
+        &mut self,
+        count: &[u8],
+        each: usize,
+        depth_max: usize,
+    ) -> Result<Vec<RespValue>, Malformed> {
+        let count = integer::<usize>(count)?.saturating_mul(each);
+        // The shortest value is `_\r\n`. Memory is allocated only for values that are there.
+        if count > self.rest.len() / 3 {
+            return Err(Malformed("an array shorter than its count"));
+        }
+        let depth_max = depth_max
+            .checked_sub(1)
+            .ok_or(Malformed("arrays within arrays, too deep"))?;
+        (0..count).map(|_| self.value(depth_max)).collect()
     }
 
     fn line(&mut self) -> Result<&'a [u8], Malformed> {
-        let end = self
+        let end = self.rest.windows(2).position(|pair| pair == b"\r\n");
+        let (line, rest) = self
             .rest
-            .windows(2)
-            .position(|pair| pair == b"\r\n")
-            .ok_or(Malformed("a line without CRLF"))?;
-        let line = &self.rest[..end];
-        self.rest = &self.rest[end + 2..];
+            .split_at(end.ok_or(Malformed("a line without CRLF"))?);
+        self.rest = rest.get(2..).unwrap_or_default();
         Ok(line)
     }
 
-    /// Parses a bulk string after its `$`.
-    fn bulk(&mut self) -> Result<&'a [u8], Malformed> {
-        let length = length(self.line()?)?;
-        if self.rest.len() < length || self.rest.len() - length < 2 {
-            return Err(Malformed("a bulk string shorter than its length"));
-        }
-        let (bulk, rest) = self.rest.split_at(length);
-        self.rest = rest
-            .strip_prefix(b"\r\n")
-            .ok_or(Malformed("a bulk string without CRLF"))?;
-        Ok(bulk)
-    }
-
-    /// Parses an array after its `*`.
-    fn array(&mut self) -> Result<Vec<Item<'a>>, Malformed> {
-        let count = self.count()?;
-        let mut items = Vec::with_capacity(count);
-        for _ in 0..count {
-            items.push(match self.kind()? {
-                b'$' => Item::Bulk(self.bulk()?),
-                b'*' => Item::Bulks(self.bulks()?),
-                _ => return Err(Malformed("an array of something else than strings")),
-            });
-        }
-        Ok(items)
-    }
-
-    fn bulks(&mut self) -> Result<Vec<&'a [u8]>, Malformed> {
-        let count = self.count()?;
-        let mut bulks = Vec::with_capacity(count);
-        for _ in 0..count {
-            match self.kind()? {
-                b'$' => bulks.push(self.bulk()?),
-                _ => return Err(Malformed("an inner array of something else than strings")),
-            }
-        }
-        Ok(bulks)
-    }
-
-    /// Parses the count of an array. A count that the rest cannot hold is refused before memory is
-    /// allocated for it.
-    fn count(&mut self) -> Result<usize, Malformed> {
-        let count = length(self.line()?)?;
-        // The shortest element is `*0\r\n`.
-        if count > limits::ARRAY_ELEMENTS_MAX || count > self.rest.len() / 4 {
-            return Err(Malformed("an array shorter than its count"));
-        }
-        Ok(count)
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(count)
+            .ok_or(Malformed("the payload ends early"))?;
+        self.rest = rest;
+        Ok(taken)
     }
 }
 
-fn length(line: &[u8]) -> Result<usize, Malformed> {
-    let bad = Malformed("a length that is not a number");
-    if line.is_empty() || line.len() > 10 || (line[0] == b'0' && line.len() > 1) {
-        return Err(bad);
+/// The store writes no leading zeros.
+fn integer<T: std::str::FromStr>(line: &[u8]) -> Result<T, Malformed> {
+    match line.strip_prefix(b"-").unwrap_or(line) {
+        [b'0', _, ..] => Err(Malformed("an invalid number")),
+        _ => number(line),
     }
-    let mut length = 0_usize;
-    for byte in line {
-        if !byte.is_ascii_digit() {
-            return Err(bad);
-        }
-        length = length * 10 + usize::from(byte - b'0');
-    }
-    Ok(length)
 }
 
-fn integer(line: &[u8]) -> Result<i64, Malformed> {
-    let bad = Malformed("an invalid number");
-    let (negative, digits) = match line.split_first() {
-        Some((b'-', digits)) => (true, digits),
-        _ => (false, line),
-    };
-    let number = length(digits).map_err(|_| bad.clone())?;
-    let number = i64::try_from(number).map_err(|_| bad)?;
-    Ok(if negative { -number } else { number })
+fn number<T: std::str::FromStr>(line: &[u8]) -> Result<T, Malformed> {
+    let text = std::str::from_utf8(line).ok();
+    let number = text.filter(|it| !it.starts_with('+'));
+    number
+        .and_then(|it| it.parse().ok())
+        .ok_or(Malformed("an invalid number"))
 }
 
-fn error_text(line: &[u8]) -> Result<String, Malformed> {
-    let text = line
-        .strip_prefix(b"ERR ")
-        .ok_or(Malformed("an error without ERR"))?;
-    let text = &text[..text.len().min(limits::ERROR_TEXT_BYTES_MAX)];
-    // Terminals print these texts, so control characters are replaced.
-    Ok(String::from_utf8_lossy(text)
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect())
+/// Terminals print these texts, so control characters are replaced.
+fn printable(line: &[u8]) -> String {
+    let line = &line[..line.len().min(limits::ERROR_TEXT_BYTES_MAX)];
+    String::from_utf8_lossy(line).replace(char::is_control, "\u{fffd}")
 }
 
 #[cfg(test)]
@@ -205,88 +185,109 @@ mod tests {
         );
     }
 
+    fn bulk(text: &'static str) -> RespValue {
+        RespValue::Bulk(Bytes::from_static(text.as_bytes()))
+    }
+
     #[test]
-    fn every_answer_of_the_protocol() {
-        for (payload, reply) in [
-            (&b"+OK\r\n"[..], Reply::Ok),
-            (b"+MORE\r\n", Reply::More),
-            (b":-1\r\n", Reply::Integer(-1)),
-            (b":0\r\n", Reply::Integer(0)),
-            (b":1\r\n", Reply::Integer(1)),
-            (b"$-1\r\n", Reply::Nil),
-            (b"$0\r\n\r\n", Reply::Bulk(b"")),
-            (b"$4\r\na\r\nb\r\n", Reply::Bulk(b"a\r\nb")),
+    fn every_type_is_parsed() {
+        use RespValue::*;
+        for (payload, value) in [
+            (&b"+OK\r\n"[..], Simple("OK".into())),
+            (b"-ERR no\r\n", Error("ERR no".into())),
+            (b"!6\r\nERR no\r\n", Error("ERR no".into())),
+            (b":-42\r\n", Integer(-42)),
+            (b":0\r\n", Integer(0)),
+            (b",1.5\r\n", Double(1.5)),
+            (b"#t\r\n", Boolean(true)),
+            (b"#f\r\n", Boolean(false)),
             (
-                b"-ERR syntax error\r\n",
-                Reply::Error("syntax error".into()),
+                b"(123456789012345678901\r\n",
+                BigNumber("123456789012345678901".into()),
             ),
-            (b"*1\r\n*0\r\n", Reply::Array(vec![Item::Bulks(vec![])])),
+            (b"$-1\r\n", Null),
+            (b"*-1\r\n", Null),
+            (b"_\r\n", Null),
+            (b"$4\r\na\r\nb\r\n", bulk("a\r\nb")),
+            (b"=5\r\ntxt:a\r\n", bulk("txt:a")),
+            (
+                b"*2\r\n:1\r\n*1\r\n$0\r\n\r\n",
+                Array(vec![Integer(1), Array(vec![bulk("")])]),
+            ),
+            (b"~1\r\n_\r\n", Set(vec![Null])),
+            (
+                b"%1\r\n+a\r\n:1\r\n",
+                Map(vec![(Simple("a".into()), Integer(1))]),
+            ),
+            (b">0\r\n", Array(vec![])),
             (
                 b"*2\r\n*2\r\n$1\r\na\r\n$0\r\n\r\n$2\r\n\0\xff\r\n",
-                Reply::Array(vec![Item::Bulks(vec![b"a", b""]), Item::Bulk(b"\0\xff")]),
-            ),
-            (
-                b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n",
-                Reply::Array(vec![Item::Bulk(b"NOTIFY"), Item::Bulk(b"DELETE")]),
+                Array(vec![
+                    Array(vec![bulk("a"), bulk("")]),
+                    Bulk(b"\0\xff"[..].into()),
+                ]),
             ),
         ] {
-            assert_eq!(parse(payload), Ok(reply), "{}", payload.escape_ascii());
+            assert_eq!(parse(payload), Ok(value), "{}", payload.escape_ascii());
+            for end in 0..payload.len() {
+                assert!(
+                    parse(&payload[..end]).is_err(),
+                    "{}",
+                    payload[..end].escape_ascii()
+                );
+            }
         }
     }
 
     #[test]
-    fn malformed_payloads() {
+    fn malformed_payloads_are_refused() {
         for payload in [
             &b""[..],
+            b"?1\r\n",
+            b"\xff",
             b"+",
             b"+OK",
             b"+OK\n",
-            b"+ok\r\n",
             b"+OK\r\n\r\n",
-            b"-1\r\n",
-            b"-ERR\r\n",
-            b"-ERR: text\r\n",
             b":\r\n",
             b":-\r\n",
             b":+1\r\n",
             b":01\r\n",
+            b":-01\r\n",
             b":--1\r\n",
+            b":1.5\r\n",
             b":99999999999999999999\r\n",
+            b"#x\r\n",
+            b"$-2\r\n",
+            b"$+1\r\na\r\n",
+            b"$01\r\na\r\n",
             b"$1\r\n",
             b"$1\r\nab\r\n",
             b"$2\r\na\r\n",
-            b"$-2\r\n",
-            b"$01\r\na\r\n",
-            b"$+1\r\na\r\n",
-            b"$100000000000000000000000\r\n",
             b"$9999999999\r\na\r\n",
-            b"*-1\r\n",
-            b"*1\r\n",
-            b"*9999999999\r\n",
+            b"$99999999999999999999\r\n",
             b"*2\r\n*0\r\n",
-            b"*1\r\n$-1\r\n",
-            b"*1\r\n:1\r\n",
-            b"*1\r\n*1\r\n*0\r\n",
-            b"?1\r\n",
-            b"\xff",
+            b"*9999999999\r\n",
+            b"%9223372036854775808\r\n",
+            b"*1\r\n",
         ] {
             assert!(parse(payload).is_err(), "{}", payload.escape_ascii());
         }
     }
 
     #[test]
-    fn prefix_of_a_response_is_malformed() {
-        let payload = b"*2\r\n*2\r\n$1\r\na\r\n$0\r\n\r\n$2\r\n\0\xff\r\n";
-        for end in 0..payload.len() {
-            assert!(parse(&payload[..end]).is_err(), "{end}");
-        }
+    fn depth_is_limited() {
+        let nested = |depth: usize| [b"*1\r\n".repeat(depth), b"_\r\n".to_vec()].concat();
+        assert!(parse(&nested(limits::RESP_DEPTH_MAX)).is_ok());
+        assert!(parse(&nested(limits::RESP_DEPTH_MAX + 1)).is_err());
+        assert!(parse(&nested(1_000_000)).is_err());
     }
 
     #[test]
-    fn error_text_contains_no_control_characters() {
+    fn texts_contain_no_control_characters() {
         assert_eq!(
-            parse(b"-ERR a\x1b[2Jb\r\n"),
-            Ok(Reply::Error("a\u{fffd}[2Jb".into()))
+            parse(b"+a\x1b[2Jb\r\n"),
+            Ok(RespValue::Simple("a\u{fffd}[2Jb".into()))
         );
     }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::client::{Client, unexpected};
 use crate::error::Error;
-use crate::resp::{Item, Reply};
+use crate::resp::{RespValue, bulks};
 
 /// The keys that match a pattern, from [`Client::scan`].
 #[derive(Debug)]
@@ -57,16 +57,16 @@ impl Scan {
     }
 }
 
-fn page(reply: Reply<'_>) -> Result<(Vec<Bytes>, Option<Bytes>), Error> {
-    let Reply::Array(items) = reply else {
+fn page(reply: RespValue) -> Result<(Vec<Bytes>, Option<Bytes>), Error> {
+    let RespValue::Array(mut items) = reply else {
         return Err(unexpected("SCAN"));
     };
-    let (keys, token) = match &items[..] {
-        [Item::Bulks(keys)] => (keys, None),
-        [Item::Bulks(keys), Item::Bulk(token)] => (keys, Some(Bytes::copy_from_slice(token))),
+    let (keys, token) = match &mut items[..] {
+        [RespValue::Array(keys)] => (keys, None),
+        [RespValue::Array(keys), RespValue::Bulk(token)] => (keys, Some(token.clone())),
         _ => return Err(unexpected("SCAN")),
     };
-    let keys = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
+    let keys = bulks(std::mem::take(keys)).ok_or_else(|| unexpected("SCAN"))?;
     Ok((keys, token))
 }
 
@@ -88,6 +88,10 @@ mod tests {
         for payload in [
             &b"*0\r\n"[..],
             b"*1\r\n$1\r\nk\r\n",
+            b"*1\r\n$-1\r\n",
+            b"*1\r\n:1\r\n",
+            b"*1\r\n*1\r\n*0\r\n",
+            b"*-1\r\n",
             b"*2\r\n*0\r\n*0\r\n",
             b"*3\r\n*0\r\n$1\r\na\r\n$1\r\nb\r\n",
             b"+OK\r\n",

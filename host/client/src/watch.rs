@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::client::Client;
 use crate::error::Error;
 use crate::inbox::Inbox;
-use crate::resp::{self, Item, Malformed, Reply};
+use crate::resp::{self, Malformed, RespValue};
 use crate::version::Version;
 
 /// A change of a watched key.
@@ -143,24 +143,23 @@ impl Drop for Watch {
 
 /// Parses the payload of a notification (the protocol, section 8).
 pub(crate) fn event(key: &[u8], payload: &[u8], version: Version) -> Result<WatchEvent, Malformed> {
-    let Reply::Array(items) = resp::parse(payload)? else {
+    let unknown = Malformed("an unknown notification");
+    let RespValue::Array(items) = resp::parse(payload)? else {
         return Err(Malformed("a notification that is not an array"));
     };
+    let Some(words) = resp::bulks(items) else {
+        return Err(unknown);
+    };
     let key = Bytes::copy_from_slice(key);
-    match items[..] {
-        [
-            Item::Bulk(b"NOTIFY"),
-            Item::Bulk(b"SET"),
-            Item::Bulk(b"VALUE"),
-            Item::Bulk(value),
-        ] => Ok(WatchEvent::Set {
+    let bytes: Vec<&[u8]> = words.iter().map(|word| &**word).collect();
+    match bytes[..] {
+        [b"NOTIFY", b"SET", b"VALUE", _] => Ok(WatchEvent::Set {
             key,
-            // Copied, because a slice would keep the whole read buffer alive.
-            value: Bytes::copy_from_slice(value),
+            value: words[3].clone(),
             version,
         }),
-        [Item::Bulk(b"NOTIFY"), Item::Bulk(b"DELETE")] => Ok(WatchEvent::Deleted { key, version }),
-        _ => Err(Malformed("an unknown notification")),
+        [b"NOTIFY", b"DELETE"] => Ok(WatchEvent::Deleted { key, version }),
+        _ => Err(unknown),
     }
 }
 
