@@ -10,6 +10,8 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use statehouse_mqtt::Origin;
+
 use crate::limits;
 
 /// The log target of refusals and of admin API calls.
@@ -27,6 +29,30 @@ pub struct Refused<'a> {
     pub user: Option<&'a str>,
     /// The reason.
     pub why: &'a dyn Display,
+}
+
+impl<'a> Refused<'a> {
+    /// The refusal of a connection that is known by its address alone.
+    pub fn of_peer(what: &'static str, peer: SocketAddr, why: &'a dyn Display) -> Self {
+        Self {
+            what,
+            peer: Some(peer),
+            client: "",
+            user: None,
+            why,
+        }
+    }
+
+    /// The refusal of an action of a client.
+    pub fn of_client(what: &'static str, origin: &'a Origin, why: &'a dyn Display) -> Self {
+        Self {
+            what,
+            peer: None,
+            client: &origin.client,
+            user: origin.identity.user.as_deref(),
+            why,
+        }
+    }
 }
 
 /// The key of a rate limit: lines of one kind share it.

@@ -367,13 +367,8 @@ impl Inner {
         };
         let allowed = may(&rules.grants(origin));
         if !allowed {
-            self.audit.refused(&Refused {
-                what,
-                peer: None,
-                client: &origin.client,
-                user: origin.identity.user.as_deref(),
-                why: &NoRule(what, on),
-            });
+            let why = NoRule(what, on);
+            self.audit.refused(&Refused::of_client(what, origin, &why));
         }
         allowed
     }
@@ -441,23 +436,16 @@ impl Access for AccessControl {
 
     fn may_connect(&self, origin: &Origin) -> bool {
         if *origin.client == *OPERATOR_CLIENT {
-            self.0.audit.refused(&Refused {
-                what: "connect",
-                peer: None,
-                client: &origin.client,
-                user: origin.identity.user.as_deref(),
-                why: &"this client identifier is that of operators at the admin API",
-            });
+            let why = "this client identifier is that of operators at the admin API";
+            let refused = Refused::of_client("connect", origin, &why);
+            self.0.audit.refused(&refused);
             return false;
         }
         if !origin.identity.is_proven() {
-            self.0.audit.refused(&Refused {
-                what: "authenticate",
-                peer: None,
-                client: &origin.client,
-                user: origin.identity.user.as_deref(),
-                why: &"the password, the token or the certificate of this client is no longer valid",
-            });
+            let why =
+                "the password, the token or the certificate of this client is no longer valid";
+            let refused = Refused::of_client("authenticate", origin, &why);
+            self.0.audit.refused(&refused);
             return false;
         }
         self.0.allows(origin, "connect", b"", Grants::may_connect)
@@ -470,13 +458,9 @@ impl Access for AccessControl {
 
     fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool {
         if self.0.own_topics && own_topics::reaches_other_clients(&origin.client, filter) {
-            self.0.audit.refused(&Refused {
-                what: "subscribe",
-                peer: None,
-                client: &origin.client,
-                user: origin.identity.user.as_deref(),
-                why: &"its filter matches topics of other clients, which need a rule",
-            });
+            let why = "its filter matches topics of other clients, which need a rule";
+            let refused = Refused::of_client("subscribe", origin, &why);
+            self.0.audit.refused(&refused);
             return false;
         }
         let may = |grants: &Grants| grants.may_subscribe(filter);

@@ -15,7 +15,6 @@ pub mod headers;
 mod tls;
 mod websocket;
 
-use std::fmt::Display;
 use std::future::Future;
 use std::io;
 use std::net::{self, SocketAddr};
@@ -327,13 +326,7 @@ impl Acceptor {
             HandshakeError::Upgrade(_) => "websocket",
             HandshakeError::Timeout | HandshakeError::Evicted => "handshake",
         };
-        self.audit.refused(&Refused {
-            what,
-            peer: Some(peer),
-            client: "",
-            user: None,
-            why: error as &dyn Display,
-        });
+        self.audit.refused(&Refused::of_peer(what, peer, error));
     }
 }
 

@@ -199,13 +199,7 @@ async fn connection(
     let stream = match opened {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            return audit.refused(&Refused {
-                what: "tls",
-                peer: Some(peer),
-                client: "",
-                user: None,
-                why: &error,
-            });
+            return audit.refused(&Refused::of_peer("tls", peer, &error));
         }
         Err(_) => return tracing::debug!("a TLS handshake with the admin API was too slow"),
     };

@@ -88,13 +88,9 @@ impl Front {
             Ok(None) => {}
             Ok(Some((broker, socket))) => acceptor.serve(broker, socket, peer).await,
             Err(PassError::Ended) => {}
-            Err(error) => self.audit.refused(&Refused {
-                what: "cluster",
-                peer: Some(peer),
-                client: "",
-                user: None,
-                why: &error,
-            }),
+            Err(error) => self
+                .audit
+                .refused(&Refused::of_peer("cluster", peer, &error)),
         }
     }
 

@@ -3,7 +3,6 @@
 //! A peer that does not know the secret of the cluster must never reach the broker. Handshakes are
 //! bounded in number and time.
 
-use std::fmt::Display;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -158,13 +157,8 @@ impl Port {
     }
 
     fn report(&self, peer: SocketAddr, error: &PortError) {
-        self.front.audit.refused(&Refused {
-            what: "cluster",
-            peer: Some(peer),
-            client: "",
-            user: None,
-            why: error as &dyn Display,
-        });
+        let refused = Refused::of_peer("cluster", peer, error);
+        self.front.audit.refused(&refused);
     }
 }
 

@@ -406,13 +406,8 @@ impl Orders for PolicyOrders {
     fn take(self: Arc<Self>, broker: &Broker, from: &Origin, request: Request) {
         let outcome = self.dispatch(broker, from, &request);
         if let Err((_, error)) = &outcome {
-            self.audit.refused(&Refused {
-                what: "order",
-                peer: None,
-                client: &from.client,
-                user: from.identity.user.as_deref(),
-                why: error,
-            });
+            let refused = Refused::of_client("order", from, error);
+            self.audit.refused(&refused);
         }
         let Some(token) = request.token else {
             return;
