@@ -71,6 +71,7 @@ use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
+use super::query::{bad, number, text};
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
@@ -332,12 +333,9 @@ impl Api {
     /// Log lines of policies.
     async fn log(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let from = log::position(uri)?;
-        let of = match percent::value(uri.query(), "policy") {
+        let of = match text(uri, "policy")? {
             None => None,
-            Some(which) => {
-                let which = String::from_utf8(which).map_err(|_| bad("`policy` is not UTF-8"))?;
-                Some(self.control().resolve(&selector(&which)?)?)
-            }
+            Some(which) => Some(self.control().resolve(&selector(&which)?)?),
         };
         let lines = self.control().lines().clone();
         let logged = log::lines(lines, from, of, &self.followers).await?;
@@ -422,10 +420,6 @@ fn not_allowed(method: &Method, uri: &Uri) -> Refusal {
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
 }
 
-fn bad(error: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, error)
-}
-
 fn too_large(max: u64) -> Refusal {
     let error = format!("the body is larger than the limit of {max} bytes");
     Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error)
@@ -442,14 +436,7 @@ fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
 
 /// The requested number of clients.
 fn client_count(uri: &Uri) -> Result<usize, Refusal> {
-    let value = percent::value(uri.query(), "clients").map(String::from_utf8);
-    let count = value.map_or(Some(0), |it| it.ok()?.parse().ok());
-    count
-        .filter(|it| *it <= limits::ADMIN_CLIENTS_MAX)
-        .ok_or_else(|| {
-            let max = limits::ADMIN_CLIENTS_MAX;
-            bad(format!("`clients` must be a number from 0 to {max}"))
-        })
+    number(uri, "clients", 0, limits::ADMIN_CLIENTS_MAX)
 }
 
 async fn policy_file(request: Request<Incoming>) -> Result<Bytes, Refusal> {

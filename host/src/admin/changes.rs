@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use tokio::time::sleep;
 
 use super::answer::{Answer, Refusal};
-use super::keys::bytes;
+use super::query::bytes;
 use super::stream::{EventSink, event, event_stream};
 use crate::past::json_bytes;
 use statehouse_config::limits;

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use statehouse_protocol::Histogram;
 
 use super::answer::{Answer, Refusal, json};
-use statehouse_config::percent;
+use super::query::text;
 
 /// The figures of a host of a cluster.
 pub struct ClusterFigures {
@@ -104,7 +104,7 @@ pub(super) async fn answer(
     };
     let operation = match what {
         "upgrade" => leadership.upgrade(),
-        _ => match successor(uri) {
+        _ => match text(uri, "to") {
             Ok(to) => leadership.hand_over(to),
             Err(refusal) => return Some(Err(refusal)),
         },
@@ -114,13 +114,4 @@ pub(super) async fn answer(
         ClusterRefusal::Failed(error) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error),
     });
     Some(done.map(|answer| json(StatusCode::OK, &answer)))
-}
-
-/// The host that an operator names to lead next.
-fn successor(uri: &Uri) -> Result<Option<String>, Refusal> {
-    let to = percent::value(uri.query(), "to").map(String::from_utf8);
-    to.transpose().map_err(|_| {
-        let error = "the name of the host is not UTF-8";
-        Refusal::new(StatusCode::BAD_REQUEST, error)
-    })
 }

@@ -13,7 +13,7 @@ use super::Sources;
 use super::access::{Operator, new_token};
 use super::answer::{Answer, Refusal, json};
 use super::api::body;
-use super::past::{bad, key, text};
+use super::query::{bad, key, text};
 use crate::past::json_bytes;
 use statehouse_config::limits;
 use statehouse_core::store::Mode;

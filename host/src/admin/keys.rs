@@ -8,7 +8,7 @@ use hyper::{StatusCode, Uri};
 use serde_json::{Value as Json, json};
 
 use super::answer::{Answer, Refusal, json};
-use super::past::{bad, key, number};
+use super::query::{bad, bytes, key, number};
 use crate::past::{fence_json, json_bytes};
 use statehouse_config::{limits, percent};
 use statehouse_core::store::{self, Listed};
@@ -56,16 +56,6 @@ pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refu
         StatusCode::OK,
         &json!({ "entries": entries, "next": next }),
     ))
-}
-
-/// A value of the query; empty if it is not there.
-pub(super) fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
-    let mut pairs = uri.query().unwrap_or_default().split('&');
-    let is_there = pairs.any(|pair| pair.split_once('=').is_some_and(|it| it.0 == name));
-    match percent::value(uri.query(), name) {
-        None if is_there => Err(bad(format!("`{name}` is not percent-encoded"))),
-        found => Ok(found.unwrap_or_default()),
-    }
 }
 
 fn listed_json(listed: &Listed, node: &str) -> Json {

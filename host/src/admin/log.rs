@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use super::answer::Refusal;
+use super::query::{bad, text};
 use crate::audit_log::{AuditLines, AuditLog, Kind};
 use statehouse_config::{limits, percent};
 use statehouse_core::policy::{Batch, Digest, Line, Lines};
@@ -55,14 +56,11 @@ impl From<Line> for LoggedLine {
 
 /// Where a reader continues, of `/v1/log?from=POSITION`; none for a first look.
 pub(super) fn position(uri: &Uri) -> Result<Option<u64>, Refusal> {
-    let Some(value) = percent::value(uri.query(), "from") else {
+    let Some(text) = text(uri, "from")? else {
         return Ok(None);
     };
-    let number = String::from_utf8(value).ok().and_then(|it| it.parse().ok());
-    number.map(Some).ok_or_else(|| {
-        let error = "`from` must be the number `next` of an earlier response";
-        Refusal::new(StatusCode::BAD_REQUEST, error)
-    })
+    let wrong = |_| bad("`from` must be the number `next` of an earlier response");
+    text.parse().map(Some).map_err(wrong)
 }
 
 /// The lines from a position on. Waits for a line if there is none yet.
@@ -94,10 +92,7 @@ pub(super) async fn audit_lines(uri: &Uri, followers: &Semaphore) -> Result<Audi
         None => None,
         Some(b"act") => Some(Kind::Act),
         Some(b"refusal") => Some(Kind::Refusal),
-        Some(_) => {
-            let error = "`kind` must be `act` or `refusal`";
-            return Err(Refusal::new(StatusCode::BAD_REQUEST, error));
-        }
+        Some(_) => return Err(bad("`kind` must be `act` or `refusal`")),
     };
     let log = AuditLog::of_process();
     let Some(from) = from else {

@@ -21,6 +21,7 @@ mod metrics;
 pub(crate) mod overview;
 mod page;
 mod past;
+mod query;
 mod requests;
 mod roles;
 mod seat;

@@ -15,8 +15,9 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::{Answer, Refusal, with};
+use super::query::{bad, key, number, text};
 use crate::past;
-use statehouse_config::{Fuel, limits, memory_bytes, percent};
+use statehouse_config::{Fuel, limits, memory_bytes};
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
 
@@ -264,33 +265,8 @@ impl From<PastError> for Refusal {
     }
 }
 
-pub(super) fn bad(error: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, error)
-}
-
 fn busy(error: &str) -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
-}
-
-pub(super) fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
-    percent::value(uri.query(), "key")
-        .filter(|key| !key.is_empty())
-        .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
-}
-
-pub(super) fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
-    let value = percent::value(uri.query(), name).map(String::from_utf8);
-    value
-        .transpose()
-        .map_err(|_| bad(format!("`{name}` is not UTF-8")))
-}
-
-pub(super) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
-    let Some(text) = text(uri, name)? else {
-        return Ok(default);
-    };
-    let number = text.parse().ok().filter(|it| *it <= max);
-    number.ok_or_else(|| bad(format!("`{name}` must be a number from 0 to {max}")))
 }
 
 #[cfg(test)]

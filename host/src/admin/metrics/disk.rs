@@ -20,13 +20,7 @@ pub(super) fn log(page: &mut Page, it: LogFigures) {
     ]);
     let help = "Disk space of the data directory, by what takes it";
     let family = page.gauge("disk_used_bytes", help);
-    for (part, bytes) in [
-        ("log", it.log),
-        ("snapshot", it.snapshot),
-        ("history", it.history),
-        ("spares", it.spares),
-        ("temporary", it.temporary),
-    ] {
+    for (part, bytes) in parts(&it) {
         family.sample([("part", part.to_owned())], bytes);
     }
     let help = "Time of a flush of the log to the disk";
@@ -35,4 +29,15 @@ pub(super) fn log(page: &mut Page, it: LogFigures) {
     let help = "Time of a snapshot, from its beginning until it is complete";
     page.histogram("snapshot_seconds", help)
         .times(Vec::new(), it.times.snapshots);
+}
+
+/// The disk space in bytes, by what takes it.
+pub(in crate::admin) fn parts(it: &LogFigures) -> [(&'static str, u64); 5] {
+    [
+        ("log", it.log),
+        ("snapshot", it.snapshot),
+        ("history", it.history),
+        ("spares", it.spares),
+        ("temporary", it.temporary),
+    ]
 }

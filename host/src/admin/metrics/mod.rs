@@ -4,7 +4,7 @@
 
 mod broker;
 mod cluster;
-mod disk;
+pub(super) mod disk;
 mod exposition;
 mod page;
 mod policies;

@@ -16,7 +16,7 @@ use super::sample::{Sample, latency, per_second, tenths};
 use crate::admin::Sources;
 use crate::admin::api::Api;
 use crate::admin::cluster::{ClusterFigures, ClusterPlace};
-use crate::admin::metrics::{process, store};
+use crate::admin::metrics::{disk, process, store};
 use crate::admin::requests::Subject;
 use crate::past::json_bytes;
 use crate::policies::manager::Listing;
@@ -137,7 +137,7 @@ impl Sampler {
         let flushes = latency(last.times.disk.as_ref(), first.times.disk.as_ref(), None);
         let unwritten = log.as_ref().map_or(0, |it| it.unwritten);
         overview.queues = named(store::queues(&stats, broker, unwritten));
-        overview.disk = log.map(|it| disk(&it, stats.disk_full, flushes));
+        overview.disk = log.map(|it| disk_use(&it, stats.disk_full, flushes));
         set_present(&mut overview, sources, &stats, of_broker);
         Some(overview)
     }
@@ -228,17 +228,11 @@ fn set_present(
     }
 }
 
-fn disk(log: &LogFigures, is_full: bool, flush_us: Latency) -> DiskUse {
+fn disk_use(log: &LogFigures, is_full: bool, flush_us: Latency) -> DiskUse {
     DiskUse {
         free: log.free,
         room: log.room,
-        used: named([
-            ("log", log.log),
-            ("snapshot", log.snapshot),
-            ("history", log.history),
-            ("spares", log.spares),
-            ("temporary", log.temporary),
-        ]),
+        used: named(disk::parts(log)),
         is_full,
         flush_us,
     }

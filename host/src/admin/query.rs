@@ -1,0 +1,45 @@
+//! Values of the query of a request.
+
+use hyper::{StatusCode, Uri};
+
+use super::answer::Refusal;
+use statehouse_config::percent;
+
+/// The refusal of a malformed request.
+pub(super) fn bad(error: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, error)
+}
+
+/// The value of `key`, which must not be empty.
+pub(super) fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
+    percent::value(uri.query(), "key")
+        .filter(|key| !key.is_empty())
+        .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
+}
+
+/// A text, if it is there.
+pub(super) fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
+    let value = percent::value(uri.query(), name).map(String::from_utf8);
+    value
+        .transpose()
+        .map_err(|_| bad(format!("`{name}` is not UTF-8")))
+}
+
+/// A number from 0 to `max`.
+pub(super) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
+    let Some(text) = text(uri, name)? else {
+        return Ok(default);
+    };
+    let number = text.parse().ok().filter(|it| *it <= max);
+    number.ok_or_else(|| bad(format!("`{name}` must be a number from 0 to {max}")))
+}
+
+/// Any bytes; empty if they are not there.
+pub(super) fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
+    let mut pairs = uri.query().unwrap_or_default().split('&');
+    let is_there = pairs.any(|pair| pair.split_once('=').is_some_and(|it| it.0 == name));
+    match percent::value(uri.query(), name) {
+        None if is_there => Err(bad(format!("`{name}` is not percent-encoded"))),
+        found => Ok(found.unwrap_or_default()),
+    }
+}
