@@ -370,7 +370,7 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         },
         "answer": json_bytes(&it.payload),
         "failure": it.failure,
-        "log": it.log.iter().map(|it| json!({ "level": it.level, "text": it.text })).collect::<Vec<_>>(),
+        "log": it.log,
         "version": it.version,
         "duplicate_is_owed": it.same_for_duplicate,
         "command": it.command,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
 use statehouse_core::policy::{Batch, Repeat};
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Scope, Write};
@@ -78,7 +79,7 @@ pub struct Answer {
 }
 
 /// A line that the policy logged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Logged {
     /// `debug`, `info`, `warn` or `error`.
     pub level: &'static str,

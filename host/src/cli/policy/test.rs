@@ -215,29 +215,13 @@ fn text(name: &str, report: &transcript::Report) -> String {
 }
 
 fn json(name: &str, report: &transcript::Report) -> Json {
-    let different = report.different.iter();
-    let different: Vec<Json> = different
-        .map(|it| json!({ "line": it.line, "says": it.says, "came": it.came }))
-        .collect();
-    let hidden = report.hidden.iter();
-    let hidden: Vec<Json> = hidden
-        .map(|it| json!({ "line": it.line, "request": it.request, "what": it.what }))
-        .collect();
-    let failed = report.failed.iter();
-    let failed: Vec<Json> = failed
-        .map(|it| json!({ "line": it.line, "request": it.request, "why": it.why }))
-        .collect();
-    let logged = report.logged.iter();
-    let logged: Vec<Json> = logged
-        .map(|it| json!({ "line": it.line, "level": it.logged.level, "text": it.logged.text }))
-        .collect();
     json!({
         "transcript": name,
         "requests": report.requests,
-        "different": different,
-        "hidden_state": hidden,
-        "failed": failed,
-        "log": logged,
+        "different": report.different,
+        "hidden_state": report.hidden,
+        "failed": report.failed,
+        "log": report.logged,
     })
 }
 

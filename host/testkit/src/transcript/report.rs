@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::Logged;
 
 /// The result of a transcript.
@@ -29,7 +31,7 @@ impl Report {
 }
 
 /// A line that differs from the received message.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// The number of the line, from 1.
     pub line: usize,
@@ -40,7 +42,7 @@ pub struct Difference {
 }
 
 /// A request that a fresh instance answers differently.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Hidden {
     /// The number of the line, from 1.
     pub line: usize,
@@ -51,7 +53,7 @@ pub struct Hidden {
 }
 
 /// A request at which the policy failed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Failed {
     /// The number of the line, from 1.
     pub line: usize,
@@ -62,11 +64,12 @@ pub struct Failed {
 }
 
 /// A line that the policy logged.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct LoggedAt {
     /// The number of the line of the request, from 1.
     pub line: usize,
     /// What the policy logged.
+    #[serde(flatten)]
     pub logged: Logged,
 }
 
