@@ -1,6 +1,5 @@
 //! What this program was built from, and for.
 
-/// The version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The commit, or `unknown` (see the build script).

@@ -114,7 +114,6 @@ fn unknown(key: &str) -> String {
     }
 }
 
-/// The settings in this text.
 pub(super) fn settings(path: &Path, text: &str) -> Result<Flags, ConfigError> {
     let KnownKeys = parse(path, text)?;
     // Each group is parsed by itself: flattened groups would lose the lines of their errors.
@@ -193,7 +192,6 @@ pub(super) fn text_again(path: &Path) -> Result<String, ConfigError> {
         .map_err(|error| ConfigError::Read(path.to_owned(), io::Error::other(error)))
 }
 
-/// Parses the text.
 pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| ConfigError::File(path.to_owned(), Box::new(error)))
 }

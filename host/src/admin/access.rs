@@ -310,7 +310,6 @@ impl Access {
         }
     }
 
-    /// The operator of a session.
     fn of_session(self: &Arc<Self>, secret: &[u8]) -> Result<Operator, Denial> {
         let found = (self.sessions).find(secret, Instant::now(), |user| self.role(user));
         let found = found.ok_or(denial(

@@ -367,26 +367,24 @@ async fn hand_over(args: &HandoverArgs) -> Result<Exit, Failure> {
         ),
     };
     let answer = args.store.ask(Method::POST, &path).await?;
-    let in_words = || match (&args.host, answer["changes"].as_bool()) {
+    let in_words = |answer: &Json| match (&args.host, answer["changes"].as_bool()) {
         (Some(host), Some(false)) => format!("{host} leads already\n"),
         (Some(host), _) => format!("the host hands over to {host}\n"),
         (None, _) => "the host hands over\n".to_owned(),
     };
-    emit_either(args.store.json, || answer.clone(), in_words)?;
-    Ok(Exit::Done)
+    args.store.print(&answer, in_words)
 }
 
 async fn raise(args: &UpgradeArgs) -> Result<Exit, Failure> {
     let answer = args.store.ask(Method::POST, "/v1/cluster/upgrade").await?;
     let format = &answer["log_format"];
-    let in_words = || match answer["raised"].as_bool() {
-        Some(true) => format!("the hosts may write format {format} of the log from now on\n"),
-        _ => format!(
-            "the log has format {format}, the newest that the leader knows: nothing to do\n"
-        ),
-    };
-    emit_either(args.store.json, || answer.clone(), in_words)?;
-    Ok(Exit::Done)
+    args.store
+        .print(&answer, |answer| match answer["raised"].as_bool() {
+            Some(true) => format!("the hosts may write format {format} of the log from now on\n"),
+            _ => format!(
+                "the log has format {format}, the newest that the leader knows: nothing to do\n"
+            ),
+        })
 }
 
 async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {

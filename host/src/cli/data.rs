@@ -92,7 +92,6 @@ pub(super) fn excerpt(bytes: &[u8]) -> String {
 /// Maximum bytes of an excerpt.
 const EXCERPT_BYTES: usize = 64;
 
-/// A count and its noun.
 pub(super) fn count(number: u64, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),

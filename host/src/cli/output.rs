@@ -72,7 +72,6 @@ impl Failure {
         Self::new(self.code, format!("{}. {advice}", self.message))
     }
 
-    /// The message.
     pub(super) fn message(&self) -> &str {
         &self.message
     }

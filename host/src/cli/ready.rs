@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hyper::Method;
 use serde_json::json;
 
-use super::output::{Exit, Failure, emit_either};
+use super::output::{Exit, Failure};
 use super::store::Store;
 use statehouse_config::Span;
 
@@ -42,10 +42,6 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             Err(failure) => return Err(failure),
         }
     }
-    emit_either(
-        args.store.json,
-        || json!({ "ready": true }),
-        || "ready\n".to_owned(),
-    )?;
-    Ok(Exit::Done)
+    let ready = json!({ "ready": true });
+    args.store.print(&ready, |_| "ready\n".to_owned())
 }

@@ -10,7 +10,7 @@ use statehouse_client::Login;
 use statehouse_link::{describe_io, is_untrusted};
 
 use super::context;
-use super::output::{Failure, one_line};
+use super::output::{Exit, Failure, emit_either, one_line};
 use super::remote::Credentials;
 use crate::admin::{Connection, Endpoint, ask, is_plain_url, is_tls_url};
 use statehouse_config::{ADMIN_TOKEN, limits, socket_path};
@@ -171,6 +171,16 @@ impl Store {
     ) -> Result<Json, Failure> {
         let asked = Asked::of(self.reach.find()?)?;
         asked.send(method, path, body).await
+    }
+
+    /// Prints the response to a request: as JSON, or in words.
+    pub(super) fn print(
+        &self,
+        response: &Json,
+        in_words: impl FnOnce(&Json) -> String,
+    ) -> Result<Exit, Failure> {
+        emit_either(self.json, || response.clone(), || in_words(response))?;
+        Ok(Exit::Done)
     }
 }
 

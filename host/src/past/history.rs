@@ -6,7 +6,6 @@ use super::{fence_json, json_bytes, policy_json};
 use crate::time::utc;
 use statehouse_offline::{AsOf, Change, History, What};
 
-/// A change of a key.
 fn change(key: &[u8], it: &Change, node: &str) -> Json {
     let mut object = json!({
         "event": "",

@@ -39,7 +39,6 @@ pub(crate) fn fence_json(fence: &Fence) -> String {
     format!("{:015}:{:05}:{}", fence.wall, fence.counter, fence.node)
 }
 
-/// A policy in JSON.
 pub(crate) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
     serde_json::json!({
         "name": policy.name,

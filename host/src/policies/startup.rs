@@ -26,7 +26,6 @@ use statehouse_precompiled::read_file;
 pub(crate) struct Opening<'a> {
     pub(crate) engine: &'a Engine<Transaction>,
     pub(crate) standard: &'a Arc<Policy<Transaction>>,
-    /// Its file.
     pub(crate) standard_file: &'a [u8],
     pub(crate) modules: &'a Modules,
     /// The keys that must have signed a file of the setting.

@@ -74,7 +74,6 @@ impl Template {
         })
     }
 
-    /// Parses a pattern.
     pub(super) fn parse_pattern(text: &str) -> Result<Self, RuleError> {
         if !pattern::is_closed(text.as_bytes()) {
             return Err(RuleError::Bracket(text.into()));

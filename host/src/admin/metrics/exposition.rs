@@ -42,7 +42,6 @@ impl Format {
         }
     }
 
-    /// The media type.
     pub(crate) fn media_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

@@ -22,7 +22,6 @@ struct Spot {
     us: [f64; 3],
 }
 
-/// Draws a report.
 pub(super) fn draw(report: &Report<'_>) -> String {
     let spots = report.measured.iter().map(|(point, outcome)| {
         let [p50, p99, p999, _] = quantiles(&outcome.tally.latencies());

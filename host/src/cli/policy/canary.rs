@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::{Value as Json, json};
 
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 
 /// Let a loaded policy answer some clients, or requests for some keys
@@ -58,17 +58,13 @@ impl Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let done = match &args.which {
-        Some(which) => {
-            let body = json!({ "policy": which, "rule": args.rule() });
-            args.store.put("/v1/canary", &body).await?
-        }
-        None => args.store.ask(Method::DELETE, "/v1/canary").await?,
+    let Some(which) = &args.which else {
+        let done = args.store.ask(Method::DELETE, "/v1/canary").await?;
+        return (args.store).print(&done, |_| "the canary has ended\n".to_owned());
     };
-    let line = match &args.which {
-        Some(which) => format!("{} answers as a canary\n", printable(which.as_bytes())),
-        None => "the canary has ended\n".to_owned(),
-    };
-    emit_either(args.store.json, || done, || line)?;
-    Ok(Exit::Done)
+    let body = json!({ "policy": which, "rule": args.rule() });
+    let done = args.store.put("/v1/canary", &body).await?;
+    (args.store).print(&done, |_| {
+        format!("{} answers as a canary\n", printable(which.as_bytes()))
+    })
 }

@@ -5,7 +5,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{message, named, number, short, text};
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
 use crate::cli::time::utc;
@@ -30,8 +30,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let listing = args.store.ask(Method::GET, "/v1/policies").await?;
-    emit_either(args.store.json, || listing.clone(), || in_words(&listing))?;
-    Ok(Exit::Done)
+    args.store.print(&listing, in_words)
 }
 
 const HEAD: [&str; 7] = [

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hyper::Method;
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit_either};
+use crate::cli::output::{Exit, Failure};
 use crate::cli::store::Store;
 use statehouse_testkit::read_policy;
 
@@ -45,10 +45,5 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         view = args.store.ask(Method::POST, &path).await?;
     }
     let what = if args.promote { "promoted" } else { "loaded" };
-    emit_either(
-        args.store.json,
-        || view.clone(),
-        || format!("{what} {}\n", words::policy(&view)),
-    )?;
-    Ok(Exit::Done)
+    (args.store).print(&view, |view| format!("{what} {}\n", words::policy(view)))
 }

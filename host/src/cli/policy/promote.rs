@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit_either};
+use crate::cli::output::{Exit, Failure};
 use crate::cli::store::Store;
 use statehouse_config::percent;
 
@@ -33,10 +33,5 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         percent::encode(args.which.as_bytes())
     );
     let view = args.store.ask(Method::POST, &path).await?;
-    emit_either(
-        args.store.json,
-        || view.clone(),
-        || format!("promoted {}\n", words::policy(&view)),
-    )?;
-    Ok(Exit::Done)
+    (args.store).print(&view, |view| format!("promoted {}\n", words::policy(view)))
 }

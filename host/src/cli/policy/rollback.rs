@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::words;
-use crate::cli::output::{Exit, Failure, emit_either};
+use crate::cli::output::{Exit, Failure};
 use crate::cli::store::Store;
 
 /// Reactivate the previously active policy, from the next request on
@@ -22,10 +22,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let view = args.store.ask(Method::POST, "/v1/rollback").await?;
-    emit_either(
-        args.store.json,
-        || view.clone(),
-        || format!("rolled back to {}\n", words::policy(&view)),
-    )?;
-    Ok(Exit::Done)
+    (args.store).print(&view, |view| {
+        format!("rolled back to {}\n", words::policy(view))
+    })
 }

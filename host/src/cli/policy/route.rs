@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 use statehouse_config::percent;
 
@@ -43,18 +43,14 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         "/v1/routes?prefix={}",
         percent::encode(args.prefix.as_bytes())
     );
-    let done = match &args.which {
-        Some(which) => args.store.put(&path, &json!({ "policy": which })).await?,
-        None => args.store.ask(Method::DELETE, &path).await?,
-    };
     let prefix = printable(args.prefix.as_bytes());
-    let line = match &args.which {
-        Some(which) => format!(
-            "{} answers for keys under {prefix}\n",
-            printable(which.as_bytes())
-        ),
-        None => format!("keys under {prefix} are as any other\n"),
+    let Some(which) = &args.which else {
+        let done = args.store.ask(Method::DELETE, &path).await?;
+        return (args.store).print(&done, |_| format!("keys under {prefix} are as any other\n"));
     };
-    emit_either(args.store.json, || done, || line)?;
-    Ok(Exit::Done)
+    let done = args.store.put(&path, &json!({ "policy": which })).await?;
+    (args.store).print(&done, |_| {
+        let which = printable(which.as_bytes());
+        format!("{which} answers for keys under {prefix}\n")
+    })
 }

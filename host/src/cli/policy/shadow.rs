@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 
 /// Compare a loaded policy with the active one, on live requests
@@ -40,23 +40,19 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let done = match &args.which {
-        Some(which) => {
-            let body = json!({ "policy": which, "per_mille": args.sample });
-            args.store.put("/v1/shadow", &body).await?
-        }
-        None => args.store.ask(Method::DELETE, "/v1/shadow").await?,
+    let Some(which) = &args.which else {
+        let done = args.store.ask(Method::DELETE, "/v1/shadow").await?;
+        return (args.store).print(&done, |_| "the comparison has ended\n".to_owned());
     };
-    let line = match &args.which {
-        Some(which) => format!(
+    let body = json!({ "policy": which, "per_mille": args.sample });
+    let done = args.store.put("/v1/shadow", &body).await?;
+    (args.store).print(&done, |_| {
+        format!(
             "{} is compared on {} of 1000 requests: `statehouse policy diff` shows how\n",
             printable(which.as_bytes()),
             args.sample
-        ),
-        None => "the comparison has ended\n".to_owned(),
-    };
-    emit_either(args.store.json, || done, || line)?;
-    Ok(Exit::Done)
+        )
+    })
 }
 
 /// Parses a percentage with at most one decimal into thousandths.

@@ -2,7 +2,7 @@
 
 use hyper::Method;
 
-use crate::cli::output::{Exit, Failure, emit_either, printable};
+use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 use statehouse_config::percent;
 
@@ -26,10 +26,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let path = format!("/v1/policies/{}", percent::encode(args.which.as_bytes()));
     let done = args.store.ask(Method::DELETE, &path).await?;
-    emit_either(
-        args.store.json,
-        || done,
-        || format!("unloaded {}\n", printable(args.which.as_bytes())),
-    )?;
-    Ok(Exit::Done)
+    (args.store).print(&done, |_| {
+        format!("unloaded {}\n", printable(args.which.as_bytes()))
+    })
 }

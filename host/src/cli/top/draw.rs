@@ -24,7 +24,6 @@ const WARNING: Style = Style::new().fg(Color::Yellow);
 const WARNING_PERCENT: u64 = 75;
 const ALARM_PERCENT: u64 = 90;
 
-/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen) {
     let [title, rates, figures, heading, list, footer] = Layout::vertical([
         Constraint::Length(1),

@@ -105,7 +105,6 @@ async fn print_json(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// The screen as text.
 fn text(screen: &Screen) -> Result<String, Failure> {
     let mut terminal = Terminal::new(TestBackend::new(ONCE.0, ONCE.1)).map_err(unusable)?;
     let shown = terminal.draw(|frame| draw(frame, screen));

@@ -35,7 +35,6 @@ impl View {
         Self::Cluster,
     ];
 
-    /// Its name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Keys => "keys",

@@ -32,7 +32,6 @@ pub(super) struct CopyDirectory {
     position: Arc<AtomicU64>,
 }
 
-/// A copy.
 struct Copy {
     // Dropped before the log: its file is in the directory that the log locks.
     snapshot: Option<Snapshot>,
@@ -272,7 +271,6 @@ pub fn write_mark(directory: &Path, mark: &ClusterMark) -> std::io::Result<()> {
     atomic::sync_name(&path)
 }
 
-/// Removes a copy.
 fn remove(path: &Path) -> Result<(), CopyError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(io(path)(error)),
