@@ -1,6 +1,8 @@
 //! Parses and prints points in time. The input is text such as `2026-11-21T03:00:00Z` or `10m`
 //! (ago); times without an offset are UTC. The local time zone is never used.
 
+use std::time::Duration;
+
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 use statehouse_client::parse_duration;
@@ -14,11 +16,15 @@ pub(crate) fn utc(ms: u64) -> String {
     }
 }
 
+/// Whole milliseconds.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Parses a date, a date and time, or how long ago; `now_ms` is the current time.
 pub(crate) fn parse(text: &str, now_ms: u64) -> Option<u64> {
     if let Ok(ago) = parse_duration(text) {
-        let ago_ms = u64::try_from(ago.as_millis()).unwrap_or(u64::MAX);
-        return Some(now_ms.saturating_sub(ago_ms));
+        return Some(now_ms.saturating_sub(millis(ago)));
     }
     // jiff accepts the name of a time zone, but without the data of zones it would ignore it.
     if text.contains('[') {

@@ -151,7 +151,7 @@ impl Authorizer {
 
     /// Logs the number of rules in force. Must be called after the recheck of all clients.
     pub fn log_count(&self) {
-        let rules = self.rules.current().len();
+        let rules = self.rules.current().count();
         tracing::info!("{rules} rules are in force: every action that no rule allows is denied");
     }
 

@@ -168,16 +168,10 @@ impl Rules {
         Self { seal, ..self }
     }
 
-    /// The number of rules.
+    /// The number of rules, which is at least 1.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.all.len()
-    }
-
-    /// Always false, because a file without a rule is refused.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
     }
 
     /// Evaluates the rules for a client.

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
-use std::time::Instant;
 
 use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -11,6 +10,7 @@ use statehouse_mqtt::{Broker, SessionSummary};
 
 use super::Sources;
 use super::answer::Refusal;
+use crate::time::millis;
 use statehouse_transport::embedded::peer;
 
 /// The clients of a store.
@@ -87,13 +87,12 @@ fn order(session: &SessionSummary) -> (bool, Reverse<usize>, &str) {
 
 fn client(session: &SessionSummary, watches: u64, locks: u64) -> Client {
     let connection = session.connection.as_ref();
-    let ago_ms = |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     Client {
         client: session.client.to_string(),
         user: connection.and_then(|it| it.origin.identity.user.clone()),
         address: connection.map(|it| it.address),
         mqtt: connection.map(|it| it.version.name().to_owned()),
-        since_ms: connection.map(|it| wall_ms().saturating_sub(ago_ms(it.since))),
+        since_ms: connection.map(|it| wall_ms().saturating_sub(millis(it.since.elapsed()))),
         subscriptions: session.subscriptions as u64,
         watches,
         locks,

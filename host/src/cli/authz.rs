@@ -114,7 +114,7 @@ fn check(path: &Path) -> Result<Exit, Failure> {
     let mut text = format!(
         "{}: {}\n",
         path.display(),
-        count(rules.len() as u64, "rule")
+        count(rules.count() as u64, "rule")
     );
     for (line, doubt) in doubts {
         _ = writeln!(text, "line {line}: {doubt}");

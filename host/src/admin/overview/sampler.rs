@@ -20,6 +20,7 @@ use crate::admin::metrics::{disk, process, store};
 use crate::admin::requests::Subject;
 use crate::past::json_bytes;
 use crate::policies::manager::Listing;
+use crate::time::millis;
 use statehouse_config::limits;
 use statehouse_core::policy::Digest;
 use statehouse_server::{HotKey, Longest, Stats};
@@ -311,8 +312,4 @@ fn named(values: impl IntoIterator<Item = (&'static str, u64)>) -> BTreeMap<Stri
     values
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

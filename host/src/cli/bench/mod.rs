@@ -23,6 +23,7 @@ use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
 use super::remote::{START_ONE, Target};
 use crate::admin::Endpoint;
+use crate::time::millis;
 use statehouse_config::{BrokerUrl, limits, size};
 use statehouse_loadgen::{
     Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
@@ -332,8 +333,7 @@ impl Bench<'_> {
                 per_second = answered as f64 / took.as_secs_f64();
                 last = (live.elapsed, live.answered);
             }
-            let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-            progress.share(ms(live.elapsed), ms(total), || {
+            progress.share(millis(live.elapsed), millis(total), || {
                 let phase = match live.elapsed < plan.warm_up {
                     true => "warming up",
                     false => "measuring",
