@@ -2,6 +2,7 @@
 //! outputs.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read, Write},
     path::Path,
@@ -74,6 +75,13 @@ pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
     finish(command, stdin)
+}
+
+/// Adds a user with a password to a file of users, or changes the password.
+pub fn add_user(users: impl AsRef<OsStr>, name: &str, password: &str) -> Ran {
+    let mut add = command(&["user", "add", name, "--password-stdin", "--users"]);
+    add.arg(users);
+    finish(add, password.as_bytes())
 }
 
 /// The name and the synopsis of each command that is no group of others, such as `policy list`.

@@ -62,6 +62,14 @@ impl Connect {
         self
     }
 
+    /// With a user name and a password.
+    #[must_use]
+    pub fn login(mut self, user: &str, password: impl Into<Vec<u8>>) -> Connect {
+        self.user_name = Some(user.into());
+        self.password = Some(password.into());
+        self
+    }
+
     /// With a last will.
     #[must_use]
     pub fn will(mut self, message: Publish, delay_s: u32) -> Connect {

@@ -1,11 +1,13 @@
 //! Tests `statehouse authz explain` on a running store. Its answer must match the decision that the
 //! store makes for a real client.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Client, Connect, Publish, Ran, Server, run_in,
+    Admin, Client, Connect, Publish, Ran, Server,
+    command::add_user,
+    run_in,
     store::{NOTIFICATION_PREFIX, REQUEST_TOPIC},
 };
 
@@ -23,17 +25,8 @@ stateStoreResources = [{ method = "ReadWrite", keyType = "String", keys = ["spee
 
 const QUOTA_EXCEEDED: u8 = 0x97;
 
-/// Adds a user to the file `users` of a directory.
-fn add_user(directory: &Path, name: &str) {
-    let all = ["user", "add", name, "--password-stdin", "--users", "users"];
-    run_in(directory, &all, b"secret\n").code(0);
-}
-
 fn as_user(id: &str, user: &str) -> Connect {
-    let mut connect = Connect::new(id);
-    connect.user_name = Some(user.into());
-    connect.password = Some("secret".into());
-    connect
+    Connect::new(id).login(user, "secret")
 }
 
 /// Starts a server in a directory with these files, users and settings. Settings name files of this
@@ -44,7 +37,7 @@ fn serve(files: &[(&str, &str)], users: &[&str], settings: &str) -> Server {
         fs::write(directory.path().join(name), text).unwrap();
     }
     for name in users {
-        add_user(directory.path(), name);
+        add_user(directory.path().join("users"), name, "secret").code(0);
     }
     fs::write(directory.path().join("statehouse.toml"), settings).unwrap();
     let all = [

@@ -6,18 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Client, Connect, Server, attack, run};
+use statehouse_tests::{Client, Connect, Server, attack, command::add_user};
 
 const ATTACK: Duration = Duration::from_secs(10);
 const GUESSERS: usize = 16;
 const GROWTH_KIB_MAX: u64 = 128 << 10;
-
-fn login(id: &str, password: &str) -> Connect {
-    let mut connect = Connect::new(id);
-    connect.user_name = Some("anna".into());
-    connect.password = Some(password.into());
-    connect
-}
 
 /// The victim is connected before the flood, from the same address.
 #[test]
@@ -26,15 +19,15 @@ fn password_flood_does_not_delay_connected_clients() {
     let directory = tempfile::tempdir().unwrap();
     let users = directory.path().join("users");
     let users = users.to_str().unwrap();
-    let add = ["user", "add", "anna", "--password-stdin", "--users", users];
-    run(&add, b"secret").code(0);
+    add_user(users, "anna", "secret").code(0);
     let mut server = Server::restartable(&[("users", users)]);
-    let victim = login("victim", "secret");
+    let victim = Connect::new("victim").login("anna", "secret");
     let name = "password flood of 16 connections";
     let outcome = attack::run_as(name, &mut server, &victim, |server| {
         thread::scope(|scope| {
             for n in 0..GUESSERS {
-                let guess = login(&format!("guess{n}"), "wrong").bytes();
+                let guess = Connect::new(&format!("guess{n}")).login("anna", "wrong");
+                let guess = guess.bytes();
                 scope.spawn(move || guess_until(server, &guess, Instant::now() + ATTACK));
             }
         });

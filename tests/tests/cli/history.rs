@@ -5,7 +5,7 @@
 use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
-use statehouse_tests::{Client, Connect, Hlc, Server, policies, store::Store};
+use statehouse_tests::{Client, Connect, Hlc, Server, command::add_user, policies, store::Store};
 
 use crate::data_directory::{object, objects, run_checked, run_for};
 
@@ -148,17 +148,12 @@ fn history_and_meta_name_the_user_of_every_session() {
     let directory = tempfile::tempdir().unwrap();
     let users = directory.path().join("users").display().to_string();
     for name in ["anna", "bert"] {
-        let add = ["user", "add", name, "--password-stdin", "--users", &users];
-        statehouse_tests::run(&add, name.as_bytes()).code(0);
+        add_user(&users, name, name).code(0);
     }
     let server = Server::restartable(&[("users", &users)]);
     let client = |connect: Connect, user: &str| {
         let id = connect.client_id.clone();
-        let login = Connect {
-            user_name: Some(user.into()),
-            password: Some(user.into()),
-            ..connect
-        };
+        let login = connect.login(user, user);
         Store::new(Client::connect(server.address(), &login), &id)
     };
     let mut short = client(Connect::new("short"), "anna");

@@ -15,7 +15,9 @@ use std::{
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Client, Connect, Dice, Publish, Ran, Server, SlowDisk, Store, command, policies,
+    Admin, Client, Connect, Dice, Publish, Ran, Server, SlowDisk, Store, command,
+    command::add_user,
+    policies,
     prometheus::{Prometheus, host_file, panels},
     run_in,
     small::{FileSystem::Tmpfs, Small},
@@ -60,8 +62,7 @@ impl Night {
         fs::write(path("rules.toml"), RULES).unwrap();
         fs::write(path("statehouse.toml"), SETTINGS).unwrap();
         for user in ["anna", "line"] {
-            let add = ["user", "add", user, "--password-stdin", "--users", "users"];
-            run_in(directory.path(), &add, user.as_bytes()).code(0);
+            add_user(path("users"), user, user).code(0);
         }
         fs::write(path("anna.password"), "anna").unwrap();
         let small = Small::mount(Tmpfs, 24);
@@ -115,9 +116,7 @@ impl Night {
     }
 
     fn login(&self, id: &str, user: &str) -> Client {
-        let mut connect = Connect::new(id);
-        connect.user_name = Some(user.to_owned());
-        connect.password = Some(user.into());
+        let connect = Connect::new(id).login(user, user);
         Client::connect(self.server.address(), &connect)
     }
 

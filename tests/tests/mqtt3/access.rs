@@ -4,8 +4,8 @@
 use std::{fs, path::Path};
 
 use statehouse_tests::{
-    Client3, Connect, Publish, Server, command,
-    command::finish,
+    Client3, Connect, Publish, Server,
+    command::add_user,
     packet3::{self, FAILURE},
 };
 
@@ -46,9 +46,7 @@ pub(crate) fn start(directory: &Path) -> (Broker, Addresses) {
     let [users, rules] = ["users", "rules.toml"].map(|it| directory.join(it));
     fs::write(&rules, RULES).unwrap();
     for (user, password) in [("anna", "a"), ("bert", "b")] {
-        let mut add = command::command(&["user", "add", user, "--password-stdin", "--users"]);
-        add.arg(&users);
-        finish(add, password.as_bytes()).code(0);
+        add_user(&users, user, password).code(0);
     }
     let files = [
         ("users", users.to_str().unwrap()),
@@ -59,14 +57,8 @@ pub(crate) fn start(directory: &Path) -> (Broker, Addresses) {
     (Broker::Statehouse(Box::new(server)), at)
 }
 
-fn login(mut connect: Connect, user: &str, password: &str) -> Connect {
-    connect.user_name = Some(user.into());
-    connect.password = Some(password.into());
-    connect
-}
-
 fn anna(scene: &Scene<'_>, who: &str) -> Client3 {
-    scene.accept(&login(scene.clean(who), "anna", "a"))
+    scene.accept(&scene.clean(who).login("anna", "a"))
 }
 
 /// The return code of a CONNACK, after which the broker closes the connection.
@@ -80,13 +72,13 @@ fn refusal(scene: &Scene<'_>, connect: &Connect) -> u8 {
 
 fn wrong_password_gets_code_4(scene: &Scene<'_>) {
     let client = scene.clean("client");
-    assert_eq!(refusal(scene, &login(client.clone(), "anna", "b")), 4);
-    assert_eq!(refusal(scene, &login(client, "nobody", "a")), 4);
+    assert_eq!(refusal(scene, &client.clone().login("anna", "b")), 4);
+    assert_eq!(refusal(scene, &client.login("nobody", "a")), 4);
 }
 
 fn connect_without_permission_gets_code_5(scene: &Scene<'_>) {
     let client = scene.clean("client");
-    assert_eq!(refusal(scene, &login(client.clone(), "bert", "b")), 5);
+    assert_eq!(refusal(scene, &client.clone().login("bert", "b")), 5);
     // Anonymous clients are not allowed once there are users.
     assert_eq!(refusal(scene, &client), 5);
 }
@@ -94,7 +86,7 @@ fn connect_without_permission_gets_code_5(scene: &Scene<'_>) {
 fn will_without_permission_gets_code_5(scene: &Scene<'_>) {
     let will = |topic: &str| {
         let will = Publish::new(&scene.topic(topic), "x");
-        login(scene.clean("client").will(will, 0), "anna", "a")
+        scene.clean("client").will(will, 0).login("anna", "a")
     };
     assert_eq!(refusal(scene, &will("closed")), 5);
     scene.accept(&will("open/will")).disconnect();

@@ -6,8 +6,8 @@ use std::fs;
 use azure_iot_operations_services::state_store::Operation;
 use statehouse_tests::{
     Client, Mosquitto, Server, Store,
+    command::add_user,
     example::{self, PASSWORD},
-    run,
     store::{NOTIFICATION_PREFIX, REQUEST_TOPIC, hex},
 };
 
@@ -31,8 +31,7 @@ fn embedded(rules: Option<&str>) -> Site {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let users = path("users");
-    let add = ["user", "add", CLIENT, "--password-stdin", "--users", &users];
-    run(&add, PASSWORD.as_bytes()).code(0);
+    add_user(&users, CLIENT, PASSWORD).code(0);
     let mut settings = vec![("users", users)];
     if let Some(rules) = rules {
         settings.push(("rules", path("rules.toml")));

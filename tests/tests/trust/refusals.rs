@@ -10,7 +10,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Server, Store, client::PATIENCE, packet, run,
+    Client, Connect, Property, Publish, Server, Store, client::PATIENCE, command::add_user, packet,
     store::REQUEST_TOPIC,
 };
 use tempfile::TempDir;
@@ -56,8 +56,7 @@ impl Site {
             directory.path().join("rules"),
         );
         fs::write(&rules, RULES).unwrap();
-        let add = ["user", "add", "anna", "--password-stdin", "--users"];
-        run(&[&add[..], &[users.to_str().unwrap()]].concat(), b"secret").code(0);
+        add_user(&users, "anna", "secret").code(0);
         let files = [
             "--users",
             users.to_str().unwrap(),
@@ -104,10 +103,7 @@ impl Site {
     }
 
     fn login(&self, user: &str, password: &str) -> Connect {
-        let mut connect = self.hello();
-        connect.user_name = Some(user.into());
-        connect.password = Some(password.into());
-        connect
+        self.hello().login(user, password)
     }
 
     /// The number of lines of the audit log with these words.

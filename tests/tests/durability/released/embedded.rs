@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command};
 use serde_json::{Value, json};
 use statehouse_tests::{
     Client, Connect, Hlc, Ran, Server, Store, WallClock, binary,
-    command::{command, finish},
+    command::{add_user, command, finish},
     policies,
     wait::eventually,
 };
@@ -34,15 +34,7 @@ const FILLING_BYTES: usize = 100_000;
 /// Fills a store, and copies its data to `directory`. Returns what its clients saw.
 pub(super) fn make(directory: &Path) -> Value {
     let users = directory.join("users");
-    let add = [
-        "user",
-        "add",
-        "anna",
-        "--password-stdin",
-        "--users",
-        users.to_str().unwrap(),
-    ];
-    finish(command(&add), b"secret\n").code(0);
+    add_user(&users, "anna", "secret").code(0);
     // A small history makes the store take a snapshot early.
     let mut server = Server::restartable(&[
         ("users", users.to_str().unwrap()),

@@ -3,7 +3,11 @@
 use std::{fs, process::Command};
 
 use serde_json::{Value, json};
-use statehouse_tests::{Server, command::finish, run, server::own_address};
+use statehouse_tests::{
+    Server,
+    command::{add_user, finish},
+    server::own_address,
+};
 
 use super::driver::{Driver, LANGUAGES, Language, hex, python, workspace};
 
@@ -160,15 +164,7 @@ fn wrong_password_is_denied_over_tls_and_websocket() {
     fs::write(path("store.crt"), issued.cert.pem()).unwrap();
     fs::write(path("store.key"), issued.signing_key.serialize_pem()).unwrap();
     let users = path("users");
-    let add = [
-        "user",
-        "add",
-        "panel",
-        "--password-stdin",
-        "--users",
-        &users,
-    ];
-    run(&add, b"right").code(0);
+    add_user(&users, "panel", "right").code(0);
     let server = Server::with(
         "",
         &[
