@@ -186,6 +186,39 @@ impl Browser {
         }
     }
 
+    /// Waits until the page shows this text.
+    pub fn see(&mut self, text: &str) {
+        self.wait(&format!(
+            "document.body.innerText.includes({})",
+            json!(text)
+        ));
+    }
+
+    /// Clicks the button, link or row with this text, in the dialog if one is open. Waits until it
+    /// can be clicked.
+    pub fn click(&mut self, text: &str) {
+        let script = format!(
+            "(() => {{
+              const place = document.querySelector('dialog[open]') ?? document;
+              const all = [...place.querySelectorAll('button, a, label, summary, [role=treeitem]')];
+              const found = all.find((it) => (it.querySelector('.name') ?? it).textContent.trim() === {} && it.offsetParent && !it.disabled);
+              found?.click();
+              return found;
+            }})()",
+            json!(text)
+        );
+        self.wait(&script);
+    }
+
+    /// Logs in to the page of the admin API with its token.
+    pub fn log_in(&mut self, token: &str) {
+        self.wait("!document.querySelector('#login').hidden");
+        self.evaluate(&format!(
+            "document.querySelector('#token').value = {}; document.querySelector('#login-form').requestSubmit()",
+            json!(token)
+        ));
+    }
+
     /// Presses a key that is no character.
     pub fn press(&mut self, key: &str) {
         for kind in ["rawKeyDown", "keyUp"] {

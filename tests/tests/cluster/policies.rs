@@ -141,18 +141,14 @@ fn finds_the_leader(token: &str, follower: &Admin, leader: &Admin) {
 /// Opens the page of a host in a browser, and logs in.
 fn page(host: &Admin) -> Browser {
     let mut browser = Browser::show(&format!("{}/#/overview", host.url()));
-    browser.wait("!document.querySelector('#login').hidden");
-    browser.evaluate(&format!(
-        "document.querySelector('#token').value = '{}'; document.querySelector('#login-form').requestSubmit()",
-        host.token()
-    ));
+    browser.log_in(host.token());
     browser
 }
 
 /// In a browser, the page of the leader shows its cluster and can hand it over.
 fn check_page_of_leader(leader: &Admin, own: &str, follower: &str) {
     let mut browser = page(leader);
-    browser.wait("document.body.innerText.includes('requests/s')");
+    browser.see("requests/s");
     browser.evaluate("location.hash = '#/cluster'");
     let row = |name: &str, state: &str| {
         format!(
@@ -176,14 +172,12 @@ fn check_page_of_leader(leader: &Admin, own: &str, follower: &str) {
 /// In a browser, the operator hands the cluster over.
 fn hand_over_on_page(leader: &Admin) {
     let mut browser = page(leader);
-    browser.wait("document.body.innerText.includes('requests/s')");
+    browser.see("requests/s");
     browser.evaluate("location.hash = '#/cluster'");
-    for (place, text) in [("main", "Hand over …"), ("dialog[open]", "Hand over")] {
-        browser.wait(&format!(
-            "(() => {{ const it = [...document.querySelectorAll('{place} button')].find((it) => it.textContent === '{text}' && it.offsetParent); it?.click(); return it; }})()"
-        ));
+    for button in ["Hand over …", "Hand over"] {
+        browser.click(button);
     }
-    browser.wait("document.body.innerText.includes('This host has handed over.')");
+    browser.see("This host has handed over.");
 }
 
 /// In a browser, the page of a follower shows who leads, and nothing fails but requests for figures
@@ -191,9 +185,7 @@ fn hand_over_on_page(leader: &Admin) {
 fn check_page_of_follower(follower: &Admin, leader: &str) {
     let mut browser = page(follower);
     browser.wait("document.querySelectorAll('.gauge.is-empty').length === 4");
-    let names_the_leader =
-        format!("document.body.innerText.includes('use the admin API of {leader}')");
-    browser.wait(&names_the_leader);
+    browser.see(&format!("use the admin API of {leader}"));
     for view in ["keys", "cluster"] {
         browser.evaluate(&format!("location.hash = '#/{view}'"));
         browser.wait(&format!("document.querySelector('main.view-{view}')"));

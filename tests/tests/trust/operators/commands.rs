@@ -1,0 +1,137 @@
+//! Commands on a store of another machine, by its admin API over TLS.
+
+use std::{fs, path::Path};
+
+use serde_json::Value as Json;
+use statehouse_tests::{command::subcommands, policies};
+
+use super::plant::Plant;
+use crate::tls::text;
+
+/// Every command that logs in at the admin API, but `ready`: probes need no login.
+const LOGGING_IN: [&[&str]; 21] = [
+    &["clients"],
+    &["clients", "kick", "c"],
+    &["cluster", "handover"],
+    &["cluster", "upgrade"],
+    &["get", "k", "--as-of", "1s"],
+    &["history", "k"],
+    &["policy", "canary", "builtin", "--percent", "5"],
+    &["policy", "dev", "project"],
+    &["policy", "diff"],
+    &["policy", "list"],
+    &["policy", "load", "password"],
+    &["policy", "logs"],
+    &["policy", "promote", "builtin"],
+    &["policy", "rollback"],
+    &["policy", "route", "x", "builtin"],
+    &["policy", "shadow", "builtin"],
+    &["policy", "unload", "builtin"],
+    &["replay"],
+    &["slow"],
+    &["top", "--once"],
+    &["usage"],
+];
+
+#[test]
+fn every_command_refuses_a_wrong_password_in_words() {
+    let credentials = |flags: &str| flags.contains("[--password-file]");
+    let logs_in = |flags: &str| flags.contains("[--admin]") && credentials(flags);
+    for (name, _) in subcommands().iter().filter(|(_, flags)| logs_in(flags)) {
+        let has = |it: &&[&str]| format!("{} ", it.join(" ")).starts_with(&format!("{name} "));
+        let is_other = ["ready", "context add", "lock"].contains(&&**name);
+        assert!(
+            is_other || LOGGING_IN.iter().any(has),
+            "{name} is not tested"
+        );
+    }
+    // An address may guess wrong only 16 times.
+    for commands in LOGGING_IN.chunks(11) {
+        let plant = Plant::start(&[]);
+        fs::write(plant.file("wrong"), "wrong").unwrap();
+        fs::create_dir(plant.file("project")).unwrap();
+        fs::write(plant.file("project/Cargo.toml"), "").unwrap();
+        let (url, ca) = (plant.url(), plant.file("ca.crt"));
+        let login = ["--admin", &url, "--ca", &ca, "--user", "reader"];
+        for command in commands {
+            let all = [*command, &login, &["--password-file", "wrong"]].concat();
+            let ran = plant.run(&all).code(4).says("wrong user name or password");
+            assert!(ran.stdout.is_empty(), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn commands_read_a_store_of_another_machine() {
+    let plant = Plant::start(&[]);
+    let mut store = plant.server.store("press-4");
+    let first = store.set("k", "one").to_string();
+    store.set("k", "two\n");
+    store.ask(&["DEL", "k"]);
+    store.set("k", b"\xFF".repeat(5000));
+    let data = text(&plant.server.directory().join("statehouse-data"));
+    // What the store prints of its own directory.
+    for arguments in [
+        &["history", "k"][..],
+        &["history", "k", "--json"],
+        &["history", "k", "--limit", "1"],
+        &["get", "k", "--as-of", &first, "--with-version"],
+        &["get", "k", "--as-of", "0s"],
+        &["get", "k", "--as-of", &first, "--json"],
+        &["replay", "--json"],
+    ] {
+        let here = plant
+            .run(&[arguments, &["--data", data.as_str()]].concat())
+            .code(0);
+        let there = plant.run_as("reader", arguments).code(0);
+        assert_eq!(there.stdout, here.stdout, "{arguments:?}");
+    }
+    plant.run_as("reader", &["history", "none"]).code(1);
+    let early = ["get", "k", "--as-of", "2020-01-01T00:00:00Z"];
+    let here = plant.run(&[&early[..], &["--data", &data]].concat());
+    let there = plant.run_as("reader", &early);
+    assert_eq!((there.code, &there.stderr), (here.code, &here.stderr));
+
+    // A context names the address and the account.
+    let (url, ca, password) = (plant.url(), plant.file("ca.crt"), plant.file("password"));
+    for user in ["reader", "shipper", "client"] {
+        let add = [
+            "context", "add", user, "--admin", &url, "--ca", &ca, "--user", user,
+        ];
+        plant
+            .run(&[&add[..], &["--password-file", &password]].concat())
+            .code(0);
+    }
+    plant.run(&["context", "use", "reader"]).code(0);
+    let clients = plant.run(&["clients"]).code(0).text();
+    assert!(clients.contains("press-4"), "{clients}");
+    let history = plant.run(&["history", "k"]).code(0).text();
+    assert!(history.contains("4 changes of k"), "{history}");
+    let usage = plant.run(&["usage", "--context", "client"]);
+    usage.code(4).says("needs the role read");
+    let listed = plant.run(&["policy", "list", "--json"]).code(0).text();
+    let listed: Json = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["policies"].as_array().unwrap().len(), 1);
+
+    // A policy from this machine.
+    let ours = text(Path::new(&policies::marked("ship")));
+    let load = ["policy", "load", &ours];
+    plant.run(&load).code(4).says("needs the role ship");
+    let replay = ["replay", "--policy", &ours];
+    plant.run(&replay).code(4).says("needs the role ship");
+    let replayed = plant.run(&[&replay[..], &["--context", "shipper", "--json"]].concat());
+    let here = plant.run(&[&replay[..], &["--data", &data, "--json"]].concat());
+    assert_eq!((replayed.code, replayed.stdout), (here.code, here.stdout));
+    plant
+        .run(&[&load[..], &["--context", "shipper"]].concat())
+        .code(0);
+    plant
+        .run(&["policy", "promote", "marked-ship", "--context", "shipper"])
+        .code(0);
+    let log = plant
+        .server
+        .wait_for_log("path=\"/v1/policies/marked-ship/promote\"");
+    assert!(log.contains("user=shipper"), "{log}");
+    let listed = plant.run(&["policy", "list"]).code(0).text();
+    assert!(listed.contains("the admin API, user shipper"), "{listed}");
+}
