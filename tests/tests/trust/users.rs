@@ -1,28 +1,23 @@
 //! Users with passwords. The server must accept correct passwords only, must refuse others with a
 //! reason, and must limit guesses without delaying other clients.
 
+mod file;
+mod guesses;
+mod programs;
+
 use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use statehouse_tests::{
-    Client, Connect, Ran, Server,
+    Client, Connect, Server,
     client::PATIENCE,
-    command,
-    command::{finish, subcommands},
     packet::{Ack, Publish, kind},
-    run, run_in,
     store::{Store, hex},
 };
-use tempfile::TempDir;
 
-use crate::official;
+use file::UsersFile;
 
 const OK: u8 = 0;
 const BAD_CLIENT_ID: u8 = 0x85;
@@ -30,52 +25,6 @@ const WRONG: u8 = 0x86;
 const NOT_AUTHORIZED: u8 = 0x87;
 const BUSY: u8 = 0x89;
 const TOO_OFTEN: u8 = 0x9F;
-
-/// A users file in a directory of its own.
-struct UsersFile {
-    directory: TempDir,
-}
-
-impl UsersFile {
-    fn new(users: &[(&str, &str)]) -> UsersFile {
-        let file = UsersFile {
-            directory: tempfile::tempdir().unwrap(),
-        };
-        for (name, password) in users {
-            file.add(name, password).code(0);
-        }
-        file
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("users")
-    }
-
-    fn user(&self, arguments: &[&str], stdin: &str) -> Ran {
-        let path = self.path();
-        let mut all = vec!["user"];
-        all.extend(arguments);
-        all.extend(["--users", path.to_str().unwrap()]);
-        run(&all, stdin.as_bytes())
-    }
-
-    fn add(&self, name: &str, password: &str) -> Ran {
-        self.user(&["add", name, "--password-stdin"], password)
-    }
-
-    fn server(&self, further: &[&str]) -> Server {
-        let path = self.path();
-        let mut arguments = vec!["--users", path.to_str().unwrap()];
-        arguments.extend(further);
-        Server::with("", &arguments)
-    }
-}
-
-fn take_connack(client: &mut Client) -> Ack {
-    client
-        .take("CONNACK", |it| it.kind() == kind::CONNACK)
-        .ack()
-}
 
 fn login(id: &str, user: Option<&str>, password: Option<&str>) -> Connect {
     let mut connect = Connect::new(id);
@@ -90,21 +39,6 @@ fn connack(server: &Server, connect: &Connect) -> Ack {
 
 fn connected(server: &Server, id: &str, user: &str, password: &str) -> Client {
     Client::connect(server.address(), &login(id, Some(user), Some(password)))
-}
-
-/// Connects from another address of loopback.
-fn open_from(from: IpAddr, server: SocketAddr) -> Client {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let stream = runtime.block_on(async {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind(SocketAddr::new(from, 0)).unwrap();
-        socket.connect(server).await.unwrap().into_std().unwrap()
-    });
-    stream.set_nonblocking(false).unwrap();
-    Client::on(stream)
 }
 
 #[test]
@@ -177,83 +111,6 @@ fn hostile_user_names_and_client_ids_are_refused() {
     assert!(server.memory_kib() < before + 64 * 1024);
     let longest = server.stderr().iter().map(String::len).max();
     assert!(longest.unwrap() < 2000, "{longest:?}");
-}
-
-#[test]
-fn thousand_password_guesses_delay_no_other_client() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let before = server.memory_kib();
-    let address = server.address();
-    let connect = login("guess", Some("anna"), Some("wrong")).bytes();
-    let mut guesses: Vec<_> = (0..1000)
-        .map(|_| {
-            let mut client = Client::open(address);
-            client.send(&connect);
-            client
-        })
-        .collect();
-    // A client from another address connects while the guesses wait for their answers. The server
-    // refuses a CONNECT after ten seconds, so an accepted client has not waited long.
-    let mut other = open_from("127.0.0.2".parse().unwrap(), address);
-    other.send(&login("anna", Some("anna"), Some("secret")).bytes());
-    let answer = take_connack(&mut other);
-    let memory = server.memory_kib();
-    assert_eq!(answer.reason, OK, "{}", answer.text());
-    assert!(memory < before + 100 * 1024, "{before} KiB, then {memory}");
-    let reasons: Vec<_> = guesses
-        .iter_mut()
-        .map(|it| take_connack(it).reason)
-        .collect();
-    let count = |reason| reasons.iter().filter(|it| **it == reason).count();
-    assert_eq!(count(OK), 0);
-    assert!(count(WRONG) < 60, "{} were checked", count(WRONG));
-    assert!(count(TOO_OFTEN) > 900, "{reasons:x?}");
-    // The server has verified anna's password before, so it accepts anna even from the address of
-    // the guesses.
-    connected(&server, "another", "anna", "secret").ping();
-    other.ping();
-}
-
-/// The flood fills the queue of password checks, and uses up the allowed guesses of the user and of
-/// one address.
-#[test]
-fn wrong_password_flood_does_not_refuse_a_verified_user() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let address = server.address();
-    connected(&server, "first", "anna", "secret").disconnect();
-    let mut flood: Vec<_> = (0..400_u16)
-        .map(|number| {
-            // No address reaches its limit, except the address of the user.
-            let from = match number {
-                0..40 => address.ip(),
-                _ => IpAddr::from([127, 0, 1, (number / 15) as u8]),
-            };
-            open_from(from, address)
-        })
-        .collect();
-    // All connections are open before the first guess, so that the guesses outrun their checks.
-    for (number, client) in flood.iter_mut().enumerate() {
-        let name = format!("name-{number}");
-        let user = if number % 2 == 0 { "anna" } else { &name };
-        client.send(&login(&name, Some(user), Some("wrong")).bytes());
-    }
-    for attempt in 0..50 {
-        let connect = login(&format!("again-{attempt}"), Some("anna"), Some("secret"));
-        assert_eq!(connack(&server, &connect).reason, OK, "attempt {attempt}");
-    }
-    // The last guesses found the queue full, so their answers arrive at once.
-    let last = flood[350..].iter_mut();
-    let reasons: Vec<_> = last.map(|it| take_connack(it).reason).collect();
-    assert!(
-        reasons.contains(&BUSY),
-        "the queue was never full: {reasons:x?}"
-    );
-    assert!(
-        reasons.contains(&TOO_OFTEN) && !reasons.contains(&OK),
-        "{reasons:x?}"
-    );
 }
 
 #[test]
@@ -378,226 +235,4 @@ fn changed_users_file_disconnects_affected_clients() {
         thread::sleep(Duration::from_millis(300));
     }
     carl.ping();
-}
-
-#[test]
-fn official_client_logs_in_with_its_password() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let credentials = |password: &'static str| {
-        move |it: azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder| {
-            it.username("anna".to_owned()).password(password.to_owned())
-        }
-    };
-    official::with_client(&server, "official", credentials("secret"), async |store| {
-        official::set(&store, "key", "value").await;
-    });
-    let refused = official::with_client(&server, "guesser", credentials("wrong"), async |store| {
-        official::is_answered(&store, Duration::from_secs(2)).await
-    });
-    assert!(!refused);
-    server.wait_for_log("client=guesser");
-}
-
-#[test]
-fn mosquitto_pub_logs_in_with_its_password() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let port = server.port().to_string();
-    let publish = |login: &[&str]| {
-        let mut command = Command::new("mosquitto_pub");
-        command.args(["-V", "5", "-h", "127.0.0.1", "-p", &port, "-q", "1"]);
-        command.args(["-t", "topic", "-m", "hello"]).args(login);
-        finish(command, b"")
-    };
-    publish(&["-u", "anna", "-P", "secret"]).code(0);
-    let wrong = publish(&["-u", "anna", "-P", "wrong"]);
-    assert_ne!(wrong.code, Some(0));
-    wrong.says("user name or password");
-    let anonymous = publish(&[]);
-    assert_ne!(anonymous.code, Some(0));
-    anonymous.says("authori");
-}
-
-#[test]
-fn command_with_a_wrong_password_is_refused_in_words() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let port = server.port().to_string();
-    let get = |password: &str| {
-        let mut command = command(&["get", "k", "--user", "anna", "--port", &port]);
-        command.env("STATEHOUSE_PASSWORD", password);
-        finish(command, b"")
-    };
-    get("secret").code(1).says("k does not exist");
-    get("wrong").code(4).says("wrong user name or password");
-    let anonymous = finish(command(&["get", "k", "--port", &port]), b"");
-    anonymous.code(4).says("not authorized");
-}
-
-/// Every command that logs in at the broker of a store.
-const LOGGING_IN: [&[&str]; 13] = [
-    &["bench", "--duration", "1s"],
-    &["call", "GET", "k"],
-    &["del", "k"],
-    &["export"],
-    &["get", "k"],
-    &["import"],
-    &["lock", "k", "--status"],
-    &[
-        "policy",
-        "push",
-        "--key",
-        "k.key",
-        "--store",
-        "s",
-        "--rollback",
-    ],
-    &["scan"],
-    &["set", "k", "v"],
-    &["vdel", "k", "v"],
-    &["watch", "k"],
-    &["lock", "k", "--holder", "h", "--", "true"],
-];
-
-#[test]
-fn every_command_refuses_a_wrong_password_in_words() {
-    let logs_in = |flags: &str| {
-        flags.contains("[--user]") && (flags.contains("[--port]") || flags.contains("[--broker]"))
-    };
-    for (name, _) in subcommands().iter().filter(|(_, flags)| logs_in(flags)) {
-        let has = |it: &&[&str]| format!("{} ", it.join(" ")).starts_with(&format!("{name} "));
-        assert!(LOGGING_IN.iter().any(has), "{name} is not tested");
-    }
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let server = file.server(&[]);
-    let here = file.directory.path();
-    run_in(here, &["policy", "keygen", "k"], b"").code(0);
-    for arguments in LOGGING_IN {
-        let place = match arguments[1..].first() {
-            Some(&"push") => [
-                "--broker".to_owned(),
-                format!("127.0.0.1:{}", server.port()),
-            ],
-            _ => ["--port".to_owned(), server.port().to_string()],
-        };
-        // Options come first, since `--` in the arguments would end them.
-        let at = if arguments[0] == "policy" { 2 } else { 1 };
-        let mut command = command(&arguments[..at]);
-        command.args(&place).args(["--user", "anna"]);
-        command.args(&arguments[at..]).current_dir(here);
-        command.env("STATEHOUSE_PASSWORD", "wrong");
-        let ran = finish(command, b"").code(4);
-        assert!(ran.stdout.is_empty(), "{ran:?}");
-        ran.says("wrong user name or password");
-    }
-    // The store does not check further passwords from this address for a while.
-    let mut attempts = (0..17).map(|_| {
-        let mut get = command(&["get", "k", "--user", "bert", "--port"]);
-        get.arg(server.port().to_string());
-        get.env("STATEHOUSE_PASSWORD", "wrong");
-        finish(get, b"").code(4)
-    });
-    let is_wrong = |ran: &Ran| ran.stderr.contains("wrong user name or password");
-    let often = attempts.find(|ran| !is_wrong(ran)).unwrap();
-    assert!(often.stderr.contains("too many logins failed"), "{often:?}");
-    assert!(!often.stderr.contains("statehouse serve"), "{often:?}");
-}
-
-fn mode(path: &Path) -> u32 {
-    fs::metadata(path).unwrap().permissions().mode() & 0o777
-}
-
-#[test]
-fn user_command_maintains_the_users_file() {
-    let file = UsersFile::new(&[]);
-    file.add("anna", "secret").code(0).says("added anna");
-    assert_eq!(mode(&file.path()), 0o600);
-    let text = fs::read_to_string(file.path()).unwrap();
-    assert!(
-        text.starts_with("anna:$argon2id$v=19$m=19456,t=2,p=1$"),
-        "{text}"
-    );
-    assert!(!text.contains("secret"));
-    fs::write(file.path(), format!("# people\n{text}\n")).unwrap();
-    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o640)).unwrap();
-    file.add("bert", "secret\nmore").code(0);
-    file.add("anna", "other").code(0).says("changed anna");
-    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
-    let changed = fs::read_to_string(file.path()).unwrap();
-    assert!(
-        changed.starts_with("# people\nanna:$argon2id$"),
-        "{changed}"
-    );
-    assert!(
-        !changed.contains(text.trim()),
-        "the old hash must be removed"
-    );
-    // The command keeps the permissions of the file.
-    assert_eq!(mode(&file.path()), 0o640);
-    // A changed password keeps the role, and a changed role keeps the password.
-    let line = |name: &str| {
-        let text = fs::read_to_string(file.path()).unwrap();
-        let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
-        lines.next().unwrap().to_owned()
-    };
-    let plain = line("anna:");
-    file.user(&["role", "anna", "operate"], "").code(0);
-    assert_eq!(line("anna:"), format!("{plain}:operate"));
-    file.add("anna", "third").code(0);
-    assert!(line("anna:").ends_with(":operate") && !line("anna:").contains(&plain));
-    let listed = file.user(&["list"], "").code(0).text();
-    assert_eq!(listed, "anna\toperate\nbert\n");
-    file.user(&["role", "anna", "none"], "").code(0);
-    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
-    file.user(&["role", "carl", "read"], "")
-        .code(1)
-        .says("no user carl");
-    file.user(&["role", "anna", "root"], "")
-        .code(2)
-        .says("no role");
-    file.user(&["remove", "anna"], "").code(0);
-    file.user(&["remove", "anna"], "")
-        .code(1)
-        .says("no user anna");
-    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
-
-    file.add("", "secret").code(2).says("a user name has");
-    file.add("a:b", "secret").code(2).says("a user name has");
-    file.add("carl", "").code(2).says("the password is empty");
-    file.add("carl", "\nsecret")
-        .code(2)
-        .says("the password is empty");
-    let long = "x".repeat(2000);
-    file.add("carl", &long).code(2).says("at most 1024 bytes");
-    file.user(&["add", "carl"], "secret")
-        .code(2)
-        .says("--password-stdin");
-    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
-}
-
-#[test]
-fn bad_users_file_prevents_the_start_with_advice() {
-    let file = UsersFile::new(&[("anna", "secret")]);
-    let path = file.path();
-    let serve = || {
-        let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--users"]);
-        serve.arg(&path).current_dir(file.directory.path());
-        finish(serve, b"").code(2)
-    };
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-    serve().says("chmod 600");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    fs::write(&path, "anna:secret\n").unwrap();
-    serve().says("line 1 of").says("statehouse user add");
-    fs::remove_file(&path).unwrap();
-    serve().says("cannot read");
-    let behind = [
-        "serve",
-        "--broker",
-        "mqtt://127.0.0.1:1",
-        "--users",
-        "users",
-    ];
-    run(&behind, b"").code(2).says("configure them there");
 }

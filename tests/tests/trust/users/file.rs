@@ -1,0 +1,152 @@
+//! The users file, and the commands that maintain it.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use statehouse_tests::{
+    Ran, Server, command,
+    command::{add_user, finish},
+    run,
+};
+use tempfile::TempDir;
+
+/// A users file in a directory of its own.
+pub(super) struct UsersFile {
+    pub(super) directory: TempDir,
+}
+
+impl UsersFile {
+    pub(super) fn new(users: &[(&str, &str)]) -> UsersFile {
+        let file = UsersFile {
+            directory: tempfile::tempdir().unwrap(),
+        };
+        for (name, password) in users {
+            file.add(name, password).code(0);
+        }
+        file
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.path().join("users")
+    }
+
+    pub(super) fn user(&self, arguments: &[&str], stdin: &str) -> Ran {
+        let path = self.path();
+        let mut all = vec!["user"];
+        all.extend(arguments);
+        all.extend(["--users", path.to_str().unwrap()]);
+        run(&all, stdin.as_bytes())
+    }
+
+    pub(super) fn add(&self, name: &str, password: &str) -> Ran {
+        add_user(self.path(), name, password)
+    }
+
+    pub(super) fn server(&self, further: &[&str]) -> Server {
+        let path = self.path();
+        let mut arguments = vec!["--users", path.to_str().unwrap()];
+        arguments.extend(further);
+        Server::with("", &arguments)
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn user_command_maintains_the_users_file() {
+    let file = UsersFile::new(&[]);
+    file.add("anna", "secret").code(0).says("added anna");
+    assert_eq!(mode(&file.path()), 0o600);
+    let text = fs::read_to_string(file.path()).unwrap();
+    assert!(
+        text.starts_with("anna:$argon2id$v=19$m=19456,t=2,p=1$"),
+        "{text}"
+    );
+    assert!(!text.contains("secret"));
+    fs::write(file.path(), format!("# people\n{text}\n")).unwrap();
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o640)).unwrap();
+    file.add("bert", "secret\nmore").code(0);
+    file.add("anna", "other").code(0).says("changed anna");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
+    let changed = fs::read_to_string(file.path()).unwrap();
+    assert!(
+        changed.starts_with("# people\nanna:$argon2id$"),
+        "{changed}"
+    );
+    assert!(
+        !changed.contains(text.trim()),
+        "the old hash must be removed"
+    );
+    // The command keeps the permissions of the file.
+    assert_eq!(mode(&file.path()), 0o640);
+    // A changed password keeps the role, and a changed role keeps the password.
+    let line = |name: &str| {
+        let text = fs::read_to_string(file.path()).unwrap();
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        lines.next().unwrap().to_owned()
+    };
+    let plain = line("anna:");
+    file.user(&["role", "anna", "operate"], "").code(0);
+    assert_eq!(line("anna:"), format!("{plain}:operate"));
+    file.add("anna", "third").code(0);
+    assert!(line("anna:").ends_with(":operate") && !line("anna:").contains(&plain));
+    let listed = file.user(&["list"], "").code(0).text();
+    assert_eq!(listed, "anna\toperate\nbert\n");
+    file.user(&["role", "anna", "none"], "").code(0);
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
+    file.user(&["role", "carl", "read"], "")
+        .code(1)
+        .says("no user carl");
+    file.user(&["role", "anna", "root"], "")
+        .code(2)
+        .says("no role");
+    file.user(&["remove", "anna"], "").code(0);
+    file.user(&["remove", "anna"], "")
+        .code(1)
+        .says("no user anna");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+
+    file.add("", "secret").code(2).says("a user name has");
+    file.add("a:b", "secret").code(2).says("a user name has");
+    file.add("carl", "").code(2).says("the password is empty");
+    file.add("carl", "\nsecret")
+        .code(2)
+        .says("the password is empty");
+    let long = "x".repeat(2000);
+    file.add("carl", &long).code(2).says("at most 1024 bytes");
+    file.user(&["add", "carl"], "secret")
+        .code(2)
+        .says("--password-stdin");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+}
+
+#[test]
+fn bad_users_file_prevents_the_start_with_advice() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let path = file.path();
+    let serve = || {
+        let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--users"]);
+        serve.arg(&path).current_dir(file.directory.path());
+        finish(serve, b"").code(2)
+    };
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    serve().says("chmod 600");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&path, "anna:secret\n").unwrap();
+    serve().says("line 1 of").says("statehouse user add");
+    fs::remove_file(&path).unwrap();
+    serve().says("cannot read");
+    let behind = [
+        "serve",
+        "--broker",
+        "mqtt://127.0.0.1:1",
+        "--users",
+        "users",
+    ];
+    run(&behind, b"").code(2).says("configure them there");
+}
