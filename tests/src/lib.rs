@@ -38,6 +38,7 @@ pub mod processor;
 pub mod prometheus;
 pub mod property;
 pub mod proxy;
+pub mod reload;
 pub mod resp;
 pub mod server;
 pub mod slow_disk;

@@ -12,7 +12,12 @@ use std::{
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::{command::finish, lines::Lines, server, wait::eventually};
+use crate::{
+    command::finish,
+    lines::Lines,
+    server,
+    wait::{eventually, until},
+};
 
 /// The interval of scrapes. A rate needs two.
 const INTERVAL: &str = "200ms";
@@ -82,9 +87,9 @@ impl Prometheus {
     /// Waits until this many stores were scraped. Prometheus finds them five seconds after its
     /// start. What happened before has no rate.
     pub fn wait_until_scraped(&self, stores: usize) {
-        eventually("the stores are scraped", || {
+        until("the stores are scraped", || {
             let up = self.query("up == 1").unwrap();
-            (up.len() == stores).then_some(())
+            up.len() == stores
         });
     }
 

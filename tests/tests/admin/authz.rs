@@ -11,7 +11,7 @@ use statehouse_tests::{
     store::{NOTIFICATION_PREFIX, REQUEST_TOPIC},
 };
 
-use crate::eventually;
+use statehouse_tests::wait::until;
 
 const RULES: &str = r#"
 [[rules]]
@@ -97,11 +97,8 @@ fn explain_uses_active_rules_and_the_connected_user() {
     drop(client);
 
     let fewer = RULES.replace("speed limit", "something else");
-    fs::write(server.directory().join("rules.toml"), fewer).unwrap();
-    eventually("the changed rules are in force", || {
-        let ran = explain(&server, &[&question[..], &["--user", "operator"]].concat());
-        (ran.code == Some(1)).then_some(())
-    });
+    server.change_file(&server.directory().join("rules.toml"), &fewer);
+    explain(&server, &[&question[..], &["--user", "operator"]].concat()).code(1);
     let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
     assert!(
         !page.contains("what=\"write\""),
@@ -205,8 +202,8 @@ fn session_share_is_named_before_it_refuses() {
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("one-more"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
     clients.truncate(20);
-    eventually("a further session is allowed", || {
-        (!ask().contains("max_sessions")).then_some(())
+    until("a further session is allowed", || {
+        !ask().contains("max_sessions")
     });
     server.connect("one-more");
 }

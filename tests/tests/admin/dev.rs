@@ -5,7 +5,7 @@ use std::{fs, fs::Permissions, os::unix::fs::PermissionsExt, path::Path};
 use statehouse_tests::{Server, policies, run_in};
 
 use crate::logs::background;
-use crate::{OURS, answers, eventually, listing, ours, roles};
+use crate::{OURS, answers, listing, ours, roles, until};
 
 /// A project whose build tool copies `policy.js`, so that its policy is what this test writes
 /// there.
@@ -46,8 +46,8 @@ fn saved_project_is_built_tested_and_promoted() {
     fs::copy(policies::marked("dock"), &source).unwrap();
     dev.wait_for("promoted marked-dock");
     assert_eq!(roles(&server, "marked-dock").unwrap(), ["active"]);
-    eventually("the replaced build is unloaded", || {
-        roles(&server, OURS).is_none().then_some(())
+    until("the replaced build is unloaded", || {
+        roles(&server, OURS).is_none()
     });
     assert_eq!(listing(&server)["policies"].as_array().unwrap().len(), 2);
 }

@@ -11,7 +11,7 @@ use std::{
 
 use statehouse_tests::{Server, run_in};
 
-use crate::{OURS, answers, eventually, keygen, ours, policy, roles, sign};
+use crate::{OURS, answers, eventually, keygen, ours, policy, roles, sign, until};
 
 fn status(path: &Path) -> Option<String> {
     let mut name = path.as_os_str().to_owned();
@@ -104,9 +104,9 @@ fn pipes_and_symlinks_next_to_a_policy_are_replaced() {
     assert!(made.unwrap().success());
     symlink(elsewhere.path(), with_ending(".status.new")).unwrap();
     fs::copy(ours(), &file).unwrap();
-    eventually("the status file replaces the pipe", || {
+    until("the status file replaces the pipe", || {
         let data = fs::symlink_metadata(with_ending(".status")).unwrap();
-        data.is_file().then_some(())
+        data.is_file()
     });
     assert!(status(&file).unwrap().starts_with("loaded "));
     assert_eq!(fs::read(elsewhere.path()).unwrap(), b"");

@@ -1,27 +1,23 @@
 //! Changes limits in the settings file while clients are connected. A changed limit must apply to
 //! new requests at once, and must never remove existing data, sessions or connections.
 
-use std::{fs, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Request, Server, Store, packet::kind, policies,
+    Client, Connect, Property, Publish, Request, Server, Store,
+    packet::kind,
+    policies,
+    reload::replace,
+    wait::{eventually, until},
 };
-
-use crate::eventually;
 
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const QUOTA_EXCEEDED: u8 = 0x97;
 const NO_SUBSCRIBERS: u8 = 0x10;
 const RECEIVE_MAXIMUM_EXCEEDED: u8 = 0x93;
 
-/// Replaces the settings file atomically, as editors do.
-fn write(server: &Server, settings: &str) {
-    let (path, new) = (
-        server.directory().join("statehouse.toml"),
-        server.directory().join("new.toml"),
-    );
-    fs::write(&new, settings).unwrap();
-    fs::rename(new, path).unwrap();
+fn settings_file(server: &Server) -> PathBuf {
+    server.directory().join("statehouse.toml")
 }
 
 fn limit(server: &Server, setting: &str) -> Option<u64> {
@@ -30,11 +26,7 @@ fn limit(server: &Server, setting: &str) -> Option<u64> {
 
 /// Replaces the settings file and waits until the store uses it.
 fn change(server: &Server, settings: &str) {
-    let taken = server.reloads("settings", "taken");
-    write(server, settings);
-    eventually("the changed settings are in force", || {
-        (server.reloads("settings", "taken") > taken).then_some(())
-    });
+    server.change_file(&settings_file(server), settings);
 }
 
 fn set(store: &mut Store, key: &str, value: &str) -> Vec<u8> {
@@ -286,8 +278,8 @@ fn changed_connection_limits_apply_at_once() {
     first.ping();
     second.ping();
     first.disconnect();
-    eventually("the end of a connection is seen", || {
-        (server.metric_if_any("connections") == Some(1)).then_some(())
+    until("the end of a connection is seen", || {
+        server.metric_if_any("connections") == Some(1)
     });
     assert!(!is_accepted("third"));
     // The session of `third` is the second one, so no further session is created.
@@ -478,15 +470,17 @@ fn invalid_settings_file_changes_nothing() {
         ("max_keys = 5\ntls_cert = \"cert.pem\"\n", "is about TLS"),
     ] {
         let before = server.reloads("settings", "refused");
-        write(&server, settings);
+        change(&server, settings);
         server.wait_for_log(says);
-        eventually("the file is refused", || {
-            (server.reloads("settings", "refused") > before).then_some(())
-        });
+        assert!(server.reloads("settings", "refused") > before);
         assert_eq!(limit(&server, "max_keys"), Some(1));
         assert_eq!(set(&mut store, "2", "value"), QUOTA);
     }
-    change(&server, "max_keys = 2\n");
+    // The server finds a changed file without a signal, too.
+    replace(&settings_file(&server), "max_keys = 2\n");
+    until("the file is found", || {
+        limit(&server, "max_keys") == Some(2)
+    });
     store.set("2", "value");
 }
 
@@ -516,7 +510,7 @@ fn sighup_reloads_an_unchanged_file() {
         "nothing has changed"
     );
     server.signal("HUP");
-    eventually("the file is read again", || {
-        (server.reloads("settings", "taken") == taken + 1).then_some(())
+    until("the file is read again", || {
+        server.reloads("settings", "taken") == taken + 1
     });
 }

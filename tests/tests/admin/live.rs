@@ -5,7 +5,7 @@ use std::{io::BufRead, thread};
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Admin, Server};
 
-use crate::eventually;
+use statehouse_tests::wait::{eventually, until};
 
 /// Streams that a listener serves at once.
 const STREAMS_MAX: usize = 16;
@@ -101,8 +101,8 @@ fn streams_are_limited_and_block_no_other_request() {
     assert_eq!(admin.ask("GET", "/v1/overview", b"").0, 200);
     assert_eq!(admin.ask("GET", "/livez", b"").0, 200);
     drop(streams);
-    eventually("the places of the streams are free", || {
-        (admin.follow("/v1/live").0 == 200).then_some(())
+    until("the places of the streams are free", || {
+        admin.follow("/v1/live").0 == 200
     });
 }
 

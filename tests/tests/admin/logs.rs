@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 use statehouse_tests::{Admin, Background, Server, command::command, policies, server::signal};
 
-use crate::{eventually, listing, policy};
+use crate::{listing, policy, until};
 
 /// A store whose active policy fails and logs on request.
 fn faulty() -> Server {
@@ -138,8 +138,8 @@ fn log_needs_the_token_and_few_may_follow_it() {
     assert_eq!(admin.ask("GET", "/v1/log?policy=none", b"").0, 404);
     assert_eq!(admin.ask("POST", "/v1/log", b"").0, 405);
     let followers: Vec<Background> = (0..8).map(|_| follow(&server, &[])).collect();
-    eventually("the ninth follower is refused", || {
-        (admin.ask("GET", "/v1/log?from=0", b"").0 == 503).then_some(())
+    until("the ninth follower is refused", || {
+        admin.ask("GET", "/v1/log?from=0", b"").0 == 503
     });
     // The others are not disturbed, and operators are served.
     policy(&server, &["list"]).code(0);

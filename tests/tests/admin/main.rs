@@ -28,7 +28,10 @@ mod wasm;
 use std::path::Path;
 
 use serde_json::Value as Json;
-use statehouse_tests::{Ran, Server, policies, run_in, wait::eventually};
+use statehouse_tests::{
+    Ran, Server, policies, run_in,
+    wait::{eventually, until},
+};
 
 /// Runs `statehouse policy …` in the server's directory, where the data directory has its default
 /// name.

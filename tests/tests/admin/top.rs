@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Server, command, run_in, server::wait, wait::eventually};
+use statehouse_tests::{Server, command, run_in, server::wait, wait::until};
 
 /// Runs `statehouse top` in a pseudo-terminal of 24 lines and 80 columns. Types the keys of each
 /// step once its text is shown. Returns what the terminal received, and the exit code.
@@ -70,12 +70,12 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
     assert!(has("disk"), "{text}");
 
     // The first look begins the search for hot keys.
-    eventually("the hot key", || {
+    until("the hot key", || {
         for _ in 0..100 {
             store.get("greeting");
         }
         let text = run_in(directory, &["top", "--once", "--list", "keys"], b"");
-        text.code(0).text().contains("greeting").then_some(())
+        text.code(0).text().contains("greeting")
     });
     let text = run_in(directory, &["top", "--once", "--list", "policies"], b"");
     let text = text.code(0).text();

@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, process::Command, thread, time::Duration};
 
-use statehouse_tests::{Mosquitto, Server, command::finish, store::Store};
+use statehouse_tests::{Mosquitto, Server, command::finish, store::Store, wait::until};
 
 const TLS_LISTENER: &str = "cafile ca.crt\ncertfile server.crt\nkeyfile server.key";
 
@@ -177,7 +177,7 @@ fn wrong_password_is_logged_once_and_retried() {
             .filter(|it| it.contains("not authorised"))
             .count()
     };
-    crate::scene::eventually("the store tries again", || attempts() >= 3);
+    until("the store tries again", || attempts() >= 3);
     let log = server.stderr();
     let logged = log.iter().filter(|it| it.contains("refused")).count();
     assert_eq!(logged, 1, "{log:?}");

@@ -1,13 +1,9 @@
 //! Cuts the connection between store and broker at each packet of an exchange. Every request must
 //! take effect exactly once, and every watcher must be notified.
 
-use statehouse_tests::{Fate, Way, packet::kind};
+use statehouse_tests::{Fate, Way, packet::kind, wait::until};
 
-use crate::{
-    exchange::Exchange,
-    recording_client::RecordingClient,
-    scene::{Scene, eventually},
-};
+use crate::{exchange::Exchange, recording_client::RecordingClient, scene::Scene};
 
 /// A SET with one watcher takes six packets: the request, the answer and the notification, the
 /// PUBACKs of these two, and last the PUBACK of the request.
@@ -22,7 +18,7 @@ fn request_is_acknowledged_after_its_answer_and_notification() {
         let exchange = Exchange::script(&scene.proxy, &value, |_| Fate::Pass);
         let version = writer.set("key", &value);
         watcher.wait_for_notification("key", &version);
-        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        until("the request is acknowledged", || exchange.is_acknowledged());
         let passed = exchange.packets();
         let count = |what| passed.iter().filter(|it| **it == what).count();
         assert_eq!(passed.len(), 6, "{passed:?}");
@@ -45,7 +41,7 @@ fn assert_one_effect(
 ) {
     let version = writer.set("key", value);
     watcher.wait_for_notification("key", &version);
-    eventually("the request is acknowledged", || exchange.is_acknowledged());
+    until("the request is acknowledged", || exchange.is_acknowledged());
     // A second effect would have another version.
     writer.assert_value("key", value, &version);
     watcher.assert_value("key", value, &version);

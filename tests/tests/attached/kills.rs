@@ -10,12 +10,9 @@ use std::{
     },
 };
 
-use statehouse_tests::{Fate, server::signal};
+use statehouse_tests::{Fate, server::signal, wait::until};
 
-use crate::{
-    exchange::Exchange,
-    scene::{Scene, eventually},
-};
+use crate::{exchange::Exchange, scene::Scene};
 
 #[test]
 fn kill_at_any_packet_executes_a_request_once() {
@@ -35,7 +32,7 @@ fn kill_at_any_packet_executes_a_request_once() {
             Fate::CutBefore
         });
         let request = writer.send(&["SET", "key", &value]);
-        eventually("the store is killed or done", || {
+        until("the store is killed or done", || {
             exchange.faults() > 0 || exchange.is_acknowledged()
         });
         let killed = exchange.faults() > 0;
@@ -44,7 +41,7 @@ fn kill_at_any_packet_executes_a_request_once() {
         }
         let version = writer.answer(&request).version.unwrap();
         watcher.wait_for_notification("key", &version);
-        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        until("the request is acknowledged", || exchange.is_acknowledged());
         writer.assert_value("key", &value, &version);
         changes += 1;
         if !killed {
@@ -68,14 +65,14 @@ fn kill_while_attaching_executes_a_request_once() {
         let request = writer.send(&["SET", "key", &value]);
         scene.host.start_again(&[]);
         let killed = kill_at(&scene, number);
-        eventually("the store is killed while it attaches", || {
+        until("the store is killed while it attaches", || {
             killed.load(SeqCst)
         });
         let exchange = Exchange::script(&scene.proxy, &value, |_| Fate::Pass);
         scene.kill_host();
         let version = writer.answer(&request).version.unwrap();
         watcher.wait_for_notification("key", &version);
-        eventually("the request is acknowledged", || exchange.is_acknowledged());
+        until("the request is acknowledged", || exchange.is_acknowledged());
         writer.assert_value("key", &value, &version);
     }
     assert_eq!(watcher.notified_versions("key").len(), 5);

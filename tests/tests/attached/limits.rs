@@ -6,8 +6,6 @@ use std::{fs, path::PathBuf};
 use statehouse_tests::{Mosquitto, Server, Store};
 use tempfile::TempDir;
 
-use crate::scene::eventually;
-
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
 /// A broker, and a store that is attached to it and has a settings file.
@@ -33,14 +31,8 @@ impl Site {
         }
     }
 
-    /// Replaces the settings file and waits until the store uses it.
     fn change(&self, settings: &str) {
-        let reloads = || self.host.reloads("settings", "taken");
-        let taken = reloads();
-        let new = self.settings.with_extension("new");
-        fs::write(&new, settings).unwrap();
-        fs::rename(new, &self.settings).unwrap();
-        eventually("the changed settings are in force", || reloads() > taken);
+        self.host.change_file(&self.settings, settings);
     }
 
     fn limit(&self, setting: &str) -> Option<u64> {

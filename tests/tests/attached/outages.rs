@@ -6,11 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Fate, Request, Way, client::PATIENCE, mosquitto::PERSISTENT, packet::kind};
+use statehouse_tests::{
+    Fate, Request, Way, client::PATIENCE, mosquitto::PERSISTENT, packet::kind, wait::until,
+};
 
 use crate::{
     recording_client::{RecordedAnswer, RecordingClient},
-    scene::{Scene, eventually},
+    scene::Scene,
 };
 
 /// The broker persists its sessions and the messages queued in them.
@@ -54,7 +56,7 @@ fn kill_of_a_broker_without_persistence_repeats_no_effect() {
         scene.broker.kill();
         scene.broker.restart();
         assert!(!writer.resume() && !watcher.resume(), "round {round}");
-        eventually("the store attaches again", || {
+        until("the store attaches again", || {
             attachments(&scene) > attached
         });
         let answers: Vec<RecordedAnswer> = (requests.iter())
@@ -118,7 +120,7 @@ fn store_reconnects_after_a_long_pause_of_the_broker() {
     let request = writer.send(&["SET", "key", "value", "NEX", "before"]);
     let connections = scene.proxy.connections();
     // The relay can connect, since the operating system accepts for a stopped process.
-    eventually("the store tries again", || {
+    until("the store tries again", || {
         scene.proxy.connections() > connections
     });
     scene.broker.thaw();
@@ -212,7 +214,7 @@ fn missing_puback_and_lost_session_do_not_block_the_store() {
     scene.broker.kill();
     scene.broker.restart();
     assert!(!writer.resume());
-    eventually("the store attaches again", || {
+    until("the store attaches again", || {
         attachments(&scene) > attached
     });
     for request in &requests {

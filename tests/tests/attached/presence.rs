@@ -11,7 +11,7 @@ use statehouse_tests::{
     store::notification_topic,
 };
 
-use crate::scene::eventually;
+use statehouse_tests::wait::until;
 
 /// The broker's configuration that lets the store read its connection log.
 const LOG: &[&str] = &["log_dest topic"];
@@ -79,7 +79,7 @@ fn watch_ends_when_the_connection_ends_in_any_way() {
         client.watch("another");
         assert_eq!(host.metric("watches"), 2, "{how}");
         end(client);
-        eventually(how, || host.metric("watches") == 0);
+        until(how, || host.metric("watches") == 0);
     }
 }
 
@@ -90,7 +90,7 @@ fn watch_ends_when_the_keep_alive_expires() {
     connect.keep_alive_s = 1;
     let mut client = Store::behind(Client::connect(broker.address(), &connect), "silent");
     client.watch("key");
-    eventually("its keep alive is over", || host.metric("watches") == 0);
+    until("its keep alive is over", || host.metric("watches") == 0);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn watch_ends_when_the_session_is_taken_over() {
     let mut before = persistent(&broker, "client");
     before.watch("key");
     let mut after = persistent(&broker, "client");
-    eventually("the session has another connection", || {
+    until("the session has another connection", || {
         host.metric("watches") == 0
     });
     after.watch("key");
@@ -170,7 +170,7 @@ fn client_cannot_end_the_watch_of_another_client() {
     let mut last = persistent(&broker, "last");
     last.watch("key");
     last.client.disconnect();
-    eventually("the last client has disconnected", || {
+    until("the last client has disconnected", || {
         host.metric("watches") == 1
     });
 
@@ -190,7 +190,7 @@ fn watch_without_a_source_ends_at_an_undelivered_notification() {
     let mut writer = Store::behind(broker.connect("writer"), "writer");
     assert_eq!(host.metric("watches"), 1);
     writer.set("key", "value");
-    eventually("the notification had no subscriber", || {
+    until("the notification had no subscriber", || {
         host.metric("watches") == 0
     });
 }
@@ -205,7 +205,7 @@ fn restored_watch_ends_with_its_connection() {
     host.restart();
     assert_eq!(host.metric("watches"), 1);
     client.client.disconnect();
-    eventually("the client has disconnected", || {
+    until("the client has disconnected", || {
         host.metric("watches") == 0
     });
 }

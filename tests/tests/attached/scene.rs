@@ -1,13 +1,9 @@
 //! The setup of most tests: a broker, a relay, and a store that is attached to the broker through
 //! the relay. Clients connect to the broker directly.
 
-use std::{
-    collections::HashSet,
-    thread,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
 
-use statehouse_tests::{Mosquitto, Proxy, Server, client::PATIENCE, packet::kind};
+use statehouse_tests::{Mosquitto, Proxy, Server, packet::kind, wait::until};
 
 use crate::recording_client::RecordingClient;
 
@@ -45,7 +41,7 @@ impl Scene {
 
     /// Waits until each PUBLISH of the last connection between store and broker is acknowledged.
     pub(crate) fn wait_until_acknowledged(&self) {
-        eventually("everything is acknowledged", || {
+        until("everything is acknowledged", || {
             let seen = self.proxy.seen();
             let last = self.proxy.connections() - 1;
             let mut open = HashSet::new();
@@ -68,15 +64,5 @@ impl Scene {
     pub(crate) fn kill_host(&mut self) {
         self.host.kill();
         self.host.restart();
-    }
-}
-
-/// Waits until the condition holds.
-#[track_caller]
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        thread::sleep(Duration::from_millis(2));
     }
 }

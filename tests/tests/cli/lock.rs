@@ -6,13 +6,11 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::{Child, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
 use statehouse_tests::{
-    Fate, Hlc, Proxy, Ran, Server, Way, client::PATIENCE, command, command::finish, packet::kind,
-    server,
+    Fate, Hlc, Proxy, Ran, Server, Way, command, command::finish, packet::kind, server, wait::until,
 };
 
 fn locked(
@@ -63,11 +61,7 @@ fn expect_end(command: &mut Child, code: i32) {
 /// Waits until a command has created the file `begun`.
 fn wait_for_begin(directory: &Path) {
     let path = directory.join("begun");
-    let end = Instant::now() + PATIENCE;
-    while !path.exists() {
-        assert!(Instant::now() < end, "{} was not created", path.display());
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the command begins", || path.exists());
 }
 
 #[test]

@@ -22,6 +22,7 @@ use statehouse_tests::{
     run_in,
     small::{FileSystem::Tmpfs, Small},
     wait::eventually,
+    wait::until,
 };
 
 use crate::data_directory::{find, flip, object};
@@ -134,11 +135,11 @@ impl Night {
 
     /// Waits until an alert is pending or firing. Most fire only after minutes.
     fn wait_for_alert(&self, name: &str) {
-        eventually(name, || {
+        until(name, || {
             let alerts = self.prometheus.alerts();
             let alert = alerts.iter().find(|it| it["name"] == name).unwrap();
             assert_ne!(alert["health"], "err", "{alert:#}");
-            (alert["state"] != "inactive").then_some(())
+            alert["state"] != "inactive"
         });
     }
 }
@@ -358,8 +359,8 @@ fn who_is_connected(night: &Night, press: &mut Store) {
     assert!(night.server.metric(waiting) > 1_000_000);
     night.run(&["clients", "kick", "panel-2"]).code(0);
     assert_eq!(panel.expect_closed().unwrap().reason, 0x98);
-    eventually("its messages are removed", || {
-        (night.server.metric(waiting) < 10_000).then_some(())
+    until("its messages are removed", || {
+        night.server.metric(waiting) < 10_000
     });
     let text = night.run(&["clients"]).code(0).text();
     assert!(!text.contains("panel-2"), "{text}");
@@ -396,9 +397,7 @@ fn how_full_is_it(night: &Night, press: &mut Store) {
     let usage = object(&night.run(&["usage", "--json"]).code(0));
     assert!(usage["bytes"]["used"].as_u64() < usage["max_client_bytes"].as_u64());
     night.ask(&["del", "--prefix", "line/log/"]).code(0);
-    eventually("the store accepts writes", || {
-        (night.readiness().0 == 200).then_some(())
-    });
+    until("the store accepts writes", || night.readiness().0 == 200);
     press.set("line/speed", "72");
 }
 
@@ -471,10 +470,10 @@ fn what_would_it_change(night: &Night, press: &mut Store) {
     let panels = panels();
     let compared = panels.iter().find(|it| it.title == "Comparison in shadow");
     let compared = &compared.expect("the board has this panel").expressions[0];
-    eventually("the board shows the comparison", || {
+    until("the board shows the comparison", || {
         let found = night.prometheus.query(compared).unwrap();
         let is_failure = |it: &Json| it["metric"]["result"] == "failed" && it["value"][1] != "0";
-        found.iter().any(is_failure).then_some(())
+        found.iter().any(is_failure)
     });
     night.run(&["policy", "shadow", "--off"]).code(0);
 }

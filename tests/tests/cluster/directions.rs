@@ -12,9 +12,10 @@ use statehouse_tests::{
     histories::Play,
     server,
     switch::{Switch, Toward},
+    wait::until,
 };
 
-use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, eventually, expect_closed_unanswered};
+use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, expect_closed_unanswered};
 
 /// Far above what a takeover takes, and below the 30 s of an unchanged log after which followers
 /// suspect every leader.
@@ -106,8 +107,8 @@ impl Network {
     fn wait_until_current(&self, host: usize) {
         let leader = self.cluster.present_leader().host;
         let committed = self.cluster[leader].metric("cluster_position");
-        eventually("the host has applied the log of the leader", || {
-            (self.cluster[host].metric("cluster_position") >= committed).then_some(())
+        until("the host has applied the log of the leader", || {
+            self.cluster[host].metric("cluster_position") >= committed
         });
     }
 }

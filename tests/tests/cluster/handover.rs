@@ -3,7 +3,7 @@
 
 use std::{thread, time::Duration};
 
-use statehouse_tests::{Cluster, cluster, histories::Play, run, wait::eventually};
+use statehouse_tests::{Cluster, cluster, histories::Play, run, wait::until};
 
 use crate::CLIENTS;
 
@@ -93,9 +93,7 @@ fn handover_lets_the_named_host_lead() {
         let (data, name) = (data(&cluster, old.host), cluster::name(target));
         let hand_over = || run(&["cluster", "handover", "--data", &data, &name], b"");
         // The link of a follower to a new leader takes a moment.
-        eventually("the host follows", || {
-            (hand_over().code == Some(0)).then_some(())
-        });
+        until("the host follows", || hand_over().code == Some(0));
         assert_eq!(cluster.wait_for_leader_after(old.epoch).host, target);
         cluster.store(old.host, "writer").set("key", "value");
     }
@@ -111,17 +109,16 @@ fn handover_lets_the_named_host_lead() {
     let killed = cluster.follower();
     let name = cluster::name(killed);
     let follows = [&name, "follows", &leader.epoch.to_string()].join(" ");
-    eventually("the record of the host", || {
+    until("the record of the host", || {
         let status = cluster.ask(&["status"]).code(0).text();
         let mut rows = status.lines().map(|it| it.split_whitespace().take(3));
         rows.any(|row| row.collect::<Vec<_>>().join(" ") == follows)
-            .then_some(())
     });
     cluster[killed].kill();
     thread::sleep(Duration::from_secs(1));
-    eventually("the leader notices", || {
+    until("the leader notices", || {
         let refused = hand_over(&name).code(1);
-        refused.stderr.contains("has no link").then_some(())
+        refused.stderr.contains("has no link")
     });
     assert_eq!(cluster.present_leader(), leader);
 }

@@ -7,6 +7,7 @@ use statehouse_tests::{
     prometheus::{Prometheus, check_page, expect_data, panels},
     run,
     wait::eventually,
+    wait::until,
 };
 
 use crate::SHORT_LEASE;
@@ -29,9 +30,7 @@ fn figure(cluster: &Cluster, host: usize, name: &str) -> Option<f64> {
 }
 
 fn wait_for(cluster: &Cluster, host: usize, name: &str, expected: f64) {
-    eventually(name, || {
-        (figure(cluster, host, name) == Some(expected)).then_some(())
-    });
+    until(name, || figure(cluster, host, name) == Some(expected));
 }
 
 /// The board and the alerts see all hosts of the cluster.
@@ -91,11 +90,11 @@ fn metrics_follow_the_work_and_the_leaders() {
     // A leader without work has no lease, and renews it by the next write.
     thread::sleep(Duration::from_millis(600));
     assert_eq!(own("lease_seconds"), 0.0);
-    eventually("a lease", || {
+    until("a lease", || {
         store.set("key", "value");
         let left = own("lease_seconds");
         assert!(left <= 0.5, "{left}");
-        (left > 0.0).then_some(())
+        left > 0.0
     });
     for host in 0..3 {
         check_page(&page(&cluster, host));

@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Cluster, cluster, histories::Play};
+use statehouse_tests::{Cluster, cluster, histories::Play, wait::until};
 
-use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, eventually, expect_closed_unanswered};
+use crate::{CLIENTS, CONFIRMED, LEASE, SHORT_LEASE, expect_closed_unanswered};
 
 /// Pauses the leader for this long while clients read and write through the other hosts.
 fn pause_the_leader(reads: (&str, &str), length: Duration) {
@@ -123,7 +123,5 @@ fn paused_leader_of_etcd_costs_no_leadership() {
     play.end();
     assert_eq!(cluster.present_leader(), leader);
     // The links between the hosts are alive, so no host was suspected for long.
-    eventually("the etcd cluster leads again", || {
-        (cluster.etcd.leader() < 3).then_some(())
-    });
+    until("the etcd cluster leads again", || cluster.etcd.leader() < 3);
 }

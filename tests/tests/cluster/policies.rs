@@ -5,6 +5,7 @@ use statehouse_tests::{
     Admin, Browser, Cluster, Ran, cluster,
     command::{command, finish},
     policies, run,
+    wait::until,
 };
 
 use crate::{
@@ -75,8 +76,8 @@ fn admin_api_of_a_follower_names_the_leader() {
     let cluster = Cluster::with(2, 1, &[SHORT_LEASE, token]);
     let leader = cluster::name(cluster.present_leader().host);
     for host in 0..2 {
-        eventually("the host is ready", || {
-            (Admin::of(&cluster[host]).ask("GET", "/readyz", b"").0 == 200).then_some(())
+        until("the host is ready", || {
+            Admin::of(&cluster[host]).ask("GET", "/readyz", b"").0 == 200
         });
     }
     let follower = cluster.follower();

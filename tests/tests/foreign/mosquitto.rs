@@ -3,16 +3,14 @@
 use std::{
     io::Read,
     process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use statehouse_tests::{
     Client, Publish, Ran, Server,
-    client::PATIENCE,
     command::finish,
     resp,
     store::{PREVIEW_TOPIC, REQUEST_TOPIC},
+    wait::until,
 };
 
 /// `program -V 5 -h 127.0.0.1 -p PORT …`
@@ -111,11 +109,9 @@ impl Subscriber {
 
 /// Publishes until the message has a subscriber, which receives it once.
 fn publish_until_received(probe: &mut Client, topic: &str, payload: &str) {
-    let end = Instant::now() + PATIENCE;
-    while probe.publish(Publish::new(topic, payload).qos(1)).reason == 0x10 {
-        assert!(Instant::now() < end, "{topic} has no subscriber");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until(&format!("{topic} has a subscriber"), || {
+        probe.publish(Publish::new(topic, payload).qos(1)).reason != 0x10
+    });
 }
 
 #[test]

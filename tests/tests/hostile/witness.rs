@@ -1,12 +1,7 @@
 //! An honest client that observes the server during an attack, and checks that the server is
 //! unharmed.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use statehouse_tests::{Client, Server, Store, client::PATIENCE};
+use statehouse_tests::{Client, Server, Store, wait::until};
 
 /// The most resident memory that an attack may cost permanently: buffers of connections, and
 /// allocator overhead. It is far below the sizes that these tests send or claim, and many have a
@@ -62,16 +57,11 @@ impl Witness {
         let panic = log.iter().find(|line| line.contains("panicked"));
         assert_eq!(panic, None);
         self.assert_grown_less_than(self.memory_kib, GROWTH_KIB_MAX);
-        let end = Instant::now() + PATIENCE;
-        while self.server.descriptors() > self.descriptors {
-            assert!(
-                Instant::now() < end,
-                "leaked descriptors: {} after {}",
-                self.server.descriptors(),
-                self.descriptors
-            );
-            thread::sleep(Duration::from_millis(5));
-        }
+        let descriptors = self.descriptors;
+        until(
+            &format!("the server has {descriptors} descriptors again"),
+            || self.server.descriptors() <= descriptors,
+        );
     }
 
     /// Checks that the old connection and a new one read the data.

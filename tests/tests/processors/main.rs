@@ -11,7 +11,7 @@ mod soak;
 use std::{env, fs, path::Path};
 
 use statehouse_tests::{
-    Admin, Client, Connect, Processor, Publish, Server, policies, transcript, wait::eventually,
+    Admin, Client, Connect, Processor, Publish, Server, policies, transcript, wait::until,
 };
 
 macro_rules! processors {
@@ -89,7 +89,7 @@ fn move_there_and_back(processor: &Processor) {
     for number in 0..FILLING {
         writer.set("large", [b'a' + (number % 26) as u8].repeat(FILLING_BYTES));
     }
-    eventually("a snapshot", || has_file(&data, ".snapshot").then_some(()));
+    until("a snapshot", || has_file(&data, ".snapshot"));
     let module = fs::read(policies::marked("one")).unwrap();
     let admin = Admin::at(&data);
     admin.done("POST", "/v1/policies", &module);

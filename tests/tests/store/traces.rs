@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer};
 use statehouse_tests::{
     Admin, Answer, Client, Cluster, Connect, Mosquitto, Request, Server, Store, command::finish,
-    store::hex, wait::eventually,
+    store::hex, wait::eventually, wait::until,
 };
 
 use crate::collector::{Collector, Received, SERVER, pairs, silent};
@@ -147,8 +147,8 @@ fn a_trace_context_yields_spans_and_reaches_the_watcher() {
     assert_eq!(resource["service.name"], "statehouse");
     assert!(!resource["service.instance.id"].is_empty());
     let sent = "trace_spans_total{result=\"sent\"}";
-    eventually("the figures of this message", || {
-        (server.metric(sent) == spans.len() as u64).then_some(())
+    until("the figures of this message", || {
+        server.metric(sent) == spans.len() as u64
     });
 }
 

@@ -5,9 +5,7 @@
 use std::{fs, path::PathBuf};
 
 use statehouse_tests::{
-    Client, Server,
-    client::PATIENCE,
-    command,
+    Client, Server, command,
     connect::{Connect, Will},
     packet::{Publish, kind},
     property::Property,
@@ -64,22 +62,10 @@ impl RulesFile {
         self.path.to_str().unwrap()
     }
 
-    /// Replaces the file, as an editor does, and waits until the rules are in force.
+    /// Replaces the file, and waits until the rules are in force.
     fn change(&self, server: &Server, text: &str) {
-        let before = in_force(server);
-        let new = self.path.with_extension("new");
-        fs::write(&new, text).unwrap();
-        fs::rename(new, &self.path).unwrap();
-        wait_for("the rules are in force", || in_force(server) > before);
+        server.change_file(&self.path, text);
     }
-}
-
-/// How often the server has put rules in force.
-fn in_force(server: &Server) -> usize {
-    let log = server.stderr();
-    log.iter()
-        .filter(|line| line.contains("rules are in force"))
-        .count()
 }
 
 /// Starts a server with rules.
@@ -302,10 +288,8 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
             .code(2)
             .says(says);
         let before = server.reloads("rules", "refused");
-        fs::write(&good.path, text).unwrap();
-        wait_for("the bad file is refused", || {
-            server.reloads("rules", "refused") > before
-        });
+        good.change(&server, text);
+        assert!(server.reloads("rules", "refused") > before);
     }
     let missing = [
         "serve",
@@ -404,16 +388,6 @@ fn rules_with_attributes_are_checked_and_explained() {
     )
     .code(2)
     .says("name the key");
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = std::time::Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(std::time::Instant::now() < end, "timeout before: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
 }
 
 /// A watch of a prefix reports the keys that its client may read at the time of the change.

@@ -8,10 +8,9 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
 };
 
-use statehouse_tests::{Browser, Server, browser::BROWSER_PATIENCE};
+use statehouse_tests::{Browser, Server, wait::until};
 
 use crate::websocket::start;
 
@@ -82,11 +81,9 @@ fn site() -> SocketAddr {
 /// Waits until a key has this value.
 fn wait_for_value(server: &Server, key: &str, value: &str) {
     let mut store = server.store(&format!("waits-for-{key}"));
-    let end = Instant::now() + BROWSER_PATIENCE;
-    while store.get(key).as_deref() != Some(value.as_bytes()) {
-        assert!(Instant::now() < end, "the page does not set {key}");
-        thread::sleep(Duration::from_millis(50));
-    }
+    until(&format!("the page sets {key}"), || {
+        store.get(key).as_deref() == Some(value.as_bytes())
+    });
 }
 
 #[test]
@@ -108,11 +105,7 @@ fn page_of_an_unlisted_origin_is_refused() {
     let (server, address) = start(&["--ws-origin", "https://panel.example"]);
     let site = site();
     let browser = Browser::show(&format!("http://{site}/?url=ws://{address}/mqtt"));
-    let (end, origin) = (Instant::now() + BROWSER_PATIENCE, format!("http://{site}"));
-    while !server.stderr().iter().any(|line| line.contains(&origin)) {
-        assert!(Instant::now() < end, "the page is not refused");
-        thread::sleep(Duration::from_millis(50));
-    }
+    server.wait_for_log(&format!("http://{site}"));
     assert_eq!(server.store("other").get("page"), None);
     drop(browser);
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Mosquitto, Server, admin::Admin, client::PATIENCE, run, wait::eventually};
+use statehouse_tests::{Mosquitto, Server, admin::Admin, client::PATIENCE, run, wait::until};
 
 use plant::{PASSWORD, Plant, basic};
 
@@ -115,9 +115,9 @@ fn roles_decide_what_users_do_over_tls() {
     // A changed role holds for the next request.
     let users = plant.file("users");
     run(&["user", "role", "client", "read", "--users", &users], b"").code(0);
-    eventually("the role is read again", || {
+    until("the role is read again", || {
         let (status, _) = plant.as_user("client", "GET", "/v1/usage");
-        (status == 200).then_some(())
+        status == 200
     });
     // A stream ends with the role that it needs, long before its time is over.
     let began = Instant::now();
@@ -253,8 +253,8 @@ fn sessions_of_users_end_with_their_role() {
         b"",
     )
     .code(0);
-    eventually("the session ends", || {
-        (status("GET", "/v1/usage", &reader) == 401).then_some(())
+    until("the session ends", || {
+        status("GET", "/v1/usage", &reader) == 401
     });
     assert_eq!(status("GET", "/v1/usage", &operator), 200);
     let again = log_in("reader");

@@ -6,12 +6,12 @@ use std::{
     path::PathBuf,
     sync::atomic::{AtomicU32, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Server, Store, client::PATIENCE, command::add_user, packet,
-    store::REQUEST_TOPIC,
+    Client, Connect, Property, Publish, Server, Store, command::add_user, packet,
+    store::REQUEST_TOPIC, wait::until,
 };
 use tempfile::TempDir;
 
@@ -398,16 +398,10 @@ impl Case {
         let before = seen();
         let expected = if *is_answered { *code } else { 0 };
         assert_eq!(attempt(site), expected, "{name}: the client's code");
-        let end = Instant::now() + PATIENCE;
-        let mut after = before;
-        while after.0 <= before.0 || after.1 <= before.1 {
-            assert!(
-                Instant::now() < end,
-                "{name}: counted and logged {before:?}, then {after:?}"
-            );
-            thread::sleep(Duration::from_millis(10));
-            after = seen();
-        }
+        until(&format!("{name} is counted and logged"), || {
+            let after = seen();
+            after.0 > before.0 && after.1 > before.1
+        });
     }
 }
 

@@ -199,8 +199,7 @@ fn connection_ends_when_its_token_key_is_removed() {
     assert_eq!(renewed.take("AUTH", is_auth).ack().reason, 0);
     // The id of the first key changes, but not the key.
     publish(&keys, &[("one", &cluster.pair), ("2", &second)]);
-    cluster.server.signal("HUP");
-    cluster.server.wait_for_log("SIGHUP");
+    cluster.server.reload();
     first.ping();
 
     publish(&keys, &[("2", &second)]);

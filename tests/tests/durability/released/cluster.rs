@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use statehouse_tests::{Cluster, Etcd, Ran, Store, run, wait::eventually};
+use statehouse_tests::{Cluster, Etcd, Ran, Store, run, wait::until};
 
 use super::archive::{Archive, copy_all};
 
@@ -29,9 +29,9 @@ pub(super) fn make(directory: &Path) -> Value {
     store.set("farewell", "after the snapshot");
     let data = cluster[0].directory().join("statehouse-data");
     let copied = |ran: &Ran| ran.code == Some(0) && ran.text().contains("after the snapshot");
-    eventually("the history", || {
+    until("the history", || {
         let history = ["history", "farewell", "--data", data.to_str().unwrap()];
-        copied(&run(&history, b"")).then_some(())
+        copied(&run(&history, b""))
     });
     cluster[0].kill();
     copy_all(&data, &directory.join("host"));

@@ -7,7 +7,7 @@ use statehouse_tests::{
     Client, Connect, Hlc, Ran, Server, Store, WallClock, binary,
     command::{add_user, command, finish},
     policies,
-    wait::eventually,
+    wait::until,
 };
 
 use super::{
@@ -106,11 +106,11 @@ fn fill_until_snapshot(server: &Server) {
         let fill = [b'a' + u8::try_from(number % 26).unwrap()];
         writer.set("large", fill.repeat(FILLING_BYTES));
     }
-    eventually("a snapshot", || {
+    until("a snapshot", || {
         let data = fs::read_dir(server.directory().join("statehouse-data")).unwrap();
         let names = data.map(|it| it.unwrap().file_name());
         let mut names = names.filter_map(|it| it.into_string().ok());
-        names.any(|it| it.ends_with(".snapshot")).then_some(())
+        names.any(|it| it.ends_with(".snapshot"))
     });
 }
 

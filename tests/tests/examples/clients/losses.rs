@@ -8,7 +8,7 @@ use statehouse_tests::{
     Proxy, Server,
     packet::kind,
     proxy::{Fate, Way},
-    wait::eventually,
+    wait::until,
 };
 
 use super::driver::{Driver, LANGUAGES, hex};
@@ -104,9 +104,7 @@ fn resent_request_gets_the_response_of_its_first_delivery() {
         assert_eq!(result["applied"], true, "{language:?}: {result}");
         assert_eq!(proxy.connections(), 2, "{language:?}");
         // The session repeats the response, so it may arrive before the store gets the duplicate.
-        eventually("the duplicate", || {
-            (server.metric("duplicates_total") == 1).then_some(())
-        });
+        until("the duplicate", || server.metric("duplicates_total") == 1);
     }
 }
 
