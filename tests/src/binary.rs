@@ -2,11 +2,12 @@
 //! test against it proves nothing.
 
 use std::{
-    env, fs,
+    env,
     path::{Path, PathBuf},
     sync::OnceLock,
-    time::SystemTime,
 };
+
+use crate::policies::building::newer_source;
 
 /// The path of the `statehouse` binary: `STATEHOUSE_BIN`, or the binary in the running test's
 /// target directory.
@@ -63,7 +64,7 @@ fn in_target_directory(package: &str, name: &str) -> PathBuf {
 
 /// Refuses a binary that is older than its sources.
 fn fresh(path: PathBuf, remedy: &str) -> PathBuf {
-    if let Some(source) = newer_source(&path) {
+    if let Some(source) = newer_source(&path, &path.with_extension("d")) {
         panic!(
             "The binary under test at {} is older than {}. {remedy}",
             path.display(),
@@ -73,52 +74,29 @@ fn fresh(path: PathBuf, remedy: &str) -> PathBuf {
     path
 }
 
-/// The first source file that changed since the binary was built. Cargo lists the sources in a `.d`
-/// file next to the binary.
-fn newer_source(binary: &Path) -> Option<PathBuf> {
-    let built = modified(binary)?;
-    let list = fs::read_to_string(binary.with_extension("d")).ok()?;
-    let (_, sources) = list.lines().next()?.split_once(": ")?;
-    sources
-        // The list writes a space inside a path as `\ `.
-        .replace("\\ ", "\0")
-        .split(' ')
-        .map(|path| PathBuf::from(path.replace('\0', " ")))
-        .find(|path| modified(path).is_some_and(|at| at > built))
-}
-
-fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).ok()?.modified().ok()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{fs, time::SystemTime};
+
     use super::*;
 
     #[test]
     fn newer_source_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let (binary, old, new) = (
-            dir.path().join("statehouse"),
-            dir.path().join("old.rs"),
-            dir.path().join("a new.rs"),
-        );
+        let [binary, listed, old, new] =
+            ["statehouse", "statehouse.d", "old.rs", "a new.rs"].map(|it| dir.path().join(it));
         let second = |n| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n);
         for (path, at) in [(&old, 1), (&binary, 2), (&new, 3)] {
             let file = fs::File::create(path).unwrap();
             file.set_modified(second(at)).unwrap();
         }
         let list = |sources: &str| {
-            fs::write(
-                dir.path().join("statehouse.d"),
-                format!("{}: {sources}\n", binary.display()),
-            )
-            .unwrap();
+            fs::write(&listed, format!("{}: {sources}\n", binary.display())).unwrap();
         };
         list(&old.display().to_string());
-        assert_eq!(newer_source(&binary), None);
+        assert_eq!(newer_source(&binary, &listed), None);
         let escaped = new.display().to_string().replace(' ', "\\ ");
         list(&format!("{} {escaped}", old.display()));
-        assert_eq!(newer_source(&binary), Some(new));
+        assert_eq!(newer_source(&binary, &listed), Some(new));
     }
 }
