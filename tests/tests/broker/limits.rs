@@ -69,26 +69,6 @@ fn message_above_the_client_maximum_size_is_dropped() {
     }
 }
 
-/// The CONNACK announces the limit.
-#[test]
-fn packet_above_the_server_maximum_size_is_refused() {
-    let server = Server::with_config(
-        "max_packet_bytes = 65536\nmax_value_bytes = 1000\nmax_key_bytes = 1000",
-    );
-    let mut client = server.connect("client");
-    let connack = client.connack.clone().unwrap();
-    assert!(
-        connack
-            .properties
-            .contains(&Property::MaximumPacketSize(65_536)),
-        "{connack:?}"
-    );
-    client.publish(Publish::new("a", vec![0; 60_000]).qos(1));
-    // The server may close the connection after the head of the packet.
-    let _ = client.try_send(&Publish::new("a", vec![0; 70_000]).bytes());
-    client.expect_disconnect(0x95);
-}
-
 /// The server supports QoS 2, retained messages, wildcards, identifiers and shared subscriptions,
 /// so the CONNACK must not deny any of them.
 #[test]
@@ -109,24 +89,4 @@ fn connack_denies_no_feature() {
             _ => {}
         }
     }
-}
-
-/// The server refuses each excess message with a reason code, and does not delay other clients.
-#[test]
-fn messages_above_the_client_rate_are_refused() {
-    let server = Server::with_config("max_client_rate = 5");
-    let mut loud = server.connect("loud");
-    let reasons: Vec<u8> = (0..40)
-        .map(|n| loud.publish(Publish::new("a", [n]).qos(1)).reason)
-        .collect();
-    // 0x10: no matching subscribers.
-    assert_eq!(reasons[..5], [0x10; 5]);
-    let refused = reasons.iter().filter(|reason| **reason == 0x97).count();
-    assert!(refused > 0, "{reasons:x?}");
-    assert_eq!(
-        refused + reasons.iter().filter(|it| **it == 0x10).count(),
-        40
-    );
-    let mut store = server.store("quiet");
-    store.set("key", "value");
 }

@@ -58,7 +58,7 @@ fn expired_message_is_not_delivered() {
     publisher.publish(expiring("short", 1));
     publisher.publish(expiring("long", 3600));
     publisher.publish(Publish::new("a", "for ever").qos(1));
-    thread::sleep(Duration::from_millis(2100));
+    thread::sleep(Duration::from_millis(1500));
     let mut client = statehouse_tests::Client::connect(server.address(), &resume);
     let long = client.next().publish();
     assert_eq!(long.payload, b"long");

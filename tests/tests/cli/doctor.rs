@@ -364,10 +364,10 @@ fn empty_directory_is_not_a_store() {
 }
 
 #[test]
-fn help_of_offline_commands_has_examples() {
+fn help_of_offline_commands_names_directory_and_lock() {
     for name in ["history", "replay", "snapshot", "restore", "doctor", "get"] {
         let help = statehouse_tests::run(&[name, "--help"], b"").code(0).text();
-        for says in ["Usage:", "Examples:", "STATEHOUSE_DATA", "lock"] {
+        for says in ["STATEHOUSE_DATA", "lock"] {
             assert!(help.contains(says), "no {says:?} in\n{help}");
         }
     }

@@ -6,7 +6,7 @@ use std::{env, fs, path::Path, process::Command};
 use statehouse_tests::{Server, binary, command::finish, policies, run_in};
 
 #[test]
-fn every_command_has_a_manual_page() {
+fn every_command_has_a_manual_page_with_examples() {
     let directory = tempfile::tempdir().unwrap();
     run_in(directory.path(), &["man", "pages"], b"").code(0);
     let help = run_in(directory.path(), &["--help"], b"").code(0);
@@ -29,6 +29,22 @@ fn every_command_has_a_manual_page() {
         count += 1;
     }
     assert!(count > 15, "{commands}");
+    // A page repeats the help of its command. The commands of these groups have common examples.
+    let groups = ["authz", "clients", "cluster", "context", "user"];
+    let is_of_a_group = |page: &str| {
+        groups
+            .iter()
+            .any(|it| page.starts_with(&format!("statehouse-{it}-")))
+    };
+    for page in fs::read_dir(directory.path().join("pages")).unwrap() {
+        let page = page.unwrap();
+        let name = page.file_name().into_string().unwrap();
+        let text = fs::read_to_string(page.path()).unwrap();
+        assert!(
+            text.contains("Examples:") || name == "statehouse.1" || is_of_a_group(&name),
+            "no example in {name}"
+        );
+    }
     let serve = fs::read_to_string(directory.path().join("pages/statehouse-serve.1")).unwrap();
     assert!(serve.contains("durability") && serve.contains("STATEHOUSE_LISTEN"));
 }

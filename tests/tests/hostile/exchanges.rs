@@ -16,28 +16,20 @@ fn qos_2_over_the_receive_maximum_disconnects() {
     let mut witness = Witness::new();
     let mut attacker = witness.attacker();
     let connack = attacker.connack.clone().unwrap();
-    let maximum = connack
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::ReceiveMaximum(n) => Some(*n),
-            _ => None,
-        })
-        .unwrap_or(u16::MAX);
-    // With a maximum of 65535, no packet id is left to exceed it.
-    if maximum < u16::MAX {
-        let mut bytes = Vec::new();
-        for id in 1..=maximum + 1 {
-            let mut publish = Publish::new("no/subscriber", "").qos(2);
-            publish.packet_id = id;
-            bytes.extend(publish.bytes());
-        }
-        // The server may close the connection before the client has sent everything.
-        let _ = attacker.try_send(&bytes);
-        attacker.expect_disconnect(RECEIVE_MAXIMUM);
-    } else {
-        attacker.disconnect();
+    let mut properties = connack.properties.iter();
+    let maximum = properties.find_map(|property| match property {
+        Property::ReceiveMaximum(n) => Some(*n),
+        _ => None,
+    });
+    let mut bytes = Vec::new();
+    for id in 1..=maximum.expect("the server limits it") + 1 {
+        let mut publish = Publish::new("no/subscriber", "").qos(2);
+        publish.packet_id = id;
+        bytes.extend(publish.bytes());
     }
+    // The server may close the connection before the client has sent everything.
+    let _ = attacker.try_send(&bytes);
+    attacker.expect_disconnect(RECEIVE_MAXIMUM);
     witness.unharmed();
 }
 
