@@ -3,7 +3,7 @@
 
 use std::{
     mem,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::Path,
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU16, Ordering},
@@ -460,9 +460,15 @@ pub(crate) fn set(command: &mut Command, settings: &[(&str, &str)]) {
 pub fn own_address() -> SocketAddr {
     static USED: AtomicU16 = AtomicU16::new(0);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
-    let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;
-    // A Linux process id has at most 22 bits. No address equals 127.0.0.1, which other tests use.
-    ([127, 64 + high % 64, middle, low], port).into()
+    loop {
+        let port = 20_000 + USED.fetch_add(1, Ordering::Relaxed) % 10_000;
+        // A Linux process id has at most 22 bits. No address equals 127.0.0.1, which other tests
+        // use. Containers that share a network may have the same process ids.
+        let address = ([127, 64 + high % 64, middle, low], port).into();
+        if TcpListener::bind::<SocketAddr>(address).is_ok() {
+            return address;
+        }
+    }
 }
 
 /// Sends a signal to a process that this test started.

@@ -46,7 +46,10 @@ fn the_overview_has_rates_times_and_hot_keys() {
         let overview = admin.done("GET", "/v1/overview", b"");
         let rate = |name: &str| overview["rates"][name].as_f64().unwrap();
         let is_busy = rate("set") > 0.0 && rate("get") > 0.0;
-        (is_busy && overview["hot_keys"] != json!([])).then_some(overview)
+        // An overview may be older than the last key.
+        let is_complete =
+            overview["hot_keys"] != json!([]) && overview["store_size"]["keys"] == 101;
+        (is_busy && is_complete).then_some(overview)
     });
     let hottest = &busy["hot_keys"][0];
     assert_eq!(hottest["key"], "hot/key", "{busy}");
@@ -66,7 +69,6 @@ fn the_overview_has_rates_times_and_hot_keys() {
     }
     let max = |it: &Json| it["max"].as_u64().unwrap();
     assert!(max(&latency["request"]) >= max(&latency["stages"]["flush"]));
-    assert_eq!(busy["store_size"]["keys"], 101);
     assert_eq!(busy["clients"]["connected"], 1);
     assert!(busy["process"]["cpu"].as_f64().unwrap() > 0.0);
     assert_eq!(busy["policies"][0]["roles"], json!(["active"]));

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use statehouse_tests::{Dice, Fate, Request, Way, packet::kind};
+use statehouse_tests::{Dice, Fate, Request, Way, packet::kind, wait::until};
 
-use crate::scene::Scene;
+use crate::{recording_client::RecordingClient, scene::Scene};
 
 #[test]
 fn requests_keep_their_order_over_broken_connections() {
@@ -72,13 +72,17 @@ fn broker_window_limits_requests_in_flight() {
     let requests: Vec<Request> = (0..40)
         .map(|n| writer.send(&["SET", &format!("key {n}"), "value"]))
         .collect();
-    writer.receive_for(Duration::from_millis(500));
-    let answered = |client: &crate::recording_client::RecordingClient| {
+    let answered = |client: &RecordingClient| {
         let answered = requests
             .iter()
             .filter(|it| client.answer_so_far(it).is_some());
         answered.count()
     };
+    until("the window is answered", || {
+        writer.receive_for(Duration::from_millis(5));
+        answered(&writer) >= 4
+    });
+    writer.receive_for(Duration::from_millis(300));
     assert_eq!(answered(&writer), 4);
     scene.proxy.pass();
     scene.proxy.release(|_| ());
