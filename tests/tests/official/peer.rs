@@ -54,7 +54,8 @@ impl Peer {
         })
     }
 
-    fn connect_with(
+    /// Connects with changed settings.
+    pub(crate) fn connect_with(
         address: SocketAddr,
         id: &str,
         change: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,

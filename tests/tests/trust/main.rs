@@ -9,6 +9,9 @@ mod browser;
 mod certificates;
 mod official;
 mod operators;
+#[path = "../official/peer.rs"]
+#[allow(dead_code, reason = "these tests only log in")]
+mod peer;
 mod refusals;
 mod revocation;
 mod tls;

@@ -1,53 +1,32 @@
 //! The official client of Azure IoT Operations, with configurable credentials.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use azure_iot_operations_mqtt::{
-    aio::connection_settings::MqttConnectionSettingsBuilder,
-    session::{Session, SessionOptionsBuilder},
-};
-use azure_iot_operations_protocol::application::ApplicationContextBuilder;
+use azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder;
 use azure_iot_operations_services::state_store;
 use statehouse_tests::{Server, client::PATIENCE};
+
+use crate::peer::Peer;
 
 /// Runs `f` with a state store client, on a session that ends with `f`.
 pub(crate) fn with_client<F>(
     server: &Server,
     id: &str,
     credentials: impl FnOnce(MqttConnectionSettingsBuilder) -> MqttConnectionSettingsBuilder,
-    f: impl FnOnce(state_store::Client) -> F,
+    f: impl FnOnce(Arc<state_store::Client>) -> F,
 ) -> F::Output
 where
     F: Future,
 {
-    let settings = MqttConnectionSettingsBuilder::default()
-        .client_id(id)
-        .hostname(server.address().ip().to_string())
-        .tcp_port(server.port())
-        .use_tls(false);
-    let options = SessionOptionsBuilder::default()
-        .connection_settings(credentials(settings).build().unwrap())
-        .build()
-        .unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let session = Session::new(options).unwrap();
-        let store = state_store::Client::new(
-            ApplicationContextBuilder::default().build().unwrap(),
-            session.create_managed_client(),
-            session.create_session_monitor(),
-            state_store::ClientOptionsBuilder::default()
-                .build()
-                .unwrap(),
-        )
-        .unwrap();
-        let session = tokio::spawn(session.run());
-        let output = f(store).await;
-        session.abort();
+        let peer = Peer::connect_with(server.address(), id, credentials);
+        let output = f(peer.store.clone()).await;
+        peer.die();
         output
     })
 }
