@@ -214,7 +214,7 @@ async fn watch_dropped_before_its_turn_is_not_registered_again() {
 
 /// The second registration was pending when the connection was lost, so it is resent.
 #[tokio::test]
-async fn watch_dropped_while_disconnected_ends_its_second_registration() {
+async fn watch_dropped_while_disconnected_ends_its_new_registration() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let watch = watch(&mut peer, &client).await;

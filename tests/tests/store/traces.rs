@@ -153,7 +153,7 @@ fn a_trace_context_yields_spans_and_reaches_the_watcher() {
 }
 
 #[test]
-fn hostile_contexts_are_ignored_and_duplicates_named_as_the_original() {
+fn hostile_contexts_are_ignored_and_duplicates_keep_their_name() {
     let collector = Collector::start(None);
     let url = format!("http://{}", collector.address);
     let server = Server::with("", &["--traces", &url, "--traces-sample", "0"]);

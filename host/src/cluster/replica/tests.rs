@@ -112,7 +112,7 @@ fn host_whose_clock_agrees_with_the_leader_may_lead() {
 
 /// Both clocks are ahead of the store's time, so deadlines would be over too early.
 #[test]
-fn host_ahead_of_the_store_may_not_lead_although_its_leader_is_ahead() {
+fn host_ahead_of_the_store_may_not_lead_even_if_its_leader_is() {
     let mut replica = replica(false);
     replica.offset.compare(Times {
         store_ms: wall_ms() - OFF_MS,
