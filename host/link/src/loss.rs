@@ -1,6 +1,7 @@
 //! Classifies the loss of a connection and describes it in words.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::io;
 
 use rumqttc::TlsError;
@@ -137,7 +138,7 @@ pub fn describe(error: &ConnectionError) -> String {
         ConnectionError::Tls(TlsError::Io(error))
             if error.kind() == io::ErrorKind::UnexpectedEof =>
         {
-            "it closed the connection during the TLS handshake: does it speak TLS?".into()
+            "it closed the connection during the TLS handshake, as a server without TLS does".into()
         }
         ConnectionError::Io(error)
         | ConnectionError::MqttState(
@@ -159,8 +160,23 @@ pub fn describe(error: &ConnectionError) -> String {
         ConnectionError::MqttState(StateError::AwaitPingResp) => {
             "the broker does not answer PINGREQ".into()
         }
+        ConnectionError::NotConnAck(_) => not_mqtt("the first packet is no CONNACK"),
+        ConnectionError::MqttState(StateError::Deserialization(error))
+            if !matches!(
+                error,
+                WireError::OutgoingPacketTooLarge { .. } | WireError::PayloadTooLong
+            ) =>
+        {
+            not_mqtt(error)
+        }
         other => other.to_string(),
     }
+}
+
+fn not_mqtt(error: impl Display) -> String {
+    format!(
+        "it sent bytes that are not MQTT 5 ({error}); a TLS port needs mqtts://, and another service has another port"
+    )
 }
 
 /// The error of TLS, if there is one inside. rumqttc, async-tungstenite and tokio-rustls wrap it in
@@ -196,7 +212,7 @@ fn describe_tls(error: &rustls::Error) -> String {
     use rustls::Error;
     let what = match error {
         Error::InvalidCertificate(Bad::UnknownIssuer) => {
-            "its certificate was issued by nobody who is trusted here: give the certificate of its authority"
+            "no authority that is trusted here issued its certificate: give the certificate of its authority"
         }
         Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => {
             "its certificate has expired"
@@ -212,7 +228,7 @@ fn describe_tls(error: &rustls::Error) -> String {
             "it wants a certificate of the client, and none was given"
         }
         Error::AlertReceived(Alert::UnknownCA) => {
-            "it does not trust whoever issued the client's certificate"
+            "it does not trust the authority that issued the client's certificate"
         }
         Error::AlertReceived(Alert::CertificateExpired) => "the client's certificate has expired",
         Error::AlertReceived(Alert::CertificateRevoked) => "the client's certificate is revoked",
@@ -272,6 +288,23 @@ mod tests {
         }
         let plain = ConnectionError::Io(io::ErrorKind::ConnectionRefused.into());
         assert_eq!(describe(&plain), "connection refused");
+    }
+
+    #[test]
+    fn bytes_that_are_not_mqtt_name_the_port() {
+        let wire = |error| ConnectionError::MqttState(StateError::Deserialization(error));
+        for error in [
+            WireError::InvalidPropertyType(46),
+            WireError::MalformedPacket,
+        ] {
+            let text = describe(&wire(error));
+            assert!(
+                text.starts_with("it sent bytes that are not MQTT 5"),
+                "{text}"
+            );
+        }
+        let outgoing = describe(&wire(WireError::PayloadTooLong));
+        assert!(!outgoing.contains("it sent"), "{outgoing}");
     }
 
     #[test]

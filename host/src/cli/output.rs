@@ -131,6 +131,8 @@ fn refusal_advice(text: &str) -> &'static str {
         "Its operator can ask `statehouse authz explain` which rule is missing"
     } else if text == "the quota has been exceeded" {
         "Delete keys, or raise the quota of the store"
+    } else if text == "internal error" {
+        "Its policy failed: `statehouse policy list` and the store's log show why"
     } else {
         ""
     }
@@ -266,6 +268,12 @@ mod tests {
             one_line("it answers +OK\\r\\n\n\x1b"),
             "it answers +OK\\r\\n\\n\\u{1b}"
         );
+    }
+
+    #[test]
+    fn failed_policies_are_named_as_the_cause() {
+        let failure = Failure::from(Error::Refused("internal error".into()));
+        assert!(failure.message.contains("statehouse policy list"));
     }
 
     #[test]

@@ -216,7 +216,8 @@ fn bad_server_certificate_is_explained_by_the_client() {
         let arguments = ["get", "k", "--url", &url, "--ca", &store.file(ca)];
         run(&arguments, b"").code(3)
     };
-    get_fails(format!("mqtts://{}", store.address), "other.crt").says("nobody who is trusted here");
+    get_fails(format!("mqtts://{}", store.address), "other.crt")
+        .says("no authority that is trusted here");
     // The certificate is for 127.0.0.1.
     let by_another_name = store.server.addresses()[2];
     get_fails(format!("mqtts://{by_another_name}"), "ca.crt").says("for another name");
@@ -240,7 +241,9 @@ fn load_over_tls_is_completely_answered() {
                    --value-bytes 40000 --watchers 2 --keep";
     let mut load = vec!["bench", "--url", &url];
     load.extend(options.split(' '));
-    run(&load, b"").code(3).says("nobody who is trusted here");
+    run(&load, b"")
+        .code(3)
+        .says("no authority that is trusted here");
     load.extend(["--ca", &ca]);
     let ran = run(&load, b"").code(0);
     let text = ran.text();
