@@ -16,7 +16,7 @@ settings! {
     /// The limit settings of `serve`.
     #[command(next_help_heading = "Limits")]
     pub struct LimitFlags {
-        /// Maximum number of keys in the store
+        /// Maximum number of keys in the store [default: 10000000]
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
         pub max_keys: Option<NonZeroU64>,
 
@@ -37,11 +37,11 @@ settings! {
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_client_bytes: Option<NonZeroU64>,
 
-        /// Maximum length of a key
+        /// Maximum length of a key [default: 32768]
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
         pub max_key_bytes: Option<KeyBytes>,
 
-        /// Maximum length of a value
+        /// Maximum length of a value [default: 1048576]
         #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_VALUE_BYTES")]
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_value_bytes: Option<NonZeroU64>,
@@ -54,12 +54,12 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
         pub max_client_watches: Option<NonZeroU64>,
 
-        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 1600
+        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 3100
         /// [default: 4000000; range 50000 to 40000000]
         #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
         pub max_fuel: Option<Fuel>,
 
-        /// Maximum length of an MQTT packet
+        /// Maximum length of an MQTT packet [default: 2097152]
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_PACKET_BYTES")]
         pub max_packet_bytes: Option<PacketBytes>,
 

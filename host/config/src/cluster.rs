@@ -85,8 +85,8 @@ settings! {
         #[arg(long, value_name = "WHEN", env = "STATEHOUSE_CLUSTER_COMPACT")]
         pub cluster_compact: Option<Compact>,
 
-        /// The --quota-backend-bytes of the etcd servers. Above three quarters of it, writes that
-        /// need memory are refused [default: 2147483648]
+        /// The --quota-backend-bytes of the etcd servers. Writes that need room are refused before
+        /// the next snapshot would not fit [default: 2147483648]
         #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_CLUSTER_QUOTA")]
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub cluster_quota: Option<NonZeroU64>,

@@ -210,11 +210,11 @@ settings! {
         #[serde(skip)]
         pub config: Option<PathBuf>,
 
-        /// Format of log lines on standard error
+        /// Format of log lines on standard error [default: text]
         #[arg(long, value_name = "FORMAT", env = "STATEHOUSE_LOG")]
         pub log: Option<LogFormat>,
 
-        /// The log filter: a level, or directives such as `warn,statehouse=debug`
+        /// The log filter: a level, or directives such as `warn,statehouse=debug` [default: info]
         #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
         pub log_filter: Option<String>,
 
@@ -223,11 +223,11 @@ settings! {
         pub slow_threshold: Option<Span>,
 
         /// The protocol dialect on the current topic; `auto` chooses by the properties of each
-        /// request
+        /// request [default: auto]
         #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
         pub dialect: Option<DialectSetting>,
 
-        /// The node name of this store in versions
+        /// The node name of this store in versions [default: StateStore]
         #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
         pub node: Option<Node>,
 

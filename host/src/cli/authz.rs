@@ -23,20 +23,21 @@ use statehouse_config::percent;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse authz explain press-4 SET press-4/speed            # asks the store running in statehouse-data
+  statehouse authz explain press-4 SET press-4/speed     # asks the store of statehouse-data
   statehouse authz explain any GET limits --user operator --attribute building=17
   statehouse authz explain press-4 SUBSCRIBE 'sensors/+/temperature' --rules rules.toml
   statehouse authz check rules.toml
   statehouse serve --rules rules.toml
 
-A running store applies its current rules and limits, and knows the user and the attributes of a connected client.
-With --rules only that file is evaluated, and no store needs to run.
+A running store applies its current rules and limits, and knows the user and the attributes of a
+connected client. With --rules only that file is evaluated, and no store needs to run.
 
-Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. Rules can only allow: an action that no
-rule allows is denied. A running store reloads its rules within two seconds.
+Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. Rules can only
+allow: an action that no rule allows is denied. A running store reloads its rules within two
+seconds.
 
-Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file is valid. Of both: 2 usage or an invalid
-file.")]
+Exit codes of explain: 0 allowed, 1 denied, 3 no store runs; of check: 0 the file is valid. Of both:
+2 usage or an invalid file.")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,

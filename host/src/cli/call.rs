@@ -27,7 +27,7 @@ Examples:
   statehouse call INCR visits
   statehouse call SET room/temperature 21.5 PX 60000
   statehouse call META room/temperature --json
-  statehouse policy list                        # the commands of each policy")]
+  statehouse policy list --json                 # the commands of each policy")]
 pub(super) struct Args {
     /// The command
     #[arg(add = ArgValueCompleter::new(completions::commands))]

@@ -32,7 +32,8 @@ use statehouse_core::clock::wall_ms;
 Examples:
   statehouse cluster check --cluster http://etcd1:2379,http://etcd2:2379,http://etcd3:2379
   statehouse cluster init --cluster http://etcd1:2379 --cluster-name plant7
-  statehouse serve --cluster http://etcd1:2379 --cluster-name plant7 --name gw1 --cluster-listen 10.0.0.1:7883
+  statehouse serve --cluster http://etcd1:2379 --cluster-name plant7 --name gw1 \\
+    --cluster-listen 10.0.0.1:7883
   statehouse cluster status --cluster http://etcd1:2379 --cluster-name plant7
   statehouse cluster handover gw2               # on the machine of the host that leads")]
 pub(super) struct Args {

@@ -25,13 +25,14 @@ const NAME_BYTES_MAX: usize = 64;
 ///
 /// A context holds the addresses of a store and how to log in. `context use` selects one for all
 /// commands that name no store. Flags and environment variables take precedence; if they name
-/// another store, nothing of the context is used. The file is contexts.toml in $XDG_CONFIG_HOME/
-/// statehouse, or ~/.config/statehouse.
+/// another store, nothing of the context is used. The file is contexts.toml in
+/// $XDG_CONFIG_HOME/statehouse, or in ~/.config/statehouse.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse context add plant7 --url mqtts://plant7:8883 --user anna --password-file ~/.plant7
-  statehouse context add plant7 --url mqtts://plant7:8883 --admin https://plant7:8443 --user anna --password-file ~/.plant7 --ca plant7.crt
+  statehouse context add plant7 --url mqtts://plant7:8883 --admin https://plant7:8443 \\
+    --user anna --password-file ~/.plant7 --ca plant7.crt
   statehouse context add local --data /var/lib/statehouse
   statehouse get room/temperature --context plant7
   statehouse context use plant7

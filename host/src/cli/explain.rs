@@ -29,7 +29,8 @@ Examples:
   statehouse explain -- SET room/temperature 21.5 PX 10000
   statehouse explain --data statehouse-data --client thermostat -- DEL room/temperature
   statehouse explain --policy setpoint.wasm --watch room/temperature -- SET room/temperature hot
-  statehouse explain --snapshot backup.statehouse --fencing-token 001696374425000:00001:StateStore -- SET valve open")]
+  statehouse explain --snapshot backup.statehouse --client gw2 -- SET leader gw2 NX PX 10000
+  statehouse explain --fencing-token 001696374425000:00001:StateStore -- SET valve open")]
 pub(super) struct Args {
     /// The arguments of the request
     #[arg(required = true, last = true, value_name = "WORD")]

@@ -24,7 +24,8 @@ use statehouse_offline::Past;
 Examples:
   statehouse history room/temperature
   statehouse history room/temperature --limit 3 --data /var/lib/statehouse
-  statehouse history room/temperature --admin https://plant7:8443 --user anna --password-file anna.pw --ca plant7.crt
+  statehouse history room/temperature --admin https://plant7:8443 --user anna \\
+    --password-file anna.pw --ca plant7.crt
   statehouse history room/temperature --json | jq -r 'select(.event == \"set\") | .value'")]
 pub(super) struct Args {
     /// The key: any bytes

@@ -1,6 +1,6 @@
 //! The command line: one file per command, which the enum and the match below name.
 //!
-//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store. A
+//! Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 no store or no answer, 4 refused. A
 //! server exits with 74 if its disk failed, and with 70 if it lost its state because of a bug
 //! (sysexits.h).
 
@@ -57,7 +57,7 @@ use statehouse_config::limits;
 #[command(about, max_term_width = 100)]
 #[command(after_help = "\
 Start with `statehouse serve` in one terminal and `statehouse set greeting hello` in another.
-Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 transport, 4 refused by the store.")]
+Exit codes: 0 done, 1 not found or not applied, 2 usage, 3 no store or no answer, 4 refused.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -78,10 +78,11 @@ The file that --config names may contain every other setting, under its name wit
   max_keys = 100000
 Flags take precedence over environment variables, and these over the file.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 an address that cannot be listened
-on, 74 the disk failed, 70 a bug lost the state in memory, 76 another host took the client id at the broker,
-78 the cluster needs a newer version or was deleted, 65 the log of the cluster contradicts itself. After 74 and 70 start
-the store again: it recovers everything that is durable.")]
+Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 the start
+failed, for example because an address is in use, 65 the log of the cluster contradicts itself, 70 a
+bug lost the state in memory, 74 the disk failed, 76 another host took the client id at the broker,
+78 the cluster needs a newer version or was deleted. After 70 and 74 start the store again: it
+recovers everything that is durable.")]
     Serve(Box<serve::Args>),
     Get(get::Args),
     Set(set::Args),
@@ -155,5 +156,24 @@ pub fn main() -> ExitCode {
         Command::Context(args) => output::finish(async { context::run(&args) }),
         Command::Completions(args) => output::finish(async { completions::run(&args) }),
         Command::Man(args) => output::finish(async { man::run(&args, Cli::command()) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clap wraps longer lines at 100 columns: it breaks examples, and text a second time.
+    #[test]
+    fn lines_after_help_have_at_most_100_columns() {
+        let mut long = Vec::new();
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let text = (command.get_after_help()).map_or(String::new(), ToString::to_string);
+            let lines = text.lines().filter(|line| line.chars().count() > 100);
+            long.extend(lines.map(|line| format!("{}: {line}", command.get_name())));
+            commands.extend(command.get_subcommands().cloned());
+        }
+        assert_eq!(long, Vec::<String>::new());
     }
 }

@@ -31,7 +31,7 @@ use statehouse_testkit::read_policy;
 Examples:
   statehouse replay
   statehouse replay --policy new-policy.wasm --from 1h
-  statehouse replay --policy new-policy.wasm --from 2026-11-21T03:00:00Z --to 2026-11-21T04:00:00Z --json")]
+  statehouse replay --from 2026-11-21T03:00:00Z --to 2026-11-21T04:00:00Z --json")]
 pub(super) struct Args {
     /// The first record: its number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as
     /// 10m

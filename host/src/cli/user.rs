@@ -17,20 +17,22 @@ use statehouse_files::atomic::{replace_with, sync_name};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse user add press-4 --users users                    # asks for the password twice
+  statehouse user add press-4 --users users                 # asks for the password twice
   echo secret | statehouse user add press-4 --users users --password-stdin
   statehouse user list --users users
   statehouse user remove press-4 --users users
-  statehouse user add anna --role operate --users users        # an operator, for --admin https://...
-  statehouse user role anna read --users users                 # the same password, another role
+  statehouse user add anna --role operate --users users     # an operator
+  statehouse user role anna read --users users              # the same password, another role
   statehouse serve --users users
 
-The file contains a line NAME:HASH or NAME:HASH:ROLE for each user, with an Argon2id hash, and never a password. A running
-store reloads it within two seconds, and disconnects users that were removed or whose password changed.
+The file contains a line NAME:HASH or NAME:HASH:ROLE for each user, with an Argon2id hash, and
+never a password. A running store reloads it within two seconds, and disconnects users that were
+removed or whose password changed.
 
-A role allows a user to use the admin API over TLS (serve --admin https://ADDR:PORT). `read` sees metrics, usage, clients,
-policies, log lines and history. `operate` may also disconnect clients, change which loaded policy answers, and hand a
-cluster over. `ship` may also load policies.
+A role allows a user to use the admin API over TLS (serve --admin https://ADDR:PORT). `read` sees
+keys, metrics, usage, clients, policies, log lines and history. `operate` may also change keys,
+disconnect clients, change which loaded policy answers, and hand a cluster over. `ship` may also
+load policies.
 
 Exit codes: 0 done, 1 the user does not exist, 2 usage or an unusable file.")]
 pub(super) struct Args {

@@ -48,7 +48,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PREFIX")]
     prefix: Vec<OsString>,
 
-    /// Watch keys as they are written, also if they contain * ? [ or \\
+    /// Watch keys as they are written, also if they contain * ? [ or \
     #[arg(long)]
     exact: bool,
 

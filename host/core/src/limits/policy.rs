@@ -8,7 +8,7 @@ use statehouse_precompiled::CompileBounds;
 /// of SCAN, and at most some ten milliseconds of a runaway loop.
 pub const FUEL_PER_CALL_DEFAULT: u64 = 4_000_000;
 
-/// Lower limit of `max_fuel`: some thirty SETs. With much less, even the built-in policy could not
+/// Lower limit of `max_fuel`: some sixteen SETs. With much less, even the built-in policy could not
 /// answer.
 pub const FUEL_PER_CALL_MIN: u64 = 50_000;
 

@@ -53,13 +53,14 @@ Examples:
   statehouse bench                                        # 50 clients, one request at a time
   statehouse bench --reads 0 --in-flight 16               # writes only, sixteen at a time
   statehouse bench --rate 20000                           # latency at 20 000 requests per second
-  statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # a thousand watchers of one key
+  statehouse bench --watchers 1000 --keys 1 --reads 0 --connections 1    # 1000 watchers of a key
   statehouse bench --sweep rate=5000,10000,20000,40000 --svg curve.svg   # latency over throughput
   statehouse bench --sweep connections=1,10,100,1000 --json figures.json
   statehouse bench --url mqtts://gateway:8883 --ca ca.crt --user operator --password-file password
-  statehouse bench --port 1884 --data /var/lib/statehouse  # behind a foreign broker: the process to measure
+  statehouse bench --port 1884 --data /var/lib/statehouse # behind a foreign broker
 
-Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 no store, 4 refused by the store.")]
+Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 no store or no
+answer, 4 refused.")]
 pub(super) struct Args {
     /// Number of clients that send requests
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",

@@ -33,18 +33,18 @@ use statehouse_testkit::KitError;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse policy new rule                               # a project that builds
+  statehouse policy new rule                        # a project that builds
   statehouse policy build rule
-  statehouse policy test rule.wasm tests/                  # transcripts, on a used and on a fresh instance
-  statehouse policy dev rule                               # build, test and reload on every save
-  statehouse policy load rule.wasm                         # into the store running in statehouse-data
-  statehouse policy shadow rule                            # compare on live requests, see `policy diff`
-  statehouse policy canary rule --percent 5                # let it answer some clients
-  statehouse policy promote rule                           # make it active from the next request on
+  statehouse policy test rule.wasm tests/           # transcripts: requests and their responses
+  statehouse policy dev rule                        # build, test and reload on every save
+  statehouse policy load rule.wasm                  # into the store of statehouse-data
+  statehouse policy shadow rule                     # compare on live requests: `policy diff`
+  statehouse policy canary rule --percent 5         # let it answer some clients
+  statehouse policy promote rule                    # make it active from the next request on
   statehouse policy list
-  statehouse policy logs rule                              # follow the lines that it logs
-  statehouse policy rollback                               # reactivate the previous policy
-  statehouse policy keygen gateway                         # keep gateway.key secret, give gateway.pub to the stores
+  statehouse policy logs rule                       # follow the lines that it logs
+  statehouse policy rollback                        # reactivate the previous policy
+  statehouse policy keygen gateway                  # gateway.key: secret; gateway.pub: for stores
   statehouse policy sign --key gateway.key rule.wasm -o rule.signed.wasm")]
 pub(super) struct Args {
     #[command(subcommand)]

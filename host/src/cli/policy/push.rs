@@ -46,7 +46,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 #[command(after_help = "\
 Examples:
   statehouse policy push --store gateway-7 --key gateway.key rule.wasm --promote
-  statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt --store gateway-7 --key gateway.key rule.wasm
+  statehouse policy push --broker mqtts://gateway-7:8883 --ca gateway-ca.crt \\
+    --store gateway-7 --key gateway.key rule.wasm
   statehouse policy push --store gateway-7 --key gateway.key --rollback")]
 pub(super) struct Args {
     /// The URL of the store's broker

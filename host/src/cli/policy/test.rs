@@ -43,7 +43,8 @@ A transcript lists requests, responses and notifications:
   display> KEYNOTIFY setpoint/kitchen
   display< +OK\\r\\n
   wait 500ms
---update adds or corrects the lines with < and !: write the requests, let it write the results, and review them.")]
+--update adds or corrects the lines with < and !: write the requests, let it write the results, and
+review them.")]
 pub(in crate::cli) struct Args {
     /// The policy (.wasm component or core module), or `builtin` for the standard one
     policy: PathBuf,
