@@ -138,7 +138,7 @@ pub fn describe(error: &ConnectionError) -> String {
         ConnectionError::Tls(TlsError::Io(error))
             if error.kind() == io::ErrorKind::UnexpectedEof =>
         {
-            "it closed the connection during the TLS handshake, as a server without TLS does".into()
+            "it closed the connection during the TLS handshake; it may not speak TLS".into()
         }
         ConnectionError::Io(error)
         | ConnectionError::MqttState(

@@ -178,7 +178,7 @@ fn refused_client_certificate_is_explained_and_logged() {
         ),
         (
             Some("stranger"),
-            "does not trust whoever issued",
+            "does not trust the authority that issued",
             "UnknownIssuer",
         ),
         (
@@ -223,7 +223,9 @@ fn bad_server_certificate_is_explained_by_the_client() {
     get_fails(format!("mqtts://{by_another_name}"), "ca.crt").says("for another name");
     get_fails(format!("mqtts://{}", store.server.address()), "ca.crt").says("speak TLS");
     let plain = format!("mqtt://{}", store.address);
-    run(&["get", "k", "--url", &plain], b"").code(3);
+    run(&["get", "k", "--url", &plain], b"")
+        .code(3)
+        .says("not MQTT 5");
     let useless = store.file("ca.crt");
     run(&["get", "k", "--url", &plain, "--ca", &useless], b"")
         .code(2)
