@@ -87,7 +87,7 @@ impl Past {
             of_later_version: false,
         };
         if checkup.holds_nothing() {
-            let nothing = "there is no journal: a start would begin a new, empty store here";
+            let nothing = "there is no log: a start would begin a new, empty store here";
             checkup.opening = Err(nothing.to_owned());
             checkup.problems.push(nothing.to_owned());
             return Ok(checkup);

@@ -51,7 +51,7 @@ pub enum PastError {
     #[error("there is no directory {0}: name the data directory of a store")]
     Missing(PathBuf),
     /// The directory has no log.
-    #[error("{0} holds no journal: is it the data directory of a store?")]
+    #[error("{0} holds no log: is it the data directory of a store?")]
     NoLog(PathBuf),
     /// The directory belongs to a host of a cluster and has no copy of its log.
     #[error(

@@ -24,6 +24,12 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     let contents = check_backup(file)?;
     let position = contents.position;
     let failed = |error| PastError::Log(directory.to_owned(), error);
+    if directory.exists() && !directory.is_dir() {
+        return Err(PastError::Refused(format!(
+            "{} is not a directory and was not changed: restore into an empty or a new directory",
+            directory.display()
+        )));
+    }
     let disk = Directory::open(directory).map_err(failed)?;
     if statehouse_wal::has_log(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
         return Err(PastError::Refused(format!(

@@ -176,6 +176,18 @@ fn reach_text(reach: &Reach) -> String {
     )
 }
 
+/// The purpose of a file that is not part of the log.
+fn other(name: &str) -> &'static str {
+    match name {
+        "admin" => "address and token of the admin API",
+        "cluster.json" => "mark of a host of a cluster",
+        "cluster-process" => "id of the last process in the cluster",
+        "code" => "machine code of policies",
+        "mqtt-client-id" => "name of the store",
+        _ => "not a file of a store",
+    }
+}
+
 fn file_text(file: &FileReport) -> String {
     let what = match file.kind {
         Kind::Segment(_) => "log",
@@ -186,7 +198,7 @@ fn file_text(file: &FileReport) -> String {
         Kind::Newest => "record of the newest log file",
         Kind::Lock => "lock",
         Kind::Temporary => "temporary",
-        Kind::Other => "of no store",
+        Kind::Other => other(&file.name),
     };
     let records = match (file.kind, file.first, file.last) {
         (Kind::Segment(_), Some(first), Some(last)) => format!(", records {first} to {last}"),
@@ -197,7 +209,10 @@ fn file_text(file: &FileReport) -> String {
     };
     let name = printable(file.name.as_bytes());
     let bytes = data::count(file.bytes, "byte");
-    format!("{name}  {what}, {bytes}{records}: {}", file.verdict)
+    match file.kind {
+        Kind::Other => format!("{name}  {what}, {bytes}"),
+        _ => format!("{name}  {what}, {bytes}{records}: {}", file.verdict),
+    }
 }
 
 /// The next steps for the operator.

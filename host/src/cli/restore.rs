@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::data::Data;
 use super::output::{Exit, Failure};
 use super::snapshot;
 use statehouse_core::clock::wall_ms;
@@ -31,8 +30,14 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 
-    #[command(flatten)]
-    data: Data,
+    /// The data directory to create, or an empty one
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "STATEHOUSE_DATA",
+        default_value = "statehouse-data"
+    )]
+    data: PathBuf,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
@@ -40,7 +45,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         snapshot::report("read", &args.file, &check_backup(&args.file)?, args.json)?;
         return Ok(Exit::Done);
     }
-    let contents = restore(&args.file, &args.data.path, wall_ms())?;
-    snapshot::report("restored", &args.data.path, &contents, args.json)?;
+    let contents = restore(&args.file, &args.data, wall_ms())?;
+    snapshot::report("restored", &args.data, &contents, args.json)?;
     Ok(Exit::Done)
 }

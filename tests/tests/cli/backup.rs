@@ -219,6 +219,9 @@ fn snapshot_and_restore_overwrite_nothing() {
         .says("statehouse-data holds a store already");
     assert!(fs::read(crate::data_directory::log(&data(&server))).unwrap() == before);
     run_for(&server, &["doctor"]).code(0);
+    run_for(&server, &["restore", "first", "--data", "backup"])
+        .code(2)
+        .says("backup is not a directory and was not changed");
     // An existing empty directory is accepted.
     fs::create_dir(server.directory().join("empty")).unwrap();
     run_for(&server, &["restore", "first", "--data", "empty"]).code(0);

@@ -85,6 +85,7 @@ fn intact_directory_is_reported_well() {
             "10 keys",
             "000000000001.log",
             "the policy standard",
+            "mqtt-client-id  name of the store, ",
             "on the disk: log ",
             "there is room for writes",
             "beginning of the store",
@@ -343,7 +344,7 @@ fn empty_directory_is_not_a_store() {
     let server = Server::start();
     fs::create_dir(server.directory().join("empty")).unwrap();
     let found = object(&run_for(&server, &["doctor", "empty", "--json"]).code(1));
-    assert!(found["refused"].as_str().unwrap().contains("no journal"));
+    assert!(found["refused"].as_str().unwrap().contains("no log"));
     let text = run_for(&server, &["doctor", "empty"]).code(1).text();
     assert!(text.contains("Is it the directory of the store?"), "{text}");
     assert_eq!(

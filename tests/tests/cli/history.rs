@@ -429,7 +429,7 @@ fn directory_without_a_store_is_refused_and_unchanged() {
         &["replay"],
         &["snapshot", "file"],
     ] {
-        run_checked(path, command).code(2).says("no journal");
+        run_checked(path, command).code(2).says("no log");
     }
     let left = std::fs::read_dir(path.join("statehouse-data")).unwrap();
     assert_eq!(left.count(), 0, "the command created files");
