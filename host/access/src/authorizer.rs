@@ -152,7 +152,8 @@ impl Authorizer {
     /// Logs the number of rules in force. Must be called after the recheck of all clients.
     pub fn log_count(&self) {
         let rules = self.rules.current().count();
-        tracing::info!("{rules} rules are in force: every action that no rule allows is denied");
+        let s = if rules == 1 { "" } else { "s" };
+        tracing::info!("{rules} rule{s} in force: every action that no rule allows is denied");
     }
 
     /// Evaluates the rules for a client that was admitted and connects next. With many rules this

@@ -135,7 +135,7 @@ impl Requests {
             let text = "too many operators are connected: try again later";
             return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
         }
-        self.admitted(subject, request, &operator, seat).await
+        self.admitted(subject, request, &operator, seat, peer).await
     }
 
     /// Answers a request of an operator, and logs it if it is not a GET.
@@ -145,10 +145,11 @@ impl Requests {
         request: Request<Incoming>,
         operator: &Arc<Operator>,
         seat: &Arc<Seat>,
+        peer: SocketAddr,
     ) -> Answer {
         let act = (request.method() != Method::GET)
             .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        let answer = match self.check_role(operator, &request) {
+        let answer = match self.check_role(operator, &request, peer) {
             Ok(()) => {
                 let answer = self.route(subject, request, operator.clone()).await;
                 answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat))
@@ -240,7 +241,12 @@ impl Requests {
     }
 
     /// Whether the role of the operator suffices for this request.
-    fn check_role(&self, operator: &Operator, request: &Request<Incoming>) -> Result<(), Refusal> {
+    fn check_role(
+        &self,
+        operator: &Operator,
+        request: &Request<Incoming>,
+        peer: SocketAddr,
+    ) -> Result<(), Refusal> {
         let path = segments(request.uri())?;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         let needed = roles::required(request.method(), &path)?;
@@ -260,7 +266,7 @@ impl Requests {
         );
         self.audit.refused(&Refused {
             what: "administer",
-            peer: None,
+            peer: self.access.is_remote().then_some(peer),
             client: "",
             user: Some(user),
             why: &why,

@@ -128,7 +128,7 @@ impl Administration {
         }
         let remote = self.tls.take().map(|it| it.admin);
         for admin in self.local.take().into_iter().chain(remote) {
-            tracing::info!("the administration listens on {}", admin.endpoint().url);
+            tracing::info!("the admin API listens on {}", admin.endpoint().url);
             run(admin);
         }
         Running {
@@ -184,7 +184,7 @@ fn open(config: &Config, token: Option<String>) -> anyhow::Result<Option<Admin>>
         }
         AdminPlace::Tcp(_) if token.is_none() => {
             tracing::info!(
-                "the administration is off on this machine: a store in memory has no data directory for a token. Set one in {ADMIN_TOKEN}, or use a socket (--admin unix:PATH), which needs none"
+                "the admin API is off on this machine: a store in memory has no data directory for a token. Set one in {ADMIN_TOKEN}, or use a socket (--admin unix:PATH), which needs none"
             );
             return Ok(None);
         }

@@ -307,14 +307,14 @@ fn admin_file_is_removed_when_the_store_stops() {
 fn token_in_memory_comes_from_the_environment() {
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--durability", "memory"]);
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());
-    server.wait_for_log("the administration is off");
+    server.wait_for_log("the admin API is off");
     assert!(!server.directory().join("statehouse-data").exists());
 
     serve = command(&["serve", "--listen", "127.0.0.1:0", "--durability", "memory"]);
     let token = "0123456789abcdef";
     serve.env("STATEHOUSE_ADMIN_TOKEN", token);
     let server = Server::spawn(serve, tempfile::tempdir().unwrap());
-    let line = server.wait_for_log("the administration listens on");
+    let line = server.wait_for_log("the admin API listens on");
     let url = &line[line.find("http://").unwrap()..];
     let list = |token: Option<&str>| {
         let mut list = command(&["policy", "list", "--admin", url]);

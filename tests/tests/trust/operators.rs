@@ -30,6 +30,7 @@ fn users_are_operators_behind_a_foreign_broker() {
     let found = plant.run_as("reader", &history).code(0).text();
     assert!(found.contains("\"value\":\"value\""), "{found}");
     plant.run_as("client", &history).code(4).says("has no role");
+    plant.server.wait_for_log("user=client peer=\"127.0.0.1:");
     let rollback = ["policy", "rollback"];
     plant
         .run_as("reader", &rollback)

@@ -70,7 +70,7 @@ impl Plant {
             ("tls_cert", &certificate),
             ("tls_key", &key),
         ]);
-        let line = server.wait_for_log("the administration listens on https://");
+        let line = server.wait_for_log("the admin API listens on https://");
         let address = line.rsplit_once("https://").unwrap().1;
         let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
         let address = address.split(end).next().unwrap().parse().unwrap();
