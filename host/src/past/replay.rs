@@ -80,14 +80,15 @@ pub(crate) fn summary(it: &Replayed) -> Json {
     let commands: serde_json::Map<String, Json> = commands
         .map(|(name, it)| (name.clone(), counts(it)))
         .collect();
+    let has_records = it.from <= it.to;
     json!({
         "summary": counts(&it.tally.total),
         "commands": commands,
         "reasons": it.tally.reasons,
         "from": it.from.0,
-        "to": it.to.0,
-        "from_time": utc(it.times_ms.0),
-        "to_time": utc(it.times_ms.1),
+        "to": has_records.then_some(it.to.0),
+        "from_time": has_records.then(|| utc(it.times_ms.0)),
+        "to_time": has_records.then(|| utc(it.times_ms.1)),
         "shortened": it.shortened,
     })
 }
@@ -97,6 +98,24 @@ mod tests {
     use super::*;
     use statehouse_core::clock::Fence;
     use statehouse_core::store::Change;
+    use statehouse_offline::Tally;
+    use statehouse_wal::LogPosition;
+
+    #[test]
+    fn replay_of_no_record_has_no_end_and_no_times() {
+        let nothing = Replayed {
+            from: LogPosition(7),
+            to: LogPosition(0),
+            times_ms: (0, 0),
+            shortened: true,
+            tally: Tally::default(),
+        };
+        let object = summary(&nothing);
+        assert_eq!(object["from"], 7);
+        for absent in ["to", "from_time", "to_time"] {
+            assert!(object[absent].is_null(), "{absent}");
+        }
+    }
 
     #[test]
     fn a_write_in_json_has_its_token_unchanged() {
