@@ -76,7 +76,13 @@ fn text(it: &Measured, files: &[&Path]) -> String {
         })
         .collect();
     names.push("builtin".into());
-    text.push_str(&format!("\n{:<26}", ""));
+    // Rows of transcripts are longer than the others: they name their file.
+    let labels: Vec<String> = (it.rows.iter())
+        .map(|row| printable(row.what.as_bytes()))
+        .collect();
+    let longest = labels.iter().map(|it| it.chars().count()).max();
+    let width = longest.unwrap_or(0).max(24) + 2;
+    text.push_str(&format!("\n{:<width$}", ""));
     for (at, name) in names.iter().enumerate() {
         let name: String = name.chars().take(20).collect();
         text.push_str(&format!("{name:>24}"));
@@ -85,8 +91,8 @@ fn text(it: &Measured, files: &[&Path]) -> String {
         }
     }
     text.push('\n');
-    for row in &it.rows {
-        text.push_str(&format!("{:<26}", printable(row.what.as_bytes())));
+    for (row, label) in it.rows.iter().zip(&labels) {
+        text.push_str(&format!("{label:<width$}"));
         let built_in = row.costs.last().map_or(0, |cost| cost.ns);
         for (at, cost) in row.costs.iter().enumerate() {
             text.push_str(&format!("{:>24}", figure(cost)));
