@@ -24,8 +24,9 @@ const NAME_BYTES_MAX: usize = 64;
 /// Name stores, so that commands find them by --context
 ///
 /// A context holds the addresses of a store and how to log in. `context use` selects one for all
-/// commands that name no store. Flags and environment variables take precedence; if they name
-/// another store, nothing of the context is used. The file is contexts.toml in
+/// commands that name no store. --context takes precedence over environment variables that name a
+/// store. Other flags, and environment variables, take precedence over the selected context; if
+/// they name another store, nothing of the context is used. The file is contexts.toml in
 /// $XDG_CONFIG_HOME/statehouse, or in ~/.config/statehouse.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

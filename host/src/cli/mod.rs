@@ -16,6 +16,7 @@ mod data;
 mod del;
 mod doctor;
 mod entries;
+mod environment;
 mod explain;
 mod export;
 mod fencing;
@@ -44,9 +45,11 @@ mod user;
 mod vdel;
 mod watch;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{build, time};
 use statehouse_config::limits;
@@ -124,7 +127,11 @@ pub fn main() -> ExitCode {
     }
     completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
-    match Cli::parse().command {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let program = environment::without_other_store(Cli::command(), &arguments);
+    let matches = program.get_matches_from(arguments);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Get(args) => output::finish(get::run(args)),
         Command::Set(args) => output::finish(set::run(args)),

@@ -49,6 +49,31 @@ fn context_names_the_store_of_a_command() {
         .says("there is none");
 }
 
+#[test]
+fn flags_take_precedence_over_variables_of_another_store() {
+    let server = Server::start();
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let data = server.directory().join("statehouse-data");
+    let (data, port) = (data.to_str().unwrap(), server.port().to_string());
+    let url = format!("mqtt://127.0.0.1:{port}");
+    let add = ["context", "add", "plant7", "--url", &url, "--data", data];
+    run(home, &add).code(0);
+    let with = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = command(arguments);
+        command.env("XDG_CONFIG_HOME", home).current_dir(home);
+        command.envs(variables.iter().copied());
+        finish(command, b"")
+    };
+    let elsewhere = [("STATEHOUSE_DATA", "nowhere"), ("STATEHOUSE_PORT", "1")];
+    with(&["set", "k", "v", "--context", "plant7"], &elsewhere).code(0);
+    with(&["usage", "--context=plant7"], &elsewhere).code(0);
+    with(&["policy", "list", "--context", "plant7"], &elsewhere).code(0);
+    let context = [("STATEHOUSE_CONTEXT", "nowhere")];
+    with(&["get", "k", "--port", &port], &context).code(0);
+    with(&["usage", "--data", data], &context).code(0);
+}
+
 /// A password of a context must never be sent to a store that flags name.
 #[test]
 fn flags_that_name_another_store_exclude_the_context() {
