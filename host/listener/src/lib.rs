@@ -41,9 +41,7 @@ use websocket::{UpgradeError, upgrade};
 #[derive(Debug, thiserror::Error)]
 pub enum ListenerError {
     /// The address cannot be bound.
-    #[error(
-        "cannot listen on {0}: {1}. Another broker may be running there; stop it, or name another address with --listen"
-    )]
+    #[error("cannot listen on {0}: {1}. {advice}", advice = address_advice(.1))]
     Address(SocketAddr, io::Error),
     /// The certificates cannot be used.
     #[error(transparent)]
@@ -330,9 +328,36 @@ impl Acceptor {
     }
 }
 
+/// What an operator can do about an address that cannot be bound.
+fn address_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "Another broker may be running there; stop it, or name another address with --listen"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "This machine has no such address: name another one with --listen"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "A port below 1024 needs the capability CAP_NET_BIND_SERVICE: give it, or name another port with --listen"
+        }
+        _ => "Name another address with --listen",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn address_errors_have_advice_by_their_cause() {
+        let address = "10.9.9.9:1883".parse().unwrap();
+        let text = |kind: io::ErrorKind| ListenerError::Address(address, kind.into()).to_string();
+        assert!(text(io::ErrorKind::AddrInUse).contains("Another broker"));
+        let absent = text(io::ErrorKind::AddrNotAvailable);
+        assert!(absent.contains("no such address"), "{absent}");
+        assert!(!absent.contains("Another broker"), "{absent}");
+        assert!(text(io::ErrorKind::PermissionDenied).contains("CAP_NET_BIND_SERVICE"));
+    }
 
     #[tokio::test]
     async fn silent_clients_are_probed() {
