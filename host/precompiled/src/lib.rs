@@ -42,6 +42,14 @@ pub use modules::Modules;
 /// The standard policy as a component: built from `guest/` by the build script.
 pub const STANDARD_POLICY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/standard.wasm"));
 
+/// The features of this crate that are compiled in.
+pub const FEATURES: &[&str] = &[
+    #[cfg(feature = "embedded-code")]
+    "embedded-code",
+    #[cfg(feature = "interpreter")]
+    "interpreter",
+];
+
 /// The standard policy as machine code for every processor of the target's architecture. Empty
 /// without the feature `embedded-code`, and if the build could not compile for the target.
 #[cfg(feature = "embedded-code")]

@@ -56,7 +56,7 @@ use statehouse_config::limits;
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
-#[command(name = "statehouse", version, long_version = build::IN_FULL)]
+#[command(name = "statehouse", version, long_version = build::IN_FULL.as_str())]
 #[command(about, max_term_width = 100)]
 #[command(after_help = "\
 Start with `statehouse serve` in one terminal and `statehouse set greeting hello` in another.

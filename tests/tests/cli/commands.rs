@@ -252,6 +252,10 @@ fn version_names_the_build_and_so_do_the_metrics() {
     };
     assert!(target.contains(std::env::consts::ARCH), "{text}");
     let features = features.strip_prefix("features: ").expect("features");
+    // The build of the tests enables both.
+    let mut names = features.split(',');
+    assert_eq!(names.next(), Some("cluster"), "{text}");
+    assert_eq!(names.next(), Some("embedded-code"), "{text}");
     let labels = format!(
         "statehouse_build_info{{version=\"0.1.0\",commit=\"{commit}\",target=\"{target}\",features=\"{features}\","
     );

@@ -15,7 +15,7 @@ pub(super) fn process(page: &mut Page) {
         ("version", build::VERSION.to_owned()),
         ("commit", build::COMMIT.to_owned()),
         ("target", build::TARGET.to_owned()),
-        ("features", build::FEATURES.to_owned()),
+        ("features", build::FEATURES.clone()),
         ("arch", std::env::consts::ARCH.to_owned()),
     ];
     page.info("build", "The version of the program", labels);
