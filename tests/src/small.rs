@@ -29,6 +29,17 @@ pub struct Small {
 impl Small {
     /// Returns none and prints the reason if this user may not mount a file system.
     pub fn mount(kind: FileSystem, megabytes: u32) -> Option<Small> {
+        Small::mount_formatted(kind, megabytes, &[])
+    }
+
+    /// An ext4 file system with blocks of 4 KiB, which mkfs chooses only for larger ones, and
+    /// without the tables that the kernel would otherwise fill after the mount.
+    pub fn mount_to_measure(megabytes: u32) -> Option<Small> {
+        let format = ["-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+        Small::mount_formatted(FileSystem::Ext4, megabytes, &format)
+    }
+
+    fn mount_formatted(kind: FileSystem, megabytes: u32, format: &[&str]) -> Option<Small> {
         let directory = tempfile::tempdir().unwrap();
         let small = Small {
             path: directory.path().join("small"),
@@ -43,7 +54,8 @@ impl Small {
             FileSystem::Ext4 => {
                 small.resize_image(megabytes);
                 // Root, as which this test runs, could use the blocks that are reserved for it.
-                tool("mkfs.ext4", &["-q", "-m", "0", &image])
+                let arguments = [&["-q", "-m", "0"], format, &[&image]].concat();
+                tool("mkfs.ext4", &arguments)
                     .and_then(|_| tool("mount", &["-o", "loop", &image, path]))
             }
         };
@@ -51,6 +63,12 @@ impl Small {
             eprintln!("skipped: {kind:?} cannot be mounted here: {reason}");
         }
         mounted.is_ok().then_some(small)
+    }
+
+    /// Changes a mount option.
+    pub fn remount(&self, option: &str) {
+        let path = self.path.to_str().unwrap();
+        tool("mount", &["-o", &format!("remount,{option}"), path]).unwrap();
     }
 
     /// Makes the file system larger. Ext4 is unmounted meanwhile, since the kernel may forbid to
@@ -95,6 +113,12 @@ impl Small {
         // Documentation/block/stat.rst: the seventh field counts written sectors of 512 bytes.
         let sectors: u64 = stat.split_whitespace().nth(6).unwrap().parse().unwrap();
         512 * sectors
+    }
+
+    /// Returns once everything that was written so far is on the device.
+    pub fn settle(&self) {
+        let path = self.path.to_str().unwrap();
+        tool("sync", &["--file-system", path]).unwrap();
     }
 
     /// The file of the loop device.
