@@ -11,7 +11,12 @@ use std::{
     time::Duration,
 };
 
-use crate::{binary, server};
+use serde_json::Value;
+
+use crate::{
+    binary,
+    server::{self, Server},
+};
 
 /// The result of a command.
 #[derive(Debug)]
@@ -28,6 +33,21 @@ impl Ran {
     /// Standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8(self.stdout.clone()).unwrap()
+    }
+
+    /// Parses one JSON object per line of standard output.
+    pub fn objects(&self) -> Vec<Value> {
+        let text = self.text();
+        let parse =
+            |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}: {self:#?}"));
+        text.lines().map(parse).collect()
+    }
+
+    /// Parses the only JSON object of standard output, which is one line.
+    pub fn object(&self) -> Value {
+        let mut objects = self.objects();
+        assert_eq!(objects.len(), 1, "not one object: {self:#?}");
+        objects.remove(0)
     }
 
     /// Asserts this exit code.
@@ -75,6 +95,15 @@ pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
     finish(command, stdin)
+}
+
+impl Server {
+    /// Runs a command in the server's directory, where its data directory has the default name.
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        let ran = run_in(self.directory(), arguments, b"");
+        assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
+        ran
+    }
 }
 
 /// Adds a user with a password to a file of users, or changes the password.

@@ -52,7 +52,7 @@ fn serve(files: &[(&str, &str)], users: &[&str], settings: &str) -> Server {
 
 fn explain(server: &Server, arguments: &[&str]) -> Ran {
     let all = [&["authz", "explain"], arguments].concat();
-    run_in(server.directory(), &all, b"")
+    server.run(&all)
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! Tests `statehouse clients`, which lists connections and ends them.
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Connect, Publish, Ran, Server, client::Client, run_in};
+use statehouse_tests::{Connect, Publish, Ran, Server, client::Client};
 
 fn clients(server: &Server, arguments: &[&str]) -> Ran {
-    run_in(server.directory(), &[&["clients"], arguments].concat(), b"")
+    server.run(&[&["clients"], arguments].concat())
 }
 
 fn listed(server: &Server) -> Json {
-    serde_json::from_str(&clients(server, &["--json"]).code(0).text()).unwrap()
+    clients(server, &["--json"]).code(0).object()
 }
 
 #[test]

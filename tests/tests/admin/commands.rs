@@ -131,7 +131,7 @@ fn shadow_is_compared_and_never_answers_clients() {
     policy(&server, &["load", &ours()]).code(0);
     policy(&server, &["shadow", OURS]).code(0);
     let diff = |json: bool| policy(&server, if json { &["diff", "--json"] } else { &["diff"] });
-    let compared = || -> serde_json::Value { serde_json::from_str(&diff(true).text()).unwrap() };
+    let compared = || diff(true).object();
     server.store("client").set("key", "value");
     let report = eventually("one request is compared", || {
         let report = compared();

@@ -37,13 +37,12 @@ use statehouse_tests::{
 /// name.
 fn policy(server: &Server, arguments: &[&str]) -> Ran {
     let all = [&["policy"], arguments].concat();
-    run_in(server.directory(), &all, b"")
+    server.run(&all)
 }
 
 /// The output of `statehouse policy list` as JSON.
 fn listing(server: &Server) -> Json {
-    let text = policy(server, &["list", "--json"]).code(0).text();
-    serde_json::from_str(&text).unwrap()
+    policy(server, &["list", "--json"]).code(0).object()
 }
 
 /// The roles of the loaded policy with this name; none if it is not loaded.
@@ -82,8 +81,7 @@ fn answers(server: &Server, key: &str) -> bool {
 /// Creates the key pair PREFIX.key and PREFIX.pub in a directory. Returns the public key.
 fn keygen(directory: &Path, prefix: &str) -> String {
     let all = ["policy", "keygen", prefix, "--json"];
-    let made = run_in(directory, &all, b"").code(0).text();
-    let made: Json = serde_json::from_str(&made).unwrap();
+    let made = run_in(directory, &all, b"").code(0).object();
     made["trusted_key"].as_str().unwrap().to_owned()
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Background, Server, Store, command::finish, policies, prometheus::check_page, run_in,
+    Admin, Background, Server, Store, command::finish, policies, prometheus::check_page,
     server::signal, wait::eventually,
 };
 
@@ -192,7 +192,7 @@ fn slow_requests_show_where_their_time_went() {
     let mut store = server.store("press-4");
     let list = |arguments: &[&str]| {
         let all = [&["slow"], arguments].concat();
-        run_in(server.directory(), &all, b"").code(0).text()
+        server.run(&all).code(0).text()
     };
     // The request is listed after its response has left. One that shares the flush of a request
     // before it waits for less than the commit delay.

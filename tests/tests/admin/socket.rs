@@ -41,7 +41,7 @@ fn commands_over_the_socket_need_no_token() {
     assert_lists_policies(run_in(elsewhere.path(), &all, b""));
     // The option names the socket. A token in the environment changes nothing.
     let named = ["policy", "list", "--admin", "unix:admin.sock"];
-    assert_lists_policies(run_in(server.directory(), &named, b""));
+    assert_lists_policies(server.run(&named));
     let mut list = command(&["policy", "list", "--admin"]);
     list.arg(format!("unix:{}", path.display()));
     list.env("STATEHOUSE_ADMIN_TOKEN", "that of some other store");
@@ -114,5 +114,5 @@ fn store_in_memory_serves_the_socket() {
         &["--durability", "memory", "--admin", "unix:admin.sock"],
     );
     let list = ["policy", "list", "--admin", "unix:admin.sock"];
-    assert_lists_policies(run_in(server.directory(), &list, b""));
+    assert_lists_policies(server.run(&list));
 }

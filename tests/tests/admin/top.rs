@@ -6,7 +6,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-use serde_json::Value as Json;
 use statehouse_tests::{Server, command, run_in, server::wait, wait::until};
 
 /// Runs `statehouse top` in a pseudo-terminal of 24 lines and 80 columns. Types the keys of each
@@ -51,7 +50,7 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
     store.set("greeting", "hello");
     let directory = server.directory();
     let once = run_in(directory, &["top", "--once", "--json"], b"").code(0);
-    let once: Json = serde_json::from_str(&once.text()).unwrap();
+    let once = once.object();
     assert_eq!(once["store_size"]["keys"], 1, "{once}");
     assert_eq!(once["clients"]["connected"], 1, "{once}");
 

@@ -59,7 +59,7 @@ fn policy_must_be_signed_by_a_trusted_key() {
     policy(&server, &["load", "--promote", &files.signed]).code(0);
     assert!(answers(&server, "tally"));
     let check = policy(&server, &["check", &files.signed, "--json"]).code(0);
-    let check: serde_json::Value = serde_json::from_str(&check.text()).unwrap();
+    let check = check.object();
     let signer = check["signed_by"][0].as_str().unwrap();
     let signed = format!("the admin API; its file is signed by key {signer}");
     let list = policy(&server, &["list"]).code(0).text();

@@ -1,10 +1,10 @@
 //! Tests `statehouse usage`, which reports how many keys and bytes each client owns.
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Ran, Server, run_in};
+use statehouse_tests::{Ran, Server};
 
 fn usage(server: &Server, arguments: &[&str]) -> Ran {
-    run_in(server.directory(), &[&["usage"], arguments].concat(), b"")
+    server.run(&[&["usage"], arguments].concat())
 }
 
 #[test]
@@ -12,7 +12,7 @@ fn usage_lists_the_largest_owners_first() {
     let server = Server::with_config("max_keys = 100\nmax_client_keys = 60\nmax_bytes = 100000\n");
     let of = |clients: &str| -> Json {
         let text = usage(&server, &["--clients", clients, "--json"]);
-        serde_json::from_str(&text.code(0).text()).unwrap()
+        text.code(0).object()
     };
     let empty = of("20");
     assert_eq!(empty["keys"], json!({ "used": 0, "max": 100 }));

@@ -7,7 +7,7 @@ use statehouse_tests::{
     Answer, Client, Connect, Hlc, Publish, Request, Server, Store, policies, property,
 };
 
-use crate::data_directory::{data, files, flip, object, run_for};
+use crate::data_directory::{data, files, flip};
 
 fn resume(server: &Server, id: &str) -> Client {
     Client::connect(server.address(), &Connect::resume(id, 3600))
@@ -22,8 +22,10 @@ fn restored_store_keeps_the_owners_of_keys() {
     store.set("two", "x");
     server.store("other").set("three", "x");
     server.stop();
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "again"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "again"])
+        .code(0);
     server.restart_with(&[("data", "again")]);
     let mut store = server.store("client");
     for key in ["three", "four"] {
@@ -118,23 +120,26 @@ fn restored_store_has_the_complete_state() {
             server.stop();
         }
 
-        let wrote = object(&run_for(&server, &["snapshot", "backup", "--json"]).code(0));
+        let wrote = server
+            .run(&["snapshot", "backup", "--json"])
+            .code(0)
+            .object();
         assert_eq!((&wrote["keys"], &wrote["sessions"]), (&5.into(), &1.into()));
         assert_eq!(wrote["retained"], 1);
         assert!(wrote["remembered"].as_u64().unwrap() >= 6, "{wrote}");
         assert_eq!(wrote["policies"][0]["active"], true);
         // A restore into another directory works while the server runs.
         let restore = ["restore", "backup", "--data", "made/for/it", "--json"];
-        let restored = object(&run_for(&server, &restore).code(0));
+        let restored = server.run(&restore).code(0).object();
         assert_eq!(restored, wrote);
-        run_for(&server, &["doctor", "made/for/it"]).code(0);
+        server.run(&["doctor", "made/for/it"]).code(0);
         if !stopped {
             server.stop();
         }
         server.restart_with(&[("data", "made/for/it")]);
         check_state(&server, &written);
         let history = ["history", "expiring", "--data", "made/for/it", "--json"];
-        let history = object(&run_for(&server, &history).code(0));
+        let history = server.run(&history).code(0).object();
         let (_, expiring) = &written.versions[3];
         assert_eq!(history["before"]["version"], expiring.to_string());
     }
@@ -147,8 +152,10 @@ fn backup_contains_the_policy() {
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
     drop(store);
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     server.stop();
     // Without --policy the last active policy is active.
     let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
@@ -162,15 +169,17 @@ fn backup_contains_the_policy() {
 
     // The command writes a backup without the missing module, and names the policy.
     fs::remove_dir_all(data(&server).join("policies")).unwrap();
-    let ran = run_for(&server, &["snapshot", "lacking"])
+    let ran = server
+        .run(&["snapshot", "lacking"])
         .code(0)
         .says("faulty 0.1.0@");
     // The second policy is the built-in one, which is part of the program.
     assert!(ran.text().contains("2 policies"), "{ran:?}");
-    run_for(&server, &["restore", "lacking", "--data", "poorer"])
+    server
+        .run(&["restore", "lacking", "--data", "poorer"])
         .code(0)
         .says("faulty 0.1.0@");
-    run_for(&server, &["doctor", "poorer"]).code(1);
+    server.run(&["doctor", "poorer"]).code(1);
 }
 
 /// The restored store may have an older order serial. Without a new name it would accept old orders
@@ -178,8 +187,10 @@ fn backup_contains_the_policy() {
 #[test]
 fn restored_store_has_another_name() {
     let mut server = Server::restartable(&[]);
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
     let first = name(&data(&server));
     server.stop();
@@ -195,36 +206,36 @@ fn snapshot_and_restore_overwrite_nothing() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let version = store.set("key", "1");
-    run_for(&server, &["snapshot", "backup"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
     let first = fs::read(server.directory().join("backup")).unwrap();
     store.set("key", "2");
-    run_for(&server, &["snapshot", "backup"])
-        .code(2)
-        .says("--force");
+    server.run(&["snapshot", "backup"]).code(2).says("--force");
     assert_eq!(fs::read(server.directory().join("backup")).unwrap(), first);
-    run_for(&server, &["snapshot", "backup", "--force"]).code(0);
+    server.run(&["snapshot", "backup", "--force"]).code(0);
     assert_ne!(fs::read(server.directory().join("backup")).unwrap(), first);
     // The command removes its temporary file.
     assert!(files(server.directory(), "tmp").is_empty());
 
     fs::write(server.directory().join("first"), &first).unwrap();
-    run_for(&server, &["restore", "first"])
+    server
+        .run(&["restore", "first"])
         .code(3)
         .says("in use by another process");
     drop(store);
     server.stop();
     let before = fs::read(crate::data_directory::log(&data(&server))).unwrap();
-    run_for(&server, &["restore", "first"])
+    server
+        .run(&["restore", "first"])
         .code(2)
         .says("statehouse-data holds a store already");
     assert!(fs::read(crate::data_directory::log(&data(&server))).unwrap() == before);
-    run_for(&server, &["doctor"]).code(0);
-    run_for(&server, &["restore", "first", "--data", "backup"])
+    server.run(&["doctor"]).code(0);
+    (server.run(&["restore", "first", "--data", "backup"]))
         .code(2)
         .says("backup is not a directory and was not changed");
     // An existing empty directory is accepted.
     fs::create_dir(server.directory().join("empty")).unwrap();
-    run_for(&server, &["restore", "first", "--data", "empty"]).code(0);
+    server.run(&["restore", "first", "--data", "empty"]).code(0);
     server.restart_with(&[("data", "empty")]);
     assert_eq!(
         server.store("client").ask(&["GET", "key"]).version(),
@@ -237,10 +248,14 @@ fn damaged_backup_is_refused_and_creates_nothing() {
     let server = Server::start();
     let mut store = server.store("client");
     store.set("key", vec![b'v'; 3000]);
-    run_for(&server, &["snapshot", "backup"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
     let path = server.directory().join("backup");
     let whole = fs::read(&path).unwrap();
-    let restore = |code| run_for(&server, &["restore", "backup", "--data", "restored"]).code(code);
+    let restore = |code| {
+        server
+            .run(&["restore", "backup", "--data", "restored"])
+            .code(code)
+    };
     for at in [
         0,
         8,
@@ -272,7 +287,8 @@ fn damaged_backup_is_refused_and_creates_nothing() {
     );
     fs::write(&path, &whole).unwrap();
     restore(0);
-    run_for(&server, &["snapshot", "no/such/place"])
+    server
+        .run(&["snapshot", "no/such/place"])
         .code(3)
         .says("no/such/place");
 }

@@ -6,7 +6,7 @@ use std::{net::TcpListener, os::unix::ffi::OsStrExt};
 use serde_json::Value;
 use statehouse_tests::{Admin, Hlc, Server, command, command::finish, run};
 
-use crate::{ask, ask_with, json};
+use crate::{ask, ask_with};
 
 #[test]
 fn set_get_and_del_change_one_key() {
@@ -86,7 +86,7 @@ fn values_and_keys_are_binary_safe() {
     );
     let mut get = command(&["get", "--json", "--port", &port]);
     get.arg(odd);
-    let object = json(&finish(get, b"").code(0));
+    let object = finish(get, b"").code(0).object();
     assert_eq!(object["value"]["base64"], "a/8K");
 }
 
@@ -123,27 +123,33 @@ fn scan_lists_matching_keys() {
 #[test]
 fn json_output_has_values_and_versions() {
     let server = Server::start();
-    let set = json(&ask(&server, &["set", "key", "ü", "--json"]).code(0));
+    let set = ask(&server, &["set", "key", "ü", "--json"])
+        .code(0)
+        .object();
     assert_eq!(set["applied"], true);
     let version = Hlc::parse_padded(set["version"].as_str().unwrap()).unwrap();
     assert_eq!(version.node, "StateStore");
-    let get = json(&ask(&server, &["get", "key", "--json"]).code(0));
+    let get = ask(&server, &["get", "key", "--json"]).code(0).object();
     assert_eq!((&get["value"], &get["key"]), (&"ü".into(), &"key".into()));
     assert_eq!(get["version"], set["version"]);
     let text = ask(&server, &["get", "key", "--with-version"])
         .code(0)
         .text();
     assert_eq!(text, format!("{version}\nü"));
-    let missing = json(&ask(&server, &["get", "missing", "--json"]).code(1));
+    let missing = ask(&server, &["get", "missing", "--json"]).code(1).object();
     assert!(missing["value"].is_null() && missing["version"].is_null());
-    let refused = json(&ask(&server, &["set", "key", "x", "--nx", "--json"]).code(1));
+    let refused = ask(&server, &["set", "key", "x", "--nx", "--json"])
+        .code(1)
+        .object();
     assert_eq!(
         (&refused["applied"], &refused["version"]),
         (&false.into(), &set["version"])
     );
-    let other = json(&ask(&server, &["vdel", "key", "x", "--json"]).code(1));
+    let other = ask(&server, &["vdel", "key", "x", "--json"])
+        .code(1)
+        .object();
     assert_eq!(other["deleted"], false);
-    let deleted = json(&ask(&server, &["del", "key", "--json"]).code(0));
+    let deleted = ask(&server, &["del", "key", "--json"]).code(0).object();
     assert_eq!(
         (&deleted["deleted"], &deleted["version"]),
         (&true.into(), &set["version"])
@@ -153,7 +159,9 @@ fn json_output_has_values_and_versions() {
 #[test]
 fn fencing_token_is_checked() {
     let server = Server::start();
-    let lock = json(&ask(&server, &["set", "lock", "me", "--json"]).code(0));
+    let lock = ask(&server, &["set", "lock", "me", "--json"])
+        .code(0)
+        .object();
     let token = lock["version"].as_str().unwrap();
     ask(&server, &["set", "key", "a", "--fencing-token", token]).code(0);
     for refused in [

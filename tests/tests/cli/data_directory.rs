@@ -6,33 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
 use statehouse_tests::{Ran, Server, run_in};
-
-/// Runs a command in the server's directory, where its data directory has the default name.
-pub(crate) fn run_for(server: &Server, arguments: &[&str]) -> Ran {
-    run_checked(server.directory(), arguments)
-}
 
 /// Runs a command in a directory, and asserts that it does not panic.
 pub(crate) fn run_checked(directory: &Path, arguments: &[&str]) -> Ran {
     let ran = run_in(directory, arguments, b"");
     assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
     ran
-}
-
-/// Parses one JSON object per line of the output.
-pub(crate) fn objects(ran: &Ran) -> Vec<Value> {
-    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
-    ran.text().lines().map(parse).collect()
-}
-
-/// Parses the only JSON object of the output.
-pub(crate) fn object(ran: &Ran) -> Value {
-    let [object] = &objects(ran)[..] else {
-        panic!("not one object: {ran:#?}");
-    };
-    object.clone()
 }
 
 pub(crate) fn data(server: &Server) -> PathBuf {

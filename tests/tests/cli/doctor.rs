@@ -6,10 +6,10 @@ use std::fs;
 use serde_json::Value;
 use statehouse_tests::{Hlc, Ran, Server, policies};
 
-use crate::data_directory::{data, files, find, flip, log, object, run_for};
+use crate::data_directory::{data, files, find, flip, log};
 
 fn doctor(server: &Server, code: i32) -> Value {
-    object(&run_for(server, &["doctor", "--json"]).code(code))
+    server.run(&["doctor", "--json"]).code(code).object()
 }
 
 /// A value that a test can find in a file.
@@ -28,9 +28,11 @@ fn fill(server: &Server, count: usize) -> Vec<Hlc> {
 /// Salvages a directory, restores the salvaged backup, and starts a store on it. Returns the number
 /// of its keys.
 fn salvage(server: &Server, code: i32) -> (Ran, usize) {
-    let ran = run_for(server, &["doctor", "--salvage", "salvaged"]).code(code);
-    run_for(server, &["restore", "salvaged", "--data", "mended"]).code(0);
-    run_for(server, &["doctor", "mended"]).code(0);
+    let ran = server.run(&["doctor", "--salvage", "salvaged"]).code(code);
+    server
+        .run(&["restore", "salvaged", "--data", "mended"])
+        .code(0);
+    server.run(&["doctor", "mended"]).code(0);
     let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.arg("--data").arg(server.directory().join("mended"));
     let mended = Server::spawn(serve, tempfile::tempdir().unwrap());
@@ -79,7 +81,7 @@ fn intact_directory_is_reported_well() {
         assert_eq!(found["history"]["to_record"], found["records"]);
         assert!(found["problems"].as_array().unwrap().is_empty());
         assert_disk_figures_agree(&found);
-        let text = run_for(&server, &["doctor"]).code(0).text();
+        let text = server.run(&["doctor"]).code(0).text();
         for says in [
             "all is well",
             "10 keys",
@@ -94,7 +96,8 @@ fn intact_directory_is_reported_well() {
         }
     }
     // A salvage that cannot be written fails, although the directory is intact.
-    run_for(&server, &["doctor", "--salvage", "nowhere/salvaged"])
+    server
+        .run(&["doctor", "--salvage", "nowhere/salvaged"])
         .code(3)
         .says("nowhere/salvaged");
     let (ran, keys) = salvage(&server, 0);
@@ -141,7 +144,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
     let damaged: Vec<&Value> = damaged.filter(|file| file["well"] == false).collect();
     assert_eq!(damaged.len(), 1, "{found:#}");
 
-    let text = run_for(&server, &["doctor"]).code(1).text();
+    let text = server.run(&["doctor"]).code(1).text();
     for says in [
         "WRONG",
         "a start refuses this",
@@ -153,11 +156,14 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
     let (ran, keys) = salvage(&server, 1);
     assert_eq!(keys, 7);
     assert!(ran.text().contains("What came later is lost"), "{ran:?}");
-    run_for(&server, &["doctor", "--salvage", "salvaged"])
+    server
+        .run(&["doctor", "--salvage", "salvaged"])
         .code(2)
         .says("--force");
-    run_for(&server, &["doctor", "--salvage", "salvaged", "--force"]).code(1);
-    run_for(&server, &["doctor", "--force"]).code(2);
+    server
+        .run(&["doctor", "--salvage", "salvaged", "--force"])
+        .code(1);
+    server.run(&["doctor", "--force"]).code(2);
     // The other commands refuse the directory with the same message.
     for command in [
         &["history", "key 1"][..],
@@ -165,7 +171,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
         &["replay"],
         &["snapshot", "backup"],
     ] {
-        let ran = run_for(&server, command).code(3).says("000000000001.log");
+        let ran = server.run(command).code(3).says("000000000001.log");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
     assert!(!server.directory().join("backup").exists());
@@ -237,7 +243,7 @@ fn log_without_its_beginning_is_not_salvaged() {
     server.stop();
     flip(&log(&data(&server)), 10);
     doctor(&server, 1);
-    let ran = run_for(&server, &["doctor", "--salvage", "salvaged"]).code(1);
+    let ran = server.run(&["doctor", "--salvage", "salvaged"]).code(1);
     assert!(ran.stderr.contains("000000000001.log"), "{ran:?}");
     assert!(!server.directory().join("salvaged").exists());
     fs::remove_file(log(&data(&server))).unwrap();
@@ -254,19 +260,24 @@ fn damaged_snapshot_is_reported() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
     server.stop();
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     let restored = server.directory().join("restored");
     let snapshot = files(&restored, "snapshot").pop().unwrap();
     flip(&snapshot, find(&snapshot, value(3).as_bytes()));
-    let found = object(&run_for(&server, &["doctor", "restored", "--json"]).code(1));
+    let found = server
+        .run(&["doctor", "restored", "--json"])
+        .code(1)
+        .object();
     let name = snapshot.file_name().unwrap().to_str().unwrap();
     assert!(
         found["refused"].as_str().unwrap().contains(name),
         "{found:#}"
     );
     flip(&snapshot, find(&snapshot, b"this is value number 0000"));
-    run_for(&server, &["doctor", "restored"]).code(1);
+    server.run(&["doctor", "restored"]).code(1);
 }
 
 #[test]
@@ -274,8 +285,10 @@ fn snapshot_without_its_log_is_salvaged() {
     let mut server = Server::restartable(&[]);
     fill(&server, 5);
     server.stop();
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     fs::remove_dir_all(data(&server)).unwrap();
     fs::rename(server.directory().join("restored"), data(&server)).unwrap();
     fs::remove_file(log(&data(&server))).unwrap();
@@ -315,7 +328,7 @@ fn damaged_or_missing_policy_module_is_reported() {
     // the old one.
     server.restart_with(&[("policy", "builtin")]);
     server.stop();
-    run_for(&server, &["doctor"]).code(0);
+    server.run(&["doctor"]).code(0);
 }
 
 /// Doctor once reported that only a replay would need such a module. But the next start dropped the
@@ -323,7 +336,7 @@ fn damaged_or_missing_policy_module_is_reported() {
 #[test]
 fn missing_module_of_an_inactive_policy_is_reported() {
     let mut server = Server::restartable(&[]);
-    run_for(&server, &["policy", "load", policies::faulty()]).code(0);
+    server.run(&["policy", "load", policies::faulty()]).code(0);
     server.stop();
     let modules = fs::read_dir(data(&server).join("policies")).unwrap();
     for module in modules {
@@ -343,9 +356,9 @@ fn missing_module_of_an_inactive_policy_is_reported() {
 fn empty_directory_is_not_a_store() {
     let server = Server::start();
     fs::create_dir(server.directory().join("empty")).unwrap();
-    let found = object(&run_for(&server, &["doctor", "empty", "--json"]).code(1));
+    let found = server.run(&["doctor", "empty", "--json"]).code(1).object();
     assert!(found["refused"].as_str().unwrap().contains("no log"));
-    let text = run_for(&server, &["doctor", "empty"]).code(1).text();
+    let text = server.run(&["doctor", "empty"]).code(1).text();
     assert!(text.contains("Is it the directory of the store?"), "{text}");
     assert_eq!(
         fs::read_dir(server.directory().join("empty"))
@@ -356,12 +369,10 @@ fn empty_directory_is_not_a_store() {
     // A start that failed early leaves these files. They are not a store that could be salvaged.
     fs::write(server.directory().join("empty/lock"), b"").unwrap();
     fs::create_dir(server.directory().join("empty/policies")).unwrap();
-    let text = run_for(&server, &["doctor", "empty"]).code(1).text();
+    let text = server.run(&["doctor", "empty"]).code(1).text();
     assert!(text.contains("Is it the directory of the store?"), "{text}");
     assert!(!text.contains("--salvage"), "{text}");
-    run_for(&server, &["doctor", "nowhere"])
-        .code(2)
-        .says("nowhere");
+    server.run(&["doctor", "nowhere"]).code(2).says("nowhere");
 }
 
 #[test]

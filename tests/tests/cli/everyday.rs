@@ -6,10 +6,10 @@ use std::{fs, process::Command, time::Duration};
 use serde_json::{Value, json};
 use statehouse_tests::{Hlc, Property, Publish, Server};
 
-use crate::{ask, ask_with, json};
+use crate::{ask, ask_with};
 
 fn version(server: &Server, key: &str) -> String {
-    let got = json(&ask(server, &["get", key, "--json"]).code(0));
+    let got = ask(server, &["get", key, "--json"]).code(0).object();
     got["version"].as_str().unwrap().to_owned()
 }
 
@@ -24,7 +24,9 @@ fn call_prints_any_response() {
     assert_eq!(got.text(), format!("{}\nv\n", version(&server, "k")));
     assert_eq!(ask(&server, &["call", "GET", "none"]).code(1).text(), "\n");
     assert_eq!(ask(&server, &["call", "DEL", "none"]).code(0).text(), "0\n");
-    let scan = json(&ask(&server, &["call", "SCAN", "*", "--json"]).code(0));
+    let scan = ask(&server, &["call", "SCAN", "*", "--json"])
+        .code(0)
+        .object();
     assert_eq!(scan, json!({ "value": [["k"]], "version": null }));
     ask(&server, &["call", "FLUSHALL"])
         .code(4)
@@ -37,7 +39,9 @@ fn set_if_version_applies_to_that_version_only() {
     let server = Server::start();
     let absent = ["set", "k", "a", "--if-version", "1:0:StateStore"];
     ask(&server, &absent).code(1).says("does not exist");
-    let absent = json(&ask(&server, &[&absent[..], &["--json"]].concat()).code(1));
+    let absent = ask(&server, &[&absent[..], &["--json"]].concat())
+        .code(1)
+        .object();
     assert_eq!(
         (&absent["applied"], &absent["version"]),
         (&json!(false), &Value::Null)
@@ -80,7 +84,9 @@ fn meta_shows_expiry_and_fence() {
         ],
     )
     .code(0);
-    let meta = json(&ask(&server, &["get", "k", "--meta", "--json"]).code(0));
+    let meta = ask(&server, &["get", "k", "--meta", "--json"])
+        .code(0)
+        .object();
     assert_eq!(
         (&meta["bytes"], &meta["fencing_token"]),
         (&json!(5), &json!(fence))
@@ -113,7 +119,7 @@ fn scan_prints_values_or_metadata() {
         "{long}"
     );
     let objects = ask(&server, &["scan", "b", "--long", "--json"]).code(0);
-    assert_eq!(json(&objects)["bytes"], json!(0));
+    assert_eq!(objects.object()["bytes"], json!(0));
     ask(&server, &["scan", "none", "--values"]).code(1);
     ask(&server, &["scan", "--values", "--long"]).code(2);
 }
@@ -165,13 +171,17 @@ fn import_restores_what_export_wrote() {
         .code(0)
         .says("203 keys imported, 1 expired");
     assert_eq!(ask(&target, &["get", "bytes"]).code(0).stdout, bytes);
-    let meta = |key| json(&ask(&target, &["get", key, "--meta", "--json"]).code(0));
+    let meta = |key| {
+        ask(&target, &["get", key, "--meta", "--json"])
+            .code(0)
+            .object()
+    };
     assert!(meta("expires")["ttl_ms"].as_u64().unwrap() > 3_000_000);
     assert_eq!(meta("fenced")["fencing_token"], json!(fence));
     ask(&target, &["set", "n001", "changed"]).code(0);
     let again = ask_with(&target, &["import", "--nx", "--json"], &exported.stdout).code(0);
     assert_eq!(
-        json(&again),
+        again.object(),
         json!({ "imported": 0, "expired": 1, "existing": 203 })
     );
     assert_eq!(ask(&target, &["get", "n001"]).code(0).text(), "changed");
@@ -331,7 +341,9 @@ fn lock_status_names_the_holder() {
     ask(&server, &["set", "job", "anna", "--nex", "--ttl", "1h"]).code(0);
     let text = ask(&server, &["lock", "job", "--status"]).code(0).text();
     assert!(text.starts_with("holder   anna\nrenewed  20"), "{text}");
-    let status = json(&ask(&server, &["lock", "job", "--status", "--json"]).code(0));
+    let status = ask(&server, &["lock", "job", "--status", "--json"])
+        .code(0)
+        .object();
     assert_eq!(status["holder"], json!("anna"));
     assert_eq!(status["fencing_token"], json!(version(&server, "job")));
     ask(&server, &["lock", "job"]).code(2);

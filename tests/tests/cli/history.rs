@@ -7,12 +7,12 @@ use std::{thread, time::Duration};
 use serde_json::{Value, json};
 use statehouse_tests::{Client, Connect, Hlc, Server, command::add_user, policies, store::Store};
 
-use crate::data_directory::{object, objects, run_checked, run_for};
+use crate::data_directory::run_checked;
 
 /// The changes of a key, newest first, and the line about the beginning of the history.
 fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
-    let ran = run_for(server, &["history", key, "--json"]).code(0);
-    let mut lines = objects(&ran);
+    let ran = server.run(&["history", key, "--json"]).code(0);
+    let mut lines = ran.objects();
     let beginning = lines.pop().unwrap();
     assert_eq!(beginning["event"], "beginning");
     (lines, beginning)
@@ -32,7 +32,7 @@ fn events(changes: &[Value]) -> Vec<&str> {
 
 /// The value at this moment; none if the key did not exist.
 fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
-    let ran = run_for(server, &["get", key, "--as-of", moment]);
+    let ran = server.run(&["get", key, "--as-of", moment]);
     match ran.code {
         Some(0) => Some(ran.text()),
         Some(1) => {
@@ -122,7 +122,8 @@ fn history_lists_every_change_of_a_key() {
     check_changes(&server, &written);
 
     // The text output escapes control characters, and says how many changes it omits.
-    let text = run_for(&server, &["history", "key", "--limit", "4"])
+    let text = server
+        .run(&["history", "key", "--limit", "4"])
         .code(0)
         .text();
     assert!(
@@ -134,12 +135,9 @@ fn history_lists_every_change_of_a_key() {
     assert!(newest.contains(&written.sets[3].to_string()), "{text}");
     assert!(text.contains(&format!("fence    {}", written.token)));
     // Versions contain the name of the node.
-    let ran = run_for(
-        &server,
-        &["history", "key", "--node", "Other", "--limit", "1"],
-    );
+    let ran = server.run(&["history", "key", "--node", "Other", "--limit", "1"]);
     assert!(ran.code(0).text().contains(":Other"));
-    run_for(&server, &["history", "no such key"]).code(1);
+    server.run(&["history", "no such key"]).code(1);
 }
 
 /// Sessions that outlive their connection are recorded, others only for their users.
@@ -168,13 +166,13 @@ fn history_and_meta_name_the_user_of_every_session() {
     let expected = [of_long, of_short, of_long, of_short];
     let expected = expected.map(|(client, user)| (client.into(), user.into()));
     assert_eq!(changes.iter().map(by).collect::<Vec<_>>(), expected);
-    let text = run_for(&server, &["history", "key"]).code(0).text();
+    let text = server.run(&["history", "key"]).code(0).text();
     assert!(
         text.contains("    client   long\n    user     bert\n"),
         "{text}"
     );
 
-    let clients = object(&run_for(&server, &["clients", "--json"]).code(0));
+    let clients = server.run(&["clients", "--json"]).code(0).object();
     let listed = clients["clients"].as_array().unwrap().iter();
     let mut listed: Vec<_> = listed.map(|it| (&it["client"], &it["user"])).collect();
     listed.sort_by_key(|it| it.0.as_str());
@@ -191,7 +189,7 @@ fn history_and_meta_name_the_user_of_every_session() {
     let meta = |more: &[&str]| {
         let get = ["get", "key", "--meta", "--url", &url, "--user", "anna"];
         let all = [&get[..], &["--password-file", &password], more].concat();
-        run_for(&server, &all).code(0)
+        server.run(&all).code(0)
     };
     let text = meta(&[]).text();
     assert!(
@@ -199,7 +197,7 @@ fn history_and_meta_name_the_user_of_every_session() {
         "{text}"
     );
     short.set("key", "value");
-    let shown = object(&meta(&["--json"]));
+    let shown = meta(&["--json"]).object();
     let writer = json!({ "client": "short", "user": "anna" });
     assert_eq!(
         (&shown["writer"], &shown["holder"]),
@@ -244,7 +242,7 @@ fn history_names_the_policy_of_each_change() {
     let (changes, _) = history(&server, "key");
     let names: Vec<&Value> = changes.iter().map(|it| &it["policy"]["name"]).collect();
     assert_eq!(&names[names.len() - 2..], ["faulty", "standard"]);
-    let text = run_for(&server, &["history", "key"]).code(0).text();
+    let text = server.run(&["history", "key"]).code(0).text();
     assert!(
         text.contains("faulty 0.1.0@") && text.contains("standard "),
         "{text}"
@@ -291,23 +289,17 @@ fn get_as_of_a_version_returns_its_value() {
         assert_eq!(as_of(&server, "key", &behind.to_string()), None);
     }
     let (version, value) = &versions[3];
-    let ran = run_for(
-        &server,
-        &["get", "key", "--as-of", &version.to_string(), "--json"],
-    );
-    let json = object(&ran.code(0));
+    let ran = server.run(&["get", "key", "--as-of", &version.to_string(), "--json"]);
+    let json = ran.code(0).object();
     assert_eq!(json["value"], value.clone().unwrap());
     assert_eq!(json["version"], version.to_string());
-    let ran = run_for(
-        &server,
-        &[
-            "get",
-            "key",
-            "--as-of",
-            &version.to_string(),
-            "--with-version",
-        ],
-    );
+    let ran = server.run(&[
+        "get",
+        "key",
+        "--as-of",
+        &version.to_string(),
+        "--with-version",
+    ]);
     assert_eq!(
         ran.code(0).text(),
         format!("{version}\n{}", value.clone().unwrap())
@@ -335,15 +327,18 @@ fn get_as_of_a_time_returns_the_value_at_that_time() {
     assert_eq!(as_of(&server, "key", "1h"), None, "the store is younger");
 
     for wrong in ["12:30", "soon", "2026-13-01", ""] {
-        run_for(&server, &["get", "key", "--as-of", wrong])
+        server
+            .run(&["get", "key", "--as-of", wrong])
             .code(2)
             .says("--as-of");
     }
-    run_for(&server, &["get", "key", "--as-of", "2999-01-01"])
+    server
+        .run(&["get", "key", "--as-of", "2999-01-01"])
         .code(2)
         .says("still to come");
     let late = Hlc::now(50_000).to_string();
-    run_for(&server, &["get", "key", "--as-of", &late])
+    server
+        .run(&["get", "key", "--as-of", &late])
         .code(2)
         .says("no version as late as that");
 }
@@ -358,8 +353,10 @@ fn moment_before_the_kept_history_is_refused() {
     let [new, _] = [store.set("changed", "2"), store.set("gone", "1")];
     store.ask(&["DEL", "gone"]);
     drop(store);
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
@@ -368,10 +365,7 @@ fn moment_before_the_kept_history_is_refused() {
 
     let at = |key: &str, version: &Hlc| {
         let moment = version.to_string();
-        run_for(
-            &server,
-            &["get", key, "--as-of", &moment, "--data", "restored"],
-        )
+        server.run(&["get", key, "--as-of", &moment, "--data", "restored"])
     };
     assert_eq!(at("changed", &newest).code(0).text(), "3");
     assert_eq!(at("changed", &new).code(0).text(), "2");
@@ -385,23 +379,22 @@ fn moment_before_the_kept_history_is_refused() {
             .says("reaches back to 20")
             .says("--history-retention");
     }
-    let ran = run_for(
-        &server,
-        &["history", "changed", "--data", "restored", "--json"],
-    );
-    let lines = objects(&ran.code(0));
+    let ran = server.run(&["history", "changed", "--data", "restored", "--json"]);
+    let lines = ran.code(0).objects();
     assert_eq!(lines.len(), 2, "{lines:#?}");
     assert_eq!(lines[0]["version"], newest.to_string());
     assert_eq!(lines[1]["before"]["version"], new.to_string());
     assert!(lines[1]["since"].is_string());
-    let text = run_for(&server, &["history", "steady", "--data", "restored"]);
+    let text = server.run(&["history", "steady", "--data", "restored"]);
     let text = text.code(0).text();
     assert!(text.contains("0 changes of steady since 20"), "{text}");
     assert!(
         text.contains(&format!("1 byte of version {older}")),
         "{text}"
     );
-    run_for(&server, &["history", "nothing", "--data", "restored"]).code(1);
+    server
+        .run(&["history", "nothing", "--data", "restored"])
+        .code(1);
 }
 
 #[test]

@@ -24,7 +24,6 @@ mod service_manager;
 mod settings;
 mod watch;
 
-use serde_json::Value;
 use statehouse_tests::{Ran, Server, run};
 
 /// Runs a command against this server, with bytes on standard input.
@@ -39,10 +38,4 @@ fn ask_with(server: &Server, arguments: &[&str], stdin: &[u8]) -> Ran {
 
 fn ask(server: &Server, arguments: &[&str]) -> Ran {
     ask_with(server, arguments, b"")
-}
-
-fn json(ran: &Ran) -> Value {
-    let text = String::from_utf8(ran.stdout.clone()).unwrap();
-    assert_eq!(text.lines().count(), 1, "{text}");
-    serde_json::from_str(&text).unwrap()
 }

@@ -96,7 +96,7 @@ fn shells_complete_commands_flags_and_commands_of_policies() {
     let server = Server::start();
     let policy = policies::example("incr");
     let load = ["policy", "load", policy.to_str().unwrap()];
-    run_in(server.directory(), &load, b"").code(0);
+    server.run(&load).code(0);
     let call = |word| completed(server.directory(), &["call", word]);
     assert_eq!(call("ME"), ["META"]);
     assert_eq!(
@@ -104,7 +104,7 @@ fn shells_complete_commands_flags_and_commands_of_policies() {
         [""],
         "a policy that is only loaded does not answer"
     );
-    run_in(server.directory(), &["policy", "promote", "incr"], b"").code(0);
+    server.run(&["policy", "promote", "incr"]).code(0);
     assert_eq!(call("in"), ["INCR", "INCRBY"]);
     let arguments = completed(server.directory(), &["call", "GET", "IN"]);
     assert_eq!(arguments, [""], "only the first word is a command");

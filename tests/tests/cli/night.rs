@@ -19,13 +19,12 @@ use statehouse_tests::{
     command::add_user,
     policies,
     prometheus::{Prometheus, host_file, panels},
-    run_in,
     small::{FileSystem::Tmpfs, Small},
     wait::eventually,
     wait::until,
 };
 
-use crate::data_directory::{find, flip, object};
+use crate::data_directory::{find, flip};
 
 const RULES: &str = r#"
 [[rules]]
@@ -90,7 +89,7 @@ impl Night {
     /// Runs a command as the operator does, and prints its output for the reader of this test.
     fn run(&self, arguments: &[&str]) -> Ran {
         self.commands.borrow_mut().push(arguments.join(" "));
-        let ran = run_in(self.server.directory(), arguments, b"");
+        let ran = self.server.run(arguments);
         println!(
             "$ statehouse {}\n{}{}",
             arguments.join(" "),
@@ -246,11 +245,10 @@ fn who_holds_this_lock(night: &Night, press: &mut Store) {
             .all(|(line, it)| line.starts_with(it)),
         "{text}"
     );
-    let status = object(
-        &night
-            .ask(&["lock", "locks/nightly", "--status", "--json"])
-            .code(0),
-    );
+    let status = night
+        .ask(&["lock", "locks/nightly", "--status", "--json"])
+        .code(0)
+        .object();
     let history = night
         .run(&["history", "locks/nightly", "--json"])
         .code(0)
@@ -303,7 +301,7 @@ fn what_is_slow(night: &Night, press: &mut Store) {
         began.elapsed()
     );
     press.finish(&write, id);
-    let slow = object(&night.run(&["slow", "--json"]).code(0));
+    let slow = night.run(&["slow", "--json"]).code(0).object();
     let slow = &slow["requests"][0];
     assert_eq!(
         (&slow["client"], &slow["key"]),
@@ -329,7 +327,7 @@ fn which_key_is_hot(night: &Night, press: &mut Store) {
             press.get("line/hot");
         }
         // The first request begins the search.
-        let overview = object(&night.run(&["top", "--once", "--json"]).code(0));
+        let overview = night.run(&["top", "--once", "--json"]).code(0).object();
         overview["hot_keys"].as_array()?.first().cloned()
     });
     assert_eq!(hot["key"], "line/hot");
@@ -349,7 +347,7 @@ fn who_is_connected(night: &Night, press: &mut Store) {
     let row = text.lines().nth(1).unwrap();
     let row: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(row[..3], ["panel-2", "line", "127.0.0.1"], "{text}");
-    let clients = object(&night.run(&["clients", "--json"]).code(0));
+    let clients = night.run(&["clients", "--json"]).code(0).object();
     let first = &clients["clients"][0];
     assert!(
         first["queued"].as_u64() > Some(0) && first["in_flight"].as_u64() > Some(100),
@@ -394,7 +392,7 @@ fn how_full_is_it(night: &Night, press: &mut Store) {
     assert_eq!(largest[..3], ["press-4", "line", "yes"], "{text}");
     assert!(text.contains("\nthe disk is full, with "), "{text}");
     // The limit of the client is not the cause.
-    let usage = object(&night.run(&["usage", "--json"]).code(0));
+    let usage = night.run(&["usage", "--json"]).code(0).object();
     assert!(usage["bytes"]["used"].as_u64() < usage["max_client_bytes"].as_u64());
     night.ask(&["del", "--prefix", "line/log/"]).code(0);
     until("the store accepts writes", || night.readiness().0 == 200);

@@ -6,14 +6,14 @@ use std::fs;
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, policies};
 
-use crate::data_directory::{data, objects, run_for};
+use crate::data_directory::data;
 
 /// Runs a replay. Returns the differences and the summary.
 fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
     let mut all = vec!["replay", "--json"];
     all.extend(arguments);
-    let ran = run_for(server, &all).code(code);
-    let mut lines = objects(&ran);
+    let ran = server.run(&all).code(code);
+    let mut lines = ran.objects();
     let summary = lines.pop().unwrap();
     (lines, summary)
 }
@@ -72,7 +72,7 @@ fn replay_with_the_same_policy_has_no_differences() {
         assert!(counts(&summary["commands"]["SET"]).0 >= 15);
         assert!(counts(&summary["commands"]["KEYNOTIFY"]).0 >= 3);
     }
-    let ran = run_for(&server, &["replay"]).code(0);
+    let ran = server.run(&["replay"]).code(0);
     let text = ran.text();
     assert!(
         text.contains("not comparable") && text.contains("VDEL"),
@@ -160,7 +160,9 @@ fn replay_with_another_policy_prints_differences() {
     assert_eq!(panics["now"]["writes"].as_array().unwrap().len(), 0);
     assert_eq!(expiring["request"][3], "PX");
 
-    let ran = run_for(&server, &["replay", "--policy", faulty, "--limit", "1"]).code(1);
+    let ran = server
+        .run(&["replay", "--policy", faulty, "--limit", "1"])
+        .code(1);
     let text = ran.text();
     assert!(text.contains("2 more differences not printed"), "{text}");
     assert!(
@@ -201,7 +203,7 @@ fn replay_uses_the_policy_that_handled_each_request() {
     }
     let (_, summary) = replay(&server, &[], 0);
     assert_eq!(counts(&summary["summary"]), (1, 0, 3), "{summary}");
-    let text = run_for(&server, &["replay"]).code(0).text();
+    let text = server.run(&["replay"]).code(0).text();
     assert!(
         text.contains("not in the data directory any more"),
         "{text}"
@@ -217,8 +219,8 @@ fn range_selects_requests_by_record_or_time() {
     }
     drop(store);
     server.stop();
-    let ran = run_for(&server, &["history", "key", "--json"]).code(0);
-    let mut changes = objects(&ran);
+    let ran = server.run(&["history", "key", "--json"]).code(0);
+    let mut changes = ran.objects();
     changes.pop();
     changes.reverse();
     let record = |n: usize| changes[n]["record"].to_string();
@@ -241,14 +243,12 @@ fn range_selects_requests_by_record_or_time() {
         .iter()
         .filter(|it| it["time"].as_str().unwrap() <= time(5).as_str());
     assert_eq!(count(&["--to", &time(5)]), until.count() as u64);
-    let text = run_for(&server, &["replay", "--from", "100000"])
-        .code(0)
-        .text();
+    let text = server.run(&["replay", "--from", "100000"]).code(0).text();
     assert!(text.contains("no request is recorded there"), "{text}");
     for wrong in [["--from", "soon"], ["--to", "-1"], ["--limit", "x"]] {
-        run_for(&server, &["replay", wrong[0], wrong[1]]).code(2);
+        server.run(&["replay", wrong[0], wrong[1]]).code(2);
     }
-    let wrong = |policy: &str| -> Ran { run_for(&server, &["replay", "--policy", policy]).code(2) };
+    let wrong = |policy: &str| -> Ran { server.run(&["replay", "--policy", policy]).code(2) };
     wrong("missing.wasm").says("missing.wasm");
     fs::write(server.directory().join("rubbish.wasm"), "rubbish").unwrap();
     wrong("rubbish.wasm").says("WebAssembly");
@@ -263,15 +263,17 @@ fn replay_of_a_restored_store_starts_at_the_backup() {
     store.set("key", "1");
     store.set("key", "2");
     drop(store);
-    run_for(&server, &["snapshot", "backup"]).code(0);
-    run_for(&server, &["restore", "backup", "--data", "restored"]).code(0);
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
     server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");
     // These answers depend on the state in the backup.
     assert_eq!(store.ask(&["SET", "key", "3", "NX"]).payload(), b":-1\r\n");
     assert_eq!(store.ask(&["VDEL", "key", "2"]).payload(), b":1\r\n");
-    let ran = run_for(&server, &["replay", "--from", "1", "--data", "restored"]);
+    let ran = server.run(&["replay", "--from", "1", "--data", "restored"]);
     let ran = ran.code(0).says("does not reach back that far");
     assert!(
         ran.text()

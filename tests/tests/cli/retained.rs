@@ -6,7 +6,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server};
 
-use crate::data_directory::{data, files, object, objects, run_for};
+use crate::data_directory::{data, files};
 
 /// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
@@ -44,7 +44,7 @@ fn shortened() -> Shortened {
 fn shortened_history_is_exact_and_reported_as_such() {
     let mut shortened = shortened();
     let server = &shortened.server;
-    let lines = objects(&run_for(server, &["history", "key", "--json"]).code(0));
+    let lines = server.run(&["history", "key", "--json"]).code(0).objects();
     let (beginning, changes) = lines.split_last().unwrap();
     assert!(beginning["since"].is_string(), "{beginning}");
     let written = shortened.versions.len() - 1;
@@ -60,7 +60,7 @@ fn shortened_history_is_exact_and_reported_as_such() {
     }
 
     let as_of =
-        |key: &str, version: &Hlc| run_for(server, &["get", key, "--as-of", &version.to_string()]);
+        |key: &str, version: &Hlc| server.run(&["get", key, "--as-of", &version.to_string()]);
     let (first, _) = &shortened.versions[1];
     as_of("key", first).code(2).says("not kept any more");
     let oldest = shortened.versions.len() - changes.len();
@@ -83,30 +83,38 @@ fn shortened_history_is_exact_and_reported_as_such() {
         }
         let server = &shortened.server;
         assert!(!files(&data(server), "snapshot").is_empty());
-        let found = object(&run_for(server, &["doctor", "--json"]).code(0));
+        let found = server.run(&["doctor", "--json"]).code(0).object();
         assert!(
             found["history"]["from_record"].as_u64().unwrap() > 1,
             "{found:#}"
         );
         assert!(found["blocks"].as_u64().unwrap() > 0);
         assert_eq!(found["holds"]["keys"], 3);
-        let ran = run_for(server, &["replay", "--from", "1", "--json"]);
-        let summary = object(&ran.code(0).says("does not reach back that far"));
+        let ran = server.run(&["replay", "--from", "1", "--json"]);
+        let summary = ran.code(0).says("does not reach back that far").object();
         assert_eq!(summary["shortened"], true);
         let same = summary["summary"]["same"].as_u64().unwrap();
         assert!(same >= 3 && same < 3 * written as u64, "{summary}");
         assert_eq!(summary["summary"]["not_comparable"], 0);
         // A replay can also start in the middle of the history.
         let record = changes[changes.len() / 2]["record"].to_string();
-        let summary = object(&run_for(server, &["replay", "--from", &record, "--json"]).code(0));
+        let summary = server
+            .run(&["replay", "--from", &record, "--json"])
+            .code(0)
+            .object();
         assert!(
             summary["summary"]["same"].as_u64().unwrap() > 0,
             "{summary}"
         );
     }
     let server = &shortened.server;
-    run_for(server, &["snapshot", "backup"]).code(0);
-    run_for(server, &["restore", "backup", "--data", "restored"]).code(0);
-    let found = object(&run_for(server, &["doctor", "restored", "--json"]).code(0));
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", "restored"])
+        .code(0);
+    let found = server
+        .run(&["doctor", "restored", "--json"])
+        .code(0)
+        .object();
     assert_eq!(found["holds"]["keys"], 3);
 }

@@ -5,8 +5,7 @@ use std::fs;
 use statehouse_tests::{policies, run};
 
 fn json(arguments: &[&str], code: i32) -> serde_json::Value {
-    let ran = run(arguments, b"").code(code);
-    serde_json::from_str(&ran.text()).unwrap()
+    run(arguments, b"").code(code).object()
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn differing_line_is_shown_with_the_actual_answer() {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }
     let json = run(&["policy", "test", "builtin", &path, "--json"], b"").code(1);
-    let json: serde_json::Value = serde_json::from_str(&json.text()).unwrap();
+    let json = json.object();
     assert_eq!(json["different"][0]["line"], 6);
     assert_eq!(json["requests"], 3);
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::json;
-use statehouse_tests::{Browser, Server, policies, run_in, server::own_address};
+use statehouse_tests::{Browser, Server, policies, server::own_address};
 
 pub(super) const TOKEN: &str = "a token of twenty-two bytes";
 
@@ -353,7 +353,7 @@ impl Screen {
             ["policy", "load", policies::faulty()].as_slice(),
             &["policy", "route", "lab/", "faulty"],
         ] {
-            run_in(self.server.directory(), arguments, b"").code(0);
+            self.server.run(arguments).code(0);
         }
         let failed = self.server.store("lab").ask(&["SET", "lab/a", "panic"]);
         assert_eq!(failed.text(), "-ERR internal error\\r\\n");
