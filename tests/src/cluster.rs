@@ -6,6 +6,7 @@
 use std::{
     net::SocketAddr,
     ops::{Index, IndexMut},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -118,6 +119,14 @@ impl Cluster {
         index
     }
 
+    /// Like [`Self::add`], with this program.
+    pub fn add_program(&mut self, program: &Path) -> usize {
+        let index = self.hosts.len();
+        let host = self.launch_program(program, &name(index), &[], &[]);
+        self.hosts.push(host);
+        index
+    }
+
     /// Like [`Self::add`], with environment variables of this host only.
     pub fn add_in(&mut self, environment: &[(&str, &str)]) -> usize {
         let index = self.hosts.len();
@@ -137,8 +146,18 @@ impl Cluster {
         own: &[(&str, &str)],
         environment: &[(&str, &str)],
     ) -> Server {
+        self.launch_program(binary::statehouse(), name, own, environment)
+    }
+
+    fn launch_program(
+        &self,
+        program: &Path,
+        name: &str,
+        own: &[(&str, &str)],
+        environment: &[(&str, &str)],
+    ) -> Server {
         let (clients, hosts) = (server::own_address(), server::own_address());
-        let mut command = Command::new(binary::statehouse());
+        let mut command = Command::new(program);
         command.args(["serve", "--listen", &clients.to_string()]);
         command.args(["--cluster-name", NAME, "--name", name]);
         command.envs(environment.iter().copied());

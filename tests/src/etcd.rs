@@ -4,6 +4,7 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -48,13 +49,17 @@ impl Etcd {
 
     /// Starts nodes with additional arguments. The scheme is that of the URLs for clients.
     pub fn start_with(count: usize, scheme: &str, arguments: &[String]) -> Etcd {
-        let etcd = Etcd::launch(count, scheme, arguments);
-        etcd.wait_until_ready();
-        etcd
+        let directory = tempfile::tempdir().unwrap();
+        Etcd::launch(directory, count, scheme, arguments)
     }
 
-    fn launch(count: usize, scheme: &str, arguments: &[String]) -> Etcd {
-        let directory = tempfile::tempdir().unwrap();
+    /// Starts nodes whose data is below this directory.
+    pub fn start_in(place: &Path, count: usize, arguments: &[String]) -> Etcd {
+        let directory = tempfile::tempdir_in(place).unwrap();
+        Etcd::launch(directory, count, "http", arguments)
+    }
+
+    fn launch(directory: TempDir, count: usize, scheme: &str, arguments: &[String]) -> Etcd {
         let addresses =
             || -> Vec<SocketAddr> { (0..count).map(|_| server::own_address()).collect() };
         let (clients, peers, health) = (addresses(), addresses(), addresses());
@@ -95,12 +100,14 @@ impl Etcd {
                 health: health[index],
             }
         });
-        Etcd {
+        let etcd = Etcd {
             nodes: nodes.collect(),
             urls,
             directory,
             token: None,
-        }
+        };
+        etcd.wait_until_ready();
+        etcd
     }
 
     /// The URL of each node for clients.
@@ -136,6 +143,13 @@ impl Etcd {
     /// Ends all nodes with `kill -9`.
     pub fn kill_all(&mut self) {
         (0..self.count()).for_each(|index| self.kill(index));
+    }
+
+    /// Ends all nodes with `kill -9` that did not end by themselves because their disk failed.
+    pub fn end_all(&mut self) {
+        for node in &mut self.nodes {
+            node.end();
+        }
     }
 
     /// Starts a killed node again, without waiting until it answers.
@@ -223,6 +237,16 @@ impl Etcd {
     pub fn put(&mut self, key: &[u8], value: &[u8]) {
         let put = json!({ "key": BASE64.encode(key), "value": BASE64.encode(value) });
         self.ask("kv/put", &put);
+    }
+
+    /// The number of keys that begin with this text, which does not end with the largest byte.
+    pub fn count_below(&mut self, start: &str) -> usize {
+        let mut end = start.as_bytes().to_vec();
+        *end.last_mut().expect("the start of a key") += 1;
+        let (start, end) = (BASE64.encode(start.as_bytes()), BASE64.encode(&end));
+        let range = json!({ "key": start, "range_end": end, "count_only": true });
+        let found = self.ask("kv/range", &range);
+        found["count"].as_str().map_or(0, |it| it.parse().unwrap())
     }
 
     /// All keys with their values.
@@ -321,6 +345,12 @@ impl Etcd {
 }
 
 impl Node {
+    fn end(&mut self) {
+        // An error means that the process has already ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -373,11 +403,7 @@ fn exchange_as(
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        for node in &mut self.nodes {
-            // An error means that the process has already ended.
-            let _ = node.child.kill();
-            let _ = node.child.wait();
-        }
+        self.end_all();
         if thread::panicking() {
             for (index, node) in self.nodes.iter().enumerate() {
                 node.log.print_last(&format!("node {index} of etcd"));

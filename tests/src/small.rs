@@ -2,13 +2,21 @@
 
 use std::{
     fs::{self, File},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
 use tempfile::TempDir;
 
 use crate::Server;
+
+/// Ends all writes to an ext4 file system, as `godown` of xfstests does: EXT4_IOC_SHUTDOWN with
+/// EXT4_GOING_FLAGS_NOLOGFLUSH. The package perl-base is on every Debian.
+const SHUTDOWN: &str = r#"
+    open(my $directory, "<", $ARGV[0]) or die $!;
+    my $flag = pack("L", 2);
+    ioctl($directory, 0x8004587d, $flag) or die $!;
+"#;
 
 /// The kind of a small file system.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +99,24 @@ impl Small {
                 server.restart();
             }
         }
+    }
+
+    /// The machine of an ext4 file system loses its power: nothing more reaches the disk, and what
+    /// was not flushed is lost. All processes that use the file system must be killed then.
+    pub fn lose_power(&self) {
+        tool("perl", &["-e", SHUTDOWN, self.path.to_str().unwrap()]).unwrap();
+    }
+
+    /// Mounts the file system again after [`Self::lose_power`].
+    pub fn restore_power(&self) {
+        let path = self.path.to_str().unwrap();
+        tool("umount", &[path]).unwrap();
+        tool("mount", &["-o", "loop", &self.image(), path]).unwrap();
+    }
+
+    /// The directory at which it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The room for files. On ext4, tables and the journal take a part of the disk.

@@ -23,9 +23,11 @@ mod operations;
 mod partitions;
 mod pauses;
 mod policies;
+mod power;
 #[path = "../durability/resumed.rs"]
 mod resumed;
 mod sessions;
+mod upgrades;
 
 use statehouse_tests::{
     Client, Heard, client::PATIENCE, histories::Manner, packet::kind, wait::eventually,

@@ -15,6 +15,7 @@ mod flash;
 mod histories;
 mod modes;
 mod pipeline;
+mod power;
 mod reads;
 mod released;
 mod resumed;
