@@ -156,6 +156,12 @@ impl Store {
         self.send(method, path, Vec::new()).await
     }
 
+    /// The overview of the host that leads. If none does, that of the first host that answers:
+    /// each one has an overview.
+    pub(super) async fn overview(&self) -> Result<Json, Failure> {
+        Asked::of(self.reach.find()?)?.overview().await
+    }
+
     /// Sends a JSON document.
     pub(super) async fn put(&self, path: &str, document: &Json) -> Result<Json, Failure> {
         self.send(Method::PUT, path, document.to_string().into_bytes())
@@ -185,6 +191,25 @@ impl Store {
 }
 
 impl Asked {
+    async fn overview(self) -> Result<Json, Failure> {
+        let mut last = Err(Failure::usage("no host is named"));
+        for host in self.hosts {
+            let host = Self {
+                hosts: vec![host],
+                is_of_file: self.is_of_file,
+            };
+            let answer = host.send(Method::GET, "/v1/overview", Vec::new()).await;
+            // A host that does not lead its cluster has no store.
+            if answer.as_ref().is_ok_and(|it| !it["rates"].is_null()) {
+                return answer;
+            }
+            if last.is_err() {
+                last = answer;
+            }
+        }
+        last
+    }
+
     /// Sends a request with any body.
     pub(super) async fn send(
         &self,

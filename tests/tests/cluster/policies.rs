@@ -130,6 +130,15 @@ fn finds_the_leader(token: &str, follower: &Admin, leader: &Admin) {
         finish(listing, b"")
     };
     let (follower, leader) = (follower.url(), leader.url());
+    for hosts in [
+        format!("{follower},{leader}"),
+        format!("{leader},{follower}"),
+    ] {
+        let mut top = command(&["top", "--once", "--admin", &hosts]);
+        top.env("STATEHOUSE_ADMIN_TOKEN", token);
+        let shown = finish(top, b"").code(0).text();
+        assert!(shown.contains("requests/s"), "{shown}");
+    }
     let all = format!("http://127.0.0.1:1,{follower},{leader}");
     listing(&all).code(0);
     listing(&format!("{leader},{follower}")).code(0);

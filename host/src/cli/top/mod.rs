@@ -97,7 +97,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
 /// Prints the document of the overview, once or at each interval.
 async fn print_json(args: &Args) -> Result<Exit, Failure> {
     loop {
-        let answer = args.store.ask(Method::GET, "/v1/overview").await?;
+        let answer = args.store.overview().await?;
         if !emit_json(&answer)? || args.once {
             return Ok(Exit::Done);
         }
@@ -128,7 +128,7 @@ fn unusable(error: impl std::fmt::Display) -> Failure {
 
 /// The figures that a list needs.
 async fn ask(store: &Store, view: View) -> Result<Figures, Failure> {
-    let answer = store.ask(Method::GET, "/v1/overview").await?;
+    let answer = store.overview().await?;
     let overview: Overview = serde_json::from_value(answer).map_err(unexpected)?;
     let mut figures = Figures {
         overview,
