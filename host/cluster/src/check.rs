@@ -165,7 +165,7 @@ fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
     };
     report.add(
         severity,
-        format!("etcd has {} voters", status.voters),
+        format!("the number of voters of etcd is {}", status.voters),
         advice,
     );
     let quota = status.quota_bytes.unwrap_or(quota_bytes);

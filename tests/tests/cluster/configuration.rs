@@ -73,6 +73,28 @@ fn unusable_settings_are_refused_and_change_nothing() {
     );
 }
 
+/// A host that wrote some of its keys elsewhere than the others could not lead with them.
+#[test]
+fn servers_of_two_etcd_clusters_are_refused() {
+    let (cluster, other) = (Cluster::without_hosts(1, &[]), Etcd::start(1));
+    let before = (cluster.etcd.revision(), other.revision());
+    let directory = tempfile::tempdir().unwrap();
+    let urls = format!("{},{}", cluster.urls(), other.urls()[0]);
+    let says = "belong to different etcd clusters";
+    serve(directory.path(), &urls, &["--cluster-name", NAME])
+        .code(2)
+        .says(says);
+    let ask = |command: &str| {
+        let arguments = ["cluster", command, "--cluster", &urls];
+        run(&[&arguments[..], &["--cluster-name", "new"]].concat(), b"")
+    };
+    ask("init").code(3).says(says);
+    let after = (cluster.etcd.revision(), other.revision());
+    assert_eq!(after, before, "a refused host wrote to etcd");
+    let checked = ask("check").code(1).text();
+    assert!(checked.contains(says), "{checked}");
+}
+
 #[test]
 fn data_directory_of_a_single_host_is_refused_unchanged() {
     let cluster = Cluster::without_hosts(1, &[]);

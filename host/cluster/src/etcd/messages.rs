@@ -7,6 +7,9 @@ use prost::{Enumeration, Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseHeader {
+    /// The etcd cluster of that server.
+    #[prost(uint64, tag = "1")]
+    pub(super) cluster_id: u64,
     /// The server that answered.
     #[prost(uint64, tag = "2")]
     pub(super) member_id: u64,

@@ -101,18 +101,20 @@ impl Etcd {
         &self.endpoints[current % self.endpoints.len()]
     }
 
-    /// Checks every endpoint that answers: its version, and whether it is etcd. Returns the state
-    /// of the last one.
+    /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
+    /// to the same etcd cluster as the others. Returns the state of the last one.
     ///
     /// # Errors
     /// A text for the operator if an endpoint must not be used, or none answers.
     pub async fn check(&self) -> Result<Status, String> {
         let mut answer = Err("no etcd endpoint answers".to_owned());
-        for server in &self.endpoints {
-            match read_status(server).await {
-                Ok(status) => {
+        let mut clusters = Vec::new();
+        for (url, server) in self.urls.iter().zip(&self.endpoints) {
+            match read_member(server).await {
+                Ok((cluster, status)) => {
                     check_version(&status.version)?;
                     probe(server).await?;
+                    clusters.push((url.as_str(), cluster));
                     answer = Ok(status);
                 }
                 Err(error) if answer.is_err() => {
@@ -121,15 +123,30 @@ impl Etcd {
                 Err(_) => {}
             }
         }
+        check_clusters(&clusters)?;
         if let Ok(status) = &answer
             && status.voters < 3
         {
             tracing::warn!(
-                "etcd has {} voters: with fewer than 3 the loss of one machine stops the cluster",
+                "the number of voters of etcd is {}: with fewer than 3 the loss of one machine stops the cluster",
                 status.voters
             );
         }
         answer
+    }
+}
+
+/// Whether all servers belong to one etcd cluster. Otherwise a host could write a part of its keys
+/// to another etcd than the other hosts.
+fn check_clusters(servers: &[(&str, u64)]) -> Result<(), String> {
+    let Some(((url, cluster), others)) = servers.split_first() else {
+        return Ok(());
+    };
+    match others.iter().find(|it| it.1 != *cluster) {
+        None => Ok(()),
+        Some((other, _)) => Err(format!(
+            "the etcd servers {url} and {other} belong to different etcd clusters: name the servers of one of them"
+        )),
     }
 }
 
@@ -171,9 +188,15 @@ async fn probe(server: &Server) -> Result<(), String> {
 }
 
 async fn read_status(server: &Server) -> Result<Status, EngineError> {
+    read_member(server).await.map(|it| it.1)
+}
+
+/// The id of the etcd cluster that a server belongs to, and the state.
+async fn read_member(server: &Server) -> Result<(u64, Status), EngineError> {
     let status: StatusResponse = unary(server, STATUS, Empty {}).await?;
     let list: MemberListResponse = unary(server, MEMBERS, Empty {}).await?;
-    Ok(Status {
+    let cluster = status.header.as_ref().map_or(0, |it| it.cluster_id);
+    let status = Status {
         leads: leads(&status),
         version: status.version,
         voters: list.members.iter().filter(|it| !it.is_learner).count(),
@@ -181,7 +204,8 @@ async fn read_status(server: &Server) -> Result<Status, EngineError> {
         file_bytes: unsigned(status.db_size),
         quota_bytes: Some(unsigned(status.db_size_quota)).filter(|&it| it > 0),
         alarms: status.errors,
-    })
+    };
+    Ok((cluster, status))
 }
 
 /// Whether the server that sent this leads the others.
@@ -361,9 +385,18 @@ impl Engine for Etcd {
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {
         Box::pin(async move {
-            let mut findings = Vec::new();
+            let (mut findings, mut clusters) = (Vec::new(), Vec::new());
             for (url, server) in self.urls.iter().zip(&self.endpoints) {
-                findings.push(examine(url, server).await);
+                let (cluster, finding) = examine(url, server).await;
+                clusters.extend(cluster.map(|it| (url.as_str(), it)));
+                findings.push(finding);
+            }
+            if let Err(measured) = check_clusters(&clusters) {
+                findings.push(Finding {
+                    severity: Severity::Failure,
+                    measured,
+                    advice: String::new(),
+                });
             }
             Ok(findings)
         })
@@ -421,22 +454,23 @@ async fn disarm(server: &Server) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Examines one endpoint.
-async fn examine(url: &str, server: &Server) -> Finding {
+/// Examines one endpoint. Also returns the id of its etcd cluster, if it answers.
+async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
     let subject = format!("etcd at {url}");
     let limit = limits::PROBE_TIMEOUT;
-    let status = match tokio::time::timeout(limit, read_status(server)).await {
-        Ok(Ok(status)) => status,
+    let (cluster, status) = match tokio::time::timeout(limit, read_member(server)).await {
+        Ok(Ok(member)) => member,
         failed => {
             let reason = match failed {
                 Ok(Err(error)) => error.to_string(),
                 _ => format!("no answer within {limit:?}"),
             };
-            return Finding {
+            let finding = Finding {
                 severity: Severity::Warning,
                 measured: format!("{subject} does not answer: {reason}"),
                 advice: "start it, or correct the address".into(),
             };
+            return (None, finding);
         }
     };
     let version = match probe(server).await {
@@ -448,14 +482,15 @@ async fn examine(url: &str, server: &Server) -> Finding {
         Verdict::Doubtful(reason) => (Severity::Warning, UPDATE, reason),
         Verdict::Unusable(reason) => (Severity::Failure, UPDATE, reason),
     };
-    Finding {
+    let finding = Finding {
         severity,
         measured: match reason.as_str() {
             "" => format!("{subject} has version {}", status.version),
             reason => format!("{subject}: {reason}"),
         },
         advice: advice.into(),
-    }
+    };
+    (Some(cluster), finding)
 }
 
 /// The next response of a watch that is not its end.

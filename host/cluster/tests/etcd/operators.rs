@@ -92,7 +92,7 @@ async fn check_and_overview_show_the_cluster() {
     assert_eq!(report.worst(), Severity::Warning, "{report}");
     let text = report.to_string();
     assert!(
-        text.contains("1 voters") && text.contains("10 commits"),
+        text.contains("voters of etcd is 1") && text.contains("10 commits"),
         "{text}"
     );
     let overview = overview(&etcd, &MachineClock, "test", 0).await.unwrap();
