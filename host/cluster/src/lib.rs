@@ -14,7 +14,7 @@
 //!   [`LeaderLog::may_decide`], [`LeaderLog::hand_over`].
 //! * [`LogCopy`] keeps a copy of the log on this host, for tools. It never delays the member.
 //! * [`Member::suspect`] reports that the leader does not answer.
-//! * [`Modules`] stores policy modules by their digest.
+//! * [`Modules`] stores policy modules by their digest; [`LeaderLog::remove_modules`] removes them.
 //! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
 //! * [`check_successor`] and [`upgrade`] are what a leader does for operators; [`Figures`] is what
 //!   it counts.

@@ -139,9 +139,12 @@ pub const MODULE_PIECE_BYTES: usize = 1 << 20;
 /// Modules of a cluster: each loaded or retired policy of a host, and as many more.
 pub const MODULES_MAX: usize = 64;
 
-/// Bytes of all modules of a cluster: an eighth of etcd's default quota. Nothing but their removal
-/// makes them smaller.
+/// Bytes of all modules of a cluster: an eighth of etcd's default quota. The leader removes modules
+/// that no policy needs when there are more than half of this, or of [`MODULES_MAX`].
 pub const MODULES_BYTES_MAX: u64 = 256 << 20;
+
+/// Modules that one transaction removes. Each takes two operations, and etcd allows 128 in all.
+pub const REMOVED_MODULES_MAX: usize = 16;
 
 /// Largest record of a member in bytes: its fields, texts and missing modules at their limits.
 pub const MEMBER_BYTES_MAX: usize = 1536;

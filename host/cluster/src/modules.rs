@@ -6,10 +6,13 @@
 //! modules/DIGEST/stored  the size, written after the last piece
 //! ```
 //!
-//! Unlike everything else that a host writes, modules need no comparison with the head. They never
-//! change the head, and the key determines each value: two hosts that store the same module write
-//! the same bytes, and a late attempt writes what is there already. The log refers to a module by
-//! its digest, and a reader checks the digest, so a wrong piece can never be used.
+//! Unlike everything else that a host writes, modules are stored without a comparison with the head:
+//! the key determines each value, so two hosts that store the same module write the same bytes, and
+//! a late attempt writes what is there already. The log refers to a module by its digest, and a
+//! reader checks the digest, so a wrong piece can never be used.
+//!
+//! Only the leader removes modules, in a transaction of the log. Otherwise a host that was replaced
+//! could remove what the next leader needs.
 //!
 //! A late attempt that arrives after a removal can leave a piece behind, which costs room only.
 
@@ -138,13 +141,13 @@ impl Modules {
             "the number of modules",
             count,
             limits::MODULES_MAX as u64,
-            "remove modules that no policy uses",
+            "unload policies (statehouse policy unload)",
         )?;
         check(
             "the size of all modules in bytes",
             bytes,
             limits::MODULES_BYTES_MAX,
-            "remove modules that no policy uses",
+            "unload policies (statehouse policy unload)",
         )?;
         let status = self.access().status().await?;
         let quota = status.quota_bytes.unwrap_or(self.quota_bytes);
@@ -152,7 +155,7 @@ impl Modules {
             "the size of the engine's database in bytes",
             status.bytes + size.bytes,
             limits::room_bytes(quota),
-            "raise etcd's --quota-backend-bytes, or remove modules or keys",
+            "raise etcd's --quota-backend-bytes, unload policies, or remove keys",
         )
     }
 
@@ -200,21 +203,25 @@ impl Modules {
         list(&self.access()).await
     }
 
-    /// Removes a module, complete or not. Does nothing if it does not exist. The caller must make
-    /// sure that no policy needs it: a host without it cannot lead.
+    /// The modules that a leader should remove ([`crate::LeaderLog::remove_modules`]) before it
+    /// stores `module`: those without a policy that needs them, if more than half of a limit is
+    /// used. Up to there they remain, since a host that joins may replay requests with them.
     ///
     /// # Errors
-    /// [`ClusterError::Engine`] if no server answers.
-    pub async fn remove(&self, digest: &[u8; 32]) -> Result<(), ClusterError> {
-        let deletes = vec![
-            self.keys.module_pieces(digest),
-            self.keys.module_sizes(digest),
-        ];
-        let removal = always(self.keys.module_begun(digest), Vec::new(), deletes);
-        self.access()
-            .transact("removing a module", &removal)
-            .await?;
-        Ok(())
+    /// See [`Self::list`].
+    pub async fn unneeded(
+        &self,
+        module: &[u8],
+        needed: impl FnOnce() -> Vec<[u8; 32]>,
+    ) -> Result<Vec<[u8; 32]>, ClusterError> {
+        let mut stored = self.list().await?;
+        let bytes = stored.iter().map(|it| it.bytes).sum::<u64>() + module.len() as u64;
+        if stored.len() < limits::MODULES_MAX / 2 && bytes <= limits::MODULES_BYTES_MAX / 2 {
+            return Ok(Vec::new());
+        }
+        let (digest, needed) = (*blake3::hash(module).as_bytes(), needed());
+        stored.retain(|it| it.digest != digest && !needed.contains(&it.digest));
+        Ok(stored.iter().map(|it| it.digest).collect())
     }
 
     /// The size of a complete module.

@@ -27,7 +27,6 @@ use statehouse_access::audit::Audit;
 use statehouse_config::{ClusterConfig, Config, Followed, PolicyChoice, limits};
 use statehouse_core::clock::Clock;
 use statehouse_core::log::Image;
-use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::policy::{Engine, Policy};
 use statehouse_core::store::Transaction;
 use statehouse_files::watch::Reloads;
@@ -86,12 +85,31 @@ impl Host {
         }
     }
 
-    /// Gives the file of a policy to the other hosts. Called by threads that may block.
-    fn publisher(&self) -> Publish {
+    /// Gives the file of a policy to the other hosts, and removes files that no policy needs if
+    /// there are many. Called by threads that may block, one at a time.
+    fn publisher(&self, server: &Arc<Server>, log: &ClusterLog) -> Publish {
         let (modules, runtime) = (self.shared_modules.clone(), Handle::current());
+        let (server, log) = (server.clone(), log.clone());
+        let needed = move || {
+            server
+                .needed_policies()
+                .into_iter()
+                .map(Into::into)
+                .collect()
+        };
         Box::new(move |file| {
-            let stored = runtime.block_on(modules.put(file));
-            stored.map(|_| ()).map_err(std::io::Error::other)
+            runtime.block_on(async {
+                let unneeded = modules.unneeded(file, &needed).await;
+                let unneeded = unneeded.map_err(std::io::Error::other)?;
+                if !unneeded.is_empty() {
+                    let removed = log.leader().remove_modules(&unneeded).await;
+                    removed.map_err(std::io::Error::other)?;
+                    let modules = unneeded.len();
+                    tracing::info!(modules, "removed policy modules without a use from etcd");
+                }
+                let stored = modules.put(file).await;
+                stored.map(|_| ()).map_err(std::io::Error::other)
+            })
         })
     }
 
@@ -140,8 +158,8 @@ impl Roles for Host {
         }
     }
 
-    fn name(&mut self, policies: &[PolicyRecord]) {
-        self.wanted.name(policies);
+    fn name(&mut self, image: &Image) {
+        self.wanted.name(image);
     }
 
     fn follow(&mut self, head: &Head) {
@@ -193,7 +211,7 @@ impl Roles for Host {
             server.clone(),
             self.engine.clone(),
             Some(self.modules.clone()),
-            Some(self.publisher()),
+            Some(self.publisher(&server, &log)),
             cluster.clone(),
         );
         let gate = Arc::new(Gate::new(control, self.trust.clone()));

@@ -13,7 +13,7 @@ use data_encoding::HEXLOWER;
 use statehouse_cluster::etcd::{Etcd, Login, Tls};
 use statehouse_cluster::{
     Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options,
-    Secret, identity, members,
+    Secret, identity, members, overview,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
 use statehouse_wal::{Directory, Probed, has_log, probe};
@@ -24,6 +24,7 @@ use super::serve::print;
 use crate::STANDARD_POLICY;
 use crate::cluster::history;
 use statehouse_config::{ClusterConfig, Config, EtcdConfig, limits};
+use statehouse_core::clock::wall_ms;
 use statehouse_files::atomic;
 use statehouse_offline::ClusterMark;
 
@@ -64,9 +65,8 @@ pub(super) async fn join(
     etcd.check().await.map_err(Failure::Usage)?;
     let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
         .with_quota_bytes(cluster.quota_bytes);
-    // Another version of this program may need it to lead.
-    let stored = modules.put(STANDARD_POLICY).await;
-    stored
+    store_standard_policy(&modules, &etcd, &*clock, &cluster.etcd.name)
+        .await
         .context("the built-in policy cannot be written to the log of the cluster")
         .map_err(Failure::transport)?;
     Ok(Joined {
@@ -78,6 +78,26 @@ pub(super) async fn join(
         modules,
         _lock: lock,
     })
+}
+
+/// Another version of this program may need the built-in policy of the first leader to lead. Later
+/// leaders keep that one, so then the log can do without the one of this program.
+async fn store_standard_policy(
+    modules: &Modules,
+    etcd: &Etcd,
+    clock: &dyn Clock,
+    name: &str,
+) -> Result<(), ClusterError> {
+    let stored = modules.put(STANDARD_POLICY).await;
+    let Err(error @ ClusterError::Limit { .. }) = stored else {
+        return stored.map(|_| ());
+    };
+    let found = overview(etcd, clock, name, wall_ms()).await?;
+    if found.head.epoch == 0 {
+        return Err(error);
+    }
+    tracing::warn!("the built-in policy of this program is not in the log of the cluster: {error}");
+    Ok(())
 }
 
 /// Locks a directory that holds no log of its own.

@@ -17,7 +17,7 @@ use crate::data_directory::SnapshotCursor;
 use statehouse_config::limits;
 use statehouse_core::clock::{Clock, SystemSource, wall_ms};
 use statehouse_core::log::Image;
-use statehouse_core::log::record::{self, PolicyRecord};
+use statehouse_core::log::record;
 use statehouse_core::store::Mode;
 use statehouse_server::Server;
 
@@ -32,8 +32,8 @@ pub trait Roles: Send {
     /// What is missing, for the operator.
     fn may_lead(&self, image: &Image) -> Result<(), String>;
 
-    /// The log names these policies. Called when the list has changed.
-    fn name(&mut self, policies: &[PolicyRecord]);
+    /// The log names the policies of the image. Called when they or their roles may have changed.
+    fn name(&mut self, image: &Image);
 
     /// What operators should know of this host.
     fn describe(&self, image: &Image) -> Description;
@@ -131,13 +131,13 @@ impl<R: Roles> Embedder for Replica<R> {
         let policies = self.image.policies.len();
         self.image.block(block).map_err(|error| error.to_string())?;
         if self.image.policies.len() > policies {
-            self.roles.name(&self.image.policies);
+            self.roles.name(&self.image);
         }
         Ok(())
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        let (before_ms, policies) = (self.image.now_ms, self.image.policies.len());
+        let before_ms = self.image.now_ms;
         let applied = self.image.record(record);
         applied.map_err(|error| format!("record {position}: {error}"))?;
         self.position.store(position.0, Relaxed);
@@ -146,8 +146,8 @@ impl<R: Roles> Embedder for Replica<R> {
             let offset = &mut self.offset.locked();
             offset.received(self.image.now_ms, wall_ms(), now);
         }
-        if self.image.policies.len() > policies {
-            self.roles.name(&self.image.policies);
+        if record::names_policies(record) {
+            self.roles.name(&self.image);
         }
         Ok(())
     }

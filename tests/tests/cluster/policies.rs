@@ -1,5 +1,7 @@
 //! Policies of a cluster: loaded and promoted at the leader, and active at every next leader.
 
+use std::{fs, path::Path};
+
 use serde_json::Value as Json;
 use statehouse_tests::{
     Admin, Browser, Cluster, Ran, cluster,
@@ -68,6 +70,61 @@ fn later_host_leads_with_the_promoted_policy() {
     assert_eq!(new.host, later);
     let answer = cluster.store(later, "client").ask(&["TALLY", "key"]);
     assert_eq!(answer.payload(), b"*3\r\n+later\r\n:1\r\n+later\r\n");
+}
+
+/// Policies that were unloaded must not fill etcd, which would then accept no further one.
+#[test]
+fn leader_removes_unused_policies_from_etcd() {
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let leader = cluster.present_leader();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("padded.wasm");
+    let shown = file.to_str().unwrap();
+    // Three of them take more than half of the room that policies may have.
+    let marked = policies::marked("unused");
+    for number in 0..3 {
+        fs::write(&file, padded(&marked, number, 46 << 20)).unwrap();
+        if number > 0 {
+            policy(&cluster, leader.host, &["unload", "marked-unused"]).code(0);
+        }
+        policy(&cluster, leader.host, &["load", shown]).code(0);
+    }
+    cluster[leader.host].wait_for_log("removed policy modules without a use from etcd");
+    let modules = format!("/statehouse/{}/0/module/", cluster::NAME);
+    // Pieces of 1 MiB, and the built-in policy.
+    assert_eq!(cluster.etcd.count_below(&modules), 47 + 1);
+
+    // The present policy is there for every next leader, and one without files names no other.
+    policy(&cluster, leader.host, &["promote", "marked-unused"]).code(0);
+    let later = cluster.add();
+    cluster[later].wait_until_ready();
+    for host in cluster.followers() {
+        if host != later {
+            cluster[host].kill();
+        }
+    }
+    let (_, new) = cluster.fail_over();
+    assert_eq!(new.host, later);
+    let answer = cluster.store(later, "client").ask(&["TALLY", "key"]);
+    assert_eq!(answer.payload(), b"*3\r\n+unused\r\n:1\r\n+unused\r\n");
+    let log = cluster[later].stderr().join("\n");
+    assert!(!log.contains("is not here"), "{log}");
+}
+
+/// The module with a section of this many bytes that means nothing, so that its digest differs.
+fn padded(module: &Path, number: u8, bytes: usize) -> Vec<u8> {
+    let mut padded = fs::read(module).unwrap();
+    // A custom section: 0, its length in LEB128, and its name.
+    padded.push(0);
+    let mut rest = bytes + 1;
+    while rest > 0 {
+        let more = if rest > 0x7f { 0x80 } else { 0 };
+        padded.push((rest & 0x7f) as u8 | more);
+        rest >>= 7;
+    }
+    padded.push(0);
+    padded.resize(padded.len() + bytes, number);
+    padded
 }
 
 #[test]

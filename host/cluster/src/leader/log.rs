@@ -62,6 +62,8 @@ struct State {
     /// The format of the log in the decided head, and the one that the next head should have.
     log_format: u16,
     wanted_format: u16,
+    /// Modules to remove, when the record at the position is committed.
+    unneeded: Vec<([u8; 32], u64)>,
     /// The number of transactions that were begun, and that were decided.
     begun: u64,
     decided: u64,
@@ -95,6 +97,8 @@ pub(super) struct Work {
     pub(super) renewal: bool,
     pub(super) handover: Option<Successor>,
     pub(super) log_format: u16,
+    /// Modules to remove.
+    pub(super) unneeded: Vec<[u8; 32]>,
 }
 
 /// A group of records is larger than the log can hold.
@@ -132,6 +136,7 @@ impl LeaderLog {
                 wants_handover: None,
                 log_format: won.head.log_format,
                 wanted_format: 0,
+                unneeded: Vec::new(),
                 begun: 0,
                 decided: 0,
                 undecided_since: None,
@@ -344,10 +349,36 @@ impl LeaderLog {
     pub(crate) async fn raise_log_format(&self, format: u16) -> Result<(), NotLeading> {
         self.locked().wanted_format = format;
         self.work.notify_one();
+        self.until(|state| state.log_format >= format).await
+    }
+
+    /// Removes policy modules that no policy needs after the records that were appended so far. The
+    /// removal is a part of the log's transactions, so a host that was replaced removes nothing:
+    /// the next leader may need the module again. Takes as long as the engine does not answer.
+    ///
+    /// # Errors
+    /// [`NotLeading`] if the leadership ends first. The modules may be removed nevertheless.
+    pub async fn remove_modules(&self, unneeded: &[[u8; 32]]) -> Result<(), NotLeading> {
+        self.ask_to_remove(unneeded);
+        self.until(|state| !state.unneeded.iter().any(|it| unneeded.contains(&it.0)))
+            .await
+    }
+
+    fn ask_to_remove(&self, unneeded: &[[u8; 32]]) {
+        let mut state = self.locked();
+        let after = state.appended;
+        let unneeded = unneeded.iter().map(|it| (*it, after));
+        state.unneeded.extend(unneeded);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Waits until a condition holds.
+    async fn until(&self, holds: impl Fn(&State) -> bool) -> Result<(), NotLeading> {
         loop {
             let mut progress = pin!(self.progress.notified());
             progress.as_mut().enable();
-            if self.log_format() >= format {
+            if holds(&self.locked()) {
                 return Ok(());
             }
             if self.ended.load(Ordering::Acquire) {
@@ -382,6 +413,7 @@ impl LeaderLog {
             renewal: std::mem::take(&mut state.wants_renewal),
             handover: (state.wants_handover.clone()).filter(|_| taken.is_none()),
             log_format: state.wanted_format,
+            unneeded: state.unneeded(),
             taken,
         }
     }
@@ -391,6 +423,12 @@ impl LeaderLog {
         let mut state = self.locked();
         state.begun += 1;
         state.undecided_since = Some(self.clock.now());
+    }
+
+    /// These modules are removed.
+    pub(super) fn removed(&self, modules: &[[u8; 32]]) {
+        let removed = |it: &([u8; 32], u64)| modules.contains(&it.0);
+        self.locked().unneeded.retain(|it| !removed(it));
     }
 
     /// The transaction was applied: the records of `head` are committed, and the lease lasts until
@@ -450,6 +488,13 @@ impl LeaderLog {
 }
 
 impl State {
+    /// The modules that the next transaction removes.
+    fn unneeded(&self) -> Vec<[u8; 32]> {
+        let committed = self.unneeded.iter().filter(|it| it.1 <= self.committed);
+        let modules = committed.map(|it| it.0);
+        modules.take(limits::REMOVED_MODULES_MAX).collect()
+    }
+
     /// Combines groups up to the size of a frame, or takes the next part of a long group.
     fn take(&mut self, sizes: &Sizes) -> Option<Taken> {
         let front = self.groups.front()?;

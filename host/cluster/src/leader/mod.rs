@@ -127,6 +127,7 @@ struct Step {
     puts: Vec<(Vec<u8>, Bytes)>,
     deletes: Vec<KeyRange>,
     frame: Option<Bytes>,
+    removed_modules: Vec<[u8; 32]>,
 }
 
 impl Leader<'_> {
@@ -189,8 +190,15 @@ impl Leader<'_> {
         let handover = work.handover.filter(|_| may_hand_over);
         let raises = work.log_format > head.log_format;
         let clears = self.snapshots.has_leftovers() && log.space().is_tight();
+        let removes = !work.unneeded.is_empty();
         let is_idle = work.taken.is_none() && !work.renewal && handover.is_none() && !raises;
-        if is_idle && !clears && piece.is_none() && named.is_none() && deletes.is_empty() {
+        if is_idle
+            && !clears
+            && !removes
+            && piece.is_none()
+            && named.is_none()
+            && deletes.is_empty()
+        {
             return None;
         }
         head.change += 1;
@@ -211,7 +219,13 @@ impl Leader<'_> {
             deletes,
             frame: None,
             head,
+            removed_modules: work.unneeded,
         };
+        let keys = &self.host.keys;
+        for module in &step.removed_modules {
+            let parts = [keys.module_pieces(module), keys.module_sizes(module)];
+            step.deletes.extend(parts);
+        }
         if named.is_some() {
             step.head.snapshot = named;
         }
@@ -256,7 +270,7 @@ impl Leader<'_> {
         let bytes = Bytes::from(step.head.encode());
         let puts = step.puts.iter().map(|(key, value)| key.len() + value.len());
         let written = puts.sum::<usize>() + bytes.len() + self.host.keys.head().len();
-        let truncates = !step.deletes.is_empty();
+        let truncates = step.deletes.len() > 2 * step.removed_modules.len();
         if step.head.released {
             self.log.end_lease();
         }
@@ -299,6 +313,7 @@ impl Leader<'_> {
         {
             self.chores.truncated(revision);
         }
+        self.log.removed(&step.removed_modules);
         if !released {
             let lease_end = sent + self.host.options.timing.trusted();
             self.log.decided(&self.head, lease_end);

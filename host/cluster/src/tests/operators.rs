@@ -38,7 +38,7 @@ fn modules(world: &World) -> Modules {
 }
 
 #[test]
-fn module_is_stored_read_and_removed_with_faults() {
+fn module_is_stored_and_read_with_faults() {
     simulate(async {
         let faults = Faults {
             lost_request: 5,
@@ -60,10 +60,92 @@ fn module_is_stored_read_and_removed_with_faults() {
         sizes.sort_by_key(|it| it.bytes);
         assert_eq!((sizes[0].bytes, sizes[1].bytes), (1000, 20 << 20));
         assert!(sizes.iter().all(|it| it.is_complete));
-        modules.remove(&digest).await.unwrap();
-        modules.remove(&digest).await.unwrap();
-        assert_eq!(modules.get(&digest).await.unwrap(), None);
-        assert_eq!(modules.list().await.unwrap().len(), 1);
+    });
+}
+
+/// Removes a module as a leader does, but at any time.
+async fn remove(world: &World, digest: &[u8; 32]) {
+    let keys = Keys::new("c");
+    let parts = vec![keys.module_pieces(digest), keys.module_sizes(digest)];
+    let removal = crate::access::always(keys.module_begun(digest), Vec::new(), parts);
+    world.engine(0).transact(&removal).await.unwrap();
+}
+
+/// The digests of all modules, sorted.
+async fn digests(modules: &Modules) -> Vec<[u8; 32]> {
+    let listed = modules.list().await.unwrap();
+    let mut digests: Vec<_> = listed.iter().map(|it| it.digest).collect();
+    digests.sort_unstable();
+    digests
+}
+
+#[test]
+fn leader_removes_the_modules_that_no_policy_needs() {
+    simulate(async {
+        let world = world();
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        let (_host, log) = Host::lead(&world, "a", |_| {}).await;
+        let modules = modules(&world);
+        let mut stored = Vec::new();
+        let half = limits::MODULES_MAX / 2;
+        for number in 0..half - 1 {
+            stored.push(modules.put(&number.to_le_bytes()).await.unwrap());
+        }
+        // Up to half of the limits, modules remain for a replay of requests.
+        assert!(
+            modules
+                .unneeded(b"next", Vec::new)
+                .await
+                .unwrap()
+                .is_empty()
+        );
+        stored.push(modules.put(b"next").await.unwrap());
+        // A module that is stored again remains too.
+        let needed = || stored[..4].to_vec();
+        let unneeded = modules.unneeded(b"next", needed).await.unwrap();
+        assert_eq!(unneeded.len(), half - 5);
+        log.remove_modules(&unneeded).await.unwrap();
+        let mut expected = [&stored[..4], &stored[half - 1..]].concat();
+        expected.sort_unstable();
+        assert_eq!(digests(&modules).await, expected);
+        assert_eq!(modules.get(&stored[5]).await.unwrap(), None);
+        assert!(modules.get(&stored[0]).await.unwrap().is_some());
+        // Large modules count by their bytes.
+        let unneeded = modules.unneeded(&module(1 << 20), Vec::new).await.unwrap();
+        assert!(unneeded.is_empty());
+        let mut large = module(limits::MODULE_BYTES_MAX as usize);
+        for number in 0..2 {
+            large[0] = number;
+            modules.put(&large).await.unwrap();
+        }
+        let unneeded = modules.unneeded(b"other", Vec::new).await.unwrap();
+        assert_eq!(unneeded.len(), 7);
+    });
+}
+
+/// The next leader may need again what this one did not.
+#[test]
+fn replaced_leader_removes_no_module() {
+    simulate(async {
+        let world = world();
+        create(&*world.engine(0), "c", Id([1; 16]), 0)
+            .await
+            .unwrap();
+        let (host, log) = Host::lead(&world, "a", |_| {}).await;
+        let modules = modules(&world);
+        let digest = modules.put(b"module").await.unwrap();
+        // Another host has taken over, and this one does not know it yet.
+        let keys = Keys::new("c");
+        let head = world.engine(0).get(&keys.head()).await.unwrap();
+        let mut head = Head::decode(&head.value.unwrap()).unwrap();
+        (head.epoch, head.leader) = (head.epoch + 1, "b".into());
+        let replaced = put(keys.head(), &head.encode());
+        world.engine(0).transact(&replaced).await.unwrap();
+        log.remove_modules(&[digest]).await.unwrap_err();
+        assert!(modules.get(&digest).await.unwrap().is_some());
+        drop(host);
     });
 }
 
@@ -101,7 +183,7 @@ fn module_removed_while_it_is_stored_is_completed() {
         sleep(Duration::from_millis(25)).await;
         let listed = modules.list().await.unwrap();
         assert!(!listed[0].is_complete, "it was complete too early");
-        modules.remove(&digest).await.unwrap();
+        remove(&world, &digest).await;
         writing.await.unwrap().unwrap();
         assert_eq!(modules.get(&digest).await.unwrap(), Some(module));
     });
@@ -144,7 +226,7 @@ fn modules_beyond_the_limits_are_refused() {
         refused(modules.put(b"one more").await.unwrap_err(), "number");
         let cramped = modules.clone().with_quota_bytes(1000);
         let first = *blake3::hash(&0_usize.to_le_bytes()).as_bytes();
-        cramped.remove(&first).await.unwrap();
+        remove(&world, &first).await;
         refused(cramped.put(b"one more").await.unwrap_err(), "database");
     });
 }

@@ -92,6 +92,12 @@ pub enum Record<'a> {
     },
 }
 
+/// Whether a record names a policy, or changes the roles of policies.
+#[must_use]
+pub fn names_policies(record: &[u8]) -> bool {
+    matches!(record.first(), Some(&(POLICY | ASSIGNMENT)))
+}
+
 /// A policy, as named in records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRecord {

@@ -18,7 +18,7 @@ impl Roles for Follower {
         Ok(())
     }
 
-    fn name(&mut self, _policies: &[PolicyRecord]) {}
+    fn name(&mut self, _image: &Image) {}
 
     fn describe(&self, _image: &Image) -> Description {
         Description::default()
