@@ -89,11 +89,9 @@ pub struct Decision<'a> {
     acknowledge: bool,
 }
 
-/// A request that was run; by default, one that was not.
-#[derive(Default)]
+/// A request that was run.
 struct Ran {
     position: LogPosition,
-    effects: Effects,
     span: Option<TraceParent>,
     traced: Option<Box<Traced>>,
 }
@@ -238,7 +236,8 @@ impl Core {
             Input::SessionsEnded(sessions) => Event::SessionsEnded(sessions),
             Input::Sweep => Event::Sweep,
         };
-        let effects = self.store.step(event, now.ms);
+        let mut effects = Effects::default();
+        self.store.step(event, now.ms, &mut effects);
         Decision {
             position: self.recorder.step(None, &effects, false),
             swapped: self.roll_back_if_tripped(&effects, now),
@@ -274,42 +273,46 @@ impl Core {
             Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
             Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
         };
-        let Ran {
-            position,
-            effects,
-            span,
-            traced,
-        } = match &outcome {
-            Outcome::Handled(request, reply_to) => {
-                if self.response_topic != reply_to.topic {
-                    self.response_topic = Bytes::copy_from_slice(reply_to.topic);
-                }
-                self.run(request, reply_to, now.ms)
-            }
-            _ => Ran::default(),
-        };
-        Decision {
-            position,
-            swapped: self.roll_back_if_tripped(&effects, now),
+        // Filled in place, because it is large.
+        let mut decision = Decision {
+            position: LogPosition::default(),
+            swapped: None,
             outcome,
-            effects,
-            traced,
-            span,
+            effects: Effects::default(),
+            traced: None,
+            span: None,
             acknowledge: incoming.qos != QoS::AtMostOnce,
+        };
+        if let Outcome::Handled(request, reply_to) = &decision.outcome {
+            if self.response_topic != reply_to.topic {
+                self.response_topic = Bytes::copy_from_slice(reply_to.topic);
+            }
+            let ran = self.run(request, reply_to, now.ms, &mut decision.effects);
+            decision.position = ran.position;
+            decision.span = ran.span;
+            decision.traced = ran.traced;
+            decision.swapped = self.roll_back_if_tripped(&decision.effects, now);
         }
+        decision
     }
 
     /// Runs a request, and appends its record.
-    fn run(&mut self, request: &Request<'_>, reply_to: &ReplyTo<'_>, now_ms: u64) -> Ran {
+    fn run(
+        &mut self,
+        request: &Request<'_>,
+        reply_to: &ReplyTo<'_>,
+        now_ms: u64,
+        effects: &mut Effects,
+    ) -> Ran {
         let sampling = self.settings.traces;
         let parent = (sampling.and(reply_to.traceparent)).and_then(TraceParent::parse);
         let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
         let called = clock.map(|clock| clock());
-        let effects = self.store.step(Event::Request(request), now_ms);
+        self.store.step(Event::Request(request), now_ms, effects);
         let decided = clock.map(|clock| clock());
         let position = self
             .recorder
-            .step(Some(request), &effects, reply_to.is_urgent());
+            .step(Some(request), effects, reply_to.is_urgent());
         let version = effects.answer.as_ref().and_then(|it| it.version);
         let span = parent.map(|it| it.of_request(reply_to.correlation_data(), version));
         let times = called.zip(decided).zip(clock.map(|clock| clock()));
@@ -324,7 +327,6 @@ impl Core {
         });
         Ran {
             position,
-            effects,
             span,
             traced,
         }
@@ -339,22 +341,17 @@ impl Core {
     /// notifications of keys that expired before, the response, the notifications of the request,
     /// the acknowledgment.
     pub fn outputs(&self, decision: Decision<'_>, mut emit: impl FnMut(Output)) {
-        let Decision {
-            outcome,
-            effects,
-            span,
-            acknowledge,
-            ..
-        } = decision;
-        for notification in effects.expired {
+        // Only the parts that leave are moved out of the effects, because these are large.
+        let span = decision.span;
+        for notification in decision.effects.expired {
             self.notifications(notification, None, &mut emit);
         }
         let mut reason = (ReasonCode::SUCCESS, None);
-        match outcome {
+        match decision.outcome {
             Outcome::Event | Outcome::Expired => {}
             Outcome::Handled(_, to) => {
-                if let Some(answer) = effects.answer {
-                    let by = effects.by.as_deref().map(|policy| &*policy.tag);
+                if let Some(answer) = decision.effects.answer {
+                    let by = decision.effects.by.as_deref().map(|policy| &*policy.tag);
                     emit(Output::Response(self.response(&to, answer, by, span)));
                 }
             }
@@ -371,10 +368,10 @@ impl Core {
                 reason = (code, Some(text));
             }
         }
-        for notification in effects.notifications {
+        for notification in decision.effects.notifications {
             self.notifications(notification, span, &mut emit);
         }
-        if acknowledge {
+        if decision.acknowledge {
             emit(Output::Acknowledge(reason.0, reason.1));
         }
     }

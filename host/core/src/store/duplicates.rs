@@ -474,12 +474,17 @@ impl Duplicates {
     }
 
     fn remove(&mut self, number: u64) {
-        let taken = match self.place(number) {
-            Some(place) => self.window.get_mut(place).and_then(Slot::take),
-            None => self.kept.remove(&number).map(|it| *it),
-        };
-        if let Some(slot) = taken {
-            self.release(&slot);
+        match self.place(number) {
+            Some(place) => {
+                if let Some(slot) = self.window.get_mut(place).and_then(Slot::take) {
+                    self.release(&slot);
+                }
+            }
+            None => {
+                if let Some(slot) = self.kept.remove(&number) {
+                    self.release(&slot);
+                }
+            }
         }
     }
 

@@ -174,7 +174,7 @@ pub(super) struct ReadSet {
     /// Whether the limits were exceeded, so that nothing is captured.
     overflowed: bool,
     /// The recording to answer from; `None` while recording.
-    recording: Option<Recording>,
+    recording: Option<Box<Recording>>,
     /// Whether the policy asked for something that the recording does not hold.
     pub(super) diverged: bool,
     /// Whether a lenient replay needed an answer that neither the recording nor the table has.
@@ -253,7 +253,7 @@ pub(super) enum NextImport {
 impl ReadSet {
     pub(super) fn replaying(recording: Recording) -> Self {
         Self {
-            recording: Some(recording),
+            recording: Some(Box::new(recording)),
             ..Self::default()
         }
     }

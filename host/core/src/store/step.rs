@@ -203,10 +203,9 @@ impl Store {
                 .is_some_and(|original| original.number < self.earlier_below)
     }
 
-    /// Handles one event. `now_ms` must not be lower than in an earlier step, or versions and
-    /// expiry would run backwards.
-    pub(crate) fn step(&mut self, event: Event<'_>, now_ms: u64) -> Effects {
-        let mut effects = Effects::default();
+    /// Handles one event. Fills the effects, which must be empty. `now_ms` must not be lower than in
+    /// an earlier step, or versions and expiry would run backwards.
+    pub(crate) fn step(&mut self, event: Event<'_>, now_ms: u64, effects: &mut Effects) {
         let mut state = self
             .state
             .take()
@@ -214,7 +213,7 @@ impl Store {
         // Expired keys are removed first, so that no quota counts them and watchers are notified of
         // the removal before any later change.
         if next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
-            state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, &mut effects);
+            state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, effects);
             if let Some(swept) = &effects.swept {
                 let is_shadowed = self.registry.shadow().is_some();
                 self.removals.note(&swept.writes, is_shadowed);
@@ -227,9 +226,9 @@ impl Store {
                 let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
                 match original {
                     Some(original) => {
-                        self.answer_redelivery(state, &original, request, now_ms, &mut effects)
+                        self.answer_redelivery(state, &original, request, now_ms, effects)
                     }
-                    None => self.handle(state, request, identity, now_ms, &mut effects),
+                    None => self.handle(state, request, identity, now_ms, effects),
                 }
             }
             Event::Disconnected(peer) => {
@@ -241,7 +240,7 @@ impl Store {
             Event::Undeliverable(peer, key) => {
                 let watches = state.watches.covering(key, peer);
                 let ended = watches.map(|(scope, key)| (scope, key.clone())).collect();
-                end_watches(&mut state.watches, peer, ended, &mut effects);
+                end_watches(&mut state.watches, peer, ended, effects);
                 state
             }
             Event::Rights(peer, rights) => {
@@ -251,13 +250,13 @@ impl Store {
                 };
                 let ended = watches.filter(forbidden);
                 let ended = ended.map(|(scope, key)| (scope, key.clone())).collect();
-                end_watches(&mut state.watches, peer, ended, &mut effects);
+                end_watches(&mut state.watches, peer, ended, effects);
                 state.watches.set_rights(peer, Some(rights.clone()));
                 state
             }
             Event::Expired(removed) => {
                 let (registry, quota) = (&mut self.registry, self.quota);
-                expiry::renotify(state, registry, quota, now_ms, removed, &mut effects)
+                expiry::renotify(state, registry, quota, now_ms, removed, effects)
             }
             Event::SessionsEnded(sessions) => {
                 self.duplicates.ended(sessions);
@@ -265,7 +264,6 @@ impl Store {
             }
             Event::Sweep => state,
         });
-        effects
     }
 }
 
