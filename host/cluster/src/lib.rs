@@ -46,7 +46,8 @@
 //! * **Append.** A frame holds what waits, up to 128 KiB. Without an answer within 0.5 s the
 //!   leader sends the same bytes to the next server, until the transaction is decided. A failed
 //!   comparison with head = h' means that an earlier attempt was applied. Any other head means
-//!   that this leader was deposed.
+//!   that this leader was deposed. After a transaction the leader waits a moment for the next
+//!   records of the clients that it has answered, so that they share the next one.
 //! * **Lease.** Each applied transaction renews the lease until 0.95 leases after the sending of
 //!   its first attempt. Without a lease [`LeaderLog::may_decide`] changes the head to renew it, so
 //!   an idle cluster writes nothing.

@@ -143,6 +143,16 @@ pub const MODULES_MAX: usize = 64;
 /// that no policy needs when there are more than half of this, or of [`MODULES_MAX`].
 pub const MODULES_BYTES_MAX: u64 = 256 << 20;
 
+/// How long the leader waits for the next requests of clients that it has just answered. A
+/// transaction takes 1 to 3 ms, and the timer of tokio has steps of 1 ms.
+pub const GATHER: Duration = Duration::from_millis(1);
+
+/// The leader does not wait for one of so many groups: some clients are slow.
+pub const GATHER_DIVISOR: usize = 10;
+
+/// After waits in vain, the leader waits again after so many transactions at most.
+pub const GATHER_PAUSE_MAX: u32 = 64;
+
 /// Modules that one transaction removes. Each takes two operations, and etcd allows 128 in all.
 pub const REMOVED_MODULES_MAX: usize = 16;
 

@@ -49,6 +49,8 @@ pub struct LeaderLog {
 struct State {
     /// Appended and not yet in a frame.
     groups: VecDeque<Group>,
+    /// An append wakes the loop of the leader if so many groups wait.
+    wakes_at: usize,
     /// The bytes of the frame that is being decided.
     deciding_bytes: usize,
     /// Bytes of the first group that are in earlier frames.
@@ -85,6 +87,7 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) kind: Kind,
+    pub(super) groups: usize,
     pub(super) first: LogPosition,
     pub(super) count: u32,
     pub(super) body: Vec<u8>,
@@ -127,6 +130,7 @@ impl LeaderLog {
             serves_from: won.serves_from,
             state: Mutex::new(State {
                 groups: VecDeque::new(),
+                wakes_at: 1,
                 deciding_bytes: 0,
                 cut: 0,
                 appended: committed.0,
@@ -190,8 +194,11 @@ impl LeaderLog {
             count: records.len() as u32,
             body,
         });
+        let wakes = state.groups.len() >= state.wakes_at;
         drop(state);
-        self.work.notify_one();
+        if wakes {
+            self.work.notify_one();
+        }
         Ok(position)
     }
 
@@ -404,6 +411,26 @@ impl LeaderLog {
         self.locked().cut == 0
     }
 
+    /// The number of groups that wait for the next frame.
+    pub(super) fn waiting(&self) -> usize {
+        self.locked().groups.len()
+    }
+
+    /// From now on, an append wakes the loop of the leader if so many groups wait.
+    pub(super) fn wake_at(&self, groups: usize) {
+        self.locked().wakes_at = groups;
+    }
+
+    /// Whether the loop of the leader has more to do than to append.
+    pub(super) fn is_asked(&self) -> bool {
+        let state = self.locked();
+        let raises = state.wanted_format > state.log_format;
+        state.wants_renewal
+            || state.wants_handover.is_some()
+            || raises
+            || !state.unneeded.is_empty()
+    }
+
     /// Takes the next work.
     pub(super) fn take(&self, sizes: &Sizes) -> Work {
         let mut state = self.locked();
@@ -512,12 +539,14 @@ impl State {
             }
             return Some(Taken {
                 kind,
+                groups: usize::from(is_last),
                 first,
                 count,
                 body,
             });
         }
         let mut body = self.groups.pop_front()?.body;
+        let mut groups = 1;
         while let Some(next) = self.groups.front() {
             if body.len() + next.body.len() > sizes.frame_bytes {
                 break;
@@ -525,9 +554,11 @@ impl State {
             body.extend_from_slice(&next.body);
             count += next.count;
             self.groups.pop_front();
+            groups += 1;
         }
         Some(Taken {
             kind: Kind::Whole,
+            groups,
             first,
             count,
             body,

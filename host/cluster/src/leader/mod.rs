@@ -5,6 +5,7 @@
 //! may have applied any attempt right after that.
 
 mod chores;
+mod gathering;
 mod log;
 mod snapshot;
 mod space;
@@ -22,10 +23,12 @@ use crate::figures::After;
 use crate::frame::{self, Frame, Kind};
 use crate::head::Head;
 use crate::host::{Decision, HeadChange, Host};
+use crate::limits;
 use crate::member::Signals;
 use crate::options::broken;
 use crate::presence::Role;
 use chores::Chores;
+use gathering::{Answered, Gathering};
 use log::Taken;
 pub use log::{LeaderLog, NotLeading, TooLarge};
 use snapshot::Snapshots;
@@ -101,6 +104,7 @@ pub(crate) async fn lead(
         head: won.head,
         bytes: won.bytes,
         snapshots: Snapshots::new(won.log_bytes),
+        gathering: Gathering::default(),
         chores: &chores,
     };
     tokio::select! {
@@ -118,6 +122,7 @@ struct Leader<'a> {
     head: Head,
     bytes: Bytes,
     snapshots: Snapshots,
+    gathering: Gathering,
     chores: &'a Chores<'a>,
 }
 
@@ -127,14 +132,17 @@ struct Step {
     puts: Vec<(Vec<u8>, Bytes)>,
     deletes: Vec<KeyRange>,
     frame: Option<Bytes>,
+    answered: Answered,
     removed_modules: Vec<[u8; 32]>,
 }
 
 impl Leader<'_> {
     async fn run(&mut self, embedder: &mut dyn Embedder) -> Result<Ended, Stop> {
+        let mut answered = Answered::default();
         loop {
             if let Some(position) = self.log.release() {
                 embedder.released(position);
+                self.gather(answered).await;
             }
             let Some(step) = self.next_step(embedder) else {
                 if self.wait().await {
@@ -144,6 +152,7 @@ impl Leader<'_> {
                 continue;
             };
             let hands_over = step.head.released;
+            answered = step.answered;
             if !self.commit(step).await? {
                 return Ok(Ended::Deposed);
             }
@@ -151,6 +160,33 @@ impl Leader<'_> {
                 return Ok(Ended::HandedOver);
             }
         }
+    }
+
+    /// Waits a moment for the next requests of clients that were just answered.
+    async fn gather(&mut self, answered: Answered) {
+        let bytes = answered.bytes as u64 + self.log.space().waiting_bytes();
+        if bytes > self.host.options.sizes.frame_bytes as u64 {
+            // They would not fit one frame, so a wait saves no transaction.
+            return;
+        }
+        let waiting = self.log.waiting();
+        let Some(target) = self.gathering.target(answered.groups, waiting) else {
+            return;
+        };
+        self.log.wake_at(target);
+        let mut end = self.host.clock.sleep(limits::GATHER);
+        let is_late = loop {
+            if self.log.waiting() >= target || self.log.is_asked() {
+                break false;
+            }
+            tokio::select! {
+                biased;
+                () = self.log.work.notified() => {}
+                () = &mut end => break true,
+            }
+        };
+        self.log.wake_at(1);
+        self.gathering.ended(!is_late);
     }
 
     /// Waits for work. Returns true if the description of this host has changed.
@@ -218,6 +254,7 @@ impl Leader<'_> {
             puts: Vec::new(),
             deletes,
             frame: None,
+            answered: Answered::default(),
             head,
             removed_modules: work.unneeded,
         };
@@ -235,6 +272,10 @@ impl Leader<'_> {
             step.puts.push(piece);
         }
         if let Some(taken) = work.taken {
+            step.answered = Answered {
+                groups: taken.groups,
+                bytes: taken.body.len(),
+            };
             self.add_frame(&mut step, &taken, embedder.now_ms());
         }
         Some(step)

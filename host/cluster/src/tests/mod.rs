@@ -3,6 +3,7 @@
 mod cluster;
 mod copy;
 mod encodings;
+mod gathering;
 mod ledger;
 mod operations;
 mod operators;

@@ -1,0 +1,48 @@
+//! Tests of how the records of many clients share transactions.
+
+use std::sync::Arc;
+
+use tokio::task::{JoinSet, yield_now};
+
+use super::cluster::{Host, simulate, world};
+use crate::keys::Keys;
+use crate::simulated::World;
+use crate::{Head, LeaderLog};
+
+const RECORDS: u32 = 40;
+
+async fn frames(world: &World) -> u64 {
+    let head = world.engine(0).get(&Keys::new("c").head()).await.unwrap();
+    Head::decode(&head.value.unwrap()).unwrap().seq
+}
+
+/// Runs clients that append one record after another.
+async fn run(log: &Arc<LeaderLog>, clients: usize) {
+    let mut running = JoinSet::new();
+    for number in 0..clients {
+        let log = Arc::clone(log);
+        running.spawn(async move {
+            // Half of the clients begin while the first transaction is under way.
+            for _ in 0..10 * (number % 2) {
+                yield_now().await;
+            }
+            for _ in 0..RECORDS {
+                Host::append(&log, b"record").await;
+            }
+        });
+    }
+    running.join_all().await;
+}
+
+#[test]
+fn clients_that_wait_for_answers_share_transactions() {
+    simulate(async {
+        let world = world(1).await;
+        let (_host, log) = Host::lead(&world, "a", |_| {}).await;
+        let before = frames(&world).await;
+        run(&log, 50).await;
+        let frames = frames(&world).await - before;
+        // Two parts that alternate would need twice as many.
+        assert!(frames < 50, "{frames} frames for {RECORDS} rounds");
+    });
+}
