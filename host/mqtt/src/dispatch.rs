@@ -14,7 +14,6 @@ mod topic_aliases;
 
 use std::{
     collections::VecDeque,
-    mem::{replace, take},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -208,21 +207,17 @@ impl Dispatch {
         self.needs_no_answer = true;
         self.detached &= self.paused;
         for _ in 0..self.packets_max {
-            let Some(mut packet) = codec::decode(buffer, self.bounds)? else {
+            let Some((mut packet, claim)) = self.decode(buffer, now)? else {
                 return Ok(Turn::Drained);
             };
             self.needs_no_answer &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
             let is_auth = matches!(packet, Packet::Auth(_));
-            let mut claim = Claim::Route;
-            if let Packet::Publish(publish) = &mut packet {
-                claim = self.claim_of(publish, now)?;
-                if self.detached {
-                    detach(publish);
-                }
-            }
             if self.paused && is_immediate(&packet) {
                 self.immediate.push((packet, claim));
             } else {
+                if self.detached {
+                    detach(&mut packet);
+                }
                 self.packets.push_back((packet, claim));
             }
             if is_auth {
@@ -237,14 +232,27 @@ impl Dispatch {
         self.auth.take()
     }
 
-    /// Resolves the topic of a PUBLISH, notes when it expires, and decides about it.
-    fn claim_of(&mut self, publish: &mut Publish, now: Instant) -> Result<Claim, Violation> {
-        self.aliases.resolve(publish)?;
-        publish.expires = expires(publish, now);
-        Ok(match self.publishes.allows(now) {
-            true => self.limit_total_rate(self.claim(&publish.topic), now),
-            false => TOO_MANY,
-        })
+    fn decode(
+        &mut self,
+        buffer: &mut BytesMut,
+        now: Instant,
+    ) -> Result<Option<(Packet, Claim)>, Violation> {
+        let Some(mut packet) = codec::decode(buffer, self.bounds)? else {
+            return Ok(None);
+        };
+        let claim = match &mut packet {
+            Packet::Publish(publish) => {
+                self.aliases.resolve(publish)?;
+                publish.expires = expires(publish, now);
+                if self.publishes.allows(now) {
+                    self.limit_total_rate(self.claim(&publish.topic), now)
+                } else {
+                    TOO_MANY
+                }
+            }
+            _ => Claim::Route,
+        };
+        Ok(Some((packet, claim)))
     }
 
     fn claim(&self, name: &[u8]) -> Claim {
@@ -322,28 +330,26 @@ impl Dispatch {
             {
                 return Ok(Some(Turn::Cut));
             }
-            let Some((packet, claim)) = self.packets.front() else {
+            let Some((packet, claim)) = self.packets.pop_front() else {
                 return Ok(core.has_retained_search(key).then_some(Turn::Paused));
             };
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
-            let is_request = is_publish && *claim == Claim::Take;
-            must_hand_over = !is_request && !is_immediate(packet) && !self.requests.is_empty();
+            let is_request = is_publish && claim == Claim::Take;
+            must_hand_over = !is_request && !is_immediate(&packet) && !self.requests.is_empty();
             if must_hand_over {
+                self.packets.push_front((packet, claim));
                 continue;
             }
             if is_publish && !core.has_room_for_publish(key) {
+                self.packets.push_front((packet, claim));
                 return self.wait(false, now, core).map(Some);
             }
             core.work_done(work::PACKET);
-            // The packet is large, so it is moved once and passed by reference.
-            let Some(mut next) = self.packets.pop_front() else {
-                continue;
-            };
-            if matches!(next.0, Packet::Disconnect(_)) {
+            if matches!(packet, Packet::Disconnect(_)) {
                 self.packets.clear();
             }
-            if self.handle_packet(&mut next.0, next.1, now, core)? {
+            if self.handle_packet(packet, claim, now, core)? {
                 return Ok(Some(Turn::Over));
             }
         }
@@ -367,12 +373,8 @@ impl Dispatch {
             }
             self.handle_immediate(now, core)?;
         }
-        if !replace(&mut self.detached, true) {
-            for (packet, _) in &mut self.packets {
-                if let Packet::Publish(publish) = packet {
-                    detach(publish);
-                }
-            }
+        if !std::mem::replace(&mut self.detached, true) {
+            self.packets.iter_mut().for_each(|(it, _)| detach(it));
             for it in &mut self.requests {
                 copy(&mut it.topic, &mut it.payload, &mut it.properties);
             }
@@ -381,20 +383,20 @@ impl Dispatch {
     }
 
     fn handle_immediate(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
-        let mut packets = take(&mut self.immediate);
-        for (mut packet, claim) in packets.drain(..) {
+        let mut packets = std::mem::take(&mut self.immediate);
+        for (packet, claim) in packets.drain(..) {
             core.checkpoint();
             core.work_done(work::PACKET);
-            self.handle_packet(&mut packet, claim, now, core)?;
+            self.handle_packet(packet, claim, now, core)?;
         }
         self.immediate = packets;
         Ok(())
     }
 
-    /// Takes what it needs out of the packet. Returns true if the client has disconnected.
+    /// Returns true if the client has disconnected.
     fn handle_packet(
         &mut self,
-        packet: &mut Packet,
+        packet: Packet,
         claim: Claim,
         now: Instant,
         core: &mut Guard<'_>,
@@ -405,7 +407,7 @@ impl Dispatch {
                 Claim::Take if self.bounds.version == ProtocolVersion::V311 => {
                     let (reason, text) = without_properties(&publish.topic);
                     core.report_refusal(key, Refused::Publish, reason, Some(&text));
-                    core.refuse(key, connection, publish, reason, &text)?;
+                    core.refuse(key, connection, &publish, reason, &text)?;
                 }
                 Claim::Take => {
                     if let Begun::HandOver(token) =
@@ -422,43 +424,43 @@ impl Dispatch {
                         true => core.count_refused(Refused::Publish, reason),
                         false => core.report_refusal(key, Refused::Publish, reason, Some(text)),
                     }
-                    core.refuse(key, connection, publish, reason, text)?
+                    core.refuse(key, connection, &publish, reason, text)?
                 }
                 Claim::Route => {
-                    let message = message(publish);
-                    core.route(key, connection, publish, &message, now)?;
+                    let message = message(&publish);
+                    core.route(key, connection, &publish, &message, now)?;
                 }
             },
-            Packet::Puback(ack) => core.acknowledged(key, connection, kind::PUBACK, *ack, now)?,
-            Packet::Pubrec(ack) => core.acknowledged(key, connection, kind::PUBREC, *ack, now)?,
-            Packet::Pubcomp(ack) => core.acknowledged(key, connection, kind::PUBCOMP, *ack, now)?,
+            Packet::Puback(ack) => core.acknowledged(key, connection, kind::PUBACK, ack, now)?,
+            Packet::Pubrec(ack) => core.acknowledged(key, connection, kind::PUBREC, ack, now)?,
+            Packet::Pubcomp(ack) => core.acknowledged(key, connection, kind::PUBCOMP, ack, now)?,
             Packet::Pubrel(ack) => core.released(key, connection, ack.packet_id),
-            Packet::Subscribe(subscribe) => {
+            Packet::Subscribe(mut subscribe) => {
                 let rest = behind_step(&mut subscribe.filters);
                 let results = &mut self.filter_results;
-                core.subscribe(key, connection, subscribe, results, rest.is_empty());
+                core.subscribe(key, connection, &subscribe, results, rest.is_empty());
                 if !rest.is_empty() {
                     subscribe.filters = rest;
-                    let packet = replace(packet, Packet::Pingreq);
-                    self.packets.push_front((packet, claim));
+                    self.packets
+                        .push_front((Packet::Subscribe(subscribe), claim));
                 }
             }
-            Packet::Unsubscribe(unsubscribe) => {
+            Packet::Unsubscribe(mut unsubscribe) => {
                 let rest = behind_step(&mut unsubscribe.filters);
                 let results = &mut self.filter_results;
-                core.unsubscribe(key, connection, unsubscribe, results, rest.is_empty());
+                core.unsubscribe(key, connection, &unsubscribe, results, rest.is_empty());
                 if !rest.is_empty() {
                     unsubscribe.filters = rest;
-                    let packet = replace(packet, Packet::Pingreq);
-                    self.packets.push_front((packet, claim));
+                    self.packets
+                        .push_front((Packet::Unsubscribe(unsubscribe), claim));
                 }
             }
             Packet::Pingreq => core.ping(key, connection),
             Packet::Disconnect(disconnect) => {
-                core.client_disconnects(key, connection, *disconnect)?;
+                core.client_disconnects(key, connection, disconnect)?;
                 return Ok(true);
             }
-            Packet::Auth(auth) => self.auth = Some(auth.clone()),
+            Packet::Auth(auth) => self.auth = Some(auth),
         }
         Ok(false)
     }
@@ -532,13 +534,12 @@ fn expires(publish: &Publish, now: Instant) -> Option<Instant> {
     ))
 }
 
-/// Takes the contents of the PUBLISH.
-fn request(publish: &mut Publish, token: Option<Token>) -> Request {
+fn request(publish: Publish, token: Option<Token>) -> Request {
     Request {
         expires: publish.expires,
-        topic: take(&mut publish.topic),
-        payload: take(&mut publish.payload),
-        properties: take(&mut publish.properties),
+        topic: publish.topic,
+        payload: publish.payload,
+        properties: publish.properties,
         qos: publish.qos,
         dup: publish.dup,
         packet_id: publish.packet_id,

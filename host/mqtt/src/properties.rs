@@ -244,7 +244,7 @@ impl PropertiesBuilder {
         // Writing to memory cannot fail.
         _ = write!(self.buffer, "{value}");
         let value = &self.buffer[length_at + 2..];
-        if holds_nul(value) {
+        if value.contains(&0) {
             self.error.get_or_insert(PropertyError::Nul);
         }
         match u16::try_from(value.len()) {
@@ -262,7 +262,7 @@ impl PropertiesBuilder {
     }
 
     fn text(&mut self, value: &str) {
-        if holds_nul(value.as_bytes()) {
+        if value.as_bytes().contains(&0) {
             self.error.get_or_insert(PropertyError::Nul);
         }
         self.binary(value.as_bytes());
@@ -277,11 +277,6 @@ impl PropertiesBuilder {
             Err(_) => _ = self.error.get_or_insert(PropertyError::TooLong),
         }
     }
-}
-
-/// Branch-free for each byte, so that the compiler can examine many bytes at once.
-fn holds_nul(text: &[u8]) -> bool {
-    text.iter().fold(false, |holds, byte| holds | (*byte == 0))
 }
 
 #[cfg(test)]

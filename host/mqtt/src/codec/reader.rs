@@ -65,7 +65,6 @@ impl<'a> Reader<'a> {
         self.at == self.bytes.len()
     }
 
-    #[inline]
     pub(crate) fn skip(&mut self, count: usize) -> Result<Span, Violation> {
         let end = self
             .at
@@ -77,7 +76,6 @@ impl<'a> Reader<'a> {
         Ok(span)
     }
 
-    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
         let span = self.skip(N)?;
         let bytes = self
@@ -87,12 +85,10 @@ impl<'a> Reader<'a> {
         bytes.ok_or(Violation::malformed(SHORT))
     }
 
-    #[inline]
     pub(crate) fn u8(&mut self) -> Result<u8, Violation> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    #[inline]
     pub(crate) fn u16(&mut self) -> Result<u16, Violation> {
         self.array().map(u16::from_be_bytes)
     }
@@ -120,14 +116,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A slice after a length field of two bytes.
-    #[inline]
     pub(crate) fn binary(&mut self) -> Result<Span, Violation> {
         let length = self.u16()?;
         self.skip(length.into())
     }
 
     /// A string: UTF-8 without U+0000 (section 1.5.4).
-    #[inline]
     pub(crate) fn text(&mut self) -> Result<Span, Violation> {
         let span = self.binary()?;
         let text = span.of(self.bytes);
@@ -252,7 +246,6 @@ pub(crate) struct Properties<'a>(Reader<'a>);
 impl Iterator for Properties<'_> {
     type Item = Result<Item, Violation>;
 
-    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;
@@ -266,7 +259,6 @@ impl Iterator for Properties<'_> {
 }
 
 impl Properties<'_> {
-    #[inline]
     fn read(&mut self) -> Result<Item, Violation> {
         let reader = &mut self.0;
         let start = reader.at;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::{
     Message, Properties,
-    codec::{Filter, Packet, Publish},
+    codec::{Filter, Packet},
     limits::MESSAGE_OVERHEAD_BYTES,
 };
 
@@ -21,9 +21,11 @@ pub(super) fn is_immediate(packet: &Packet) -> bool {
     )
 }
 
-/// Copies a PUBLISH into memory of its own. Other packets do not borrow the read buffer.
-pub(super) fn detach(it: &mut Publish) {
-    copy(&mut it.topic, &mut it.payload, &mut it.properties);
+/// Copies a PUBLISH into memory of its own; other packets do not borrow the read buffer.
+pub(super) fn detach(packet: &mut Packet) {
+    if let Packet::Publish(it) = packet {
+        copy(&mut it.topic, &mut it.payload, &mut it.properties);
+    }
 }
 
 pub(super) fn copy(topic: &mut Bytes, payload: &mut Bytes, properties: &mut Properties) {
