@@ -139,9 +139,10 @@ impl fmt::Display for Overview {
         let status = &self.status;
         writeln!(
             f,
-            "etcd      {}, {} voters, {} MB in use, {} MB on disk",
+            "etcd      {}, {} voter{}, {} MB in use, {} MB on disk",
             status.version,
             status.voters,
+            if status.voters == 1 { "" } else { "s" },
             status.bytes >> 20,
             status.file_bytes >> 20
         )?;
