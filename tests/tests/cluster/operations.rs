@@ -1,6 +1,6 @@
 //! What operators see and do: the metrics of a cluster, its status, and the format of its log.
 
-use std::{thread, time::Duration};
+use std::{collections::HashMap, thread, time::Duration};
 
 use statehouse_tests::{
     Admin, Cluster, Etcd, Store, cluster,
@@ -140,16 +140,31 @@ fn metrics_follow_the_work_and_the_leaders() {
 #[test]
 fn status_lists_every_host() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    // The number of epochs that each listed host is behind.
+    let status = |cluster: &Cluster| {
+        let json = cluster.ask(&["status", "--json"]).code(0).text();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let hosts = json["hosts"].as_array().unwrap().iter();
+        let behind: HashMap<String, Option<u64>> = hosts
+            .map(|it| {
+                let name = it["name"].as_str().unwrap();
+                (name.to_owned(), it["epochs_behind"].as_u64())
+            })
+            .collect();
+        (json, behind)
+    };
+    // A host that dies before it described itself is never listed.
+    let first = cluster::name(cluster.present_leader().host);
+    eventually("the first leader describes itself", || {
+        let (_, behind) = status(&cluster);
+        (behind.get(&first) == Some(&Some(0))).then_some(())
+    });
     let (killed, new) = cluster.fail_over();
     let [killed, leader] = [killed.host, new.host].map(cluster::name);
     let json = eventually("the leader describes itself", || {
-        let json = cluster.ask(&["status", "--json"]).code(0).text();
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        let behind = |name: &str| {
-            let mut hosts = json["hosts"].as_array()?.iter();
-            hosts.find(|it| it["name"] == name)?["epochs_behind"].as_u64()
-        };
-        (behind(&killed) == Some(1) && behind(&leader) == Some(0)).then_some(json)
+        let (json, behind) = status(&cluster);
+        (behind.get(&killed) == Some(&Some(1)) && behind.get(&leader) == Some(&Some(0)))
+            .then_some(json)
     });
     assert_eq!(json["leader"], *leader);
     assert_eq!(json["log_format"], 1);
