@@ -170,6 +170,15 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
             )
         });
     }
+    if !headers
+        .get(header::SEC_WEBSOCKET_KEY)
+        .is_some_and(is_sixteen_bytes)
+    {
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "the header Sec-WebSocket-Key must have 16 bytes in base64",
+        );
+    }
     if !list(headers, header::SEC_WEBSOCKET_PROTOCOL).contains(&MQTT) {
         return refused(
             StatusCode::BAD_REQUEST,
@@ -185,6 +194,13 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
         .headers_mut()
         .insert(header::SEC_WEBSOCKET_PROTOCOL, mqtt);
     Ok(response)
+}
+
+/// Whether this is the base64 of 16 bytes (RFC 6455 section 4.2.1).
+fn is_sixteen_bytes(key: &HeaderValue) -> bool {
+    let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
+    let digits = key.as_bytes().strip_suffix(b"==");
+    digits.is_some_and(|it| it.len() == 22 && it.iter().all(is_digit))
 }
 
 /// The elements of a header that is a list.
@@ -283,6 +299,19 @@ mod tests {
             ("/", ("connection", Some("close")), 400, "pgrade"),
             ("/", ("sec-websocket-version", Some("8")), 426, "version 13"),
             ("/", ("sec-websocket-key", None), 400, "Key"),
+            ("/", ("sec-websocket-key", Some("")), 400, "Key"),
+            (
+                "/",
+                ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25j")),
+                400,
+                "Key",
+            ), // 15 bytes
+            (
+                "/",
+                ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25j*Q==")),
+                400,
+                "Key",
+            ),
             ("/", ("sec-websocket-protocol", None), 400, "`mqtt`"),
             (
                 "/",
