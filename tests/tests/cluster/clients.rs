@@ -32,7 +32,7 @@ fn client_without_a_leader_is_held_and_then_served() {
 }
 
 #[test]
-fn client_without_etcd_is_closed_in_bounded_time_and_served_later() {
+fn client_without_etcd_is_closed_in_time_and_served_later() {
     let mut cluster = Cluster::start(2);
     let mut open = begin(&cluster[cluster.follower()], "open");
     open.set("key", "value");

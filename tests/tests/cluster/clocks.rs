@@ -98,7 +98,7 @@ fn clock_of_the_leader_that_is_set_moves_no_deadline() {
 }
 
 #[test]
-fn lock_expires_in_time_over_the_loss_of_a_leader_with_a_wrong_clock() {
+fn lock_expires_in_time_after_a_leader_with_a_wrong_clock() {
     let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
     clocks[0].set(-HOUR_S);
     let mut store = cluster.store(1, "store");

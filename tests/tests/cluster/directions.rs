@@ -279,12 +279,12 @@ fn some_directions(dice: &mut Dice, leader: usize) -> Vec<(usize, Lost)> {
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_lost_directions_with_lease_reads_are_linearizable() {
+fn lost_directions_with_lease_reads_are_linearizable() {
     lose_often(LEASE, 60);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_lost_directions_with_confirmed_reads_are_linearizable() {
+fn lost_directions_with_confirmed_reads_are_linearizable() {
     lose_often(CONFIRMED, 60);
 }

@@ -302,7 +302,7 @@ fn serve(directory: &Path, arguments: &[&str]) -> Ran {
 }
 
 #[test]
-fn directory_of_a_host_is_refused_elsewhere_and_begins_a_new_cluster() {
+fn directory_of_a_host_is_refused_elsewhere_and_can_begin_anew() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
     let mut written = Written::default();
     written.set(&mut cluster.store(0, "first"), 5);

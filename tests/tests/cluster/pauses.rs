@@ -61,7 +61,7 @@ fn leader_paused_for_5_s_with_lease_reads_answers_nothing_old() {
 }
 
 #[test]
-fn leader_paused_for_5_s_with_confirmed_reads_answers_nothing_old() {
+fn leader_paused_5_s_with_confirmed_reads_answers_nothing_old() {
     pause_the_leader(CONFIRMED, Duration::from_secs(5));
 }
 
@@ -101,7 +101,7 @@ fn answers_over_many_pauses_with_lease_reads_are_linearizable() {
 
 #[test]
 #[ignore = "takes minutes"]
-fn answers_over_many_pauses_with_confirmed_reads_are_linearizable() {
+fn many_pauses_with_confirmed_reads_are_linearizable() {
     pause_often(CONFIRMED, 10);
 }
 

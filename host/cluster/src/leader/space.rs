@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn leader_knows_the_size_of_its_log_before_the_engine_reports_one() {
+    fn leader_knows_its_log_size_before_the_engine_reports_one() {
         let mut head = Head::first(Id([1; 16]), 0);
         head.snapshot = Some(SnapshotInfo {
             id: 1,

@@ -198,7 +198,7 @@ fn upgrade_stops_a_running_host_that_it_did_not_know() {
 }
 
 #[test]
-fn upgrade_is_refused_while_a_record_is_of_an_earlier_leadership() {
+fn upgrade_is_refused_by_a_record_of_an_earlier_leadership() {
     const NEWER: u16 = FRAME_FORMAT + 1;
     simulate(async {
         let world = world(1).await;

@@ -89,7 +89,7 @@ fn stages_of_a_request_are_a_chain_of_spans() {
 }
 
 #[test]
-fn every_attribute_is_documented_and_every_documented_one_exists() {
+fn documented_attributes_are_those_that_exist() {
     let begun = Instant::now() - Duration::from_secs(1);
     let trace = Trace::begin(&traced(None, begun), false, 2);
     let notification = Finished::Notification(trace.notifier().notification(&"w".into()), begun);

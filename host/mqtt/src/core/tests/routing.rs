@@ -299,7 +299,7 @@ fn message_expiry_counts_down_and_ends() {
 }
 
 #[test]
-fn message_expiry_counts_while_the_publish_waits_in_the_dispatch() {
+fn message_expiry_counts_while_a_publish_waits_in_dispatch() {
     let limits = Limits {
         queue_bytes_max: 2000,
         queue_bytes_reserve: 0,

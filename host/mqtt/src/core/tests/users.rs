@@ -51,7 +51,7 @@ impl World {
 }
 
 #[test]
-fn user_of_a_transient_session_is_recorded_once_before_its_first_request() {
+fn user_of_a_transient_session_is_recorded_before_a_request() {
     let world = World::new();
     let mut peer = world.client("anna", 0);
     let session = peer.origin.session;
