@@ -71,7 +71,7 @@ use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
-use super::query::{bad, number, text};
+use super::query::{bad, number, text, value};
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
@@ -430,7 +430,7 @@ fn selector(which: &str) -> Result<Selector, Refusal> {
 }
 
 fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
-    percent::value(uri.query(), "prefix")
+    value(uri, "prefix")?
         .ok_or_else(|| bad("name the prefix, percent-encoded: /v1/routes?prefix=PREFIX"))
 }
 

@@ -8,9 +8,9 @@ use hyper::{StatusCode, Uri};
 use serde_json::{Value as Json, json};
 
 use super::answer::{Answer, Refusal, json};
-use super::query::{bad, bytes, key, number};
+use super::query::{bad, bytes, key, number, value};
 use crate::past::{fence_json, json_bytes};
-use statehouse_config::{limits, percent};
+use statehouse_config::limits;
 use statehouse_core::store::{self, Listed};
 use statehouse_server::{KeyView, Read, Server};
 
@@ -22,7 +22,7 @@ pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refu
         return Err(bad(format!("`delimiter` has at most {max} bytes")));
     }
     let limit = number(uri, "limit", 100, limits::ADMIN_KEYS_MAX)?;
-    let start = match percent::value(uri.query(), "after") {
+    let start = match value(uri, "after")? {
         None => Bound::Included(prefix.clone()),
         Some(cursor) => decode_cursor(&prefix, &delimiter, &cursor)
             .ok_or_else(|| bad("`after` must be `next` of the list before"))?,

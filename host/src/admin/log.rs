@@ -11,9 +11,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use super::answer::Refusal;
-use super::query::{bad, text};
+use super::query::{bad, text, value};
 use crate::audit_log::{AuditLines, AuditLog, Kind};
-use statehouse_config::{limits, percent};
+use statehouse_config::limits;
 use statehouse_core::policy::{Batch, Digest, Line, Lines};
 
 /// The lines after a position.
@@ -88,7 +88,7 @@ pub(super) async fn lines(
 /// a position they come at once; otherwise this waits for a line if there is none yet.
 pub(super) async fn audit_lines(uri: &Uri, followers: &Semaphore) -> Result<AuditLines, Refusal> {
     let from = position(uri)?;
-    let kind = match percent::value(uri.query(), "kind").as_deref() {
+    let kind = match value(uri, "kind")?.as_deref() {
         None => None,
         Some(b"act") => Some(Kind::Act),
         Some(b"refusal") => Some(Kind::Refusal),

@@ -10,16 +10,31 @@ pub(super) fn bad(error: impl Into<String>) -> Refusal {
     Refusal::new(StatusCode::BAD_REQUEST, error)
 }
 
+/// The bytes of a value, if it is there.
+pub(super) fn value(uri: &Uri, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
+    let mut pairs = uri.query().unwrap_or_default().split('&');
+    let is_there = pairs.any(|pair| pair.split_once('=').is_some_and(|it| it.0 == name));
+    match percent::value(uri.query(), name) {
+        None if is_there => Err(bad(format!("`{name}` is not percent-encoded"))),
+        found => Ok(found),
+    }
+}
+
+/// Any bytes; empty if they are not there.
+pub(super) fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
+    Ok(value(uri, name)?.unwrap_or_default())
+}
+
 /// The value of `key`, which must not be empty.
 pub(super) fn key(uri: &Uri) -> Result<Vec<u8>, Refusal> {
-    percent::value(uri.query(), "key")
+    value(uri, "key")?
         .filter(|key| !key.is_empty())
         .ok_or_else(|| bad("name the key, percent-encoded: ?key=KEY"))
 }
 
 /// A text, if it is there.
 pub(super) fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
-    let value = percent::value(uri.query(), name).map(String::from_utf8);
+    let value = value(uri, name)?.map(String::from_utf8);
     value
         .transpose()
         .map_err(|_| bad(format!("`{name}` is not UTF-8")))
@@ -34,12 +49,22 @@ pub(super) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Resul
     number.ok_or_else(|| bad(format!("`{name}` must be a number from 0 to {max}")))
 }
 
-/// Any bytes; empty if they are not there.
-pub(super) fn bytes(uri: &Uri, name: &str) -> Result<Vec<u8>, Refusal> {
-    let mut pairs = uri.query().unwrap_or_default().split('&');
-    let is_there = pairs.any(|pair| pair.split_once('=').is_some_and(|it| it.0 == name));
-    match percent::value(uri.query(), name) {
-        None if is_there => Err(bad(format!("`{name}` is not percent-encoded"))),
-        found => Ok(found.unwrap_or_default()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a handover to `%zz` would go to any host.
+    #[test]
+    fn malformed_values_are_refused_instead_of_ignored() {
+        for query in ["to=%zz", "to=%ff", "a=1&to=%"] {
+            let uri = format!("/v1/cluster/handover?{query}").parse().unwrap();
+            assert!(text(&uri, "to").is_err(), "{query}");
+        }
+        let uri = "/v1/keys?key=%zz&limit=%zz".parse().unwrap();
+        assert!(key(&uri).is_err());
+        assert!(number(&uri, "limit", 1, 9).is_err());
+        let uri = "/v1/keys?key=a%20b".parse().unwrap();
+        assert_eq!(key(&uri).ok().unwrap(), b"a b");
+        assert_eq!(text(&uri, "to").ok().unwrap(), None);
     }
 }

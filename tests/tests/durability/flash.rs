@@ -59,18 +59,22 @@ impl Rate<'_> {
     }
 }
 
-/// Ten commits of the journal. Within this time the kernel writes what a start has changed.
-const TEN_COMMITS: Duration = Duration::from_secs(50);
+/// One SET per second for ten commits of the journal. Within this time the kernel also writes what a
+/// start has changed.
+const TEN_COMMITS: Rate<'_> = Rate {
+    settings: &[],
+    mount: "commit=5",
+    per_second: 1,
+    warm_up: Duration::from_secs(50),
+    counted: Duration::from_secs(50),
+};
 
 #[test]
 #[ignore = "writes once a second for a minute"]
 fn flush_of_each_write_costs_at_most_8_kib() {
     let rate = Rate {
         settings: &[("durability", "always")],
-        mount: "commit=5",
-        per_second: 1,
-        warm_up: TEN_COMMITS,
-        counted: TEN_COMMITS,
+        ..TEN_COMMITS
     };
     if let Some(bytes) = rate.bytes_per_set() {
         assert!(bytes <= 8 << 10, "{bytes} bytes for each SET");
@@ -82,10 +86,8 @@ fn flush_of_each_write_costs_at_most_8_kib() {
 fn write_within_an_interval_costs_at_most_six_times_its_record() {
     let rate = Rate {
         settings: &[("durability", "interval")],
-        mount: "commit=5",
         per_second: 10,
-        warm_up: TEN_COMMITS,
-        counted: TEN_COMMITS,
+        ..TEN_COMMITS
     };
     if let Some(bytes) = rate.bytes_per_set() {
         assert!(bytes <= 6 * RECORD_BYTES_MIN, "{bytes} bytes for each SET");
@@ -99,9 +101,9 @@ fn rare_commits_keep_a_write_per_second_below_six_records() {
     let rate = Rate {
         settings: &[("durability", "interval"), ("sync_interval", "10s")],
         mount: "commit=60",
-        per_second: 1,
         warm_up: Duration::from_secs(70),
         counted: Duration::from_secs(120),
+        ..TEN_COMMITS
     };
     if let Some(bytes) = rate.bytes_per_set() {
         assert!(bytes <= 6 * RECORD_BYTES_MIN, "{bytes} bytes for each SET");

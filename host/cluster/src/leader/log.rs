@@ -366,18 +366,15 @@ impl LeaderLog {
     /// # Errors
     /// [`NotLeading`] if the leadership ends first. The modules may be removed nevertheless.
     pub async fn remove_modules(&self, unneeded: &[[u8; 32]]) -> Result<(), NotLeading> {
-        self.ask_to_remove(unneeded);
+        {
+            let mut state = self.locked();
+            let after = state.appended;
+            let unneeded = unneeded.iter().map(|it| (*it, after));
+            state.unneeded.extend(unneeded);
+        }
+        self.work.notify_one();
         self.until(|state| !state.unneeded.iter().any(|it| unneeded.contains(&it.0)))
             .await
-    }
-
-    fn ask_to_remove(&self, unneeded: &[[u8; 32]]) {
-        let mut state = self.locked();
-        let after = state.appended;
-        let unneeded = unneeded.iter().map(|it| (*it, after));
-        state.unneeded.extend(unneeded);
-        drop(state);
-        self.work.notify_one();
     }
 
     /// Waits until a condition holds.

@@ -226,15 +226,9 @@ impl Leader<'_> {
         let handover = work.handover.filter(|_| may_hand_over);
         let raises = work.log_format > head.log_format;
         let clears = self.snapshots.has_leftovers() && log.space().is_tight();
-        let removes = !work.unneeded.is_empty();
-        let is_idle = work.taken.is_none() && !work.renewal && handover.is_none() && !raises;
-        if is_idle
-            && !clears
-            && !removes
-            && piece.is_none()
-            && named.is_none()
-            && deletes.is_empty()
-        {
+        let is_asked = work.renewal || handover.is_some() || raises || !work.unneeded.is_empty();
+        let is_idle = work.taken.is_none() && !is_asked;
+        if is_idle && !clears && piece.is_none() && named.is_none() && deletes.is_empty() {
             return None;
         }
         head.change += 1;
@@ -258,11 +252,6 @@ impl Leader<'_> {
             head,
             removed_modules: work.unneeded,
         };
-        let keys = &self.host.keys;
-        for module in &step.removed_modules {
-            let parts = [keys.module_pieces(module), keys.module_sizes(module)];
-            step.deletes.extend(parts);
-        }
         if named.is_some() {
             step.head.snapshot = named;
         }
@@ -311,7 +300,10 @@ impl Leader<'_> {
         let bytes = Bytes::from(step.head.encode());
         let puts = step.puts.iter().map(|(key, value)| key.len() + value.len());
         let written = puts.sum::<usize>() + bytes.len() + self.host.keys.head().len();
-        let truncates = step.deletes.len() > 2 * step.removed_modules.len();
+        let truncates = !step.deletes.is_empty();
+        let keys = &self.host.keys;
+        let modules = step.removed_modules.iter();
+        let modules = modules.flat_map(|it| [keys.module_pieces(it), keys.module_sizes(it)]);
         if step.head.released {
             self.log.end_lease();
         }
@@ -321,7 +313,7 @@ impl Leader<'_> {
             from: self.bytes.clone(),
             to: bytes.clone(),
             puts: step.puts,
-            deletes: step.deletes,
+            deletes: step.deletes.into_iter().chain(modules).collect(),
         };
         let revision = match self.host.decide(change, false).await {
             Decision::Applied(revision) => revision,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
-use super::cluster::{Host, clock, simulate};
+use super::cluster::{self, Host, clock, simulate};
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
@@ -82,10 +82,7 @@ async fn digests(modules: &Modules) -> Vec<[u8; 32]> {
 #[test]
 fn leader_removes_the_modules_that_no_policy_needs() {
     simulate(async {
-        let world = world();
-        create(&*world.engine(0), "c", Id([1; 16]), 0)
-            .await
-            .unwrap();
+        let world = cluster::world(1).await;
         let (_host, log) = Host::lead(&world, "a", |_| {}).await;
         let modules = modules(&world);
         let mut stored = Vec::new();
@@ -129,10 +126,7 @@ fn leader_removes_the_modules_that_no_policy_needs() {
 #[test]
 fn replaced_leader_removes_no_module() {
     simulate(async {
-        let world = world();
-        create(&*world.engine(0), "c", Id([1; 16]), 0)
-            .await
-            .unwrap();
+        let world = cluster::world(1).await;
         let (host, log) = Host::lead(&world, "a", |_| {}).await;
         let modules = modules(&world);
         let digest = modules.put(b"module").await.unwrap();
