@@ -96,7 +96,7 @@ pub(crate) fn scale(place: &Path, options: &Options) {
         return;
     };
     println!(
-        "\nscale: keys, GET and SET of 64 B, 50 × 16 (aim: 1.3 times the CPU of a thousand keys)\n"
+        "\nscale: keys, GET and SET of 64 B, 50 × 16 (aim: 1.25 times the CPU of a thousand keys)\n"
     );
     println!(
         "| keys | requests/s | p50 us | p99 us | CPU us of the server |\n|---|---|---|---|---|"
