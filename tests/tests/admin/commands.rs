@@ -43,6 +43,22 @@ fn policy_is_loaded_promoted_and_rolled_back_while_running() {
 }
 
 #[test]
+fn policy_that_uses_too_much_fuel_is_rolled_back() {
+    let server = Server::with("", &["--guard-fuel", "100"]);
+    policy(&server, &["load", "--promote", &ours()]).code(0);
+    let mut store = server.store("client");
+    for _ in 0..99 {
+        store.get("key");
+    }
+    assert_eq!(roles(&server, OURS).unwrap(), ["active"]);
+    store.get("key");
+    assert_eq!(roles(&server, "standard").unwrap(), ["active"]);
+    let list = policy(&server, &["list"]).code(0).text();
+    let why = "fuel per request over its last 100 requests";
+    assert!(list.contains(why), "{list}");
+}
+
+#[test]
 fn load_with_promote_activates_and_list_prints_a_table() {
     let server = Server::start();
     policy(&server, &["load", "--promote", &ours()]).code(0);

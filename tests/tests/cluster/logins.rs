@@ -1,10 +1,13 @@
-//! An etcd that asks for a user and a password.
+//! An etcd that asks for a user and a password, or for a certificate.
 
-use std::fs;
+use std::{fs, path::Path};
 
-use statehouse_tests::{Cluster, run};
+use statehouse_tests::{Cluster, Etcd, Server, command, run};
 
-use crate::SHORT_LEASE;
+use crate::{
+    SHORT_LEASE,
+    authority::{Authority, ClientCertificate, Pair},
+};
 
 #[test]
 fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
@@ -53,4 +56,76 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
     cluster.ask(&wrong).code(3).says("check --cluster-user");
     let missing = [&["status"], &login[..], &["missing"]].concat();
     cluster.ask(&missing).code(2).says("password file missing");
+}
+
+#[test]
+fn hosts_show_etcd_the_certificate_it_asks_for() {
+    let files = tempfile::tempdir().unwrap();
+    let authority = Authority::new(files.path(), "ca");
+    let server = authority.server("etcd");
+    let client = |name, serial, authority: &Authority| {
+        authority.client(&ClientCertificate {
+            name,
+            until: 2100,
+            serial,
+        })
+    };
+    let host = client("host", 1, &authority);
+    let stranger = client("stranger", 2, &Authority::new(files.path(), "other"));
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let ca = text(&authority.certificate);
+    let etcd = Etcd::start_with(
+        1,
+        "https",
+        &[
+            format!("--cert-file={}", text(&server.certificate)),
+            format!("--key-file={}", text(&server.key)),
+            format!("--trusted-ca-file={ca}"),
+            "--client-cert-auth".to_owned(),
+        ],
+    );
+    let (certificate, key) = (text(&host.certificate), text(&host.key));
+    let settings = [
+        SHORT_LEASE,
+        ("cluster_ca", &ca),
+        ("cluster_cert", &certificate),
+        ("cluster_key", &key),
+    ];
+    let mut cluster = Cluster::existing_on(etcd, &settings);
+    let ask = |cluster: &Cluster, command: &str, pair: Option<&Pair>| {
+        let files = pair.map(|it| (text(&it.certificate), text(&it.key)));
+        let mut arguments = vec![command, "--cluster-ca", &ca];
+        if let Some((certificate, key)) = &files {
+            arguments.extend(["--cluster-cert", certificate, "--cluster-key", key]);
+        }
+        cluster.ask(&arguments)
+    };
+    for refused in [None, Some(&stranger)] {
+        ask(&cluster, "init", refused)
+            .code(3)
+            .says("--cluster-cert");
+    }
+    let of_two = Pair {
+        certificate: host.certificate.clone(),
+        key: stranger.key.clone(),
+    };
+    ask(&cluster, "init", Some(&of_two))
+        .code(2)
+        .says("--cluster-key: ");
+    ask(&cluster, "init", Some(&host)).code(0);
+    cluster.add_hosts(2);
+    cluster.store(0, "writer").set("key", "value");
+    let (_, after) = cluster.fail_over();
+    let mut reader = cluster.store(after.host, "reader");
+    assert_eq!(reader.get("key"), Some(b"value".to_vec()));
+    let status = ask(&cluster, "status", Some(&host)).code(0).text();
+    assert!(status.contains("leader"), "{status}");
+
+    // A host without a certificate waits, and says why.
+    let mut without = command::command(&["serve", "--listen", "127.0.0.1:0", "--name", "gw9"]);
+    without.args(["--cluster-listen", "127.0.0.1:0", "--cluster-ca", &ca]);
+    without.args(["--cluster", &cluster.urls()]);
+    let without = Server::run_unready(without);
+    let said = without.wait_for_line("waiting for etcd at ");
+    assert!(said.contains("--cluster-cert"), "{said}");
 }

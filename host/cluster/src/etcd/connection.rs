@@ -1,6 +1,7 @@
 //! Calls of one server of etcd over gRPC, and the meaning of their errors.
 
 use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -31,6 +32,8 @@ pub(super) struct Server {
     channel: Channel,
     /// The login, if a user is configured.
     session: Option<Session>,
+    /// Whether it may have refused the certificate of this host: with TLS, until it answers.
+    may_refuse: AtomicBool,
 }
 
 impl Server {
@@ -39,6 +42,7 @@ impl Server {
         Ok(Self {
             channel: channel(url, tls)?,
             session: None,
+            may_refuse: AtomicBool::new(tls.is_some()),
         })
     }
 
@@ -60,6 +64,26 @@ impl Server {
     where
         F: Future<Output = Result<T, EngineError>>,
     {
+        let answer = self.send_with_login(send).await;
+        match answer {
+            // In TLS 1.3 a client learns this after its first request, if at all.
+            Err(EngineError::Unknown(why)) if self.may_refuse.load(Relaxed) => {
+                Err(EngineError::Unknown(format!(
+                    "{why}; if etcd asks for certificates, check --cluster-cert and --cluster-key"
+                )))
+            }
+            Ok(_) => {
+                self.may_refuse.store(false, Relaxed);
+                answer
+            }
+            _ => answer,
+        }
+    }
+
+    async fn send_with_login<T, F>(&self, send: impl Fn(Token) -> F) -> Result<T, EngineError>
+    where
+        F: Future<Output = Result<T, EngineError>>,
+    {
         let Some(session) = &self.session else {
             return send(None).await;
         };
@@ -75,15 +99,8 @@ impl Server {
 }
 
 fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, String> {
-    let failed = |error: tonic::transport::Error| {
-        let cause = error.source().map(ToString::to_string);
-        format!(
-            "the etcd endpoint {url}: {}",
-            cause.unwrap_or(error.to_string())
-        )
-    };
     let mut endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(failed)?
+        .map_err(|error| format!("the etcd endpoint {url}: {}", innermost(&error)))?
         .connect_timeout(CONNECT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(PING)
@@ -95,7 +112,10 @@ fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, String> {
         if let Some((certificate, key)) = &tls.identity_pem {
             config = config.identity(Identity::from_pem(certificate, key));
         }
-        endpoint = endpoint.tls_config(config).map_err(failed)?;
+        endpoint = endpoint.tls_config(config).map_err(|error| {
+            let why = innermost(&error);
+            format!("the files of --cluster-ca, --cluster-cert and --cluster-key: {why}")
+        })?;
     }
     Ok(endpoint.connect_lazy())
 }
