@@ -191,6 +191,13 @@ impl Server {
         )
     }
 
+    /// Like [`Self::restartable`], with environment variables.
+    pub fn restartable_in(settings: &[(&str, &str)], environment: &[(&str, String)]) -> Server {
+        let mut command = restartable(Command::new(binary::statehouse()), settings);
+        command.envs(environment.iter().cloned());
+        Server::spawn(command, tempfile::tempdir().unwrap())
+    }
+
     /// Like [`Self::restartable`], with the program for this processor.
     pub fn emulated(processor: &Processor, settings: &[(&str, &str)]) -> Server {
         Server::spawn(

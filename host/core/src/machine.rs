@@ -488,15 +488,20 @@ impl Core {
         }
     }
 
-    /// Postpones every deadline by `by_ms`, because the clock was stepped ahead.
-    pub fn postpone(&mut self, now_ms: u64, by_ms: u64) {
+    /// Postpones every deadline by `by_ms`, because the clock was stepped ahead. Returns false, and
+    /// leaves the deadlines of keys, if the log has no room for the new ones.
+    #[must_use = "the operator must know that keys expire early"]
+    pub fn postpone(&mut self, now_ms: u64, by_ms: u64) -> bool {
         let Self {
             store, recorder, ..
         } = self;
-        store.postpone(now_ms, by_ms, |effects| {
-            recorder.step(None, &effects, false);
-        });
+        let fits = recorder.journal().fits(store.postponement_bytes());
+        if fits {
+            store.postpone_keys(by_ms, |deadlines| recorder.deadlines(now_ms, deadlines));
+        }
+        store.postpone_requests(by_ms);
         recorder.postponed(now_ms, by_ms);
+        fits
     }
 
     /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that

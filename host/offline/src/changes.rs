@@ -17,7 +17,7 @@ use crate::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, PolicyRecord, Record};
 use statehouse_core::log::{Block, Malformed, read_block};
-use statehouse_core::store::{self, Entry, Write};
+use statehouse_core::store::{self, Entry, NewDeadline, Write};
 use statehouse_mqtt::SessionUsers;
 
 mod writer;
@@ -135,7 +135,13 @@ impl History {
             KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            KeyEvent::Written(write, origin) => history.add(write, origin, limit),
+            // Older versions of the program recorded a new deadline as a write of no client.
+            KeyEvent::Written(write, origin) => {
+                if origin.client.is_some() || write.expired() {
+                    history.add(write, origin, limit);
+                }
+            }
+            KeyEvent::Deadline { .. } => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(history)
@@ -193,6 +199,14 @@ impl AsOf {
             KeyEvent::Written(write, origin) => {
                 if moment.includes(origin.now_ms, write.version()) {
                     search.found = Some(write.entry().cloned());
+                }
+            }
+            KeyEvent::Deadline { now_ms, expires_ms } => {
+                if let Some(Some(entry)) = &mut search.found
+                    && entry.expires_ms().is_some()
+                    && moment.includes(now_ms, entry.version())
+                {
+                    *entry = entry.with_deadline(expires_ms);
                 }
             }
         };
@@ -296,6 +310,8 @@ enum KeyEvent<'a> {
     RecordEnd { now_ms: u64, clock: Option<Stamp> },
     /// A change of the key. It precedes the end of its record.
     Written(&'a Write, &'a Origin<'a>),
+    /// A new deadline of the key. It precedes the end of its record.
+    Deadline { now_ms: u64, expires_ms: u64 },
 }
 
 /// The origin of a change.
@@ -399,6 +415,15 @@ impl<'a> KeyReader<'a> {
             Record::Started { now_ms, .. }
             | Record::Stopped { now_ms }
             | Record::Postponed { now_ms, .. } => {
+                let clock = None;
+                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
+            }
+            Record::Deadlines { now_ms, deadlines } => {
+                let of_key = |it: &&NewDeadline| !it.hidden && *it.key == *self.key;
+                if let Some(it) = deadlines.iter().find(of_key) {
+                    let expires_ms = it.expires_ms;
+                    (self.visit)(KeyEvent::Deadline { now_ms, expires_ms });
+                }
                 let clock = None;
                 (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
             }

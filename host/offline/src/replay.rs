@@ -241,6 +241,7 @@ fn time_of(record: &Record<'_>) -> Option<u64> {
         Record::Swept { now_ms, .. }
         | Record::Started { now_ms, .. }
         | Record::Postponed { now_ms, .. }
+        | Record::Deadlines { now_ms, .. }
         | Record::Stopped { now_ms } => Some(*now_ms),
         Record::Policy(_)
         | Record::Assignment(_)

@@ -140,7 +140,11 @@ impl Locked {
                 stepped_ms,
                 "the system clock was stepped ahead: the store's time follows, and the deadlines of keys move with it"
             );
-            self.core.postpone(now_ms, stepped_ms);
+            if !self.core.postpone(now_ms, stepped_ms) {
+                tracing::error!(
+                    "the disk is full: the deadlines of keys do not move with the clock, and keys expire early by its step"
+                );
+            }
         }
         self.stats.clock_behind_ms = wall_behind_ms;
         let behind = wall_behind_ms > limits::CLOCK_UNHEALTHY_MS_MIN;

@@ -75,6 +75,10 @@ impl Journal for Disk {
         matches!(self.log.room(), Room::Plenty | Room::Tight)
     }
 
+    fn fits(&self, bytes: u64) -> bool {
+        self.log.fits(bytes)
+    }
+
     fn promise(&self) -> String {
         match self.durability {
             Durability::Interval => format!(

@@ -230,6 +230,23 @@ fn renotification_shares_the_fuel_of_one_request() {
     assert!((1..400).contains(&own), "{own}");
 }
 
+#[test]
+fn notification_of_expiries_shares_the_fuel_of_one_request() {
+    let all = policies();
+    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    let count = 200;
+    for n in 0..count {
+        let key = format!("slow-notify/{n}");
+        ask(&mut core, "writer", &["SET", &key, "v", "PX", "1000"]);
+        ask(&mut core, "watcher", &["KEYNOTIFY", &key]);
+    }
+    let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
+    assert_eq!((effects.expired.len(), effects.failures), (count, 0));
+    let own = effects.expired.iter();
+    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    assert!((1..count).contains(&own), "{own}");
+}
+
 /// On a busy machine, the watchdog may stop the re-execution. Then only the remembered answer is
 /// left.
 #[test]

@@ -351,11 +351,38 @@ fn redelivery_after_a_clock_step_and_a_restart_has_no_effect() {
     store.request_with_id(1, 7, &set);
     let step_ms = 24 * 3_600_000;
     store.now_ms += step_ms;
-    store.core.postpone(store.now_ms, step_ms);
+    assert!(store.core.postpone(store.now_ms, step_ms));
     store.request(1, &["DEL", "k"]);
     let mut store = store.restart(Mode::Foreign);
     let (effects, _) = store.request_with_id(1, 7, &set);
     assert_eq!(effects.repeated, Some(Rerun::Same));
+}
+
+/// A record of a moved deadline names the key, not its value.
+#[test]
+fn deadlines_move_with_the_clock_and_survive_a_restart() {
+    let mut store = RecordedStore::new(Mode::Embedded);
+    let value = "v".repeat(10_000);
+    store.request(1, &["SET", "lock", &value, "PX", "500"]);
+    store.request(1, &["SET", "replaced", "v", "PX", "500"]);
+    let before = store.records.all().len();
+    let step_ms = 24 * 3_600_000;
+    store.now_ms += step_ms;
+    assert!(store.core.postpone(store.now_ms, step_ms));
+    let bytes: usize = store.records.all()[before..].iter().map(Vec::len).sum();
+    assert!(bytes < 100, "{bytes} bytes");
+    store.request(1, &["SET", "replaced", "w"]);
+    for _ in 0..2 {
+        let held = store.request(2, &["GET", "lock"]).0.answer.unwrap();
+        assert!(held.payload.starts_with(b"$10000\r\n"));
+        store = store.restart(Mode::Embedded);
+    }
+    store.now_ms += 500;
+    store.step(Input::Sweep);
+    let gone = store.request(2, &["GET", "lock"]).0.answer.unwrap();
+    assert_eq!(&gone.payload[..], b"$-1\r\n");
+    let kept = store.request(2, &["GET", "replaced"]).0.answer.unwrap();
+    assert_eq!(&kept.payload[..], b"$1\r\nw\r\n");
 }
 
 /// The expiration of a key may be the only notification that a client waiting for a lock gets.
@@ -411,7 +438,7 @@ fn start_renotifies_expirations_from_before_a_clock_step() {
     store.step(Input::Sweep);
     let step_ms = 24 * 3_600_000;
     store.now_ms += step_ms;
-    store.core.postpone(store.now_ms, step_ms);
+    assert!(store.core.postpone(store.now_ms, step_ms));
     let store = store.restart(Mode::Foreign);
     assert_eq!(store.expirations.len(), 1);
 }

@@ -279,15 +279,22 @@ pub(crate) fn entropy() -> u64 {
 pub(crate) struct PlainFile(pub(crate) fs::File);
 
 impl PlainFile {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)
-            .map(Self)
+    /// Creates a file, or replaces the content of a file in a directory that only this process
+    /// writes to.
+    fn create(path: &Path) -> io::Result<Self> {
+        let mut options = Self::options();
+        options.create(true).truncate(true).open(path).map(Self)
+    }
+
+    /// Creates a file that does not exist yet. Follows no link.
+    pub(crate) fn create_new(path: &Path) -> io::Result<Self> {
+        Self::options().create_new(true).open(path).map(Self)
+    }
+
+    fn options() -> fs::OpenOptions {
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        options
     }
 }
 

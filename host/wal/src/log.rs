@@ -200,7 +200,7 @@ impl Log {
             .map_or(Ok(()), |failure| Err(Error::Failed(failure.clone())))
     }
 
-    /// Fails permanently if the directory was removed, replaced or unlocked.
+    /// Fails permanently if the directory was removed, replaced or unlocked, or cannot be looked at.
     pub(crate) fn check_place(&self) -> Result<(), Error> {
         let directory = "the data directory";
         match self.disk.displaced() {
@@ -209,7 +209,7 @@ impl Log {
                 let reason = format!("{reason} while this process used it");
                 Err(self.fail("write to", directory.to_owned(), &io::Error::other(reason)))
             }
-            Err(error) => Err(Error::io("look at", directory)(error)),
+            Err(error) => Err(self.fail("look at", directory.to_owned(), &error)),
         }
     }
 

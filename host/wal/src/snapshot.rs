@@ -317,7 +317,15 @@ pub fn write_snapshot_file(
     temporary.push(".tmp");
     let temporary = Path::new(&temporary);
     let written = (|| {
-        let file = Arc::new(PlainFile::create(temporary).map_err(Error::io("create", &shown))?);
+        // One of another run, or a link that another account has left in a shared directory.
+        match fs::remove_file(temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("create", &shown)(error));
+            }
+            _ => {}
+        }
+        let file = PlainFile::create_new(temporary).map_err(Error::io("create", &shown))?;
+        let file = Arc::new(file);
         let mut writer = Writer::new(file, StoreId(entropy(), entropy()), position.0, created_ms);
         write_blocks(source, &mut writer, &shown, &mut |_, _| Ok(()))?;
         writer

@@ -125,6 +125,15 @@ impl Log {
         }
     }
 
+    /// Whether this many bytes can be appended before [`Room::Reserve`].
+    #[must_use]
+    pub fn fits(&self, bytes: u64) -> bool {
+        let appended = self.appended_bytes.load(Ordering::Acquire);
+        let after = appended.saturating_add(bytes);
+        !self.is_short.load(Ordering::Acquire)
+            && after < self.refuse_at_bytes.load(Ordering::Acquire)
+    }
+
     /// The current use of the disk and the expected size of the next snapshot.
     fn budget(&self) -> Budget {
         let catalogue = locked(&self.catalogue);

@@ -162,6 +162,12 @@ impl WriteAheadLog {
         self.log.room()
     }
 
+    /// See [`Log::fits`].
+    #[must_use]
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.log.fits(bytes)
+    }
+
     /// Whether a caller that appends should wait before it appends more, without holding a lock.
     /// This is the case if too much is unwritten ([`Log::is_behind`]) or a snapshot must free space
     /// first ([`Room::Tight`]).

@@ -54,7 +54,7 @@ fn check(store: &mut Store, acknowledged: &BTreeMap<usize, Hlc>) {
 }
 
 /// Retries a write until it is accepted. The server must detect free room without an operator.
-fn retry_write(store: &mut Store, key: &str) -> Hlc {
+pub(crate) fn retry_write(store: &mut Store, key: &str) -> Hlc {
     let end = Instant::now() + PATIENCE;
     loop {
         let answer = store.ask(&[b"SET", key.as_bytes(), &value(1)]);

@@ -5,6 +5,7 @@
 //! kills the server under the official client.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod clock_steps;
 mod directories;
 mod disk_full;
 mod disk_room;

@@ -190,7 +190,7 @@ impl Image {
                 writes,
             } => {
                 self.note_expiries(&writes);
-                // Entries with new deadlines are no changes.
+                // Older versions of the program recorded new deadlines as entries. They are no changes.
                 let expired: Vec<Write> =
                     writes.iter().filter(|it| it.expired()).cloned().collect();
                 self.note_changes(&expired);
@@ -225,6 +225,12 @@ impl Image {
                 self.duplicates.postpone(by_ms);
                 for expired in &mut self.expired {
                     expired.at_ms = expired.at_ms.saturating_add(by_ms);
+                }
+                self.now_ms = self.now_ms.max(now_ms);
+            }
+            Record::Deadlines { now_ms, deadlines } => {
+                for deadline in &deadlines {
+                    self.state.set_deadline(deadline);
                 }
                 self.now_ms = self.now_ms.max(now_ms);
             }

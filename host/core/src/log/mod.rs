@@ -36,6 +36,11 @@ pub trait Journal: Send + Sync {
     fn persisted(&self, urgent: bool) -> &'static str;
     /// Whether there is room for more than removals.
     fn has_room(&self) -> bool;
+    /// Whether there is room for this many bytes of records besides what removals need.
+    fn fits(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        self.has_room()
+    }
     /// What is full if there is no room, what still works, and what to do.
     fn shortage(&self) -> &'static str {
         "the disk is full: writes are refused, reads and removals are not"

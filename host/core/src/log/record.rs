@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::Stamp;
 use crate::policy::{Assignment, Host, Policy};
-use crate::store::{Mode, Peer, Remembered, Scope, WatchChange, WatchChanges, Write};
+use crate::store::{Mode, NewDeadline, Peer, Remembered, Scope, WatchChange, WatchChanges, Write};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 mod remembered;
@@ -34,6 +34,7 @@ const ATTACHED: u8 = 9;
 // Older versions of the program refuse to read the following kinds.
 const RECEIVE_MAX: u8 = 10;
 const POSTPONED: u8 = 11;
+const DEADLINES: u8 = 12;
 
 /// One record.
 ///
@@ -89,6 +90,14 @@ pub enum Record<'a> {
         now_ms: u64,
         /// The size of the step.
         by_ms: u64,
+    },
+    /// The clock was stepped ahead, so keys expire later. Older versions of the program recorded
+    /// whole entries as [`Record::Swept`] instead.
+    Deadlines {
+        /// The time after the step.
+        now_ms: u64,
+        /// The keys. Those that a later record removes or replaces may have other deadlines.
+        deadlines: Vec<NewDeadline>,
     },
 }
 
@@ -267,6 +276,29 @@ pub(super) fn postponed(out: &mut Vec<u8>, now_ms: u64, by_ms: u64) {
     number(out, by_ms);
 }
 
+pub(super) fn deadlines(out: &mut Vec<u8>, now_ms: u64, deadlines: &[NewDeadline]) {
+    out.push(DEADLINES);
+    number(out, now_ms);
+    number(out, deadlines.len() as u64);
+    for it in deadlines {
+        out.push(it.hidden.into());
+        bytes(out, &it.key);
+        number(out, it.expires_ms);
+    }
+}
+
+fn read_deadlines(reader: &mut Reader<'_>) -> Result<Vec<NewDeadline>, Malformed> {
+    let mut deadlines = Vec::new();
+    for _ in 0..reader.count()? {
+        deadlines.push(NewDeadline {
+            hidden: reader.flags(1)? != 0,
+            key: Bytes::copy_from_slice(reader.bytes()?),
+            expires_ms: reader.number()?,
+        });
+    }
+    Ok(deadlines)
+}
+
 /// Writes changes of MQTT sessions, as encoded by the broker.
 pub fn sessions(out: &mut Vec<u8>, changes: &[u8]) {
     out.push(SESSIONS);
@@ -378,6 +410,10 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
         POSTPONED => Record::Postponed {
             now_ms: reader.number()?,
             by_ms: reader.number()?,
+        },
+        DEADLINES => Record::Deadlines {
+            now_ms: reader.number()?,
+            deadlines: read_deadlines(&mut reader)?,
         },
         _ => {
             return Err(Malformed(

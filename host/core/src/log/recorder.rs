@@ -10,7 +10,7 @@ use super::{Journal, LogPosition};
 use crate::limits;
 use crate::policy::Assignment;
 use crate::request::Request;
-use crate::store::{Effects, Handled, Mode};
+use crate::store::{Effects, Handled, Mode, NewDeadline};
 
 /// Writes the records of one store.
 pub struct Recorder {
@@ -87,6 +87,18 @@ impl Recorder {
         self.append(&record);
     }
 
+    /// Records new deadlines of keys.
+    pub fn deadlines(&mut self, now_ms: u64, deadlines: &[NewDeadline]) {
+        if !self.journal.keeps() {
+            return;
+        }
+        let mut record = Vec::new();
+        record::deadlines(&mut record, now_ms, deadlines);
+        self.append(&record);
+        let keys = deadlines.iter().map(|it| (&it.key[..], it.hidden));
+        self.unreleased.note(self.last, keys);
+    }
+
     /// Records the end of a run.
     pub fn stopped(&mut self, now_ms: u64) {
         let mut record = Vec::new();
@@ -158,7 +170,8 @@ impl Recorder {
         self.last = journal.append(&records[..count], urgent);
         let writes = swept.map(|it| &it.writes).into_iter();
         for writes in writes.chain(handled.map(|it| &it.writes)) {
-            self.unreleased.note_writes(self.last, writes);
+            let keys = writes.iter().map(|it| (it.key(), it.hidden));
+            self.unreleased.note(self.last, keys);
         }
         self.last
     }

@@ -8,7 +8,7 @@ use hashbrown::DefaultHashBuilder;
 use rustc_hash::FxHashMap;
 
 use super::LogPosition;
-use crate::store::{Read, RestsOn, Write};
+use crate::store::{Read, RestsOn};
 
 /// Writes that are not released yet.
 ///
@@ -22,10 +22,14 @@ pub(super) struct Unreleased {
 }
 
 impl Unreleased {
-    /// Notes the writes of a record.
-    pub(super) fn note_writes(&mut self, position: LogPosition, writes: &[Write]) {
-        for write in writes {
-            let key = self.hash(write.key(), write.hidden);
+    /// Notes the keys that a record changes, each with whether it is hidden.
+    pub(super) fn note<'a>(
+        &mut self,
+        position: LogPosition,
+        keys: impl Iterator<Item = (&'a [u8], bool)>,
+    ) {
+        for (key, hidden) in keys {
+            let key = self.hash(key, hidden);
             self.last.insert(key, position);
             self.order.push_back((position, key));
         }
@@ -66,14 +70,11 @@ impl Unreleased {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Change, Key, KeyRef};
+    use crate::store::{Key, KeyRef};
 
-    fn write(key: &'static str, hidden: bool) -> Write {
-        let key = Key::from_static(key.as_bytes());
-        Write {
-            hidden,
-            ..Write::of(Change::Deleted(key, Default::default()))
-        }
+    fn note(on: &mut Unreleased, position: u64, keys: &[(&str, bool)]) {
+        let keys = keys.iter().map(|(key, hidden)| (key.as_bytes(), *hidden));
+        on.note(LogPosition(position), keys);
     }
 
     fn position(on: &Unreleased, key: &'static str, hidden: bool) -> u64 {
@@ -88,8 +89,8 @@ mod tests {
     #[test]
     fn read_depends_on_the_last_write_of_its_key() {
         let mut unreleased = Unreleased::default();
-        unreleased.note_writes(LogPosition(1), &[write("a", false), write("b", false)]);
-        unreleased.note_writes(LogPosition(2), &[write("a", false), write("c", true)]);
+        note(&mut unreleased, 1, &[("a", false), ("b", false)]);
+        note(&mut unreleased, 2, &[("a", false), ("c", true)]);
         assert_eq!(position(&unreleased, "a", false), 2);
         assert_eq!(position(&unreleased, "b", false), 1);
         assert_eq!(position(&unreleased, "c", false), 0);

@@ -85,14 +85,14 @@ pub enum RestsOn {
     Everything,
 }
 
-/// Keys that expired, or keys whose deadline was postponed.
+/// Keys that expired.
 #[derive(Debug)]
 pub struct Swept {
     /// The time of the step.
     pub now_ms: u64,
     /// The clock after the step.
     pub clock: Stamp,
-    /// The removals, or the entries with new deadlines.
+    /// The removals.
     pub writes: Vec<Write>,
 }
 

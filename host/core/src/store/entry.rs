@@ -92,16 +92,15 @@ impl Entry {
         )
     }
 
-    /// The same entry with its deadline, if it has one, postponed by `by_ms`.
-    pub(super) fn postponed(&self, by_ms: u64) -> Self {
-        let expires_ms = self.expires_ms().map(|ms| ms.saturating_add(by_ms));
+    /// The same entry with this deadline.
+    pub fn with_deadline(&self, expires_ms: u64) -> Self {
         let fence = self.fence();
         Self::new(
             self.key(),
             self.value(),
             self.version(),
             fence.as_ref(),
-            expires_ms,
+            Some(expires_ms),
         )
     }
 

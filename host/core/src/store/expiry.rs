@@ -13,7 +13,7 @@ use super::write::{Change, Write};
 use super::{Entry, Key, Quota, Table};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::policy::Registry;
+use crate::policy::{Registry, Share};
 
 /// Notifies current watchers of expired keys that an earlier run removed.
 pub(super) fn renotify(
@@ -32,30 +32,52 @@ pub(super) fn renotify(
     state
 }
 
+/// A key with a new deadline, because the clock was stepped ahead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDeadline {
+    /// Whether the key is hidden.
+    pub hidden: bool,
+    /// The key.
+    pub key: Key,
+    /// The new deadline, in milliseconds since 1970.
+    pub expires_ms: u64,
+}
+
+/// The bytes that records of new deadlines take, at most.
+pub(super) fn postponement_bytes(state: &State) -> u64 {
+    let parts = [false, true].map(|hidden| state.part(hidden));
+    let keys = parts.into_iter().flat_map(|it| it.expired(u64::MAX));
+    keys.map(|entry| entry.key().len() as u64 + limits::NEW_DEADLINE_BYTES_MAX)
+        .sum()
+}
+
 /// Postpones the deadline of every key by `by_ms`, because the clock was stepped ahead. Calls
-/// `each` with writes to record, in parts that fit into a record.
-pub(super) fn postpone(state: &mut State, now_ms: u64, by_ms: u64, each: &mut dyn FnMut(Swept)) {
+/// `each` with new deadlines to record, in parts that fit into a record.
+pub(super) fn postpone(state: &mut State, by_ms: u64, each: &mut dyn FnMut(&[NewDeadline])) {
     for hidden in [false, true] {
-        let expiring: Vec<Entry> = state.part(hidden).expired(u64::MAX).cloned().collect();
-        let mut entries = expiring.iter().peekable();
-        while entries.peek().is_some() {
-            let (mut writes, mut bytes) = (Vec::new(), 0);
-            while let Some(entry) = entries.next_if(|_| {
-                writes.len() < limits::POSTPONED_KEYS_PER_RECORD_MAX
-                    && bytes < limits::POSTPONED_BYTES_PER_RECORD_MAX
-            }) {
-                bytes += entry.weight();
-                writes.push(Write {
-                    hidden,
-                    ..Write::of(Change::Set(entry.postponed(by_ms)))
-                });
-            }
-            state.write_by(&writes, None);
-            each(Swept {
-                now_ms,
-                clock: state.hlc.last(),
-                writes,
+        let postponed = |entry: &Entry| NewDeadline {
+            hidden,
+            key: Key::copy_from_slice(entry.key()),
+            expires_ms: entry.expires_ms().unwrap_or(0).saturating_add(by_ms),
+        };
+        let all: Vec<NewDeadline> = (state.part(hidden).expired(u64::MAX))
+            .map(postponed)
+            .collect();
+        let mut rest = &all[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let part = rest.iter().take(limits::POSTPONED_KEYS_PER_RECORD_MAX);
+            let fits = part.take_while(|it| {
+                bytes += it.key.len();
+                bytes <= limits::POSTPONED_BYTES_PER_RECORD_MAX
             });
+            // The first one always fits: a key is shorter than a record.
+            let (part, others) = rest.split_at(fits.count().max(1));
+            for deadline in part {
+                state.set_deadline(deadline);
+            }
+            each(part);
+            rest = others;
         }
     }
 }
@@ -91,7 +113,9 @@ pub(super) fn sweep(
     for entry in &expired {
         transaction.expire(entry.key());
     }
-    let mut notifier = Notifier::new(registry, now_ms, None);
+    // Together as much as one request, because all other requests wait.
+    let share = Some(Share::of(quota.fuel_max, 0));
+    let mut notifier = Notifier::new(registry, now_ms, share);
     let changes: Vec<Change> = transaction.changes().cloned().collect();
     for change in changes {
         let to = Recipients::of(&transaction.state().watches, change.key());

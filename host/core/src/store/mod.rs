@@ -41,6 +41,7 @@ pub use duplicates::{Duplicates, Retention};
 pub use effects::INTERNAL_ERROR;
 pub use effects::{Answer, Effects, Handled, RestsOn, Swept, Trip};
 pub use entry::{Entry, Key};
+pub use expiry::NewDeadline;
 pub use listing::{Listed, after, behind};
 pub use mode::Mode;
 pub use notification::Notification;

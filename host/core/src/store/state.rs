@@ -5,12 +5,13 @@
 
 use super::arena::Slot;
 use super::entry::Entry;
+use super::expiry::NewDeadline;
 use super::owners::{NO_OWNER, Owner, Owners};
 use super::quota::{Exceeded, Quota};
 use super::recent::Recent;
 use super::table::Table;
 use super::watch::Watches;
-use super::write::Write;
+use super::write::{Change, Write};
 use crate::clock::Hlc;
 use crate::limits;
 
@@ -152,6 +153,19 @@ impl State {
             self.write_as(write, owner);
         }
         self.owners.leave(owner);
+    }
+
+    /// Moves the deadline of a key that has one. The key keeps its version and its owner.
+    pub fn set_deadline(&mut self, it: &NewDeadline) {
+        if let Some((entry, owner)) = self.part(it.hidden).owned(&it.key)
+            && entry.expires_ms().is_some()
+        {
+            let moved = Write {
+                hidden: it.hidden,
+                ..Write::of(Change::Set(entry.with_deadline(it.expires_ms)))
+            };
+            self.write_as(&moved, owner);
+        }
     }
 
     fn write_as(&mut self, write: &Write, owner: Owner) {

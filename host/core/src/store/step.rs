@@ -8,7 +8,7 @@ use statehouse_protocol::{Peer, SessionId};
 
 use super::duplicates::Duplicates;
 use super::effects::Effects;
-use super::expiry;
+use super::expiry::{self, NewDeadline};
 use super::handling::identity;
 use super::read_set::Read;
 use super::reexecution::{self, Removals, SampledRequest, Sampler};
@@ -170,21 +170,25 @@ impl Store {
         next_expiry_ms(self.state())
     }
 
-    /// Postpones every deadline by `by_ms`, because the clock was stepped ahead. Calls `each` with
-    /// effects to record.
-    pub fn postpone(&mut self, now_ms: u64, by_ms: u64, mut each: impl FnMut(Effects)) {
+    /// Postpones the deadline of every remembered request, because the clock was stepped ahead.
+    pub(crate) fn postpone_requests(&mut self, by_ms: u64) {
         self.duplicates.postpone(by_ms);
+    }
+
+    /// Postpones the deadline of every key, because the clock was stepped ahead. Calls `each` with
+    /// new deadlines to record.
+    pub(crate) fn postpone_keys(&mut self, by_ms: u64, mut each: impl FnMut(&[NewDeadline])) {
         let mut state = self
             .state
             .take()
             .expect("every step puts the state back before it returns");
-        expiry::postpone(&mut state, now_ms, by_ms, &mut |swept| {
-            each(Effects {
-                swept: Some(swept),
-                ..Effects::default()
-            });
-        });
+        expiry::postpone(&mut state, by_ms, &mut each);
         self.state = Some(state);
+    }
+
+    /// The bytes that records of [`Self::postpone_keys`] take, at most.
+    pub(crate) fn postponement_bytes(&self) -> u64 {
+        expiry::postponement_bytes(self.state())
     }
 
     /// Loads what requests of this session with these payloads will probably need from memory,

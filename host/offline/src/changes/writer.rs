@@ -70,14 +70,16 @@ impl Writer {
                 writer = found.filter(|_| entry.version() == version);
             }
             KeyEvent::Written(write, origin) => {
-                // A record without a client only moves the deadline of the entry.
+                // Older versions of the program recorded a new deadline as a write of no client.
                 if let (Some(entry), Some(client)) = (write.entry(), origin.client)
                     && entry.version() == version
                 {
                     writer = Some(Found::InRecord(Self::new(entry, client, origin.user)));
                 }
             }
-            KeyEvent::SnapshotEnd { .. } | KeyEvent::RecordEnd { .. } => {}
+            KeyEvent::SnapshotEnd { .. }
+            | KeyEvent::RecordEnd { .. }
+            | KeyEvent::Deadline { .. } => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(writer)

@@ -211,7 +211,7 @@ fn removed_segment_stops_acknowledgements() {
 #[test]
 fn log_fails_when_its_directory_or_lock_is_replaced() {
     type Change = fn(&std::path::Path);
-    let changes: [(&str, Change); 3] = [
+    let changes: [(&str, Change); 4] = [
         ("removed", |path| {
             std::fs::remove_file(path.join(files::LOCK)).expect("there");
         }),
@@ -221,6 +221,10 @@ fn log_fails_when_its_directory_or_lock_is_replaced() {
         ("replaced", |path| {
             std::fs::rename(path, path.with_extension("old")).expect("there");
             std::fs::create_dir(path).expect("free");
+        }),
+        ("cannot look at", |path| {
+            std::fs::rename(path, path.with_extension("old")).expect("there");
+            std::os::unix::fs::symlink(path, path).expect("free");
         }),
     ];
     for (what, change) in changes {
@@ -235,6 +239,27 @@ fn log_fails_when_its_directory_or_lock_is_replaced() {
         assert!(log.commit().is_err());
         assert_eq!(log.released(), LogPosition(1));
     }
+}
+
+#[test]
+fn backup_follows_no_link_and_keeps_no_mode() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| place.path().join(name);
+    std::fs::write(path("other"), "other").expect("written");
+    symlink(path("other"), path("linked.tmp")).expect("free");
+    std::fs::write(path("open.tmp"), "left").expect("written");
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(path("open.tmp"), open).expect("set");
+    for name in ["linked", "open"] {
+        let mut blocks = Blocks(vec![b"block".to_vec()], 0);
+        write_snapshot_file(path(name), LogPosition(1), 5, &mut blocks).expect("written");
+        let backup = std::fs::symlink_metadata(path(name)).expect("there");
+        assert!(backup.is_file());
+        assert_eq!(backup.permissions().mode() & 0o777, 0o600, "{name}");
+    }
+    let other = std::fs::read(path("other")).expect("there");
+    assert_eq!(other, b"other");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use crate::clock::Fence;
 use crate::policy::{Fault, Page, Reached};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
-    CapturedReads, Change, Context, Entry, Imported, KeyRef, Outcome, Read, Right, StoredPayload,
+    CapturedReads, Change, Context, Entry, Imported, KeyRef, NewDeadline, Outcome, Read, Right,
+    StoredPayload,
 };
 
 fn arb_stamp() -> impl Strategy<Value = Stamp> {
@@ -291,6 +292,22 @@ fn postponement_survives_a_round_trip() {
     assert_eq!(out, [11, 172, 2, 7]);
     let (now_ms, by_ms) = (300, 7);
     assert_eq!(read(&out).unwrap(), Record::Postponed { now_ms, by_ms });
+}
+
+#[test]
+fn new_deadlines_survive_a_round_trip() {
+    let mut out = Vec::new();
+    let new = |hidden, key: &'static str, expires_ms| NewDeadline {
+        hidden,
+        key: key.into(),
+        expires_ms,
+    };
+    let now_ms = 300;
+    let new = vec![new(false, "k", 301), new(true, "", u64::MAX)];
+    deadlines(&mut out, now_ms, &new);
+    assert_eq!(out[..9], [12, 172, 2, 2, 0, 1, b'k', 173, 2]);
+    let deadlines = new;
+    assert_eq!(read(&out).unwrap(), Record::Deadlines { now_ms, deadlines });
 }
 
 #[test]
