@@ -34,7 +34,7 @@ pub(super) struct Frames<S> {
     /// Whether `out` is empty and the stream is flushed.
     is_flushed: bool,
     /// The payload of the last ping without a pong: earlier pings need none (RFC 6455 section
-    /// 5.5.3).
+    /// 5.5.3). Its pong must wait until `out` is written, or `out` would grow with every ping.
     ping: Option<BytesMut>,
     /// Whether no more input follows.
     is_over: bool,
@@ -151,10 +151,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         Ok(true)
     }
 
-    /// Queues the Close frame, once.
+    /// Queues the Close frame, once, behind the pong of the last ping.
     fn close(&mut self, code: CloseCode, why: &str) {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
+        }
+        if let Some(ping) = self.ping.take() {
+            self.put(OpCode::Control(Control::Pong), &ping);
         }
         let mut payload = BytesMut::with_capacity(2 + why.len());
         payload.put_u16(code.into());
@@ -176,29 +179,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// Writes the queued frames. Both the reader and the writer call this, so that a ping gets its
     /// pong even if there is no other output. Both are woken when the socket has room.
     fn poll_out(&mut self, side: Side, cx: &Context<'_>) -> Poll<io::Result<()>> {
-        if let Some(ping) = self.ping.take().filter(|_| !self.is_closed) {
-            self.put(OpCode::Control(Control::Pong), &ping);
-        }
-        if self.is_flushed {
-            return Poll::Ready(Ok(()));
-        }
-        self.writers.set(side, cx.waker());
-        let waker = Waker::from(self.writers.clone());
-        let mut cx = Context::from_waker(&waker);
-        while !self.out.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(&mut cx, &self.out))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        loop {
+            if self.is_flushed {
+                match self.ping.take() {
+                    Some(ping) if !self.is_closed => {
+                        self.put(OpCode::Control(Control::Pong), &ping)
+                    }
+                    _ => return Poll::Ready(Ok(())),
+                }
             }
-            self.out.advance(written);
+            self.writers.set(side, cx.waker());
+            let waker = Waker::from(self.writers.clone());
+            let mut cx = Context::from_waker(&waker);
+            while !self.out.is_empty() {
+                let written = ready!(Pin::new(&mut self.stream).poll_write(&mut cx, &self.out))?;
+                if written == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                self.out.advance(written);
+            }
+            if self.out.capacity() > limits::WS_IDLE_BYTES_MAX {
+                self.out = BytesMut::new();
+            }
+            // TLS buffers encrypted bytes if the socket has no room.
+            ready!(Pin::new(&mut self.stream).poll_flush(&mut cx))?;
+            self.is_flushed = true;
         }
-        if self.out.capacity() > limits::WS_IDLE_BYTES_MAX {
-            self.out = BytesMut::new();
-        }
-        // TLS buffers encrypted bytes if the socket has no room.
-        ready!(Pin::new(&mut self.stream).poll_flush(&mut cx))?;
-        self.is_flushed = true;
-        Poll::Ready(Ok(()))
     }
 
     /// Ends the connection because of a violation by the peer. The peer receives the reason if the

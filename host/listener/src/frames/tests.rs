@@ -140,6 +140,36 @@ async fn the_last_of_many_pings_is_answered_and_a_close_is_returned() {
 }
 
 #[tokio::test]
+async fn pings_of_a_peer_that_does_not_read_use_no_memory() {
+    let (ours, theirs) = duplex(64);
+    let mut frames = Frames::new(ours, &[]);
+    let (mut reading, mut sending) = tokio::io::split(theirs);
+    let mut sent: Vec<u8> = (0..20_000_u32)
+        .flat_map(|n| frame(0x89, &n.to_be_bytes()))
+        .collect();
+    sent.extend(frame(0x82, b"a"));
+    let mut byte = [0];
+    let (sent, read) = tokio::join!(sending.write_all(&sent), frames.read(&mut byte));
+    sent.unwrap();
+    assert_eq!((read.unwrap(), &byte), (1, b"a"));
+    let held = frames.out.capacity();
+    assert!(held <= limits::WS_IDLE_BYTES_MAX, "{held} bytes");
+    let shutdown = tokio::spawn(async move {
+        frames.flush().await.unwrap();
+        frames.shutdown().await.unwrap();
+    });
+    let mut answered = Vec::new();
+    reading.read_to_end(&mut answered).await.unwrap();
+    shutdown.await.unwrap();
+    let last = [&[0x8a, 4][..], &19_999_u32.to_be_bytes()].concat();
+    assert!(
+        answered.windows(6).any(|pong| pong == last),
+        "the last ping"
+    );
+    assert!(answered.len() < 100, "{answered:?}");
+}
+
+#[tokio::test]
 async fn output_is_sent_in_frames_and_ends_with_a_close() {
     let (mut frames, mut peer) = pair();
     let long = vec![7; limits::WS_FRAME_BYTES_MAX + 1];
