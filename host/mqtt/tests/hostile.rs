@@ -6,9 +6,9 @@ mod common;
 use std::{sync::atomic::Ordering, time::Duration};
 
 use common::*;
-use statehouse_mqtt::{Limits, Message, QoS};
+use statehouse_mqtt::{Broker, Limits, Message, QoS};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
     time::timeout,
 };
 use wire::{DisconnectReasonCode, Packet};
@@ -297,21 +297,28 @@ async fn slow_reader_is_disconnected_and_delays_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn stalled_write_ends_the_connection() {
-    let broker = broker(Limits::default());
-    let mut client = Client::duplex(&broker, 100).hello("a", 0).await;
-    client.listen_to("t", Q::AtMostOnce).await;
-    // More than the stream holds, but far below any limit of a queue.
-    broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1000], QoS::AtMostOnce)));
-    for _ in 0..19 {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(broker.stats().connections, 1);
+    for client in [Client::duplex, Client::buffered] {
+        let broker = broker(Limits::default());
+        let mut client = client(&broker, 100).hello("a", 0).await;
+        client.listen_to("t", Q::AtMostOnce).await;
+        // More than the stream holds, but far below any limit of a queue.
+        broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1000], QoS::AtMostOnce)));
+        for _ in 0..19 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(broker.stats().connections, 1);
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(broker.stats().connections, 0);
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(broker.stats().connections, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn unread_output_is_bounded_over_all_connections() {
+    bound_unread_output(Client::duplex).await;
+    bound_unread_output(Client::buffered).await;
+}
+
+async fn bound_unread_output(connect: fn(&Broker, usize) -> Client<DuplexStream>) {
     let bytes_max = 100_000;
     let broker = broker(Limits {
         output_bytes_total_max: bytes_max,
@@ -319,12 +326,12 @@ async fn unread_output_is_bounded_over_all_connections() {
     });
     let mut silent = Vec::new();
     for n in 0..8 {
-        let client = Client::duplex(&broker, 1000);
+        let client = connect(&broker, 1000);
         let mut client = client.hello(&format!("silent{n}"), 0).await;
         client.listen_to("t", Q::AtLeastOnce).await;
         silent.push(client);
     }
-    let mut reader = Client::duplex(&broker, 1000).hello("reader", 0).await;
+    let mut reader = connect(&broker, 1000).hello("reader", 0).await;
     reader.listen_to("t", Q::AtLeastOnce).await;
     // Eight outputs may each hold two and a half times the total.
     for _ in 0..16 {

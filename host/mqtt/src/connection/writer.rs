@@ -96,27 +96,27 @@ async fn write_chunk<W: AsyncWrite + Unpin>(
 ) -> io::Result<()> {
     let mut rest = chunk;
     while !rest.is_empty() {
-        match write_some(writer, rest, output, stall_max).await? {
+        match limit_stall(writer.write(rest), output, stall_max).await? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             count => rest = &rest[count..],
         }
     }
-    // Does nothing for TCP; other streams may buffer.
-    writer.flush().await
+    // Does nothing for TCP. TLS and WebSocket accept bytes before the socket has room for them.
+    limit_stall(writer.flush(), output, stall_max).await
 }
 
-/// Writes as many bytes as the client takes; an error if it takes none for too long.
-async fn write_some<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    bytes: &[u8],
+/// Waits for a write or a flush; an error if the client does not take its bytes in time.
+async fn limit_stall<T>(
+    step: impl Future<Output = io::Result<T>>,
     output: &Output,
     stall_max: Duration,
-) -> io::Result<usize> {
+) -> io::Result<T> {
+    tokio::pin!(step);
     let interval = stall_max.min(WRITE_STALL_CHECK_INTERVAL);
     let mut stalled = Duration::ZERO;
     loop {
-        if let Ok(written) = timeout(interval, writer.write(bytes)).await {
-            return written;
+        if let Ok(done) = timeout(interval, &mut step).await {
+            return done;
         }
         stalled += interval;
         if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {

@@ -16,7 +16,7 @@ use statehouse_mqtt::{
 };
 use statehouse_protocol::SessionId;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream},
     net::{TcpListener, TcpStream},
     time::timeout,
 };
@@ -106,9 +106,21 @@ impl Client<tokio::io::DuplexStream> {
     /// A client on an in-memory stream that holds this many bytes in each direction.
     pub(crate) fn duplex(broker: &Broker, buffer_bytes: usize) -> Self {
         let (ours, theirs) = tokio::io::duplex(buffer_bytes);
-        let broker = broker.clone();
-        tokio::spawn(async move { broker.serve_connection(theirs, Door::open(PEER)).await });
+        Self::serve(broker, theirs);
         Self::over(ours)
+    }
+
+    /// Like `duplex`, and the broker's end accepts output before the stream has room for it, like
+    /// TLS and WebSocket.
+    pub(crate) fn buffered(broker: &Broker, buffer_bytes: usize) -> Self {
+        let (ours, theirs) = tokio::io::duplex(buffer_bytes);
+        Self::serve(broker, BufStream::with_capacity(1 << 16, 1 << 16, theirs));
+        Self::over(ours)
+    }
+
+    fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(broker: &Broker, stream: S) {
+        let broker = broker.clone();
+        tokio::spawn(async move { broker.serve_connection(stream, Door::open(PEER)).await });
     }
 }
 
