@@ -225,7 +225,7 @@ async fn serve_accepted<R, W>(
     if let Some(violation) = ended.violation() {
         attached.disconnect_for(violation);
     }
-    drop(dispatch);
+    dispatch.end(&mut buffer);
     drop(attached);
     let written = writer.finish(&output, limits.close_timeout).await;
     if written && ended != Ended::ByPeer {

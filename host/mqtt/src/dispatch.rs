@@ -91,6 +91,8 @@ pub(crate) struct Dispatch {
     /// What the buffer held behind `packets`: how the turn ends once these are handled.
     behind: Result<Turn, Violation>,
     requests: Vec<Request>,
+    /// Whether a DISCONNECT or a violation was handled: packets behind it do not count.
+    is_over: bool,
     /// Whether the last turn ended with [`Turn::Paused`].
     paused: bool,
     /// Whether waiting packets own their memory. A slice would pin a whole read buffer.
@@ -134,6 +136,7 @@ impl Dispatch {
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
+            is_over: false,
             paused: false,
             detached: false,
             held_bytes: 0,
@@ -167,6 +170,7 @@ impl Dispatch {
             Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.accepts_input() => Turn::More,
             Ok(turn) => turn,
             Err(violation) => {
+                self.is_over = true;
                 self.broker.lock().close_after_violation(
                     self.session,
                     self.origin.connection,
@@ -174,6 +178,30 @@ impl Dispatch {
                 );
                 Turn::Over
             }
+        }
+    }
+
+    /// Ends the connection. A DISCONNECT that was received counts even if it waits behind other
+    /// packets, or the broker would publish a will that the client has withdrawn (section 3.14.4).
+    /// The other packets are discarded: without acknowledgements there may never be room for them.
+    pub(crate) fn end(mut self, buffer: &mut BytesMut) {
+        if self.is_over {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.packets);
+        let waiting = waiting.into_iter().map(|(packet, _)| packet);
+        let behind = std::iter::from_fn(|| match self.behind {
+            Ok(_) => codec::decode(buffer, self.bounds).ok().flatten(),
+            Err(_) => None,
+        });
+        let disconnect = waiting.chain(behind).find_map(|packet| match packet {
+            Packet::Disconnect(disconnect) => Some(disconnect),
+            _ => None,
+        });
+        if let Some(disconnect) = disconnect {
+            let (key, connection) = (self.session, self.origin.connection);
+            // A violation changes nothing, since the connection ends anyway.
+            _ = (self.broker.lock()).client_disconnects(key, connection, disconnect);
         }
     }
 
@@ -350,6 +378,7 @@ impl Dispatch {
                 self.packets.clear();
             }
             if self.handle_packet(packet, claim, now, core)? {
+                self.is_over = true;
                 return Ok(Some(Turn::Over));
             }
         }

@@ -98,6 +98,53 @@ async fn acknowledgements_behind_paused_requests_are_read() {
 }
 
 #[tokio::test]
+async fn disconnect_behind_a_paused_publish_drops_the_will() {
+    let limits = Limits {
+        queue_bytes_max: 2000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let broker = broker(limits);
+    let mut watcher = Client::duplex(&broker, 4096).hello("watcher", 0).await;
+    watcher.listen_to("will", Q::AtMostOnce).await;
+    for waits in [false, true] {
+        let handled = broker.stats().messages_in;
+        let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
+            unreachable!()
+        };
+        connect.properties.as_mut().unwrap().receive_maximum = Some(1);
+        let will = wire::LastWill::new("will", "gone", Q::AtMostOnce, false, None);
+        let mut client = Client::duplex(&broker, 4096);
+        client
+            .send(&[Packet::Connect(connect, Some(will), None)])
+            .await;
+        assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+        client.listen_to("own", Q::AtLeastOnce).await;
+        // The client does not acknowledge its messages, so the last PUBLISH waits.
+        for id in 1..=4 {
+            let message = publish("own", Q::AtLeastOnce, id, vec![0; 400]);
+            client.send(&[message]).await;
+        }
+        if waits {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let reason = DisconnectReasonCode::NormalDisconnection;
+        let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
+        client.send(&[disconnect]).await;
+        drop(client);
+        while broker.stats().connections > 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(
+            broker.stats().messages_in <= handled + 3,
+            "a PUBLISH waited"
+        );
+        watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
+        assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
+    }
+}
+
+#[tokio::test]
 async fn packets_behind_a_paused_request_keep_their_order() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;

@@ -402,7 +402,8 @@ impl Core {
         }
     }
 
-    /// Handles a DISCONNECT. The connection's task ends the connection right after it.
+    /// Handles a DISCONNECT. The connection's task ends the connection right after it. The output
+    /// may be closing already, if the client has closed the socket.
     pub(crate) fn client_disconnects(
         &mut self,
         key: SessionKey,
@@ -410,12 +411,13 @@ impl Core {
         disconnect: Disconnect,
     ) -> Result<(), Violation> {
         let expiry_max_s = self.limits.session_expiry_max_s;
-        if !self.is_open(key, connection) {
-            return Ok(());
-        }
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Ok(());
         };
+        let current = session.link.as_ref().map(|link| link.connection);
+        if current != Some(connection) {
+            return Ok(());
+        }
         if let Some(expiry_s) = disconnect.session_expiry_s
             && !session.set_expiry(expiry_s.min(expiry_max_s), &mut self.change_log)
         {
