@@ -365,6 +365,27 @@ async fn revoked_rights_end_connections_and_subscriptions() {
 }
 
 #[tokio::test]
+async fn client_that_stays_loses_a_forbidden_will() {
+    let (broker, rules) = Rules::broker(Limits::default());
+    let mut watcher = connected(&broker, hello("watcher", "right", None)).await;
+    watcher.listen_to("#", Q::AtLeastOnce).await;
+    let forbidden = connected(&broker, hello("a", "right", Some("wills/a"))).await;
+    let allowed = connected(&broker, hello("b", "right", Some("wills/b"))).await;
+    rules.forbid("publish wills/a");
+    broker.recheck();
+    assert_eq!(broker.stats().connections, 3);
+    drop(forbidden);
+    while broker.stats().connections > 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(allowed);
+    let Some(Packet::Publish(will)) = watcher.next().await else {
+        panic!("no will")
+    };
+    assert_eq!(will.topic, "wills/b");
+}
+
+#[tokio::test]
 async fn connection_ends_at_expiry_unless_credentials_are_renewed() {
     let (broker, _) = Rules::broker(Limits::default());
     let mut client = Client::duplex(&broker, 4096);

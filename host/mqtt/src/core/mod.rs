@@ -370,6 +370,8 @@ impl Core {
                 .is_some_and(|asked| Arc::ptr_eq(&asked.identity, &origin.identity));
             if is_refused {
                 self.disconnect_unauthorized(key, &origin);
+            } else {
+                self.drop_forbidden_will(key, &origin);
             }
             self.end_forbidden_subscriptions(key, &origin, now);
             self.checkpoint();
