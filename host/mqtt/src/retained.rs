@@ -8,7 +8,7 @@ use crate::{
     Limits, Message,
     change::{Change, Content},
     ledger::{Account, Kind},
-    limits::{RETAINED_BYTES_FLOOR, RETAINED_FLOOR},
+    limits::{EXPIRED_SEARCH_PERIOD, RETAINED_BYTES_FLOOR, RETAINED_FLOOR, work},
     persist::ChangeLog,
     topic,
 };
@@ -20,6 +20,8 @@ pub(crate) struct Retained {
     bytes: usize,
     /// The number of the newest message.
     newest: u64,
+    /// When expired messages were last searched for.
+    searched: Option<Instant>,
 }
 
 /// A retained message and its publisher, which No Local needs. The broker's own messages have no
@@ -88,7 +90,8 @@ enum Next {
 
 impl Retained {
     /// Sets or, with an empty payload, removes the message of its topic. Returns false if there is
-    /// no room; then the old message stays.
+    /// no room; then the old message stays. From time to time, expired messages make room. The
+    /// search for them adds to `work_done`.
     pub(crate) fn set(
         &mut self,
         message: &Message,
@@ -96,6 +99,7 @@ impl Retained {
         limits: &Limits,
         now: Instant,
         change_log: &mut ChangeLog,
+        work_done: &mut u64,
     ) -> bool {
         if message.payload.is_empty() {
             if self.remove(&message.topic) {
@@ -106,6 +110,11 @@ impl Retained {
             return true;
         }
         if !self.has_room(message, from.as_ref(), limits) {
+            if (self.searched).is_some_and(|at| now < at + EXPIRED_SEARCH_PERIOD) {
+                return false;
+            }
+            self.searched = Some(now);
+            *work_done += work::RETAINED_EXAMINED * self.messages.len() as u64;
             self.remove_expired(now, change_log);
             if !self.has_room(message, from.as_ref(), limits) {
                 return false;
@@ -339,6 +348,10 @@ mod tests {
         Message::new(topic, payload, QoS::AtMostOnce)
     }
 
+    fn set(retained: &mut Retained, message: &Message, limits: &Limits, now: Instant) -> bool {
+        retained.set(message, None, limits, now, &mut unlogged(), &mut 0)
+    }
+
     /// All topics that match, with `examined_max` per step, and how many topics were examined.
     fn found(retained: &Retained, filter: &str, examined_max: usize) -> (Vec<String>, usize) {
         let (mut topics, mut examined) = (Vec::new(), 0);
@@ -412,12 +425,11 @@ mod tests {
     fn finds_by_filter() {
         let (mut retained, now) = (Retained::default(), Instant::now());
         for topic in ["a", "a/b", "a/b/c", "ab", "b", "$SYS/a"] {
-            assert!(retained.set(
+            assert!(set(
+                &mut retained,
                 &message(topic, "x"),
-                None,
                 &Limits::default(),
-                now,
-                &mut unlogged()
+                now
             ));
         }
         let found = |filter: &str| found(&retained, filter, usize::MAX).0;
@@ -440,25 +452,44 @@ mod tests {
         };
         let mut soon = message("a", "1");
         soon.expires = Some(now + Duration::from_secs(1));
-        assert!(retained.set(&soon, None, &limits, now, &mut unlogged()));
-        assert!(retained.set(&message("b", "2"), None, &limits, now, &mut unlogged()));
+        assert!(set(&mut retained, &soon, &limits, now));
+        assert!(set(&mut retained, &message("b", "2"), &limits, now));
         assert!(
-            !retained.set(&message("c", "3"), None, &limits, now, &mut unlogged()),
+            !set(&mut retained, &message("c", "3"), &limits, now),
             "a third message has no room"
         );
         assert!(
-            retained.set(&message("b", "22"), None, &limits, now, &mut unlogged()),
+            set(&mut retained, &message("b", "22"), &limits, now),
             "a replacement has room"
         );
         let later = now + Duration::from_secs(2);
         assert!(
-            retained.set(&message("c", "3"), None, &limits, later, &mut unlogged()),
+            set(&mut retained, &message("c", "3"), &limits, later),
             "an expired message makes room"
         );
-        assert!(retained.set(&message("b", ""), None, &limits, later, &mut unlogged()));
-        assert!(retained.set(&message("c", ""), None, &limits, later, &mut unlogged()));
+        assert!(set(&mut retained, &message("b", ""), &limits, later));
+        assert!(set(&mut retained, &message("c", ""), &limits, later));
         assert_eq!((retained.count(), retained.bytes()), (0, 0));
         let large = Message::new("d", vec![0; 1000], QoS::AtMostOnce);
-        assert!(!retained.set(&large, None, &limits, later, &mut unlogged()));
+        assert!(!set(&mut retained, &large, &limits, later));
+    }
+
+    #[test]
+    fn refused_messages_seldom_search_for_expired_ones() {
+        let now = Instant::now();
+        let mut retained = with_topics((0..100).map(|number| number.to_string()));
+        let limits = Limits {
+            retained_max: 100,
+            ..Limits::default()
+        };
+        let mut refused = |now| {
+            let (message, mut work_done) = (message("new", "x"), 0);
+            let log = &mut unlogged();
+            assert!(!retained.set(&message, None, &limits, now, log, &mut work_done));
+            work_done
+        };
+        let search = 100 * work::RETAINED_EXAMINED;
+        assert_eq!([refused(now), refused(now)], [search, 0]);
+        assert_eq!(refused(now + EXPIRED_SEARCH_PERIOD), search);
     }
 }

@@ -272,10 +272,7 @@ impl Core {
         });
         let (limits, change_log) = (&self.limits, &mut self.change_log);
         let has_room = source.recorded || message.payload.is_empty() || change_log.has_room();
-        has_room
-            && self
-                .retained
-                .set(message, publisher, limits, now, change_log)
+        has_room && (self.retained).set(message, publisher, limits, now, change_log, &mut self.work)
     }
 
     /// Whether routing this message would add it to the log: as a retained message or in the queue
