@@ -22,6 +22,7 @@ use tracing_subscriber::{Layer, fmt};
 
 use self::clients::PreparedTransport;
 use crate::audit_log;
+use crate::data_directory::StorageError;
 use statehouse_config::{Config, Flags, LogFormat, TransportChoice, limits};
 use statehouse_server::logging;
 
@@ -52,6 +53,8 @@ pub(crate) use join::connect;
 pub enum Failure {
     /// The settings or the data directory cannot be used.
     Usage(String),
+    /// The system clock is behind the data directory, until it is set.
+    Clock(String),
     /// The store cannot listen, lost its broker, or failed while it served.
     Transport(String),
     /// Another store uses the same MQTT client id at the foreign broker.
@@ -66,8 +69,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// A failure that the operator must repair, or that of the clock.
     fn usage(error: impl Into<anyhow::Error>) -> Self {
-        Self::Usage(with_causes(&error.into()))
+        let error = error.into();
+        let text = with_causes(&error);
+        match error.downcast_ref() {
+            Some(StorageError::Clock { .. }) => Self::Clock(text),
+            _ => Self::Usage(text),
+        }
     }
 
     fn transport(error: impl Into<anyhow::Error>) -> Self {

@@ -1,9 +1,9 @@
 //! Tests `serve --check`: it must find everything that a start refuses, in one run and with the
 //! same words, and change nothing.
 
-use std::{collections::BTreeMap, fs, net::TcpListener, path::Path};
+use std::{collections::BTreeMap, fs, net::TcpListener, path::Path, process::Command};
 
-use statehouse_tests::{Ran, Server, policies, run, run_in};
+use statehouse_tests::{Ran, Server, WallClock, binary, client::PATIENCE, policies, run, run_in};
 
 /// The names and contents of all files below a directory.
 pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -162,4 +162,24 @@ fn check_beside_a_running_store_changes_nothing() {
     }
     run(&arguments, b"").code(2).says("was the active policy");
     run(&["ready", "--data", data.to_str().unwrap()], b"").code(3);
+}
+
+/// A gateway without a clock battery starts in the past, until it reaches a time server. The service
+/// manager must then start the store again.
+#[test]
+fn clock_behind_the_log_has_an_exit_code_of_its_own() {
+    let clock = WallClock::right();
+    clock.set(3600);
+    let mut serve = Command::new(binary::statehouse());
+    serve.args(["serve", "--listen", "127.0.0.1:0"]);
+    serve.envs(clock.environment());
+    let mut server = Server::spawn(serve, tempfile::tempdir().unwrap());
+    server.stop();
+    clock.set(0);
+    server.start_again(&[]);
+    assert_eq!(server.wait(PATIENCE).code(), Some(75));
+    server.wait_for_log("--accept-clock");
+    run_in(server.directory(), &["serve", "--check"], b"")
+        .code(75)
+        .says("--accept-clock");
 }

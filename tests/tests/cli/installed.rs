@@ -95,6 +95,23 @@ fn variables(manifest: &str) -> Vec<(String, String)> {
     all.collect()
 }
 
+/// The exit codes after which systemd must not start the store again: a later start would fail in
+/// the same way, or take the client id back.
+#[test]
+fn unit_restarts_the_store_after_every_passing_failure() {
+    for name in ["statehouse.service", "cluster/etcd.service"] {
+        let unit = read(name);
+        let (before_service, _) = unit.split_once("[Service]").unwrap();
+        assert!(
+            before_service.contains("StartLimitIntervalSec=0\n"),
+            "{name}"
+        );
+    }
+    let unit = read("statehouse.service");
+    assert!(unit.contains("\nRestartPreventExitStatus=2 65 76 78\n"));
+    assert!(unit.contains("\nAfter=network-online.target time-sync.target\n"));
+}
+
 fn script(name: &str, arguments: &[&str]) -> String {
     let mut script = Command::new("bash");
     script.arg(dist(name)).args(arguments);
