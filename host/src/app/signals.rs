@@ -1,4 +1,4 @@
-//! Waits for SIGTERM and SIGINT on a thread of its own.
+//! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at it.
 
 use std::thread;
 
@@ -20,6 +20,9 @@ impl Signals {
             .context("cannot wait for signals")?;
         let (mut terminate, mut interrupt) = {
             let _entered = runtime.enter();
+            // This replaces the default action for the rest of the process. A standby, and a host
+            // that waits for etcd, read the files when they begin to serve.
+            let _ = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
             (
                 signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
                 signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,

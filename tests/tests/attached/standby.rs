@@ -54,7 +54,7 @@ fn standby_takes_over_when_the_active_store_is_killed() {
 }
 
 #[test]
-fn waiting_standby_stops_on_sigterm() {
+fn waiting_standby_ignores_sighup_and_stops_on_sigterm() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join(SHARED_DIRECTORY);
     let broker = Mosquitto::start();
@@ -62,6 +62,9 @@ fn waiting_standby_stops_on_sigterm() {
     active.wait_until_ready();
     let mut waiting = standby(&broker, &data);
     waiting.wait_for_line("standby: ");
+    waiting.signal("HUP");
+    thread::sleep(Duration::from_millis(500));
+    assert!(waiting.runs());
     waiting.stop();
     assert!(active.runs());
 }
