@@ -21,6 +21,13 @@ pub(super) fn stopping() {
     notify(&[Stopping, Status("stopping")]);
 }
 
+/// Notifies the watchdog once, for a standby that waits. Does nothing if no watchdog is enabled.
+pub(super) fn waits() {
+    if sd_notify::watchdog_enabled().is_some() {
+        notify(&[Watchdog]);
+    }
+}
+
 /// Notifies the watchdog twice in each interval of `WATCHDOG_USEC`. It stops notifying if the
 /// threads that serve clients block, or if `status`, the line that it shows, never returns. Returns
 /// at once if no watchdog is enabled.

@@ -359,6 +359,7 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
         }
     };
     Ok(data_directory::stand_by(storage, waits, || {
+        service_manager::waits();
         signals.received_any()
     })?)
 }

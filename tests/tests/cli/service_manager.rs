@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use statehouse_tests::{Server, binary, client::PATIENCE};
+use statehouse_tests::{Background, Server, binary, client::PATIENCE};
 
 /// Waits for a notification that contains this line. Returns the notification.
 fn wait_for(manager: &UnixDatagram, line: &str) -> String {
@@ -45,6 +45,26 @@ fn service_manager_is_notified_of_start_watchdog_and_stop() {
     );
     server.signal("TERM");
     wait_for(&manager, "STOPPING=1");
+}
+
+/// A standby is ready while it waits, so a service manager would kill it without these notifications.
+#[test]
+fn waiting_standby_notifies_the_watchdog() {
+    let active = Server::start();
+    let path = active.directory().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = Command::new(binary::statehouse());
+    command
+        .args(["serve", "--broker", "mqtt://127.0.0.1:1", "--standby"])
+        .current_dir(active.directory())
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "30000000");
+    let _standby = Background::start(&mut command);
+    assert!(wait_for(&manager, "READY=1").contains("standby: "));
+    for _ in 0..3 {
+        wait_for(&manager, "WATCHDOG=1");
+    }
 }
 
 #[test]
