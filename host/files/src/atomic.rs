@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Replaces `path` by a file with this content, with `mode` as far as the umask allows.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
@@ -40,8 +40,23 @@ pub fn replace_with(
 
 /// Makes the name of a file durable, by syncing its directory.
 pub fn sync_name(path: &Path) -> io::Result<()> {
+    directory_of(path)?.sync_all()
+}
+
+/// Waits until no other process that calls this function changes the file, until the returned lock
+/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it.
+///
+/// It locks the directory, because [`replace`] replaces the file.
+pub fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let directory = directory_of(&path)?;
+    directory.lock()?;
+    Ok((path, directory))
+}
+
+fn directory_of(path: &Path) -> io::Result<File> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    File::open(parent.unwrap_or(Path::new(".")))
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@
 //! does.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -135,33 +136,20 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let path = path().ok_or_else(|| {
         Failure::usage("set HOME or XDG_CONFIG_HOME: contexts are kept in a file below it")
     })?;
-    let mut all = Contexts::read(&path)?;
-    match &args.command {
-        Command::Add { name, context } => {
-            check_name(name)?;
-            let context = context.checked()?;
-            all.contexts.insert(name.clone(), context);
-        }
-        Command::Use { name, .. } => {
-            if let Some(name) = name {
-                all.find(name, &path)?;
-            }
-            all.current.clone_from(name);
-        }
-        Command::List { json } => {
-            list(&all, *json)?;
-            return Ok(Exit::Done);
-        }
-        Command::Remove { name } => {
-            all.find(name, &path)?;
-            all.contexts.remove(name);
-            if all.current.as_ref() == Some(name) {
-                all.current = None;
-                notice("no context is selected any more");
-            }
-        }
+    if let Command::List { json } = args.command {
+        list(&Contexts::read(&path)?, json)?;
+        return Ok(Exit::Done);
     }
+    // A command that is refused creates no directory.
+    Contexts::read(&path)?.change(&args.command, &path)?;
+    let (path, _lock) = lock(&path).map_err(|error| cannot_write(&path, &error))?;
+    let mut all = Contexts::read(&path)?;
+    let had_current = all.current.is_some();
+    all.change(&args.command, &path)?;
     all.write(&path)?;
+    if had_current && all.current.is_none() && matches!(args.command, Command::Remove { .. }) {
+        notice("no context is selected any more");
+    }
     Ok(Exit::Done)
 }
 
@@ -186,6 +174,18 @@ fn path() -> Option<PathBuf> {
     let directory = set("XDG_CONFIG_HOME").map(PathBuf::from);
     let directory = directory.or_else(|| Some(Path::new(&set("HOME")?).join(".config")))?;
     Some(directory.join("statehouse/contexts.toml"))
+}
+
+/// Creates the directory of the file and locks it: see [`atomic::lock`].
+fn lock(path: &Path) -> io::Result<(PathBuf, fs::File)> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    atomic::lock(path)
+}
+
+fn cannot_write(path: &Path, error: &dyn Display) -> Failure {
+    Failure::transport(format!("cannot write {}: {error}", path.display()))
 }
 
 fn check_name(name: &str) -> Result<(), Failure> {
@@ -248,14 +248,34 @@ impl Contexts {
         }
     }
 
-    fn write(&self, path: &Path) -> Result<(), Failure> {
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::transport(format!("cannot write {}: {error}", path.display()))
-        };
-        let text = toml::to_string(self).map_err(|error| failed(&error))?;
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(|error| failed(&error))?;
+    fn change(&mut self, command: &Command, path: &Path) -> Result<(), Failure> {
+        match command {
+            Command::Add { name, context } => {
+                check_name(name)?;
+                let context = context.checked()?;
+                self.contexts.insert(name.clone(), context);
+            }
+            Command::Use { name, .. } => {
+                if let Some(name) = name {
+                    self.find(name, path)?;
+                }
+                self.current.clone_from(name);
+            }
+            Command::List { .. } => {}
+            Command::Remove { name } => {
+                self.find(name, path)?;
+                self.contexts.remove(name);
+                if self.current.as_ref() == Some(name) {
+                    self.current = None;
+                }
+            }
         }
+        Ok(())
+    }
+
+    fn write(&self, path: &Path) -> Result<(), Failure> {
+        let failed = |error: &dyn Display| cannot_write(path, error);
+        let text = toml::to_string(self).map_err(|error| failed(&error))?;
         atomic::replace(path, text.as_bytes(), 0o600).map_err(|error| failed(&error))
     }
 

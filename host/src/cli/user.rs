@@ -11,7 +11,7 @@ use super::output::{self, Exit, Failure};
 use statehouse_access::roles::{Role, RoleError};
 use statehouse_access::users::{self, Users, check_name};
 use statehouse_config::limits;
-use statehouse_files::atomic::{replace_with, sync_name};
+use statehouse_files::atomic::{self, replace_with, sync_name};
 
 /// Manage the users that may log in with a name and a password, and the roles of operators
 #[derive(clap::Args)]
@@ -101,6 +101,16 @@ struct File {
     users: PathBuf,
 }
 
+impl File {
+    /// See [`atomic::lock`].
+    fn lock(&self) -> Result<(PathBuf, fs::File), Failure> {
+        atomic::lock(&self.users).map_err(|error| {
+            let path = self.users.display();
+            Failure::usage(format!("cannot lock the directory of {path}: {error}"))
+        })
+    }
+}
+
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let usage = |error: &dyn std::fmt::Display| Failure::usage(error.to_string());
@@ -113,7 +123,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         } => {
             check_name(name).map_err(|error| usage(&error))?;
             // The file is checked before a user types a password in vain.
-            let mut lines = Lines::read(&file.users)?;
+            Lines::read(&file.users)?;
             let password = match password_stdin {
                 true => piped_password(),
                 false => typed_password(name),
@@ -121,6 +131,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             let password = password.map_err(|error| usage(&error))?;
             check_password(&password)?;
             let hash = users::hash(password.as_bytes()).map_err(|error| usage(&error))?;
+            let (path, _lock) = file.lock()?;
+            let mut lines = Lines::read(&path)?;
             let added = lines.set(name, &hash);
             if let Some(RoleChoice(role)) = role {
                 lines.set_role(name, *role);
@@ -134,7 +146,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             role: RoleChoice(role),
             file,
         } => {
-            let mut lines = Lines::existing(&file.users)?;
+            let (path, _lock) = file.lock()?;
+            let mut lines = Lines::existing(&path)?;
             if !lines.set_role(name, *role) {
                 return Err(unknown(file, name));
             }
@@ -143,7 +156,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             output::notice(&format!("{name} has {role}"));
         }
         Command::Remove { name, file } => {
-            let mut lines = Lines::existing(&file.users)?;
+            let (path, _lock) = file.lock()?;
+            let mut lines = Lines::existing(&path)?;
             if !lines.remove(name) {
                 return Err(unknown(file, name));
             }
@@ -313,15 +327,13 @@ impl Lines {
         if !text.is_empty() {
             text.push('\n');
         }
-        let mode = self
-            .before
-            .as_ref()
-            .map_or(0o600, |before| before.permissions().mode() & 0o640);
-        let written = replace_with(&self.path, text.as_bytes(), mode, |file| {
+        let written = replace_with(&self.path, text.as_bytes(), 0o600, |file| {
             if let Some(before) = &self.before {
                 let now = file.metadata()?;
                 // The account of the store must still be able to read it after an administrator has
-                // changed it.
+                // changed it, whatever the umask.
+                let mode = before.permissions().mode() & 0o644;
+                file.set_permissions(fs::Permissions::from_mode(mode))?;
                 if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
                     fchown(file, Some(before.uid()), Some(before.gid()))?;
                 }

@@ -1,6 +1,11 @@
 //! Tests `statehouse context` and commands that use a context.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    thread,
+};
 
 use serde_json::{Value, json};
 use statehouse_tests::{Ran, Server, command, command::finish};
@@ -148,4 +153,24 @@ fn invalid_contexts_are_refused_and_change_nothing() {
     run(home, &["get", "k"])
         .code(2)
         .says("contexts.toml is not valid");
+}
+
+#[test]
+fn contexts_added_at_the_same_time_are_all_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    fs::create_dir(home.join("statehouse")).unwrap();
+    fs::write(home.join("mine.toml"), "[contexts]\n").unwrap();
+    let link = home.join("statehouse/contexts.toml");
+    symlink("../mine.toml", &link).unwrap();
+    thread::scope(|scope| {
+        for number in 0..8 {
+            let name = format!("plant-{number}");
+            let add = move || run(home, &["context", "add", &name, "--user", "anna"]).code(0);
+            scope.spawn(add);
+        }
+    });
+    let listed = run(home, &["context", "list"]).code(0).text();
+    assert_eq!(listed.matches("plant-").count(), 8, "{listed}");
+    assert!(link.is_symlink());
 }

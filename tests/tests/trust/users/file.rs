@@ -2,8 +2,11 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    io::{Read, Write},
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
 };
 
 use statehouse_tests::{
@@ -122,6 +125,77 @@ fn user_command_maintains_the_users_file() {
     file.user(&["add", "carl"], "secret")
         .code(2)
         .says("--password-stdin");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+}
+
+#[test]
+fn user_command_keeps_mode_and_link_under_any_umask() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let target = file.directory.path().join("target");
+    fs::rename(file.path(), &target).unwrap();
+    symlink("target", file.path()).unwrap();
+    fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).unwrap();
+    let mut add = Command::new("sh");
+    add.args([
+        "-c",
+        "umask 077; exec \"$0\" user role anna read --users users",
+    ]);
+    add.arg(command(&[]).get_program());
+    add.current_dir(file.directory.path());
+    finish(add, b"").code(0);
+    assert!(file.path().is_symlink());
+    assert_eq!(mode(&target), 0o644);
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\tread\n");
+    assert_eq!(fs::read_dir(file.directory.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn users_that_are_added_at_the_same_time_are_all_added() {
+    let file = UsersFile::new(&[]);
+    let names: Vec<String> = (0..8).map(|number| format!("user-{number}")).collect();
+    thread::scope(|scope| {
+        for name in &names {
+            scope.spawn(|| file.add(name, "secret").code(0));
+        }
+    });
+    let listed = file.user(&["list"], "").code(0).text();
+    let mut listed: Vec<&str> = listed.lines().collect();
+    listed.sort_unstable();
+    assert_eq!(listed, names);
+}
+
+#[test]
+fn user_removed_during_a_password_prompt_stays_removed() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let program = command(&[]).get_program().to_owned();
+    let line = format!(
+        "{} user add bert --users {}",
+        program.display(),
+        file.path().display()
+    );
+    let mut add = Command::new("timeout")
+        .args(["60", "script", "--quiet", "--return"])
+        .args(["--command", &line, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script of util-linux runs");
+    let (mut terminal, mut keys) = (add.stdout.take().unwrap(), add.stdin.take().unwrap());
+    let mut wait_for = |text: &str| {
+        let mut seen = String::new();
+        while !seen.contains(text) {
+            let mut byte = [0];
+            terminal.read_exact(&mut byte).expect(&seen);
+            seen.push(byte[0].into());
+        }
+    };
+    wait_for("Password of bert: ");
+    file.user(&["remove", "anna"], "").code(0);
+    keys.write_all(b"secret\n").unwrap();
+    wait_for("Repeat the password: ");
+    keys.write_all(b"secret\n").unwrap();
+    wait_for("added bert");
+    assert!(add.wait().unwrap().success());
     assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
 }
 
