@@ -82,6 +82,11 @@ pub enum RuleError {
     /// A `[` has no `]`.
     #[error("`{0}` has a `[` without its `]`; a literal one is written `\\[`")]
     Bracket(String),
+    /// A placeholder is inside an element of a pattern.
+    #[error(
+        "in `{0}` the value of a placeholder would not be literal, because the placeholder follows a `\\` or is in brackets"
+    )]
+    Enclosed(String),
     /// A pattern is too long.
     #[error(
         "the pattern is longer than {bytes} bytes, or has more than {floating} between its first `*` and its last",

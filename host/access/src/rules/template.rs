@@ -79,6 +79,15 @@ impl Template {
             return Err(RuleError::Bracket(text.into()));
         }
         let template = Self::parse(text)?;
+        // Only a whole pattern may precede a placeholder. The last part precedes none.
+        let before = &template.parts[..template.parts.len() - 1];
+        let is_open = |part: &Part| match part {
+            Part::Bytes(bytes) => !pattern::is_closed(bytes) || ends_in_escape(bytes),
+            _ => false,
+        };
+        if before.iter().any(is_open) {
+            return Err(RuleError::Enclosed(text.into()));
+        }
         // Checked again after the values are inserted.
         if text.len() > limits::RULE_PATTERN_BYTES_MAX
             || pattern::floating(text.as_bytes()) > limits::RULE_FLOATING_BYTES_MAX
@@ -210,6 +219,11 @@ fn ends_with_wildcard(bytes: &[u8]) -> bool {
     let Some((last, before)) = bytes.split_last() else {
         return false;
     };
-    let escapes = before.iter().rev().take_while(|byte| **byte == b'\\');
-    matches!(last, b'*' | b'?' | b']') && escapes.count() % 2 == 0
+    matches!(last, b'*' | b'?' | b']') && !ends_in_escape(before)
+}
+
+/// Whether the next byte after these bytes of a pattern, which end outside brackets, is escaped.
+fn ends_in_escape(bytes: &[u8]) -> bool {
+    let escapes = bytes.iter().rev().take_while(|byte| **byte == b'\\');
+    escapes.count() % 2 == 1
 }

@@ -222,6 +222,19 @@ fn invalid_rule_is_refused_with_its_line() {
             "line 5: `{principal.password}` is not a placeholder",
         ),
         (keys("\"{principal.clientId\""), "line 5"),
+        (keys(r#"'plant\{principal.clientId}'"#), "line 5: in `plant"),
+        (
+            keys(r#"'plant\\\{principal.clientId}'"#),
+            "would not be literal",
+        ),
+        (
+            keys("\"plant[{principal.clientId}]\""),
+            "would not be literal",
+        ),
+        (
+            keys("\"{principal.clientId}[!{principal.username}]\""),
+            "would not be literal",
+        ),
         (
             keys(&format!("\"*{}*\"", "a".repeat(65))),
             "line 5: the pattern is longer",
@@ -248,6 +261,12 @@ fn invalid_rule_is_refused_with_its_line() {
     ] {
         let error = Rules::parse(&text).unwrap_err().to_string();
         assert!(error.contains(says), "{text:?}: {error}");
+    }
+    for text in [
+        r"'plant\\{principal.clientId}'",
+        "'[a]{principal.clientId}'",
+    ] {
+        Rules::parse(&keys(text)).unwrap();
     }
     let binary =
         rule("stateStoreResources = [{ method = \"Read\", keyType = \"Binary\", keys = [\"?\"] }]");
