@@ -8,10 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
 use statehouse_mqtt::{check_topic_filter, check_topic_name};
+use statehouse_protocol::OPERATOR_CLIENT;
 use statehouse_protocol::pattern;
 use statehouse_protocol::topics::{
     ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
 };
+
+/// Why no client may connect as [`OPERATOR_CLIENT`].
+pub(super) const OPERATORS_ONLY: &str =
+    "this client identifier is that of operators at the admin API";
 
 /// A question: whether a client may do this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +81,13 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Why no client may do this, whatever the rules say. `orders` are the topics of orders, which
+/// Why the client may not do this, whatever the rules say. `orders` are the topics of orders, which
 /// clients may publish although the topics around them are reserved.
 #[must_use]
-pub fn reservation(question: Question<'_>, orders: &[&str]) -> Option<&'static str> {
+pub fn reservation(client: &str, question: Question<'_>, orders: &[&str]) -> Option<&'static str> {
+    if client == OPERATOR_CLIENT {
+        return Some(OPERATORS_ONLY);
+    }
     let begins = |prefix: &&str| question.on.starts_with(prefix.as_bytes());
     let is_reserved = question.action == Action::Publish
         && [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins)

@@ -436,8 +436,7 @@ impl Access for AccessControl {
 
     fn may_connect(&self, origin: &Origin) -> bool {
         if *origin.client == *OPERATOR_CLIENT {
-            let why = "this client identifier is that of operators at the admin API";
-            let refused = Refused::of_client("connect", origin, &why);
+            let refused = Refused::of_client("connect", origin, &explain::OPERATORS_ONLY);
             self.0.audit.refused(&refused);
             return false;
         }

@@ -56,7 +56,7 @@ pub(crate) struct Decision {
     pub(crate) explanation: Explanation,
     /// The limit that would refuse the action at present, regardless of the rules.
     pub(crate) limit: Option<String>,
-    /// Why no client may do this, regardless of the rules.
+    /// Why the client may not do this, regardless of the rules.
     #[serde(default)]
     pub(crate) reserved: Option<String>,
     /// The sessions that the client's owner may have. The store does not report how many it has.
@@ -71,9 +71,9 @@ impl Decision {
     }
 }
 
-/// Why no client may do this, regardless of rules and limits.
-pub(crate) fn reserved(question: Question<'_>) -> Option<String> {
-    reservation(question, &[ORDER, CHUNKS]).map(str::to_owned)
+/// Why the client may not do this, regardless of rules and limits.
+pub(crate) fn reserved(client: &str, question: Question<'_>) -> Option<String> {
+    reservation(client, question, &[ORDER, CHUNKS]).map(str::to_owned)
 }
 
 /// Evaluates the question. `on` is the decoded key, topic or filter.
@@ -117,7 +117,7 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
         who,
         explanation,
         limit,
-        reserved: reserved(question),
+        reserved: reserved(&ask.client, question),
         note,
     }
 }

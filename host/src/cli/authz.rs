@@ -177,7 +177,7 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failu
         rules: Some(file.to_owned()),
         connected: false,
         explanation: explain::explain(&rules, &who, question),
-        reserved: reserved(question),
+        reserved: reserved(&args.client, question),
         who: Who {
             user: args.user.clone(),
             attributes: args.attribute.clone(),

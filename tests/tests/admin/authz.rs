@@ -235,6 +235,21 @@ fn explain_without_rules_says_so() {
 
 /// No rule can allow these topics to a client.
 #[test]
+fn explain_denies_the_client_id_of_operators() {
+    let server = Server::start();
+    fs::write(server.directory().join("rules.toml"), RULES).unwrap();
+    for question in [
+        &["CONNECT"][..],
+        &["SET", "k"],
+        &["CONNECT", "--rules", "rules.toml"],
+    ] {
+        let question = [&["$operator"], question].concat();
+        let output = explain(&server, &question).code(1).text();
+        assert!(output.contains("that of operators"), "{output}");
+    }
+}
+
+#[test]
 fn explain_knows_topics_of_the_store() {
     let server = Server::start();
     let rules = server.directory().join("rules.toml");
