@@ -112,6 +112,22 @@ fn unit_restarts_the_store_after_every_passing_failure() {
     assert!(unit.contains("\nAfter=network-online.target time-sync.target\n"));
 }
 
+/// The image runs as this account, and the root of a volume usually belongs to root.
+#[test]
+fn pods_of_the_store_own_their_volume_and_have_time_to_stop() {
+    for name in ["kubernetes.yaml", "cluster/kubernetes.yaml"] {
+        let manifest = read(name);
+        for line in [
+            "terminationGracePeriodSeconds: 60",
+            "runAsUser: 64883",
+            "fsGroup: 64883",
+            "{name: STATEHOUSE_DATA, value: /data/store}",
+        ] {
+            assert!(manifest.contains(line), "{name}: {line}");
+        }
+    }
+}
+
 fn script(name: &str, arguments: &[&str]) -> String {
     let mut script = Command::new("bash");
     script.arg(dist(name)).args(arguments);
