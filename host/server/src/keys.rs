@@ -133,13 +133,13 @@ impl Server {
     /// Waits until this position is durable. False if the store stops, or its disk is too slow.
     pub async fn reach(&self, position: LogPosition) -> bool {
         let reached = async {
-            while self.journal.released() < position {
-                if self.stopped.load(Relaxed) {
-                    return false;
+            while !self.stopped.load(Relaxed) {
+                if self.journal.released() >= position {
+                    return true;
                 }
                 tokio::time::sleep(limits::ADMIN_DURABLE_POLL).await;
             }
-            true
+            false
         };
         let within = tokio::time::timeout(limits::ADMIN_DURABLE_WAIT, reached);
         within.await.unwrap_or(false)

@@ -262,6 +262,8 @@ impl Roles for Host {
 
     fn end(&mut self, leading: Leading, ended: Ended) {
         let Leading { server, broker } = leading;
+        // What waits for a record to become durable must not wait for ever.
+        server.stop();
         // Clients that connect from now on wait for the next leader.
         self.shared.role.send_replace(Role::Waiting);
         self.shared.waits();

@@ -1,9 +1,9 @@
 //! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients wait for a
 //! moment, and no request fails.
 
-use std::{thread, time::Duration};
+use std::{io::Read, thread, time::Duration};
 
-use statehouse_tests::{Cluster, cluster, histories::Play, run, wait::until};
+use statehouse_tests::{Admin, Cluster, cluster, histories::Play, run, wait::until};
 
 use crate::CLIENTS;
 
@@ -70,6 +70,17 @@ fn hand_over(cluster: &mut Cluster, host: usize) {
     let line = format!("{name} does not lead {} any more: ", cluster::NAME);
     let said = cluster[host].wait_for_line(&line);
     assert!(said.ends_with(": it handed over"), "{said}");
+}
+
+/// A stream that stays open would be silent for ever, and would keep the old store in memory.
+#[test]
+fn stream_of_changes_ends_with_the_leadership() {
+    let mut cluster = Cluster::start(2);
+    let leader = cluster.present_leader().host;
+    let (status, mut changes) = Admin::of(&cluster[leader]).follow("/v1/changes");
+    assert_eq!(status, 200);
+    hand_over(&mut cluster, leader);
+    changes.read_to_end(&mut Vec::new()).unwrap();
 }
 
 #[test]

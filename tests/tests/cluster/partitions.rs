@@ -5,7 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Client, Cluster, Store, cluster::NAME, switch::Switch};
+use statehouse_tests::{
+    Client, Cluster, Store,
+    cluster::NAME,
+    command::{command, finish_within},
+    policies, run,
+    switch::Switch,
+};
 
 use crate::{SHORT_LEASE, resumed::connect};
 
@@ -36,18 +42,21 @@ fn set(cluster: &Cluster, host: usize, value: &str) {
     }
 }
 
+/// Two hosts, of which the first one leads and reaches etcd through the switch.
+fn pair_at_switch() -> (Cluster, Switch) {
+    let cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    let etcd = cluster.etcd.urls()[0].strip_prefix("http://").unwrap();
+    let switch = Switch::start(vec![etcd.parse().unwrap()]);
+    let url = format!("http://{}", switch.address());
+    (pair(cluster, ("cluster", &url)), switch)
+}
+
 /// Only the leader loses etcd, and its links to other hosts are alive. It cannot serve, so another
 /// host must take over. The bound is generous, and below the 30 s of an unchanged log after which
 /// followers suspect every leader.
 #[test]
 fn leader_that_only_loses_etcd_is_replaced() {
-    let cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
-    let etcd = cluster.etcd.urls()[0].strip_prefix("http://").unwrap();
-    let switch = Switch::start(vec![etcd.parse().unwrap()]);
-    let cluster = pair(
-        cluster,
-        ("cluster", &format!("http://{}", switch.address())),
-    );
+    let (cluster, switch) = pair_at_switch();
     set(&cluster, 1, "before");
     let leader = cluster.present_leader();
     switch.stall(true);
@@ -62,6 +71,30 @@ fn leader_that_only_loses_etcd_is_replaced() {
     let value = cluster.store(0, "reader").get("key");
     assert_eq!(value, Some(b"during".to_vec()));
     assert!(took < Duration::from_secs(15), "after {took:?}");
+}
+
+/// A change of policies that waits for the log when another host takes over. The change is lost, and
+/// its operator must get an answer.
+#[test]
+fn promotion_ends_when_another_host_takes_over() {
+    let (cluster, switch) = pair_at_switch();
+    let data = cluster[0].directory().join("statehouse-data");
+    let data = ["--data", data.to_str().unwrap()];
+    let module = policies::marked("cluster");
+    let load = ["policy", "load", module.to_str().unwrap()];
+    run(&[&load[..], &data].concat(), b"").code(0);
+    let leader = cluster.present_leader();
+    switch.stall(true);
+    let promote = command(&[&["policy", "promote", "marked-cluster"][..], &data].concat());
+    let promoting = thread::spawn(move || finish_within(promote, b"", Duration::from_secs(40)));
+    cluster.wait_for_leader_after(leader.epoch);
+    switch.stall(false);
+    cluster[0].wait_for_line(&format!("following gw2 of {NAME}"));
+    promoting
+        .join()
+        .unwrap()
+        .code(3)
+        .says("the store is stopping");
 }
 
 /// Two hosts that cannot reach each other, and both reach etcd. The leader stays.
