@@ -161,12 +161,10 @@ impl Api {
             ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
-            ["v1", "keys"] if method == Method::GET => keys::list(&self.sources.server, &uri).await,
-            ["v1", "key"] if method == Method::GET => keys::one(&self.sources.server, &uri).await,
+            ["v1", "keys"] if method == Method::GET => keys::list(&self.sources, &uri).await,
+            ["v1", "key"] if method == Method::GET => keys::one(&self.sources, &uri).await,
             ["v1", "key"] => edit::change(&self.sources, request, &operator).await,
-            ["v1", "changes"] if method == Method::GET => {
-                changes::stream(self.sources.server.clone(), &uri)
-            }
+            ["v1", "changes"] if method == Method::GET => changes::stream(self, &uri).await,
             ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
             ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,

@@ -11,22 +11,25 @@ use serde_json::{Value as Json, json};
 use tokio::time::sleep;
 
 use super::answer::{Answer, Refusal};
+use super::api::Api;
 use super::query::bytes;
 use super::stream::{EventSink, event, event_stream};
 use crate::past::json_bytes;
 use statehouse_config::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::Change;
-use statehouse_server::{Read, Server};
+use statehouse_server::Read;
 
 /// A stream of the changes of keys with a prefix, from now on.
-pub(super) fn stream(server: Arc<Server>, uri: &Uri) -> Result<Answer, Refusal> {
+pub(super) async fn stream(api: Arc<Api>, uri: &Uri) -> Result<Answer, Refusal> {
     let prefix = bytes(uri, "prefix")?;
+    api.sources().check_lease().await?;
+    let server = &api.sources().server;
     let (sink, answer) = event_stream();
     let mut follower = Follower {
         reached: server.last_change(),
         node: server.node(),
-        server,
+        api,
         prefix,
     };
     tokio::spawn(async move {
@@ -42,7 +45,7 @@ pub(super) fn stream(server: Arc<Server>, uri: &Uri) -> Result<Answer, Refusal> 
 
 /// Follows the changes of keys.
 struct Follower {
-    server: Arc<Server>,
+    api: Arc<Api>,
     node: String,
     prefix: Vec<u8>,
     /// The version up to which changes were sent.
@@ -63,13 +66,19 @@ impl Follower {
         true
     }
 
-    /// The events since the last look. `None` if the changes are not durable in time, or the store
-    /// stops.
+    /// The events since the last look. `None` if the changes are not durable in time, the store
+    /// stops, or this host does not reach the log of its cluster. Another host may lead then, and a
+    /// stream without changes would hide that.
     async fn look(&mut self) -> Option<Vec<Bytes>> {
+        let sources = self.api.sources();
+        if !sources.reaches_log() {
+            return None;
+        }
+        let server = &sources.server;
         let mut events = Vec::new();
         for _ in 0..limits::ADMIN_CHANGES_TURNS_MAX {
-            let Read { found, position } = self.server.changes_after(self.reached, &self.prefix);
-            if !self.server.reach(position).await {
+            let Read { found, position } = server.changes_after(self.reached, &self.prefix);
+            if !server.reach(position).await {
                 return None;
             }
             let Some(changes) = found else { break };
@@ -90,7 +99,7 @@ impl Follower {
                 return Some(events);
             }
         }
-        self.reached = self.server.last_change();
+        self.reached = server.last_change();
         events.push(event("lost", &json!({})));
         Some(events)
     }

@@ -1,12 +1,12 @@
 //! Keys for operators: lists of keys, one key, and its change.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use data_encoding::BASE64URL_NOPAD;
 use hyper::{StatusCode, Uri};
 use serde_json::{Value as Json, json};
 
+use super::Sources;
 use super::answer::{Answer, Refusal, json};
 use super::query::{bad, bytes, key, number, value};
 use crate::past::{fence_json, json_bytes};
@@ -15,7 +15,7 @@ use statehouse_core::store::{self, Listed};
 use statehouse_server::{KeyView, Read, Server};
 
 /// A list of keys. The delimiter is optional.
-pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refusal> {
+pub(super) async fn list(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal> {
     let (prefix, delimiter) = (bytes(uri, "prefix")?, bytes(uri, "delimiter")?);
     if delimiter.len() > limits::ADMIN_DELIMITER_BYTES_MAX {
         let max = limits::ADMIN_DELIMITER_BYTES_MAX;
@@ -27,6 +27,8 @@ pub(super) async fn list(server: &Arc<Server>, uri: &Uri) -> Result<Answer, Refu
         Some(cursor) => decode_cursor(&prefix, &delimiter, &cursor)
             .ok_or_else(|| bad("`after` must be `next` of the list before"))?,
     };
+    sources.check_lease().await?;
+    let server = &sources.server;
     let looking = {
         let (server, prefix, delimiter) = (server.clone(), prefix.clone(), delimiter.clone());
         move || {
@@ -98,8 +100,10 @@ fn decode_cursor(prefix: &[u8], delimiter: &[u8], cursor: &[u8]) -> Option<Bound
 }
 
 /// One key.
-pub(super) async fn one(server: &Server, uri: &Uri) -> Result<Answer, Refusal> {
+pub(super) async fn one(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal> {
     let key = key(uri)?;
+    sources.check_lease().await?;
+    let server = &sources.server;
     let Read { found, position } = server.key(&key);
     durable(server, position).await?;
     let found = found.ok_or_else(|| {

@@ -33,6 +33,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -58,6 +59,7 @@ pub(crate) use usage::{DiskRoom, Owner, Taken};
 
 use crate::data_directory::Disk;
 use access::Access;
+use answer::Refusal;
 use listener::{Listener, Socket};
 use requests::Requests;
 use seat::Seat;
@@ -86,6 +88,26 @@ pub struct Sources {
     pub disk: Option<Arc<Disk>>,
     /// The leadership of this host, if it is one of a cluster.
     pub leadership: Option<Arc<dyn Leadership>>,
+}
+
+impl Sources {
+    /// False if this host is one of a cluster and does not reach the log.
+    fn reaches_log(&self) -> bool {
+        let leadership = self.leadership.as_ref();
+        leadership.is_none_or(|it| it.figures().reaches_log)
+    }
+
+    /// Waits until the state of this host may be shown. A host of a cluster may have been replaced
+    /// without knowing it, and its state is old then.
+    async fn check_lease(&self) -> Result<(), Refusal> {
+        match &self.broker {
+            Some(broker) if !broker.may_decide().await => {
+                let error = "this host must not answer now: it does not lead its cluster, or it cannot reach its log";
+                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// An admin API that has its address but does not answer yet.

@@ -1,12 +1,13 @@
 //! Networks that drop all packets between two machines.
 
 use std::{
+    io::Read,
     thread,
     time::{Duration, Instant},
 };
 
 use statehouse_tests::{
-    Client, Cluster, Store,
+    Admin, Client, Cluster, Store,
     cluster::NAME,
     command::{command, finish_within},
     policies, run,
@@ -71,6 +72,30 @@ fn leader_that_only_loses_etcd_is_replaced() {
     let value = cluster.store(0, "reader").get("key");
     assert_eq!(value, Some(b"during".to_vec()));
     assert!(took < Duration::from_secs(15), "after {took:?}");
+}
+
+/// A leader that loses etcd does not learn that another host leads. It must not answer operators
+/// from its old state.
+#[test]
+fn leader_without_etcd_answers_operators_nothing_old() {
+    let (cluster, switch) = pair_at_switch();
+    set(&cluster, 0, "old");
+    let old = Admin::of(&cluster[0]);
+    assert_eq!(old.done("GET", "/v1/key?key=key", b"")["value"], "old");
+    let (status, mut changes) = old.follow("/v1/changes?prefix=key");
+    assert_eq!(status, 200);
+    let leader = cluster.present_leader();
+    let mut waiting = cluster.store(0, "waiting");
+    switch.stall(true);
+    let request = waiting.command(&["SET", "other", "lost"]);
+    waiting.client.start(request.publish());
+    cluster.wait_for_leader_after(leader.epoch);
+    set(&cluster, 1, "new");
+    for path in ["/v1/key?key=key", "/v1/keys?prefix=k", "/v1/changes"] {
+        let (status, body) = old.ask("GET", path, b"");
+        assert_eq!(status, 503, "{path}: {body}");
+    }
+    changes.read_to_end(&mut Vec::new()).unwrap();
 }
 
 /// A change of policies that waits for the log when another host takes over. The change is lost, and

@@ -205,7 +205,7 @@ impl Broker {
 
     /// Waits a limited time until input that was read before this call may be decided. False if it
     /// must not be: the connection must end.
-    pub(crate) async fn may_decide(&self) -> bool {
+    pub async fn may_decide(&self) -> bool {
         match &self.0.lease {
             Some(lease) if !lease.is_valid() => {
                 let renewed = tokio::time::timeout(LEASE_WAIT_MAX, lease.renewed());
