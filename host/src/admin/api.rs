@@ -124,7 +124,7 @@ impl Api {
 
     /// Why the store is not ready, if it is not.
     pub(super) fn impediment(&self) -> Option<&'static str> {
-        self.sources.server.impediment()
+        self.sources.impediment()
     }
 
     /// Answers a request of an operator.

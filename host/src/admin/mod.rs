@@ -52,7 +52,7 @@ pub(crate) use listener::has_stale_socket;
 pub(crate) use log::{Logged, LoggedLine};
 pub(crate) use overview::Overviews;
 pub use past::{DataDirectory, Reader};
-pub use requests::Subject;
+pub use requests::{ReadImpediment, Subject};
 pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{DiskRoom, Owner, Taken};
@@ -91,6 +91,15 @@ pub struct Sources {
 }
 
 impl Sources {
+    /// Why the store cannot serve clients, if it cannot.
+    fn impediment(&self) -> Option<&'static str> {
+        let of_cluster = || match self.reaches_log() {
+            true => None,
+            false => Some("this host does not reach the log of its cluster"),
+        };
+        self.server.impediment().or_else(of_cluster)
+    }
+
     /// False if this host is one of a cluster and does not reach the log.
     fn reaches_log(&self) -> bool {
         let leadership = self.leadership.as_ref();

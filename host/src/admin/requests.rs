@@ -28,6 +28,9 @@ use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_config::limits;
 
+/// Reads why a host cannot pass clients on.
+pub type ReadImpediment = Arc<dyn Fn() -> Option<&'static str> + Send + Sync>;
+
 /// What the admin API reports on.
 #[derive(Clone)]
 pub enum Subject {
@@ -36,7 +39,7 @@ pub enum Subject {
     /// A host of a cluster that does not lead.
     Follower {
         /// Why the host cannot pass clients on, if it cannot.
-        impediment: Option<&'static str>,
+        impediment: ReadImpediment,
         /// The answer to operators: which host leads.
         leader: Arc<str>,
         /// The names around it.
@@ -333,7 +336,7 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
         "/readyz" => {
             let impediment = match subject {
                 Subject::Store(api) => api.impediment(),
-                Subject::Follower { impediment, .. } => *impediment,
+                Subject::Follower { impediment, .. } => impediment(),
             };
             Some(match impediment {
                 None => json(StatusCode::OK, &json!({})),

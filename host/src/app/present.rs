@@ -13,7 +13,7 @@ use super::administration::Deliveries;
 use super::clients::drain;
 use super::operations;
 use super::service_manager;
-use crate::admin::{ClusterPlace, DataDirectory, Reader, Subject};
+use crate::admin::{ClusterPlace, DataDirectory, ReadImpediment, Reader, Subject};
 use crate::cluster::log::ClusterLog;
 use statehouse_config::{ClusterConfig, limits};
 use statehouse_core::clock::wall_ms;
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     past: Arc<Reader>,
     /// What the member counts.
     pub(super) figures: Arc<Figures>,
-    /// The followers of this host, while it leads.
+    /// The links of its followers while it leads, and its own while it follows.
     pub(super) links: Arc<Links>,
     /// Notified when a policy has arrived that this host lacked.
     pub(super) arrived: Arc<Notify>,
@@ -72,7 +72,7 @@ impl Shared {
             ..ClusterPlace::default()
         };
         let subject = Subject::Follower {
-            impediment: Some(why),
+            impediment: Arc::new(move || Some(why)),
             leader: why.into(),
             place: place.clone(),
             figures: operations::of_follower(&figures, &position, &history),
@@ -94,10 +94,17 @@ impl Shared {
 
     /// This host follows `leader`. `answer` is what the admin API answers operators.
     pub(super) fn follows(&self, leader: &str, answer: &str) {
-        self.does_not_lead(None, Some(leader), answer);
+        self.links.begin_silence();
+        let links = self.links.clone();
+        let impediment: ReadImpediment = Arc::new(move || {
+            // Clients that connected when the silence began were closed without an answer.
+            let is_lost = links.silence() >= limits::CLUSTER_HOLD;
+            is_lost.then_some("this host has no link to the leader of the cluster")
+        });
+        self.does_not_lead(impediment, Some(leader), answer);
     }
 
-    fn does_not_lead(&self, impediment: Option<&'static str>, leader: Option<&str>, answer: &str) {
+    fn does_not_lead(&self, impediment: ReadImpediment, leader: Option<&str>, answer: &str) {
         self.subject.send_replace(Subject::Follower {
             impediment,
             leader: answer.into(),
@@ -113,7 +120,7 @@ impl Shared {
     /// No host leads.
     pub(super) fn waits(&self) {
         let why = "the cluster has no leader";
-        self.does_not_lead(Some(why), None, why);
+        self.does_not_lead(Arc::new(move || Some(why)), None, why);
     }
 
     pub(super) fn broker(&self) -> Option<Broker> {

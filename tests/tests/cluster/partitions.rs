@@ -12,6 +12,7 @@ use statehouse_tests::{
     command::{command, finish_within},
     policies, run,
     switch::Switch,
+    wait::until,
 };
 
 use crate::{SHORT_LEASE, resumed::connect};
@@ -75,13 +76,14 @@ fn leader_that_only_loses_etcd_is_replaced() {
 }
 
 /// A leader that loses etcd does not learn that another host leads. It must not answer operators
-/// from its old state.
+/// from its old state, and must say that it serves no clients.
 #[test]
 fn leader_without_etcd_answers_operators_nothing_old() {
     let (cluster, switch) = pair_at_switch();
     set(&cluster, 0, "old");
     let old = Admin::of(&cluster[0]);
     assert_eq!(old.done("GET", "/v1/key?key=key", b"")["value"], "old");
+    assert_eq!(old.ask("GET", "/readyz", b"").0, 200);
     let (status, mut changes) = old.follow("/v1/changes?prefix=key");
     assert_eq!(status, 200);
     let leader = cluster.present_leader();
@@ -91,11 +93,19 @@ fn leader_without_etcd_answers_operators_nothing_old() {
     waiting.client.start(request.publish());
     cluster.wait_for_leader_after(leader.epoch);
     set(&cluster, 1, "new");
+    let (status, body) = old.ask("GET", "/readyz", b"");
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains("does not reach the log"), "{body}");
+    assert_eq!(old.done("GET", "/v1/overview", b"")["ready"], false);
     for path in ["/v1/key?key=key", "/v1/keys?prefix=k", "/v1/changes"] {
         let (status, body) = old.ask("GET", path, b"");
         assert_eq!(status, 503, "{path}: {body}");
     }
     changes.read_to_end(&mut Vec::new()).unwrap();
+    switch.stall(false);
+    until("the host follows", || {
+        old.ask("GET", "/readyz", b"").0 == 200
+    });
 }
 
 /// A change of policies that waits for the log when another host takes over. The change is lost, and
@@ -122,7 +132,8 @@ fn promotion_ends_when_another_host_takes_over() {
         .says("the store is stopping");
 }
 
-/// Two hosts that cannot reach each other, and both reach etcd. The leader stays.
+/// Two hosts that cannot reach each other, and both reach etcd. The leader stays. The other host
+/// says that it cannot pass clients on.
 #[test]
 fn broken_link_between_hosts_changes_no_leader() {
     // The second host finds the first one at a switch that leads to no host.
@@ -138,4 +149,9 @@ fn broken_link_between_hosts_changes_no_leader() {
     eprintln!("{writes} writes of etcd in 5 s");
     assert_eq!(cluster.present_leader(), leader);
     set(&cluster, 0, "after");
+    let ready = |host: usize| Admin::of(&cluster[host]).ask("GET", "/readyz", b"");
+    until("the host without a link is not ready", || ready(1).0 == 503);
+    let (_, why) = ready(1);
+    assert!(why.contains("no link to the leader"), "{why}");
+    assert_eq!(ready(0).0, 200);
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -66,10 +67,15 @@ fn next_beat(bytes: &[u8]) -> Result<Option<Beat<'_>>, LinkError> {
     }
 }
 
-/// The hosts that have links to this one, with the number of links. They live and reach this host,
-/// but their names are what they claim.
+/// The links of a host: those of its followers while it leads, and its own while it follows.
 #[derive(Debug, Default)]
-pub struct Links(Mutex<BTreeMap<String, usize>>);
+pub struct Links {
+    /// The hosts that have links to this one, with the number of links. They live and reach this
+    /// host, but their names are what they claim.
+    followers: Mutex<BTreeMap<String, usize>>,
+    /// Since when the leader that this host follows has sent nothing.
+    silent_since: Mutex<Option<Instant>>,
+}
 
 /// A link that counts until this is dropped.
 struct Counted<'a> {
@@ -90,6 +96,18 @@ impl Links {
         self.locked().keys().cloned().collect()
     }
 
+    /// This host begins to follow a leader, or the leader has sent a beat.
+    pub fn begin_silence(&self) {
+        *self.silent_since() = Some(Instant::now());
+    }
+
+    /// How long the leader that this host follows has sent nothing.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        self.silent_since()
+            .map_or(Duration::ZERO, |it| it.elapsed())
+    }
+
     fn add(&self, host: &HostName) -> Counted<'_> {
         let host = host.to_string();
         *self.locked().entry(host.clone()).or_default() += 1;
@@ -97,7 +115,11 @@ impl Links {
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        (self.followers.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        (self.silent_since.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,11 +189,11 @@ async fn follow(front: &Front, leader: &Leader) -> (bool, LinkError) {
         Err(_) => return (false, LinkError::Timeout),
     };
     tracing::debug!("linked with the leader {}", leader.name);
-    (true, listen(socket, &*front.compare).await)
+    (true, listen(socket, front).await)
 }
 
 /// Reads from a link until it is silent or ends, and passes the times of the leader on.
-async fn listen(mut socket: TcpStream, compare: &(dyn Fn(Times) + Send + Sync)) -> LinkError {
+async fn listen(mut socket: TcpStream, front: &Front) -> LinkError {
     let mut bytes = [0; 4 * TIMED_BYTES];
     let mut held = 0;
     loop {
@@ -188,7 +210,8 @@ async fn listen(mut socket: TcpStream, compare: &(dyn Fn(Times) + Send + Sync)) 
         loop {
             match next_beat(rest) {
                 Ok(Some((times, after))) => {
-                    times.map(compare);
+                    front.links.begin_silence();
+                    times.map(&*front.compare);
                     rest = after;
                 }
                 Ok(None) => break,

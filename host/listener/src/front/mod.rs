@@ -61,7 +61,7 @@ pub struct FrontOptions {
     pub times: Arc<dyn Fn() -> Option<Times> + Send + Sync>,
     /// Called with the clocks of the leader, as they arrive. It must return at once.
     pub compare: Arc<dyn Fn(Times) + Send + Sync>,
-    /// The followers that this host serves links of, while it leads.
+    /// The links of its followers while this host leads, and its own while it follows.
     pub links: Arc<Links>,
 }
 

@@ -191,7 +191,7 @@ mod tests {
             leader: None,
         };
         Subject::Follower {
-            impediment: None,
+            impediment: Arc::new(|| None),
             leader: "ask gw2".into(),
             place: ClusterPlace {
                 cluster: "plant7".to_owned(),

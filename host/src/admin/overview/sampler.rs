@@ -89,7 +89,7 @@ impl Sampler {
                 self.end();
                 overview.store.clone_from(&place.cluster);
                 overview.host.clone_from(&place.host);
-                set_readiness(&mut overview, *impediment);
+                set_readiness(&mut overview, impediment());
                 overview.cluster = Some(cluster(place, &figures()));
             }
         }
@@ -205,7 +205,7 @@ fn set_present(
     broker: Option<statehouse_mqtt::Stats>,
 ) {
     let server = &sources.server;
-    set_readiness(overview, server.impediment());
+    set_readiness(overview, sources.impediment());
     overview.store_size = Some(StoreSize {
         keys: stats.keys,
         bytes: stats.bytes,
