@@ -9,11 +9,14 @@ use statehouse_cluster::{
     After, Clock, Engine, FRAME_FORMAT, Figures, OperationError, Upgraded, check_successor, upgrade,
 };
 
+use tokio::time::{sleep, timeout};
+
 use super::present::Shared;
 use crate::admin::{
     ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };
 use crate::cluster::log::ClusterLog;
+use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
 
 /// The leadership of this host, for operators.
@@ -57,8 +60,10 @@ impl Leadership for Operations {
     fn hand_over(&self, to: Option<String>) -> Operation<'_> {
         Box::pin(async move {
             let changes = to.as_ref() != Some(&self.host);
-            if let Some(to) = to.as_ref().filter(|_| changes) {
-                self.check(to).await?;
+            match &to {
+                None => self.check_followers().await?,
+                Some(to) if changes => self.check(to).await?,
+                Some(_) => {}
             }
             if changes {
                 let (shared, to) = (self.shared.clone(), to.clone());
@@ -82,6 +87,22 @@ impl Leadership for Operations {
 }
 
 impl Operations {
+    /// Whether another host can lead next.
+    async fn check_followers(&self) -> Result<(), ClusterRefusal> {
+        let linked = async {
+            while self.shared.links.names().is_empty() {
+                sleep(limits::CLUSTER_LINK_RETRY).await;
+            }
+        };
+        let linked = timeout(limits::CLUSTER_LINK_WAIT, linked).await;
+        linked.map_err(|_| {
+            ClusterRefusal::Refused(format!(
+                "no other host has a link to {}, so none can lead next: look into the logs of the other hosts, or stop this one",
+                self.host
+            ))
+        })
+    }
+
     /// Whether a host can lead next.
     async fn check(&self, to: &str) -> Result<(), ClusterRefusal> {
         let (engine, clock) = (&*self.engine, &*self.clock);

@@ -135,7 +135,7 @@ struct CheckArgs {
 /// within a second, through any host. A host that stops by SIGTERM hands over too.
 ///
 /// A host that is named leads next, if it follows and has every policy. If it does not take over
-/// within 3 s, any host may.
+/// within 3 s, any host may. Refused if no host could lead next.
 #[derive(Debug, clap::Args)]
 struct HandoverArgs {
     /// The host that leads next [default: the fastest one]

@@ -84,6 +84,18 @@ fn stream_of_changes_ends_with_the_leadership() {
 }
 
 #[test]
+fn handover_without_a_follower_is_refused() {
+    let cluster = Cluster::start(1);
+    let leader = cluster.present_leader();
+    let data = data(&cluster, leader.host);
+    run(&["cluster", "handover", "--data", &data], b"")
+        .code(1)
+        .says("no other host has a link to gw1");
+    cluster.store(leader.host, "writer").set("key", "value");
+    assert_eq!(cluster.present_leader(), leader);
+}
+
+#[test]
 fn handover_at_a_follower_names_the_leader() {
     let cluster = Cluster::start(2);
     let leader = cluster.present_leader();

@@ -63,6 +63,9 @@ pub const CLUSTER_LINK_SILENCE: Duration = Duration::from_millis(900);
 /// write in the consensus engine.
 pub const CLUSTER_LINK_RETRY: Duration = Duration::from_millis(300);
 
+/// How long a handover waits for the link of a follower, since a new leader has none yet.
+pub const CLUSTER_LINK_WAIT: Duration = Duration::from_secs(2);
+
 /// Links that the leader serves: far more than a cluster has hosts. A link of a host that lost its
 /// power counts until the system detects that.
 pub const CLUSTER_LINKS_MAX: usize = 64;
