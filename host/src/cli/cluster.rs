@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
     ClusterError, FirstState, Id, MachineClock, Modules, Overview, Severity, Sizes, check, create,
-    create_from, members, overview, remove_member,
+    create_from, identity, members, overview, remove_member,
 };
 use statehouse_offline::{Contents, Past};
 use statehouse_wal::Directory;
@@ -254,6 +254,11 @@ async fn create_from_directory(
     let mut state = past.first_state()?;
     let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
+    match identity(&*etcd, &MachineClock, name).await {
+        Err(ClusterError::NotCreated(_)) => {}
+        Ok(_) => return Ok((false, String::new())),
+        Err(error) => return Err(failed(error)),
+    }
     let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
     for (digest, file) in std::mem::take(&mut state.modules) {
         match file {

@@ -121,6 +121,21 @@ fn data_directory_of_a_single_host_is_refused_unchanged() {
 }
 
 #[test]
+fn init_from_a_directory_changes_no_existing_cluster() {
+    let cluster = Cluster::without_hosts(1, &[]);
+    let mut single = Server::restartable(&[]);
+    single.store("writer").set("key", "value");
+    single.stop();
+    let before = cluster.etcd.revision();
+    let data = single.directory().join("statehouse-data");
+    cluster
+        .ask(&["init", "--from", data.to_str().unwrap()])
+        .code(1)
+        .says("exists already");
+    assert_eq!(cluster.etcd.revision(), before, "init wrote to etcd");
+}
+
+#[test]
 fn host_without_etcd_waits_and_says_so() {
     let mut cluster = Cluster::without_hosts(1, &[]);
     cluster.etcd.kill_all();
