@@ -289,6 +289,7 @@ impl Parts {
             modules.clone(),
             shared_modules.clone(),
             engine.clone(),
+            standard.digest,
             shared.arrived.clone(),
         );
         let mut tasks = vec![tokio::spawn(fetching)];
