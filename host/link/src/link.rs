@@ -110,7 +110,8 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             () = link.owner.stopping().notified(), if closing.is_none() => {
                 // This cancels the poll above, which may lose an acknowledgement. That is harmless
                 // when the link ends.
-                if !link.owner.with(|outlet| outlet.disconnect()) {
+                let filters = link.filters_to_remove();
+                if !link.owner.with(|outlet| outlet.disconnect(filters)) {
                     return;
                 }
                 closing = Some(Instant::now() + limits::CLOSE_WAIT);
@@ -214,6 +215,16 @@ impl<O: Owner> Link<O> {
             events,
             receive_max: None,
             arrivals: Vec::new(),
+        }
+    }
+
+    /// The subscriptions that the end of the link removes, so that the broker may evict the session.
+    /// rumqttc cannot set the Session Expiry Interval of a DISCONNECT to 0.
+    fn filters_to_remove(&self) -> Vec<Filter> {
+        match self.ours.resume {
+            // Another process may resume the session.
+            true => Vec::new(),
+            false => self.owner.filters(),
         }
     }
 

@@ -93,7 +93,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long the broker keeps the session without a connection, in whole seconds.
     pub session_expiry: Duration,
-    /// Whether the first connection resumes the session of an earlier process.
+    /// Whether the first connection resumes the session of an earlier process. Otherwise the end of
+    /// the link removes the subscriptions.
     pub resume: bool,
     /// The Receive Maximum: how many unacknowledged messages the broker may send (MQTT 5 section
     /// 3.1.2.11.3).

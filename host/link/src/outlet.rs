@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use rumqttc::v5::mqttbytes::QoS;
-use rumqttc::v5::mqttbytes::v5::{PubAck, Publish, PublishProperties};
+use rumqttc::v5::mqttbytes::v5::{Filter, PubAck, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Request as Outgoing};
 
 use crate::ledger::Ledger;
@@ -187,10 +187,17 @@ impl<T: Message> Outlet<T> {
         }
     }
 
-    /// Asks rumqttc to send DISCONNECT. Returns false without a connection.
-    pub(crate) fn disconnect(&self) -> bool {
-        let client = self.client.as_ref();
-        client.is_some_and(|client| client.try_disconnect().is_ok())
+    /// Asks rumqttc to unsubscribe from these filters and to send DISCONNECT. Returns false without
+    /// a connection.
+    pub(crate) fn disconnect(&self, filters: Vec<Filter>) -> bool {
+        let Some(client) = &self.client else {
+            return false;
+        };
+        for filter in filters {
+            // Without room for it, the session keeps its subscription until it expires.
+            let _ = client.try_unsubscribe(filter.path);
+        }
+        client.try_disconnect().is_ok()
     }
 
     /// A connection was established.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value as Json, json};
-use statehouse_client::{RespValue, Version};
+use statehouse_client::{Client, RespValue, Version};
 
 use super::completions;
 use super::fencing::Fencing;
@@ -49,11 +49,11 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect().await?;
     let words = [&args.command].into_iter().chain(&args.words);
     let words = words.map(|word| word.as_bytes());
-    let response = client.invoke(words, args.fencing.token.as_ref()).await?;
-    client.close().await;
+    let token = args.fencing.token.as_ref();
+    let invoke = async |client: &Client| client.invoke(words, token).await;
+    let response = args.remote.ask(invoke).await?;
     let version = response.version.as_ref().map(Version::to_string);
     if args.remote.json {
         emit_json(&json!({ "value": in_json(&response.value), "version": version }))?;

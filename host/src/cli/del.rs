@@ -42,11 +42,11 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect().await?;
     let token = args.fencing.token.as_ref();
     if let Some(prefix) = &args.prefix {
-        let count = delete_all(&client, &entries::pattern_of(prefix), token).await?;
-        client.close().await;
+        let pattern = entries::pattern_of(prefix);
+        let delete = async |client: &Client| delete_all(client, &pattern, token).await;
+        let count = args.remote.ask(delete).await?;
         if args.remote.json {
             let prefix = json_bytes(prefix.as_bytes());
             emit_json(&json!({ "prefix": prefix, "deleted": count }))?;
@@ -56,8 +56,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         return Ok(Exit::of(count > 0));
     }
     let key = args.key.as_deref().unwrap_or_default().as_bytes();
-    let deleted = client.del(key, token).await?;
-    client.close().await;
+    let delete = async |client: &Client| client.del(key, token).await;
+    let deleted = args.remote.ask(delete).await?;
 
     if args.remote.json {
         emit_json(&json!({

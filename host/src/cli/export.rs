@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
-use statehouse_client::Error;
+use statehouse_client::{Client, Error};
 
 use super::data;
 use super::entries::{self, Entry, Parts};
@@ -46,7 +46,14 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect_for(INTERRUPTION).await?;
+    let export = async |client: &Client| export(client, &args).await;
+    let count = args.remote.ask_for(INTERRUPTION, export).await?;
+    notice(&format!("{} written", data::count(count, "key")));
+    Ok(Exit::Done)
+}
+
+/// Writes all keys. Returns their number.
+async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
     let mut scan = client.scan(args.pattern.as_bytes());
     let mut parts = Parts::Both;
     let mut last = args.after.as_ref().map(|key| key.as_bytes().to_vec());
@@ -68,7 +75,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             ));
             parts = Parts::Value;
         }
-        let entries = entries::read(&client, &keys, parts).await;
+        let entries = entries::read(client, &keys, parts).await;
         let mut out = Vec::new();
         for entry in entries.map_err(|it| resumable(it, count, last.as_deref()))? {
             out.extend(line(&entry).to_string().into_bytes());
@@ -83,10 +90,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             progress.text(|| format!("{} written", data::count(count, "key")));
         }
     }
-    drop(progress);
-    client.close().await;
-    notice(&format!("{} written", data::count(count, "key")));
-    Ok(Exit::Done)
+    Ok(count)
 }
 
 fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {

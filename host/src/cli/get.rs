@@ -81,9 +81,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let value = match args.as_of {
         Some(moment) => as_of(&args, key, moment).await?,
         None => {
-            let client = args.remote.connect().await?;
-            let value = client.get(key).await?;
-            client.close().await;
+            let value = args.remote.ask(async |it| it.get(key).await).await?;
             value.map(|value| (value.bytes.to_vec(), value.version.to_string()))
         }
     };
@@ -122,9 +120,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 
 /// Prints what the store knows of the key apart from its value.
 async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
-    let client = args.remote.connect().await?;
-    let meta = client.meta(key).await?;
-    client.close().await;
+    let meta = args.remote.ask(async |it| it.meta(key).await).await?;
     let Some(meta) = meta else {
         if args.remote.json {
             emit_json(&json!({ "key": json_bytes(key), "version": null }))?;

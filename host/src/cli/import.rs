@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version};
+use statehouse_client::{Client, Condition, PACKET_BYTES_MAX, SetOptions, Version};
 use statehouse_core::clock::wall_ms;
 use statehouse_protocol::WrittenBy;
 
@@ -70,8 +70,17 @@ struct Counts {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let (mut input, bytes) = open(args.file.as_deref())?;
-    let client = args.remote.connect_for(INTERRUPTION).await?;
+    let input = open(args.file.as_deref())?;
+    let import = async |client: &Client| import(client, &args, input).await;
+    let counts = args.remote.ask_for(INTERRUPTION, import).await?;
+    report(&args, &counts)
+}
+
+async fn import(
+    client: &Client,
+    args: &Args,
+    (mut input, bytes): (Box<dyn BufRead>, Option<u64>),
+) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
     let mut progress = Progress::new();
     let mut bytes_read = 0;
@@ -119,8 +128,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         }
     }
     progress.clear();
-    client.close().await;
-    report(&args, &counts)
+    Ok(counts)
 }
 
 fn report(args: &Args, counts: &Counts) -> Result<Exit, Failure> {

@@ -38,6 +38,10 @@ const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
 /// renewed some 26 000 times a day, and the history reaches back a day.
 const RENEWALS_MAX: usize = 100_000;
 
+/// Longest interruption for which the broker keeps the session. A longer one costs nothing, because
+/// every request can be repeated; the session of a killed command takes a place until then.
+const INTERRUPTION_MAX: Duration = Duration::from_secs(60);
+
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -103,29 +107,32 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     }
     // Signals are caught from here on, so that none leaves the lock held.
     let mut signals = Signals::listen()?;
-    let client = args.remote.connect_for(args.lease).await?;
-    let Some(mut lock) = acquire(&client, &args, &mut signals).await? else {
-        client.close().await;
+    let interruption = args.lease.min(INTERRUPTION_MAX);
+    let work = async |client: &Client| run_locked(client, &args, &mut signals).await;
+    args.remote.ask_for(interruption, work).await
+}
+
+async fn run_locked(client: &Client, args: &Args, signals: &mut Signals) -> Result<Exit, Failure> {
+    let Some(mut lock) = acquire(client, args, signals).await? else {
         return Err(Failure::negative(format!(
             "the lock {} was not acquired in time: it is held by another client, or the store answers too slowly",
             printable(args.name.as_bytes())
         )));
     };
-    let result = match spawn(&args, &lock) {
-        Ok(child) => supervise(child, &mut lock, args.lease, &mut signals).await,
+    let result = match spawn(args, &lock) {
+        Ok(child) => supervise(child, &mut lock, args.lease, signals).await,
         Err(failure) => Err(failure),
     };
     release(lock).await;
-    client.close().await;
     result
 }
 
 /// Prints who holds the lock.
 async fn status(args: &Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect().await?;
     let name = Bytes::copy_from_slice(args.name.as_bytes());
-    let held = entries::read(&client, slice::from_ref(&name), Parts::Both).await?;
-    client.close().await;
+    let key = slice::from_ref(&name);
+    let read = async |client: &Client| entries::read(client, key, Parts::Both).await;
+    let held = args.remote.ask(read).await?;
     let held = held
         .first()
         .and_then(|it| it.value.as_ref().zip(it.meta.as_ref()));

@@ -38,6 +38,10 @@ struct Address {
 pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
 
+/// Advice if the broker answers CONNACK 0x97.
+const NO_ROOM: &str =
+    "It has no room for another session: try again later, or raise `max_sessions` of the store";
+
 /// The credentials of the user.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
@@ -256,13 +260,27 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Connects for one request: the broker keeps the session only as long as the request may take.
-    pub(super) async fn connect(&self) -> Result<Client, Failure> {
-        self.connect_for(self.timeout).await
+    pub(super) async fn ask<T, E: Into<Failure>>(
+        &self,
+        request: impl AsyncFnOnce(&Client) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        self.ask_for(self.timeout, request).await
     }
 
-    /// Connects for a longer time: the broker keeps the session during an interruption of this
-    /// length.
-    pub(super) async fn connect_for(&self, interruption: Duration) -> Result<Client, Failure> {
+    /// Connects, sends requests and closes the session, also if a request fails. The broker keeps
+    /// the session during an interruption of this length.
+    pub(super) async fn ask_for<T, E: Into<Failure>>(
+        &self,
+        interruption: Duration,
+        requests: impl AsyncFnOnce(&Client) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        let client = self.connect(interruption).await?;
+        let result = requests(&client).await;
+        client.close().await;
+        result.map_err(Into::into)
+    }
+
+    async fn connect(&self, interruption: Duration) -> Result<Client, Failure> {
         let target = self.target.with_context()?;
         let url = target.url();
         let options = Options {
@@ -279,6 +297,9 @@ impl Remote {
         let client = Client::connect(options)
             .await
             .map_err(|error| match error {
+                Error::Transport(why) if why.contains("(QuotaExceeded)") => {
+                    Failure::transport(format!("{why}. {NO_ROOM}"))
+                }
                 Error::Transport(why) => Failure::transport(format!("{why}. {START_ONE}")),
                 other => other.into(),
             })?;

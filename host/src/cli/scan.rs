@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use statehouse_client::Client;
 
 use super::entries::{self, Entry, Parts, add_meta, duration};
 use super::output::{Exit, Failure, emit, json_bytes, printable};
@@ -53,14 +54,18 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect_for(SCAN_INTERRUPTION).await?;
+    let print = async |client: &Client| print(client, &args).await;
+    args.remote.ask_for(SCAN_INTERRUPTION, print).await
+}
+
+async fn print(client: &Client, args: &Args) -> Result<Exit, Failure> {
     let escape = !args.null && io::stdout().is_terminal();
     let mut scan = client.scan(args.pattern.as_bytes());
     let mut exit = Exit::Negative;
     while let Some(keys) = scan.next_page().await? {
         let mut out = Vec::new();
         if let Some(parts) = args.parts() {
-            for entry in entries::read(&client, &keys, parts).await? {
+            for entry in entries::read(client, &keys, parts).await? {
                 exit = Exit::Done;
                 let line = match args.remote.json {
                     true => in_json(&entry).to_string(),
@@ -89,7 +94,6 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             break;
         }
     }
-    client.close().await;
     Ok(exit)
 }
 

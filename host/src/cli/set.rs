@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
 use serde_json::json;
-use statehouse_client::{Condition, PACKET_BYTES_MAX, SetOptions, Version, parse_duration};
+use statehouse_client::{Client, Condition, PACKET_BYTES_MAX, SetOptions, Version, parse_duration};
 
 use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
@@ -80,9 +80,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         expiry: args.px.map(Duration::from_millis).or(args.ttl),
         fencing_token: args.fencing.token,
     };
-    let client = args.remote.connect().await?;
-    let set = client.set(key, value, options).await?;
-    client.close().await;
+    let set = async |client: &Client| client.set(key, value, options).await;
+    let set = args.remote.ask(set).await?;
 
     let version = set.version.as_ref().map(Version::to_string);
     if args.remote.json {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use serde_json::json;
-use statehouse_client::{VdelResult, Version};
+use statehouse_client::{Client, VdelResult, Version};
 
 use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
@@ -34,12 +34,10 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let client = args.remote.connect().await?;
-    let key = args.key.as_bytes();
-    let result = client
-        .vdel(key, args.value.as_bytes(), args.fencing.token.as_ref())
-        .await?;
-    client.close().await;
+    let (key, value) = (args.key.as_bytes(), args.value.as_bytes());
+    let token = args.fencing.token.as_ref();
+    let vdel = async |client: &Client| client.vdel(key, value, token).await;
+    let result = args.remote.ask(vdel).await?;
 
     let (deleted, version) = match &result {
         VdelResult::Deleted(version) => (true, Some(version)),

@@ -157,11 +157,15 @@ impl Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let all = args.watched()?;
-    let client = args.remote.connect_for(INTERRUPTION).await?;
+    let watch = async |client: &Client| watch(client, &args, &all).await;
+    args.remote.ask_for(INTERRUPTION, watch).await
+}
+
+async fn watch(client: &Client, args: &Args, all: &[Watched]) -> Result<Exit, Failure> {
     let (events, mut changes) = mpsc::channel(EVENTS_MAX);
     let mut present = Vec::new();
     for (at, watched) in all.iter().enumerate() {
-        let mut watch = watched.begin(&client, args.from.as_ref()).await?;
+        let mut watch = watched.begin(client, args.from.as_ref()).await?;
         let events = events.clone();
         tokio::spawn(async move {
             // Ends when the printer drops the receiver.
@@ -169,10 +173,10 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         });
         present.push(Present::default());
     }
-    notice(&watching(&all));
+    notice(&watching(all));
     if args.initial {
         for (watched, present) in all.iter().zip(&mut present) {
-            if !print_present(&args, &client, watched, present).await? {
+            if !print_present(args, client, watched, present).await? {
                 return Ok(Exit::Done);
             }
         }
@@ -213,8 +217,6 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
             left = left.map(|left| left - 1);
         }
     }
-    drop(changes);
-    client.close().await;
     Ok(Exit::Done)
 }
 

@@ -171,6 +171,33 @@ fn lock_of_a_killed_holder_ends_with_its_lease() {
     run(&server, &["lock", "--wait", "30s"], "exit 7").code(7);
 }
 
+/// The sessions of the commands last for seconds, but the store may evict them.
+#[test]
+fn ended_commands_leave_room_for_further_sessions() {
+    let server = Server::with_config("max_sessions = 12\n");
+    for _ in 0..14 {
+        run(&server, &["job", "--lease", "1h"], "true").code(0);
+    }
+    // A refused request ends its session, too.
+    let port = server.port().to_string();
+    for _ in 0..14 {
+        let set = ["set", "", "value", "--port", &port];
+        statehouse_tests::run(&set, b"").code(4);
+    }
+}
+
+#[test]
+fn command_without_room_for_its_session_names_the_limit() {
+    let server = Server::with_config("max_sessions = 12\n");
+    let others: Vec<_> = (0..12)
+        .map(|number| server.connect(&format!("other-{number}")))
+        .collect();
+    run(&server, &["job"], "true")
+        .code(3)
+        .says("`max_sessions`");
+    drop(others);
+}
+
 /// The command receives the signal, and the lock is released after it.
 #[test]
 fn signal_is_forwarded_to_the_command() {

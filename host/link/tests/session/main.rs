@@ -27,10 +27,16 @@ struct SessionTest {
     listener: TcpListener,
     owner: Arc<Tester>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
+    /// Whether the link resumes the session of an earlier process.
+    resume: bool,
 }
 
 impl SessionTest {
     async fn start() -> Self {
+        Self::start_with(true).await
+    }
+
+    async fn start_with(resume: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (arrived, arrivals) = mpsc::unbounded_channel();
         let owner = Arc::new(Tester {
@@ -55,7 +61,7 @@ impl SessionTest {
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),
             session_expiry: Duration::from_secs(60),
-            resume: true,
+            resume,
             receive_max: 16,
             in_flight_max: 64,
             packet_bytes_max: 1 << 20,
@@ -68,6 +74,7 @@ impl SessionTest {
             listener,
             owner,
             arrivals,
+            resume,
         }
     }
 
@@ -84,7 +91,7 @@ impl SessionTest {
         let Packet::Connect(connect, ..) = peer.read().await else {
             panic!("not a CONNECT");
         };
-        assert!(!connect.clean_start);
+        assert_eq!(connect.clean_start, !self.resume);
         peer.greet(greeting).await;
         loop {
             match peer.read().await {
@@ -441,6 +448,19 @@ async fn broker_that_does_not_read_is_disconnected() {
     assert_eq!(peer.text().await.len(), 512 << 10);
     let lost = test.owner.lost.lock().unwrap().concat();
     assert_eq!(lost, "the broker does not read any more");
+}
+
+#[tokio::test]
+async fn end_of_a_session_for_one_process_unsubscribes() {
+    let test = SessionTest::start_with(false).await;
+    let mut peer = test.accept(Greeting::default()).await;
+    test.owner.subscribed.notified().await;
+    test.owner.stopping.notify_one();
+    let Packet::Unsubscribe(unsubscribe) = peer.read().await else {
+        panic!("not an UNSUBSCRIBE");
+    };
+    assert_eq!(unsubscribe.filters, ["requests"]);
+    assert!(matches!(peer.read().await, Packet::Disconnect(_)));
 }
 
 #[tokio::test]
