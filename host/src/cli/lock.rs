@@ -2,11 +2,14 @@
 //! The command must never continue to run after the lease is lost.
 
 use std::ffi::OsString;
+use std::fs::{self, File};
+use std::future::poll_fn;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::slice;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -34,6 +37,9 @@ const TERMINATE_GRACE: Duration = Duration::from_secs(10);
 /// it again.
 const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
 
+/// The pause between two checks whether the group of a stopped command has ended.
+const GROUP_PAUSE: Duration = Duration::from_millis(100);
+
 /// How many renewals of a lock `--status` reads from a data directory. A lease of ten seconds is
 /// renewed some 26 000 times a day, and the history reaches back a day.
 const RENEWALS_MAX: usize = 100_000;
@@ -49,8 +55,12 @@ const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 ///
 /// Waits for the lock, renews its lease while the command runs, and releases it afterwards. The
 /// exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126 or
-/// 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM and the exit
-/// code is 3.
+/// 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM, then SIGKILL
+/// after ten seconds, and the exit code is 3.
+///
+/// SIGHUP, SIGINT, SIGQUIT and SIGTERM are forwarded to the command. Without a controlling
+/// terminal, as in a service, signals reach its whole process group. On a terminal they reach only
+/// the command itself, which must end its own processes.
 ///
 /// The command gets the lock's name in STATEHOUSE_LOCK and the fencing token in
 /// STATEHOUSE_FENCING_TOKEN. Earlier holders cannot overwrite what the command writes with that
@@ -120,7 +130,7 @@ async fn run_locked(client: &Client, args: &Args, signals: &mut Signals) -> Resu
         )));
     };
     let result = match spawn(args, &lock) {
-        Ok(child) => supervise(child, &mut lock, args.lease, signals).await,
+        Ok(running) => supervise(running, &mut lock, args.lease, signals).await,
         Err(failure) => Err(failure),
     };
     release(lock).await;
@@ -246,26 +256,47 @@ async fn acquire(
     }
 }
 
-fn spawn(args: &Args, lock: &Lock) -> Result<Child, Failure> {
+/// A command that runs under the lock.
+struct Running {
+    child: Child,
+    /// The target of signals, as `kill` takes it: the process, or its group.
+    target: String,
+    has_own_group: bool,
+}
+
+fn spawn(args: &Args, lock: &Lock) -> Result<Running, Failure> {
     // clap requires at least one argument.
     let (program, arguments) = args
         .command
         .split_first()
         .ok_or_else(|| Failure::usage("name a command after --"))?;
-    Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .env("STATEHOUSE_LOCK", &args.name)
-        .env("STATEHOUSE_FENCING_TOKEN", lock.fencing_token().to_string())
-        .spawn()
-        .map_err(|error| {
-            // The exit codes that shells use.
-            let code = match error.kind() {
-                io::ErrorKind::NotFound => 127,
-                _ => 126,
-            };
-            let program = printable(program.as_bytes());
-            Failure::new(code, format!("cannot run {program}: {error}"))
-        })
+        .env("STATEHOUSE_FENCING_TOKEN", lock.fencing_token().to_string());
+    // On a terminal another group could not read from it, and Ctrl-Z would stop only this program.
+    let has_own_group = File::open("/dev/tty").is_err();
+    if has_own_group {
+        command.process_group(0);
+    }
+    let child = command.spawn().map_err(|error| {
+        // The exit codes that shells use.
+        let code = match error.kind() {
+            io::ErrorKind::NotFound => 127,
+            _ => 126,
+        };
+        let program = printable(program.as_bytes());
+        Failure::new(code, format!("cannot run {program}: {error}"))
+    })?;
+    // A child that was not waited for has an id.
+    let id = child.id().unwrap_or_default();
+    let group = if has_own_group { "-" } else { "" };
+    Ok(Running {
+        child,
+        target: format!("{group}{id}"),
+        has_own_group,
+    })
 }
 
 async fn release(lock: Lock) {
@@ -281,7 +312,7 @@ async fn release(lock: Lock) {
 
 /// Waits for the command, renews the lease and forwards signals.
 async fn supervise(
-    mut child: Child,
+    mut running: Running,
     lock: &mut Lock,
     lease: Duration,
     signals: &mut Signals,
@@ -290,15 +321,14 @@ async fn supervise(
     tokio::pin!(kept);
     loop {
         tokio::select! {
-            status = child.wait() => return Ok(Exit::Code(exit_code(status?))),
+            status = running.child.wait() => return Ok(Exit::Code(exit_code(status?))),
             signal = signals.next() => {
-                // A terminal sends Ctrl-C to the command itself; forwarding it would send it twice.
-                if signal.name != "INT" || !io::stdin().is_terminal() {
-                    send(&child, signal.name).await;
+                if !running.gets_from_terminal(signal.name) {
+                    running.send(signal.name).await;
                 }
             }
             why = &mut kept => {
-                stop(&mut child).await;
+                running.stop().await;
                 return Err(Failure::transport(format!(
                     "the lock is lost: {why}. The command was stopped"
                 )));
@@ -331,32 +361,51 @@ async fn renew_until_lost(lock: &mut Lock, lease: Duration) -> String {
     }
 }
 
-/// Sends SIGTERM, and SIGKILL if the command does not end in time.
-async fn stop(child: &mut Child) {
-    send(child, "TERM").await;
-    if timeout(TERMINATE_GRACE, child.wait()).await.is_err() {
-        // This fails only if the process has already ended.
-        let _ = child.kill().await;
+impl Running {
+    /// Whether a terminal sends this signal to the command itself, for Ctrl-C and Ctrl-\.
+    /// Forwarding it would send it twice.
+    fn gets_from_terminal(&self, signal: &str) -> bool {
+        matches!(signal, "INT" | "QUIT") && !self.has_own_group && io::stdin().is_terminal()
     }
-}
 
-/// Sends a signal by the shell's `kill`: the standard library cannot send signals, and this program
-/// contains no unsafe code that could.
-async fn send(child: &Child, signal: &str) {
-    // A process without an id has ended and was waited for.
-    let Some(id) = child.id() else { return };
-    let sent = Command::new("sh")
-        .args([
-            "-c",
-            r#"kill -s "$1" "$2""#,
-            "kill",
-            signal,
-            &id.to_string(),
-        ])
-        .status()
-        .await;
-    if !sent.is_ok_and(|status| status.success()) {
-        notice(&format!("cannot send SIG{signal} to the command"));
+    /// Sends SIGTERM, and SIGKILL if the command and its group do not end in time.
+    async fn stop(&mut self) {
+        self.send("TERM").await;
+        let ended = async {
+            // This fails only if the process was waited for already.
+            let _ = self.child.wait().await;
+            while self.has_own_group && self.kill("0").await {
+                sleep(GROUP_PAUSE).await;
+            }
+        };
+        if timeout(TERMINATE_GRACE, ended).await.is_err() {
+            self.kill("KILL").await;
+            let _ = self.child.wait().await;
+        }
+    }
+
+    /// Sends a signal to the command.
+    async fn send(&self, signal: &str) {
+        if !self.kill(signal).await {
+            notice(&format!("cannot send SIG{signal} to the command"));
+        }
+    }
+
+    /// Sends a signal by the shell's `kill`: the standard library cannot send signals, and this
+    /// program contains no unsafe code that could. Returns false if nothing receives it.
+    async fn kill(&self, signal: &str) -> bool {
+        let sent = Command::new("sh")
+            .args([
+                "-c",
+                r#"kill -s "$1" -- "$2""#,
+                "kill",
+                signal,
+                &self.target,
+            ])
+            .stderr(Stdio::null())
+            .status()
+            .await;
+        sent.is_ok_and(|status| status.success())
     }
 }
 
@@ -368,12 +417,11 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// The signals that end programs.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
+/// The signals that end programs: their names, their numbers on Linux, and their streams. A signal
+/// that the caller ignores stays ignored, also by the command, as `nohup` demands.
+struct Signals(Vec<(Caught, Signal)>);
 
+#[derive(Clone, Copy)]
 struct Caught {
     name: &'static str,
     number: u8,
@@ -381,18 +429,35 @@ struct Caught {
 
 impl Signals {
     fn listen() -> Result<Self, Failure> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let all = [("HUP", 1), ("INT", 2), ("QUIT", 3), ("TERM", 15)];
+        let caught = all.into_iter().filter(|it| !is_ignored(&status, it.1));
+        let listen = |(name, number)| {
+            let kind = SignalKind::from_raw(i32::from(number));
+            Ok((Caught { name, number }, signal(kind)?))
+        };
+        caught.map(listen).collect::<Result<_, _>>().map(Self)
     }
 
     async fn next(&mut self) -> Caught {
-        tokio::select! {
-            _ = self.interrupt.recv() => Caught { name: "INT", number: 2 },
-            _ = self.terminate.recv() => Caught { name: "TERM", number: 15 },
-        }
+        poll_fn(|context| {
+            let mut all = self.0.iter_mut();
+            let caught = all.find_map(|(caught, signal)| {
+                let is_caught = signal.poll_recv(context).is_ready();
+                is_caught.then_some(*caught)
+            });
+            caught.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
+}
+
+/// Whether the process with this `/proc/PID/status` ignores a signal.
+fn is_ignored(status: &str, number: u8) -> bool {
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (number - 1)) != 0)
 }
 
 #[cfg(test)]
@@ -419,6 +484,14 @@ mod tests {
         assert_eq!(held(&[("set", "bert", "3")], 9), at_4(true));
         let other = json!({ "changes": [change("set", "anna", "7")], "beginning": {} });
         assert_eq!(since_in(&other, &json!("anna"), "5"), None);
+    }
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status_of_the_process() {
+        let status = "Name:\tx\nSigBlk:\t0000000000000006\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, 1));
+        assert!(!is_ignored(status, 2) && !is_ignored(status, 15));
+        assert!(!is_ignored("", 1));
     }
 
     #[test]

@@ -52,6 +52,23 @@ fn background(server: &Server, directory: &Path, options: &[&str], script: &str)
         .unwrap()
 }
 
+/// The same command run by another program, without standard streams.
+fn under(program: &[&str], command: &std::process::Command) -> std::process::Command {
+    let mut outer = std::process::Command::new(program[0]);
+    outer.args(&program[1..]);
+    outer.arg(command.get_program()).args(command.get_args());
+    outer.current_dir(command.get_current_dir().unwrap());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer.stdin(Stdio::null()).stdout(Stdio::null());
+    outer.stderr(Stdio::null());
+    outer
+}
+
 /// Waits for the end of a command, which must have this exit code.
 fn expect_end(command: &mut Child, code: i32) {
     let status = server::wait(command, Duration::from_secs(20)).expect("the process did not end");
@@ -200,19 +217,37 @@ fn command_without_room_for_its_session_names_the_limit() {
 
 /// The command receives the signal, and the lock is released after it.
 #[test]
-fn signal_is_forwarded_to_the_command() {
+fn signals_are_forwarded_to_the_command() {
+    let server = Server::start();
+    for name in ["HUP", "INT", "QUIT", "TERM"] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut holder = background(
+            &server,
+            directory.path(),
+            &["lock"],
+            "trap 'exit 5' HUP INT QUIT TERM; touch begun; while true; do sleep 0.05; done",
+        );
+        wait_for_begin(directory.path());
+        server::signal(holder.id(), name);
+        expect_end(&mut holder, 5);
+        assert_eq!(server.store("reader").get("lock"), None);
+    }
+}
+
+/// `nohup` ignores SIGHUP for the command and all that it starts.
+#[test]
+fn ignored_signal_stays_ignored_by_the_command() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
-    let mut holder = background(
-        &server,
-        directory.path(),
-        &["lock"],
-        "trap 'exit 5' TERM; touch begun; while true; do sleep 0.05; done",
-    );
+    let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
+    let locked = locked(&server, directory.path(), &["lock"], script);
+    let mut holder = under(&["nohup"], &locked).spawn().unwrap();
     wait_for_begin(directory.path());
-    server::signal(holder.id(), "TERM");
-    expect_end(&mut holder, 5);
-    assert_eq!(server.store("reader").get("lock"), None);
+    server::signal(holder.id(), "HUP");
+    // The command, if it received the signal, ends before the next request is answered.
+    run(&server, &["lock", "--wait", "500ms"], "exit 0").code(1);
+    fs::write(directory.path().join("end"), "").unwrap();
+    expect_end(&mut holder, 0);
 }
 
 /// Another client overwrites the lock.
@@ -282,4 +317,26 @@ fn renewals_without_answers_stop_the_command() {
     });
     expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
+}
+
+/// Without a controlling terminal, SIGTERM reaches the processes that the command started.
+#[test]
+fn lost_lock_stops_all_processes_of_the_command() {
+    let server = Server::start();
+    let directory = tempfile::tempdir().unwrap();
+    let script = "sh -c 'while touch begun; do sleep 0.05; done'; true";
+    let locked = locked(
+        &server,
+        directory.path(),
+        &["lock", "--lease", "3s"],
+        script,
+    );
+    let mut holder = under(&["setsid"], &locked).spawn().unwrap();
+    wait_for_begin(directory.path());
+    server.store("thief").set("lock", "thief");
+    expect_end(&mut holder, 3);
+    let begun = directory.path().join("begun");
+    fs::remove_file(&begun).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!begun.exists(), "a process of the command still runs");
 }
