@@ -163,7 +163,8 @@ async fn status(args: &Args) -> Result<Exit, Failure> {
             "since_before": since.as_ref().filter(|it| !it.is_exact).map(|it| &it.time),
             "renewed": renewed,
             "until": meta.expires_ms.map(utc),
-            "fencing_token": value.version.to_string(),
+            "version": value.version.to_string(),
+            "fencing_token": since.as_ref().and_then(|it| it.fencing_token.as_ref()),
         }))?;
         return Ok(Exit::Done);
     }
@@ -187,6 +188,8 @@ struct Since {
     time: String,
     /// Otherwise it acquired the lock before this time: the history reaches back no further.
     is_exact: bool,
+    /// The version of the acquisition, if the time is exact. Renewals have higher versions.
+    fencing_token: Option<String>,
 }
 
 /// Looks into the history of the store for when the holder acquired the lock, if the data directory
@@ -223,11 +226,13 @@ fn since_in(history: &Json, holder: &Json, version: &str) -> Option<Since> {
     let count = changes.iter().take_while(own).count();
     let beginning = &history["beginning"];
     let is_all = beginning["changes"] == changes.len() && beginning["before"].is_null();
+    let is_exact = count < changes.len() || is_all;
+    let first = changes.get(count.checked_sub(1)?)?;
+    let text = |name: &str| first[name].as_str().map(str::to_owned);
     Some(Since {
-        time: changes.get(count.checked_sub(1)?)?["time"]
-            .as_str()?
-            .to_owned(),
-        is_exact: count < changes.len() || is_all,
+        time: text("time")?,
+        is_exact,
+        fencing_token: text("version").filter(|_| is_exact),
     })
 }
 
@@ -472,9 +477,15 @@ mod tests {
             let all = own.iter().chain(earlier);
             let all: Vec<Json> = all.map(|it| change(it.0, it.1, it.2)).collect();
             let history = json!({ "changes": all, "beginning": { "changes": count } });
-            since_in(&history, &json!("anna"), "5").map(|it| (it.time, it.is_exact))
+            since_in(&history, &json!("anna"), "5")
         };
-        let at_4 = |is_exact| Some(("at 4".to_owned(), is_exact));
+        let at_4 = |is_exact: bool| {
+            Some(Since {
+                time: "at 4".to_owned(),
+                is_exact,
+                fencing_token: is_exact.then(|| "4".to_owned()),
+            })
+        };
         assert_eq!(held(&[], 2), at_4(true));
         assert_eq!(held(&[], 9), at_4(false), "the rest was not read");
         for earlier in ["deleted", "expired"] {

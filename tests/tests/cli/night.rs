@@ -256,6 +256,8 @@ fn who_holds_this_lock(night: &Night, press: &mut Store) {
     let first: Json = serde_json::from_str(history.lines().nth(1).unwrap()).unwrap();
     assert_eq!(status["since"], first["time"], "{history}");
     assert_eq!(status["since_before"], Json::Null);
+    assert_eq!(status["fencing_token"], first["version"], "{history}");
+    assert_ne!(status["version"], status["fencing_token"]);
     night
         .ask(&["lock", "locks/nightly", "--wait", "0s", "--", "true"])
         .code(1)
