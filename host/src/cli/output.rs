@@ -72,6 +72,11 @@ impl Failure {
         Self::new(self.code, format!("{}. {advice}", self.message))
     }
 
+    /// Whether the command line cannot be used, so that the same command fails again.
+    pub(super) fn is_usage(&self) -> bool {
+        self.code == EXIT_USAGE
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }

@@ -1,7 +1,11 @@
 //! Tests commands of everyday use: `call`, `export`, `import`, and options that show or change more
 //! than one value.
 
-use std::{fs, process::Command, time::Duration};
+use std::{
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use statehouse_tests::{Hlc, Property, Publish, Server};
@@ -393,4 +397,24 @@ fn wrongly_built_requests_leave_a_line_with_the_remedy() {
     let lines = server.stderr();
     let repeated = lines.iter().filter(|it| it.contains("needs a timestamp"));
     assert_eq!(repeated.count(), 1, "{lines:#?}");
+}
+
+#[test]
+fn ready_does_not_wait_for_a_store_that_hangs() {
+    let server = Server::start();
+    server.run(&["ready"]).code(0);
+    server.signal("STOP");
+    let begun = Instant::now();
+    let ran = server.run(&["ready", "--wait", "1s"]);
+    server.signal("CONT");
+    ran.code(3).says("does not answer");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn ready_does_not_repeat_a_usage_error() {
+    let begun = Instant::now();
+    let arguments = ["ready", "--wait", "50s", "--admin", "nowhere"];
+    statehouse_tests::run(&arguments, b"").code(2);
+    assert!(begun.elapsed() < Duration::from_secs(30));
 }
