@@ -1,6 +1,7 @@
 //! `statehouse export`: writes keys as JSON lines, which `statehouse import` reads.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use statehouse_client::{Client, Error};
 
 use super::data;
 use super::entries::{self, Entry, Parts};
-use super::output::{Exit, Failure, emit, json_bytes, notice, printable};
+use super::output::{Exit, Failure, emit, json_bytes, notice};
 use super::progress::Progress;
 use super::remote::Remote;
 
@@ -97,10 +98,38 @@ fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {
     match last {
         None => error,
         Some(key) => error.with(&format!(
-            "{} written; continue with --after '{}'",
+            "{} written; continue with --after={}",
             data::count(count, "key"),
-            printable(key)
+            shell_word(key)
         )),
+    }
+}
+
+/// The key as a word of a shell, up to its first NUL, which a word cannot contain. A prefix of the
+/// last key only repeats lines.
+fn shell_word(key: &[u8]) -> String {
+    let key = key.split(|byte| *byte == 0).next().unwrap_or_default();
+    let (mut word, mut escaped) = (String::new(), false);
+    for chunk in key.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || matches!(c, '\\' | '\'') {
+                escaped = true;
+                escape(c.encode_utf8(&mut [0; 4]).as_bytes(), &mut word);
+            } else {
+                word.push(c);
+            }
+        }
+        escaped |= !chunk.invalid().is_empty();
+        escape(chunk.invalid(), &mut word);
+    }
+    let dollar = if escaped { "$" } else { "" };
+    format!("{dollar}'{word}'")
+}
+
+fn escape(bytes: &[u8], word: &mut String) {
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(word, "\\{byte:03o}");
     }
 }
 
@@ -120,4 +149,32 @@ fn line(entry: &Entry) -> Json {
         }
     }
     Json::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn shell_reads_the_last_key_unchanged() {
+        assert_eq!(shell_word("plant/7°".as_bytes()), "'plant/7°'");
+        for key in [
+            &b"a\nx"[..],
+            b"it's",
+            b"a\\1",
+            b"\xff7",
+            b"$(id)",
+            b"\x1b[2J",
+            b"",
+        ] {
+            let word = shell_word(key);
+            assert!(!word.contains(char::is_control), "{word:?}");
+            let script = format!("printf %s {word}");
+            let printed = Command::new("bash").args(["-c", &script]).output().unwrap();
+            assert_eq!(printed.stdout, key, "{word}");
+        }
+        assert_eq!(shell_word(b"a\0b"), "'a'");
+    }
 }
