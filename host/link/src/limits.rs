@@ -13,8 +13,8 @@ pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
 pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// Places in rumqttc's channel in addition to those of messages and PUBACKs: for the SUBSCRIBE, the
-/// UNSUBSCRIBEs, the DISCONNECT, and some messages that are not stored. If the channel is full all the same, stored
-/// messages follow when a place is free.
+/// UNSUBSCRIBEs, the DISCONNECT, and some messages that are not stored. If the channel is full all
+/// the same, stored messages follow when a place is free.
 pub(crate) const CHANNEL_SPARE: usize = 8;
 
 /// Largest file with certificates. The roots of a whole system take a quarter of it.

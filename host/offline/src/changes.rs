@@ -135,12 +135,7 @@ impl History {
             KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            // Older versions of the program recorded a new deadline as a write of no client.
-            KeyEvent::Written(write, origin) => {
-                if origin.client.is_some() || write.expired() {
-                    history.add(write, origin, limit);
-                }
-            }
+            KeyEvent::Written(write, origin) => history.add(write, origin, limit),
             KeyEvent::Deadline { .. } => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;

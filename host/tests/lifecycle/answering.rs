@@ -237,7 +237,7 @@ fn notification_of_expiries_shares_the_fuel_of_one_request() {
     let count = 200;
     for n in 0..count {
         let key = format!("slow-notify/{n}");
-        ask(&mut core, "writer", &["SET", &key, "v", "PX", "1000"]);
+        ask(&mut core, "writer", &["SET", &key, "fine"]);
         ask(&mut core, "watcher", &["KEYNOTIFY", &key]);
     }
     let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;

@@ -374,7 +374,12 @@ fn deadlines_move_with_the_clock_and_survive_a_restart() {
     store.request(1, &["SET", "replaced", "w"]);
     for _ in 0..2 {
         let held = store.request(2, &["GET", "lock"]).0.answer.unwrap();
-        assert!(held.payload.starts_with(b"$10000\r\n"));
+        assert_eq!(
+            held.payload[..8],
+            b"$10000\r\n"[..],
+            "{:?}",
+            &held.payload[..]
+        );
         store = store.restart(Mode::Embedded);
     }
     store.now_ms += 500;

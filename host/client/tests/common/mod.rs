@@ -140,8 +140,15 @@ impl Peer {
         self.mqtt.send(&packet::disconnect(reason, &[])).await;
     }
 
-    /// Reads a DISCONNECT without a reason, and the end of the stream.
+    /// Reads an UNSUBSCRIBE for each subscription, a DISCONNECT without a reason, and the end of the
+    /// stream.
     pub(crate) async fn expect_disconnect(&mut self) {
-        assert_eq!(self.mqtt.rest().await, [0xe0, 0]);
+        let rest = self.mqtt.rest().await;
+        let mut rest = &rest[..];
+        for _ in 0..2 {
+            assert_eq!(rest[0], 0xa2, "an UNSUBSCRIBE");
+            rest = &rest[2 + usize::from(rest[1])..];
+        }
+        assert_eq!(rest, [0xe0, 0]);
     }
 }

@@ -70,6 +70,17 @@ impl Peer {
         }
     }
 
+    /// All further bytes: rumqttc cannot read an UNSUBSCRIBE.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = std::mem::take(&mut self.unread).to_vec();
+        let reading = self.stream.read_to_end(&mut rest);
+        timeout(STEP_TIMEOUT, reading)
+            .await
+            .expect("the link ends")
+            .unwrap();
+        rest
+    }
+
     pub(crate) async fn write(&mut self, packet: Packet) {
         let mut bytes = BytesMut::new();
         packet.write(&mut bytes, None).unwrap();
