@@ -143,8 +143,7 @@ impl Peer {
     /// Reads an UNSUBSCRIBE for each subscription, a DISCONNECT without a reason, and the end of the
     /// stream.
     pub(crate) async fn expect_disconnect(&mut self) {
-        let rest = self.mqtt.rest().await;
-        let mut rest = &rest[..];
+        let mut rest = self.mqtt.rest().await;
         for _ in 0..2 {
             assert_eq!(rest[0], 0xa2, "an UNSUBSCRIBE");
             rest = &rest[2 + usize::from(rest[1])..];
