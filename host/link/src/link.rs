@@ -218,8 +218,8 @@ impl<O: Owner> Link<O> {
         }
     }
 
-    /// The subscriptions that the end of the link removes, so that the broker may evict the session.
-    /// rumqttc cannot set the Session Expiry Interval of a DISCONNECT to 0.
+    /// The subscriptions that the end of the link removes, so that the broker may evict the
+    /// session. rumqttc cannot set the Session Expiry Interval of a DISCONNECT to 0.
     fn filters_to_remove(&self) -> Vec<Filter> {
         match self.ours.resume {
             // Another process may resume the session.

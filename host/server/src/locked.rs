@@ -136,13 +136,15 @@ impl Locked {
             stepped_ms,
         } = self.clock.read();
         if stepped_ms > 0 {
-            tracing::warn!(
-                stepped_ms,
-                "the system clock was stepped ahead: the store's time follows, and the deadlines of keys move with it"
-            );
-            if !self.core.postpone(now_ms, stepped_ms) {
+            if self.core.postpone(now_ms, stepped_ms) {
+                tracing::warn!(
+                    stepped_ms,
+                    "the system clock was stepped ahead: the store's time follows, and the deadlines of keys move with it"
+                );
+            } else {
                 tracing::error!(
-                    "the disk is full: the deadlines of keys do not move with the clock, and keys expire early by its step"
+                    stepped_ms,
+                    "the system clock was stepped ahead, and the disk is full: the deadlines of keys do not move with the clock, and keys expire early by its step"
                 );
             }
         }

@@ -1,4 +1,5 @@
-//! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at it.
+//! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at
+//! it.
 
 use std::thread;
 

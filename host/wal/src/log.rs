@@ -200,7 +200,8 @@ impl Log {
             .map_or(Ok(()), |failure| Err(Error::Failed(failure.clone())))
     }
 
-    /// Fails permanently if the directory was removed, replaced or unlocked, or cannot be looked at.
+    /// Fails permanently if the directory was removed, replaced or unlocked, or cannot be looked
+    /// at.
     pub(crate) fn check_place(&self) -> Result<(), Error> {
         let directory = "the data directory";
         match self.disk.displaced() {

@@ -164,8 +164,8 @@ fn check_beside_a_running_store_changes_nothing() {
     run(&["ready", "--data", data.to_str().unwrap()], b"").code(3);
 }
 
-/// A gateway without a clock battery starts in the past, until it reaches a time server. The service
-/// manager must then start the store again.
+/// A gateway without a clock battery starts in the past, until it reaches a time server. The
+/// service manager must then start the store again.
 #[test]
 fn clock_behind_the_log_has_an_exit_code_of_its_own() {
     let clock = WallClock::right();

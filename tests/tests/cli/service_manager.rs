@@ -47,7 +47,8 @@ fn service_manager_is_notified_of_start_watchdog_and_stop() {
     wait_for(&manager, "STOPPING=1");
 }
 
-/// A standby is ready while it waits, so a service manager would kill it without these notifications.
+/// A standby is ready while it waits, so a service manager would kill it without these
+/// notifications.
 #[test]
 fn waiting_standby_notifies_the_watchdog() {
     let active = Server::start();

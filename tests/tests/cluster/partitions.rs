@@ -108,8 +108,8 @@ fn leader_without_etcd_answers_operators_nothing_old() {
     });
 }
 
-/// A change of policies that waits for the log when another host takes over. The change is lost, and
-/// its operator must get an answer.
+/// A change of policies that waits for the log when another host takes over. The change is lost,
+/// and its operator must get an answer.
 #[test]
 fn promotion_ends_when_another_host_takes_over() {
     let (cluster, switch) = pair_at_switch();

@@ -140,8 +140,8 @@ impl Peer {
         self.mqtt.send(&packet::disconnect(reason, &[])).await;
     }
 
-    /// Reads an UNSUBSCRIBE for each subscription, a DISCONNECT without a reason, and the end of the
-    /// stream.
+    /// Reads an UNSUBSCRIBE for each subscription, a DISCONNECT without a reason, and the end of
+    /// the stream.
     pub(crate) async fn expect_disconnect(&mut self) {
         let mut rest = self.mqtt.rest().await;
         for _ in 0..2 {

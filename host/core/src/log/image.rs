@@ -190,7 +190,8 @@ impl Image {
                 writes,
             } => {
                 self.note_expiries(&writes);
-                // Older versions of the program recorded new deadlines as entries. They are no changes.
+                // Older versions of the program recorded new deadlines as entries. They are no
+                // changes.
                 let expired: Vec<Write> =
                     writes.iter().filter(|it| it.expired()).cloned().collect();
                 self.note_changes(&expired);

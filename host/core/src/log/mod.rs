@@ -36,9 +36,9 @@ pub trait Journal: Send + Sync {
     fn persisted(&self, urgent: bool) -> &'static str;
     /// Whether there is room for more than removals.
     fn has_room(&self) -> bool;
-    /// Whether there is room for this many bytes of records besides what removals need.
-    fn fits(&self, bytes: u64) -> bool {
-        let _ = bytes;
+    /// Whether there is room for this many bytes of records besides what removals need. A log that
+    /// does not count them says whether there is room at all.
+    fn fits(&self, _bytes: u64) -> bool {
         self.has_room()
     }
     /// What is full if there is no room, what still works, and what to do.

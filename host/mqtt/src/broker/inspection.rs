@@ -15,8 +15,8 @@ impl Broker {
     /// clients.
     ///
     /// Connections that are no longer allowed end with DISCONNECT 0x87. Other connections lose the
-    /// subscriptions that are no longer allowed. Both lose wills that are no longer allowed. Packets
-    /// after the change follow the new rules anyway. Sessions without a connection are checked when
+    /// subscriptions that are no longer allowed. Both lose wills that are no longer allowed.
+    /// Packets after the change follow the new rules anyway. Sessions without a connection are checked when
     /// they are resumed, so their wills are still published.
     ///
     /// Other clients are served during this call. Call it from a thread that may block.
@@ -37,7 +37,8 @@ impl Broker {
         connected
     }
 
-    /// Ends these connections, and subscriptions and wills of connections that are no longer allowed.
+    /// Ends these connections, and subscriptions and wills of connections that are no longer
+    /// allowed.
     pub(crate) fn end_refused(&self, refused: Vec<Origin>) {
         let refused = refused
             .into_iter()

@@ -66,6 +66,18 @@ impl TestJournal {
         Self { blocks, records }
     }
 
+    /// Adds the record of a new deadline of a key.
+    fn postpone(&mut self, now_ms: u64, key: &'static str, expires_ms: u64) {
+        let log = Arc::new(Records::default());
+        let deadline = NewDeadline {
+            hidden: false,
+            key: key.into(),
+            expires_ms,
+        };
+        Recorder::new(log.clone(), Vec::new(), None).deadlines(now_ms, &[deadline]);
+        self.records.extend(log.all());
+    }
+
     fn read(&self, sink: &mut dyn Sink) -> Result<(), String> {
         // If a file is recycled while it is read, reading restarts. Earlier findings must not
         // count.
@@ -188,6 +200,24 @@ fn version_ahead_of_the_snapshot_counts_from_its_end_on() {
     assert_eq!(journal.as_of("k", Moment::Time(259)), Ok(Some("v".into())));
     let too_old = journal.as_of("k", Moment::Time(209));
     assert_eq!(too_old, Err(AsOf::TooOld { since_ms: 210 }));
+}
+
+#[test]
+fn moved_deadline_counts_from_its_record_on_and_is_no_change() {
+    let set = write("k", Some("v"), 100, Some(200));
+    let mut journal = TestJournal::new(&[], None, &[set]);
+    journal.postpone(1100, "other", 9000);
+    journal.postpone(1150, "k", 1200);
+    assert_eq!(journal.history("k").count, 1);
+    for (at, value) in [
+        (199, Some("v")),
+        (1149, None),
+        (1199, Some("v")),
+        (1200, None),
+    ] {
+        let found = journal.as_of("k", Moment::Time(at));
+        assert_eq!(found, Ok(value.map(str::to_owned)), "at {at}");
+    }
 }
 
 #[test]
