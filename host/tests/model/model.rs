@@ -38,6 +38,8 @@ struct PastRequest {
     has_identical: bool,
     /// The changed key, and its new value unless it was removed.
     changed: Option<(Vec<u8>, Option<Vec<u8>>)>,
+    /// The watch that the request ended.
+    ended: Option<Watched>,
     /// The run that handled the request.
     executed_in: u32,
     /// The last run that renotified its watchers.
@@ -266,6 +268,7 @@ impl Model {
             remembered_answer: None,
             has_identical: false,
             changed: None,
+            ended: None,
             executed_in: 0,
             renotified_in: 0,
         }
@@ -311,6 +314,7 @@ impl Model {
         notifications.extend(expected.notifications.iter().cloned());
         self.check_notifications(&effects, notifications);
         (past.changed, past.executed_in) = (expected.changed(), self.run);
+        past.ended = expected.ended();
         past.remembered_answer = expected
             .repeatable
             .then(|| ((payload.clone(), answer.version), self.now_ms));
@@ -408,7 +412,10 @@ impl Model {
         let clock = self.core.store().state().hlc.last();
         let mut effects = self.deliver(&past, dup);
         assert_eq!((effects.failures, effects.repeated), (0, Some(Rerun::Same)));
-        assert!(effects.handled.is_none() && effects.watches.is_none());
+        assert!(effects.handled.is_none());
+        let ended = (past.ended.clone()).is_some_and(|it| self.oracle.unwatch(it, past.client));
+        let recorded = effects.watches.is_some();
+        assert_eq!(recorded, ended && self.mode == Mode::Foreign);
         let answer = effects
             .answer
             .as_ref()

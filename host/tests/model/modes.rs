@@ -200,6 +200,33 @@ fn only_events_that_end_a_watch_write_a_record() {
     assert_eq!(watching, [first]);
 }
 
+#[test]
+fn redelivered_stop_ends_the_watch_that_a_redelivered_keynotify_began() {
+    for mode in [Mode::Embedded, Mode::Foreign] {
+        for scope in [&["k"] as &[_], &["k", "PREFIX"]] {
+            let begin = [&["KEYNOTIFY"], scope].concat();
+            let stop = [&begin[..], &["STOP"]].concat();
+            let mut store = RecordedStore::new(mode);
+            if mode == Mode::Embedded {
+                let mut began = Vec::new();
+                record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
+                store.records.append(&[&began], false);
+            }
+            store.request_with_id(1, 1, &begin);
+            store.request_with_id(1, 2, &stop);
+            for _ in 0..2 {
+                store.request_with_id(1, 1, &begin);
+                let (effects, _) = store.request_with_id(1, 2, &stop);
+                assert_eq!(effects.repeated, Some(Rerun::Same), "{mode:?}");
+                assert_eq!(answer(&effects), "+OK\\r\\n");
+                assert_eq!(store.watchers("k"), 0, "{mode:?} {scope:?}");
+                store = store.restart(mode);
+                assert_eq!(store.watchers("k"), 0, "{mode:?} {scope:?}");
+            }
+        }
+    }
+}
+
 /// The record of a new watch would take the space that removals need.
 #[test]
 fn full_disk_allows_only_existing_durable_watches() {

@@ -167,6 +167,12 @@ impl Oracle {
         watchers.insert(client, dialect);
     }
 
+    /// Ends a watch. False if the client does not have it.
+    pub(crate) fn unwatch(&mut self, watched: Watched, client: usize) -> bool {
+        let watchers = self.watches.entry(watched).or_default();
+        watchers.remove(&client).is_some()
+    }
+
     /// Ends the watches of a client whose connection ended.
     pub(crate) fn disconnected(&mut self, client: usize) {
         for watchers in self.watches.values_mut() {
@@ -252,7 +258,7 @@ impl Oracle {
                 self.watch(key, client, dialect);
             }
             Change::Unwatch(key, client) => {
-                self.watches.entry(key).or_default().remove(&client);
+                self.unwatch(key, client);
             }
         }
     }
@@ -469,6 +475,14 @@ impl Prediction {
             Change::Put(key, entry) => Some((key.clone(), Some(entry.value.clone()))),
             Change::Remove(key) => Some((key.clone(), None)),
             Change::Nothing | Change::Watch(..) | Change::Unwatch(..) => None,
+        }
+    }
+
+    /// The watch that ends.
+    pub(crate) fn ended(&self) -> Option<Watched> {
+        match &self.change {
+            Change::Unwatch(key, _) => Some(key.clone()),
+            _ => None,
         }
     }
 

@@ -1,14 +1,14 @@
 //! Answers a redelivered request with the bytes of the first answer.
 //!
-//! The request is re-executed on its captured reads, and nothing is stored again. If an earlier run
-//! may not have sent the notifications, they are sent again.
+//! The request is re-executed on its captured reads, and nothing is stored again. The watches that it
+//! ended end again. If an earlier run may not have sent the notifications, they are sent again.
 
 use super::effects::{Answer, Effects, RestsOn, internal_error};
 use super::notifier::Notifier;
 use super::remembered::{Outcome, Remembered, StoredPayload};
 use super::replay;
 use super::state::State;
-use super::step::Store;
+use super::step::{Store, end_watches};
 use super::transaction::Transaction;
 use crate::policy::{Failure, Policy, Repeat};
 use crate::request::Request;
@@ -39,7 +39,7 @@ impl Store {
     /// are sent again only if an earlier run may not have sent them.
     pub(super) fn answer_redelivery(
         &mut self,
-        state: Box<State>,
+        mut state: Box<State>,
         original: &Remembered,
         request: &Request<'_>,
         now_ms: u64,
@@ -78,6 +78,12 @@ impl Store {
             },
             (_, StoredPayload::Digest(_)) => internal_error(),
         });
+        let transaction = transaction.filter(|_| rerun == Rerun::Same);
+        if let Some(transaction) = &transaction {
+            // A KEYNOTIFY that was redelivered before this request has begun the watch again.
+            let ended = transaction.ended_watches().collect();
+            end_watches(&mut state.watches, request.peer, ended, effects);
+        }
         // Clients of a foreign broker stay connected across a restart, and which notifications the
         // earlier run has sent is unknown.
         let may_be_unnotified = state.watches.are_durable()
@@ -86,7 +92,7 @@ impl Store {
         if !may_be_unnotified || !self.renotified.insert(original.number) {
             return state;
         }
-        let Some(transaction) = transaction.filter(|_| rerun == Rerun::Same) else {
+        let Some(transaction) = transaction else {
             effects.renotified = Some(Renotified::Incomplete);
             return state;
         };

@@ -278,7 +278,7 @@ fn next_expiry_ms(state: &State) -> Option<u64> {
 }
 
 /// Ends watches of a client, and records it if watches are durable.
-fn end_watches(
+pub(super) fn end_watches(
     watches: &mut Watches,
     peer: &Peer,
     mut ended: Vec<(Scope, Key)>,

@@ -165,6 +165,12 @@ impl Transaction {
         visible.map(|it| &it.change)
     }
 
+    /// The watches that the request ends.
+    pub(super) fn ended_watches(&self) -> impl Iterator<Item = (Scope, Key)> {
+        let ended = self.watches.iter().filter(|(.., on)| !on);
+        ended.map(|(scope, key, _)| (*scope, key.clone()))
+    }
+
     /// The changes that the client missed, and the client with the dialect of its request.
     pub(super) fn take_missed(&mut self) -> Vec<(Change, Recipients)> {
         let Some(Origin { peer, dialect, .. }) = &self.origin else {

@@ -234,7 +234,13 @@ impl Host for Transaction {
 
     fn unfollow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<bool, Denial> {
         match self.read_set.next_import(ImportKind::Unwatch) {
-            NextImport::Recorded(Imported::Unwatched(watched)) => return Ok(watched),
+            NextImport::Recorded(Imported::Unwatched(watched)) => {
+                if watched {
+                    self.watches
+                        .push((scope.into(), Bytes::copy_from_slice(key), false));
+                }
+                return Ok(watched);
+            }
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
