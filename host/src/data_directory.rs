@@ -224,6 +224,9 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     )
     .map_err(failed)?;
     finish(&mut image, storage, wall_ms)?;
+    if storage.durability == Durability::Interval && !opened.clean && !opened.fresh {
+        image.skip_unrecorded_versions(wall_ms);
+    }
     Ok(Recovered {
         image,
         log,

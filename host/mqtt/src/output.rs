@@ -162,7 +162,7 @@ pub(crate) enum Work {
     Write,
     /// Nothing to write, but the core must offer the messages again that the total refused.
     Refill,
-    /// All bytes are written and no more will be added.
+    /// All bytes are written, nothing waits for a record, and no more will be added.
     Close,
 }
 
@@ -414,7 +414,7 @@ impl Output {
                     state.writing_bytes = open;
                     return Work::Write;
                 }
-                if state.closing && state.buffer.is_empty() {
+                if state.closing && state.buffer.is_empty() && state.marks.is_empty() {
                     return Work::Close;
                 }
                 state.writer_sleeps = true;

@@ -166,6 +166,12 @@ impl SessionQueue {
         }
     }
 
+    /// Continues the packet ids behind this one. After a restart it must not be one of the last that
+    /// the previous run used: their records may be lost, while the client still holds their ids.
+    pub(crate) fn continue_after(&mut self, packet_id: u16) {
+        self.last_packet_id = packet_id;
+    }
+
     /// Restores a recovered message. Messages must be restored in the order of their numbers. If a
     /// corrupt log uses a packet id twice, the later message is queued as if it was never sent.
     pub(crate) fn restore(&mut self, restored: Restored) {
@@ -184,7 +190,6 @@ impl SessionQueue {
         let free = packet_id.filter(|id| !self.in_flight.contains_key(id));
         match (free, queued) {
             (Some(packet_id), queued) => {
-                self.last_packet_id = packet_id;
                 self.in_flight.insert(
                     packet_id,
                     InFlight {

@@ -163,10 +163,11 @@ mod tests {
     fn batch_writes_each_socket_once_at_its_end() {
         let batching = WriteBatching::default();
         let (first, second) = (connection(), connection());
-        let batch = batching.open(Instant::now()).unwrap();
+        let begun = Instant::now();
+        let batch = batching.open(begun).unwrap();
         assert!(!batch.waits());
         assert!(turn(&batching, &first.0, b"a").is_empty());
-        assert!(batching.open(Instant::now()).is_none(), "a batch is open");
+        assert!(batching.open(begun).is_none(), "a batch is open");
         assert!(turn(&batching, &second.0, b"b").is_empty());
         assert!(turn(&batching, &first.0, b"c").is_empty());
         assert!(batch.waits());

@@ -244,6 +244,36 @@ async fn output_is_written_when_any_thread_releases_it() {
     assert!(matches!(client.next().await, Some(Packet::PingResp(_))));
 }
 
+/// The client takes the end of its connection as the answer (section 3.14.4).
+#[tokio::test]
+async fn connection_ends_after_the_record_of_its_disconnect() {
+    let log = TestLog::held();
+    let broker = log.restore(Limits::default(), Arc::new(NoService));
+    let address = listen(&broker).await;
+    let mut client = Client::tcp(address).await;
+    client.send(&[connect("a", false, 1000, 60)]).await;
+    while log.len() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    broker.released(LogPosition(log.len()));
+    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    let before = log.len();
+    let mut disconnect = wire::Disconnect::new(DisconnectReasonCode::NormalDisconnection);
+    disconnect.properties = Some(wire::DisconnectProperties {
+        session_expiry_interval: Some(0),
+        reason_string: None,
+        user_properties: Vec::new(),
+        server_reference: None,
+    });
+    client.send(&[Packet::Disconnect(disconnect)]).await;
+    let early = timeout(Duration::from_millis(200), client.rest()).await;
+    assert!(early.is_err(), "{early:?}");
+    assert!(log.len() > before);
+    broker.released(LogPosition(log.len()));
+    let end = timeout(Limits::default().close_timeout / 2, client.rest()).await;
+    assert_eq!(end.unwrap(), []);
+}
+
 async fn all_disconnect(broker: &Broker) {
     let emptied = async {
         while broker.stats().connections > 0 {

@@ -107,6 +107,27 @@ fn write_requesting_the_disk_survives_with_earlier_ones() {
     }
 }
 
+/// The clock of the client is ahead, so the lost versions were ahead of the store's clock.
+#[test]
+fn versions_increase_although_writes_are_lost() {
+    let settings = [("durability", "interval"), ("sync_interval", "1h")];
+    for ahead_ms in [500, 5_000] {
+        let mut server = Server::restartable(&settings);
+        let mut store = begin(&server, "client");
+        let mut last = None;
+        for n in 0..3 {
+            let set = store.command(&["SET", "key", "value"]).without("__ts");
+            let version = store.call(&set.with("__ts", Hlc::now(ahead_ms))).version();
+            assert!(version > last, "{n} {ahead_ms}");
+            last = version;
+            server.kill();
+            server.restart();
+            store = server.store("client");
+        }
+        assert!(Some(store.set("key", "value")) > last);
+    }
+}
+
 /// An orderly stop loses nothing, in any mode with a disk.
 #[test]
 fn orderly_stop_loses_nothing() {

@@ -1,4 +1,9 @@
-//! Pieces of snapshots, and notifications that a start sends again.
+//! Pieces of snapshots, notifications that a start sends again, and versions that it skips.
+
+/// How far ahead of the store's clock a version may be that is answered before its record is
+/// durable. A start after a crash skips this much time, so the clocks of most clients should be
+/// within it, and the next versions should not be much ahead.
+pub const UNRECORDED_AHEAD_MS_MAX: u64 = 1000;
 
 /// Expired keys whose watchers a start behind a foreign broker notifies again, because the earlier
 /// run may not have done so. More than expire while the broker takes a message.

@@ -391,6 +391,16 @@ impl Image {
         self.duplicates.evict(SessionId::NONE, 0);
     }
 
+    /// Skips the versions that may have been answered but are not on the disk. To be called at a start
+    /// after a crash, if answers left before their records were durable.
+    pub fn skip_unrecorded_versions(&mut self, now_ms: u64) {
+        let last = self.state.hlc.last().wall;
+        let skipped_to = last.max(now_ms) + limits::UNRECORDED_AHEAD_MS_MAX + 1;
+        let wall = skipped_to.min(last.max(now_ms + limits::SKEW_MS_MAX));
+        let skipped = Stamp { wall, counter: 0 };
+        self.state.hlc = Hlc::at(self.state.hlc.last().max(skipped));
+    }
+
     /// Builds the tables from the entries of the snapshot. They are sorted, so this is much faster
     /// than single insertions.
     fn build_tables(&mut self) {

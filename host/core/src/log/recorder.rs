@@ -21,6 +21,9 @@ pub struct Recorder {
     assignment: Option<Assignment>,
     /// The position of the last record.
     last: LogPosition,
+    /// The time of the last version whose answer waited for the disk because it was ahead of the
+    /// clock.
+    ahead_ms: u64,
     unreleased: Unreleased,
     swept: Vec<u8>,
     watches: Vec<u8>,
@@ -40,6 +43,7 @@ impl Recorder {
             active,
             assignment: None,
             last: LogPosition(0),
+            ahead_ms: 0,
             unreleased: Unreleased::default(),
             swept: Vec::new(),
             watches: Vec::new(),
@@ -157,6 +161,7 @@ impl Recorder {
         if let (Some(request), Some(handled)) = (request, handled) {
             self.encode(request, handled);
         }
+        let is_ahead = handled.is_some_and(|it| self.note_ahead(it));
         let journal = &self.journal;
         self.unreleased.release(journal.released());
         let mut records = [&self.swept[..], &self.watches, &self.handled];
@@ -167,13 +172,26 @@ impl Recorder {
             let payload = request.map_or(&[][..], |request| request.payload);
             return self.unreleased.of(&effects.rests_on, payload, self.last);
         }
-        self.last = journal.append(&records[..count], urgent);
+        self.last = journal.append(&records[..count], urgent || is_ahead);
         let writes = swept.map(|it| &it.writes).into_iter();
         for writes in writes.chain(handled.map(|it| &it.writes)) {
             let keys = writes.iter().map(|it| (it.key(), it.hidden));
             self.unreleased.note(self.last, keys);
         }
         self.last
+    }
+
+    /// Whether the answer must wait for the disk because its version is far ahead of the clock. A
+    /// start after a crash skips only versions up to [`limits::UNRECORDED_AHEAD_MS_MAX`] ahead of the
+    /// clock and of what is on the disk.
+    fn note_ahead(&mut self, handled: &Handled) -> bool {
+        let wall = handled.clock.wall;
+        let known = self.ahead_ms.max(handled.remembered.context.now_ms);
+        let is_ahead = wall > known.saturating_add(limits::UNRECORDED_AHEAD_MS_MAX);
+        if is_ahead {
+            self.ahead_ms = wall;
+        }
+        is_ahead
     }
 
     fn encode(&mut self, request: &Request<'_>, handled: &Handled) {

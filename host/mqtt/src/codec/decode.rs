@@ -85,10 +85,10 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
     }
     let body = buffer.get(size.header..size.total).unwrap_or_default();
     let packet = match first >> 4 {
-        kind::PUBACK => Packet::Puback(read_ack(body, version)?),
-        kind::PUBREC => Packet::Pubrec(read_ack(body, version)?),
-        kind::PUBREL => Packet::Pubrel(read_ack(body, version)?),
-        kind::PUBCOMP => Packet::Pubcomp(read_ack(body, version)?),
+        kind::PUBACK => Packet::Puback(read_ack(body, version, PUBLISH_RESULTS)?),
+        kind::PUBREC => Packet::Pubrec(read_ack(body, version, PUBLISH_RESULTS)?),
+        kind::PUBREL => Packet::Pubrel(read_ack(body, version, RELEASE_RESULTS)?),
+        kind::PUBCOMP => Packet::Pubcomp(read_ack(body, version, RELEASE_RESULTS)?),
         kind::SUBSCRIBE => Packet::Subscribe(subscribe::read_subscribe(body, bounds)?),
         kind::UNSUBSCRIBE => Packet::Unsubscribe(subscribe::read_unsubscribe(body, bounds)?),
         kind::PINGREQ if body.is_empty() => Packet::Pingreq,
@@ -179,14 +179,39 @@ fn frame(buffer: &[u8], bytes_max: usize) -> Result<Option<FrameSize>, Violation
     Ok((buffer.len() >= total).then_some(FrameSize { header, total }))
 }
 
-fn read_ack(body: &[u8], version: ProtocolVersion) -> Result<Ack, Violation> {
+/// The reason codes of PUBACK and PUBREC (sections 3.4.2.1 and 3.5.2.1).
+const PUBLISH_RESULTS: &[u8] = &[0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99];
+
+/// The reason codes of PUBREL and PUBCOMP (sections 3.6.2.1 and 3.7.2.1).
+const RELEASE_RESULTS: &[u8] = &[0x00, 0x92];
+
+/// The reason codes that a client may send in a DISCONNECT (section 3.14.2.1).
+const DISCONNECT_REASONS: &[u8] = &[
+    0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99,
+];
+
+/// Reads a reason code, which must be one of `allowed`. A client of MQTT 3.1.1 sends none.
+fn read_reason(
+    reader: &mut Reader<'_>,
+    version: ProtocolVersion,
+    allowed: &[u8],
+) -> Result<ReasonCode, Violation> {
+    if version == V311 || reader.is_empty() {
+        return Ok(ReasonCode::SUCCESS);
+    }
+    let code = reader.u8()?;
+    match allowed.contains(&code) {
+        true => Ok(ReasonCode(code)),
+        false => Err(Violation::protocol(
+            "a reason code that this packet does not have",
+        )),
+    }
+}
+
+fn read_ack(body: &[u8], version: ProtocolVersion, allowed: &[u8]) -> Result<Ack, Violation> {
     let mut reader = Reader::new(body);
     let packet_id = reader.packet_id()?;
-    let reason = if version == V311 || reader.is_empty() {
-        ReasonCode::SUCCESS
-    } else {
-        ReasonCode(reader.u8()?)
-    };
+    let reason = read_reason(&mut reader, version, allowed)?;
     if version != V311 && !reader.is_empty() {
         reader.property_section(bits(&[id::REASON_STRING, id::USER_PROPERTY]), |_| Ok(()))?;
     }
@@ -196,11 +221,7 @@ fn read_ack(body: &[u8], version: ProtocolVersion) -> Result<Ack, Violation> {
 
 fn read_disconnect(body: &[u8], version: ProtocolVersion) -> Result<Disconnect, Violation> {
     let mut reader = Reader::new(body);
-    let reason = if version == V311 || reader.is_empty() {
-        ReasonCode::SUCCESS
-    } else {
-        ReasonCode(reader.u8()?)
-    };
+    let reason = read_reason(&mut reader, version, DISCONNECT_REASONS)?;
     let mut session_expiry_s = None;
     if version != V311 && !reader.is_empty() {
         reader.property_section(

@@ -404,6 +404,11 @@ fn invalid_packets_are_refused() {
         (b"\x40\x01\0", R::MALFORMED_PACKET),                // short PUBACK
         (b"\x40\x02\0\0", R::PROTOCOL_ERROR),                // PUBACK of identifier 0
         (b"\x40\x06\0\x01\0\0\0\0", R::MALFORMED_PACKET),    // PUBACK with a rest
+        (b"\x40\x03\0\x01\x92", R::PROTOCOL_ERROR),          // a reason code of PUBREL in PUBACK
+        (b"\x50\x03\0\x01\x01", R::PROTOCOL_ERROR),          // an unknown one in PUBREC
+        (b"\x62\x03\0\x01\x80", R::PROTOCOL_ERROR),          // one of PUBREC in PUBREL
+        (b"\x70\x03\0\x01\x10", R::PROTOCOL_ERROR),          // one of PUBREC in PUBCOMP
+        (b"\xe0\x01\x8b", R::PROTOCOL_ERROR),                // one of a server in DISCONNECT
         (b"\x82\x03\0\x01\0", R::PROTOCOL_ERROR),            // SUBSCRIBE without a filter
         (b"\x82\x07\0\x01\0\0\x01t\x03", R::PROTOCOL_ERROR), // QoS 3
         (b"\x82\x07\0\x01\0\0\x01t\x30", R::PROTOCOL_ERROR), // retain handling 3

@@ -5,7 +5,7 @@ use statehouse_protocol::ConnectionId;
 use statehouse_protocol::SessionId;
 use std::{
     borrow::Cow,
-    fmt::Write,
+    hash::BuildHasher,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -428,6 +428,8 @@ impl Core {
         if disconnect.reason == ReasonCode::SUCCESS {
             session.take_will(&mut self.change_log);
         }
+        // The end of the connection is all that the client is answered with.
+        self.send_when_durable(key, |_, _| {});
         Ok(())
     }
 
@@ -556,9 +558,8 @@ impl Core {
     fn assign_id(&mut self) -> Arc<str> {
         loop {
             self.last_assigned_id += 1;
-            let mut id = String::with_capacity(32);
-            // Writing to a String does not fail.
-            _ = write!(id, "auto-{:016x}-{}", self.run_id, self.last_assigned_id);
+            let random = self.assigned_ids.hash_one(self.last_assigned_id);
+            let id = format!("auto-{random:016x}");
             if !self.by_client.contains_key(id.as_str()) {
                 return id.into();
             }

@@ -19,7 +19,7 @@ mod window;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    hash::{BuildHasher, RandomState},
+    hash::RandomState,
     sync::Arc,
     time::Instant,
 };
@@ -68,8 +68,9 @@ pub(crate) struct Core {
     last_connection: ConnectionId,
     last_session: SessionId,
     last_assigned_id: u64,
-    /// Distinguishes the client ids that this run assigns from those of other runs.
-    run_id: u64,
+    /// Derives the client ids that this run assigns. A client that could guess them could take over
+    /// sessions of others.
+    assigned_ids: RandomState,
     ledger: Ledger,
     change_log: ChangeLog,
     session_ends: SessionEnds,
@@ -134,7 +135,7 @@ impl Core {
             last_connection: ConnectionId(before),
             last_session: SessionId(before),
             last_assigned_id: 0,
-            run_id: RandomState::new().hash_one(0),
+            assigned_ids: RandomState::new(),
             ledger: Ledger::default(),
             change_log,
             session_ends: SessionEnds::default(),

@@ -3,9 +3,10 @@
 //! Expired state and state beyond the current limits is dropped. Every drop must be recorded, or
 //! the log and the broker disagree after the next restart.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap, hash::BuildHasher, sync::Arc};
 
 use bytes::Bytes;
+use rustc_hash::FxBuildHasher;
 use statehouse_protocol::SessionId;
 
 use super::{Core, session_at};
@@ -153,6 +154,9 @@ impl Core {
             detached,
         };
         session.restore(restored, now + WILL_GRACE);
+        let started_ms = self.change_log.clock().wall_ms(now);
+        let random = FxBuildHasher.hash_one((number.0, started_ms));
+        session.queue.continue_after((random >> 48) as u16);
         self.restore_messages(number, &mut session.queue, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {
