@@ -140,8 +140,8 @@ settings! {
         )]
         pub sync_interval: Option<Span>,
 
-        /// Wait this long for more writes to share a flush; spares flash memory, adds latency
-        /// [default: 0ms]
+        /// Wait this long, at most 5ms, for more writes to share a flush; spares flash memory, adds
+        /// latency [default: 0ms]
         #[arg(
             long,
             value_name = "TIME",

@@ -226,7 +226,7 @@ impl Default for Threads {
 pub enum Durability {
     /// Before its response is sent: no acknowledged write is ever lost
     Always,
-    /// Within --sync-interval: a power cut may lose the writes of that time
+    /// Within --sync-interval: a power cut may lose the writes of that time, a crash the last ones
     Interval,
     /// Never: a restart loses everything
     Memory,
