@@ -74,6 +74,13 @@ impl World {
                 done || full || self.ledger.unremembered.contains(&number),
                 "obligation 2: {number} was not handled before"
             );
+            let ended = self
+                .oracle
+                .response(number)
+                .is_some_and(|it| it == b"+OK\r\n");
+            if *command == Command::Unwatch && ended {
+                self.unwatch(client, |watched| watched == key, records);
+            }
         } else {
             let handled = Handled {
                 who: client,
