@@ -261,9 +261,9 @@ fn promote_configured(
     digest: Digest,
     path: &Path,
 ) -> anyhow::Result<Assignment> {
-    match assignment.guard.as_ref().filter(|it| it.policy == digest) {
-        Some(guard) => {
-            let (path, why) = (path.display(), &guard.why);
+    match assignment.decision(digest) {
+        Some(decision) => {
+            let (path, why) = (path.display(), &decision.why);
             tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back; `statehouse policy promote` makes it active again");
             Ok(assignment)
         }

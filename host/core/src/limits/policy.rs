@@ -97,6 +97,9 @@ pub const LOADED_POLICIES_MAX: usize = 16;
 /// Previous policies that a rollback can return to.
 pub const PREVIOUS_POLICIES_MAX: usize = 4;
 
+/// Decisions of the guard that an assignment records. Above this, the oldest is dropped.
+pub const GUARD_DECISIONS_MAX: usize = 16;
+
 /// Policies that are retained only because a request that they handled may be redelivered.
 pub const RETIRED_POLICIES_MAX: usize = 16;
 

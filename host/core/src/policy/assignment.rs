@@ -34,10 +34,13 @@ pub struct Assignment {
     /// All loaded policies apart from the built-in one, the newest last.
     #[serde(default)]
     pub loaded: Vec<Digest>,
-    /// The last rollback, or end of a canary, that the guard decided. Cleared by the next
-    /// promotion.
+    /// The last rollback, or end of a canary, that the guard decided. It is kept until that policy
+    /// becomes active again.
     #[serde(default)]
     pub guard: Option<RolledBack>,
+    /// The decisions of the guard before, about other policies, the newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guard_before: Vec<RolledBack>,
     /// The serial number of the last signed order that was carried out. Lower or equal numbers are
     /// refused as replays.
     #[serde(default)]
@@ -255,6 +258,7 @@ impl Assignment {
             routes: Vec::new(),
             loaded: Vec::new(),
             guard: None,
+            guard_before: Vec::new(),
             serial: 0,
             origins: Vec::new(),
             later: serde_json::Map::new(),
@@ -330,8 +334,8 @@ impl Assignment {
     pub fn promote(&self, policy: Digest) -> Result<Self, AssignmentError> {
         self.check_loaded(policy)?;
         let mut next = self.clone();
-        next.guard = None;
         if policy == self.active {
+            next.overrule(policy);
             return Ok(next);
         }
         next.previous
@@ -349,7 +353,6 @@ impl Assignment {
             return Err(AssignmentError::NothingBefore);
         }
         let before = next.previous.remove(0);
-        next.guard = None;
         next.activate(before);
         Ok(next)
     }
@@ -357,7 +360,7 @@ impl Assignment {
     /// Records a rollback that the guard decided.
     pub fn roll_back_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
         let mut next = self.rollback()?;
-        next.guard = Some(RolledBack {
+        next.decide(RolledBack {
             policy: self.active,
             why,
             now_ms,
@@ -374,15 +377,40 @@ impl Assignment {
         let Some(canary) = &self.canary else {
             return Err(AssignmentError::NothingBefore);
         };
-        Ok(Self {
-            canary: None,
-            guard: Some(RolledBack {
-                policy: canary.policy,
-                why,
-                now_ms,
-            }),
-            ..self.clone()
-        })
+        let mut next = self.clone();
+        next.decide(RolledBack {
+            policy: canary.policy,
+            why,
+            now_ms,
+        });
+        next.canary = None;
+        Ok(next)
+    }
+
+    /// The guard's decision about a policy, unless that policy became active since. Only an
+    /// operator may then promote the policy, and neither a setting nor a file that is still there.
+    pub fn decision(&self, policy: Digest) -> Option<&RolledBack> {
+        let mut all = self.guard.iter().chain(&self.guard_before);
+        all.find(|it| it.policy == policy)
+    }
+
+    /// Adds a decision of the guard.
+    fn decide(&mut self, decision: RolledBack) {
+        self.overrule(decision.policy);
+        let last = self.guard.replace(decision);
+        self.guard_before.splice(..0, last);
+        self.guard_before.truncate(limits::GUARD_DECISIONS_MAX - 1);
+    }
+
+    /// Removes the guard's decision about a policy.
+    fn overrule(&mut self, policy: Digest) {
+        self.guard_before.retain(|it| it.policy != policy);
+        if self.guard.as_ref().is_some_and(|it| it.policy == policy) {
+            let next = self
+                .guard_before
+                .splice(..self.guard_before.len().min(1), None);
+            self.guard = next.last();
+        }
     }
 
     /// Starts or ends shadowing.
@@ -499,6 +527,7 @@ impl Assignment {
 
     fn activate(&mut self, policy: Digest) {
         self.active = policy;
+        self.overrule(policy);
         self.tidy();
     }
 

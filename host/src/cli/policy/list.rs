@@ -156,9 +156,12 @@ fn assignment(listing: &Json) -> String {
         let policy = named(listing, &it["shadow"]["policy"]);
         out.push_str(&format!("shadow, {per_mille} of 1000 requests: {policy}\n"));
     }
-    if let why @ Json::String(_) = &it["guard"]["why"] {
-        let policy = named(listing, &it["guard"]["policy"]);
-        out.push_str(&format!("rolled back from {policy}: {}\n", message(why)));
+    let before = it["guard_before"].as_array().into_iter().flatten();
+    for decision in std::iter::once(&it["guard"]).chain(before) {
+        if let why @ Json::String(_) = &decision["why"] {
+            let policy = named(listing, &decision["policy"]);
+            out.push_str(&format!("rolled back from {policy}: {}\n", message(why)));
+        }
     }
     out
 }
@@ -186,6 +189,7 @@ mod tests {
                 "canary": { "policy": digest("a"), "rule": { "percent": 5 } },
                 "shadow": { "policy": digest("a"), "per_mille": 100 },
                 "guard": { "policy": digest("c"), "why": "it trapped" },
+                "guard_before": [{ "policy": digest("b"), "why": "it failed" }],
                 "origins": [{ "policy": digest("b"), "signed_by": "4567",
                     "loaded": { "at_ms": 1_700_000_000_000_u64, "path": "order", "serial": 7,
                         "client": "ga\u{1b}te", "user": "anna", "key": "0123" },
@@ -206,6 +210,7 @@ keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
 canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 shadow, 100 of 1000 requests: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 rolled back from cccccccccccccccc: it trapped
+rolled back from ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb): it failed
 "
         );
     }

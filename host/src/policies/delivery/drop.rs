@@ -3,6 +3,9 @@
 //! Every file named *.wasm goes through [`Gate`], and a status file next to it gets a line with the
 //! result. The directory is polled every second, because notifications of the system do not cross
 //! containers and network file systems.
+//!
+//! A restart must not promote a file again that an earlier run handled, and no file may promote a
+//! policy that the guard rolled back. Otherwise every restart would undo a rollback.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,9 +34,22 @@ pub struct DropDirectory {
     directory: PathBuf,
     action: DropAction,
     gate: Arc<Gate>,
-    seen: BTreeMap<OsString, Seen>,
+    /// The files at the last poll. None before the first one.
+    seen: Option<BTreeMap<OsString, Seen>>,
     /// The problem of the last poll, so that each problem is logged once.
     trouble: Option<String>,
+}
+
+/// Why a file was not handled as the action says.
+#[derive(Debug, thiserror::Error)]
+enum DropError {
+    #[error(transparent)]
+    Ship(#[from] ShipError),
+    /// The guard rolled the policy back.
+    #[error(
+        "the policy {0} is loaded but not active, because the guard rolled it back ({1}); `statehouse policy promote` makes it active again"
+    )]
+    RolledBack(Digest, String),
 }
 
 /// A file as it was at the last poll.
@@ -44,6 +60,8 @@ struct Seen {
     /// modification time: reproducible builds set it to the same value every time.
     changed: (i64, i64),
     handled: bool,
+    /// Whether the first poll found the file like this, so that an earlier run may have handled it.
+    is_old: bool,
 }
 
 impl DropDirectory {
@@ -53,7 +71,7 @@ impl DropDirectory {
             directory,
             action,
             gate,
-            seen: BTreeMap::new(),
+            seen: None,
             trouble: None,
         }
     }
@@ -91,18 +109,21 @@ impl DropDirectory {
         let Ok((found, _)) = found else {
             return;
         };
-        let before = std::mem::take(&mut self.seen);
+        let before = self.seen.take();
+        let mut seen = BTreeMap::new();
         for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
-            if let Some(before) = before.get(&name)
+            now.is_old = before.is_none();
+            if let Some(before) = before.as_ref().and_then(|it| it.get(&name))
                 && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
                 if !before.handled {
-                    self.handle(&self.directory.join(&name));
+                    self.handle(&self.directory.join(&name), before.is_old);
                 }
                 now.handled = true;
             }
-            self.seen.insert(name, now);
+            seen.insert(name, now);
         }
+        self.seen = Some(seen);
     }
 
     fn complain(&mut self, trouble: Option<String>) {
@@ -114,7 +135,7 @@ impl DropDirectory {
         }
     }
 
-    fn handle(&self, path: &Path) {
+    fn handle(&self, path: &Path, is_old: bool) {
         // The writers of this directory choose the file names, which must not forge log lines.
         let shown = path.to_string_lossy();
         let shown = shown.escape_debug();
@@ -123,7 +144,7 @@ impl DropDirectory {
                 tracing::warn!("drop directory: {shown} cannot be read: {error}");
                 format!("refused: the file cannot be read: {error}\n")
             }
-            Ok(file) if self.was_handled(path, &file) => return,
+            Ok(file) if is_old && self.was_handled(path, &file) => return,
             Ok(file) => match self.ship(path, &file) {
                 Ok((what, it)) => {
                     tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");
@@ -142,29 +163,43 @@ impl DropDirectory {
         }
     }
 
-    /// Whether an earlier run of the program handled this file. Otherwise a restart would promote a
-    /// policy that was rolled back.
+    /// Whether an earlier run of the program handled this file. The status file says so, or the
+    /// recorded origin of the policy if no status file could be written.
     fn was_handled(&self, path: &Path, file: &[u8]) -> bool {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
+        let says_so = |line: String| line.trim_end().ends_with(&format!(" blake3:{digest}"));
+        let by = self.author(path);
+        let origin = listing.assignment.origin(digest);
+        let mut acts = (origin.into_iter()).flat_map(|it| it.loaded.iter().chain(&it.assigned));
         listing.policies.iter().any(|it| it.digest == digest)
-            && status(path)
-                .is_some_and(|line| line.trim_end().ends_with(&format!(" blake3:{digest}")))
+            && (status(path).is_some_and(says_so) || acts.any(|act| act.by == by))
     }
 
-    fn ship(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), ShipError> {
-        let name = path.file_name().unwrap_or_default();
-        let gate = self.gate.by(Actor::directory(&name.to_string_lossy()));
+    fn author(&self, path: &Path) -> Actor {
+        Actor::directory(&path.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    fn ship(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), DropError> {
+        let gate = self.gate.by(self.author(path));
         let view = gate.load(file)?;
         let which = Selector::from(view.digest);
         let control = gate.control();
         Ok(match self.action {
             DropAction::Load => ("loaded", view),
             DropAction::Shadow => {
-                control.shadow(Some((&which, 1000)))?;
+                control
+                    .shadow(Some((&which, 1000)))
+                    .map_err(ShipError::from)?;
                 ("in-shadow", view)
             }
-            DropAction::Promote => ("active", control.promote(&which)?),
+            DropAction::Promote => {
+                if let Some(decision) = control.list().assignment.decision(view.digest) {
+                    return Err(DropError::RolledBack(view.digest, decision.why.clone()));
+                }
+                let view = control.promote(&which).map_err(ShipError::from)?;
+                ("active", view)
+            }
         })
     }
 }
@@ -191,6 +226,7 @@ fn files(directory: &Path) -> io::Result<(BTreeMap<OsString, Seen>, bool)> {
             bytes: data.len(),
             changed: (data.ctime(), data.ctime_nsec()),
             handled: false,
+            is_old: false,
         };
         files.insert(name.to_owned(), seen);
     }
@@ -233,23 +269,4 @@ fn status_path(path: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn too_many_files_are_reported() {
-        let directory = tempfile::tempdir().unwrap();
-        let create = |name: String| fs::write(directory.path().join(name), "").unwrap();
-        for number in 0..limits::DROP_ENTRIES_MAX - 1 {
-            create(number.to_string());
-        }
-        create("policy.wasm".to_owned());
-        let (found, is_whole) = files(directory.path()).unwrap();
-        assert_eq!((found.len(), trouble(1, is_whole)), (1, None));
-        create("one.more".to_owned());
-        let (_, is_whole) = files(directory.path()).unwrap();
-        assert!(trouble(1, is_whole).is_some_and(|it| it.contains("4096")));
-        let many = trouble(limits::DROP_FILES_MAX + 1, true);
-        assert!(many.is_some_and(|it| it.contains("first 64 by name")));
-    }
-}
+mod tests;

@@ -64,6 +64,14 @@ pub(crate) fn rig() -> Rig {
 }
 
 impl Rig {
+    /// The guard rolls the active policy back.
+    pub(crate) fn trip(&self) {
+        let before = self.control.list().assignment;
+        let next = before.roll_back_for("it failed".into(), 1).unwrap();
+        let server = &self.control.shared.server;
+        server.assign(&before, next, Vec::new()).unwrap();
+    }
+
     /// The image that a start would recover.
     pub(crate) fn recorded(&self) -> Image {
         let mut image = Image::new(Retention::default());

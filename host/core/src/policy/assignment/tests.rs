@@ -147,3 +147,55 @@ fn new_built_in_policy_replaces_the_old_one() {
     let it = with(&["newer"]).promote(new).unwrap().replace(old, new);
     assert_eq!(it, Assignment::of(new));
 }
+
+/// In an earlier version every promotion and every rollback erased the guard's decision, so the
+/// next start with `--policy` activated the policy again.
+#[test]
+fn guard_decision_is_kept_until_its_policy_is_active_again() {
+    let [a, b, c] = ["a", "b", "c"].map(digest);
+    let it = with(&["a", "b", "c"]).promote(a).unwrap();
+    let it = it.roll_back_for("it failed".into(), 7).unwrap();
+    let why = |it: &Assignment, policy| it.decision(policy).map(|it| it.why.clone());
+    let it = it.promote(b).unwrap().promote(c).unwrap();
+    assert_eq!(why(&it, a).as_deref(), Some("it failed"));
+    let it = it.rollback().unwrap();
+    assert_eq!(why(&it, a).as_deref(), Some("it failed"));
+    // A decision about another policy adds to it.
+    let canary = Canary {
+        policy: c,
+        rule: CanaryRule::Percent(5),
+    };
+    let it = it.canary(Some(canary.clone())).unwrap();
+    let it = it.end_canary_for("it trapped".into(), 8).unwrap();
+    assert_eq!(it.guard.as_ref().unwrap().policy, c);
+    assert_eq!(why(&it, a).as_deref(), Some("it failed"));
+    // A second one about the same policy replaces it.
+    let again = it.canary(Some(canary)).unwrap();
+    let again = again.end_canary_for("it trapped again".into(), 9).unwrap();
+    assert_eq!(again.guard_before, it.guard_before);
+    assert_eq!(why(&again, c).as_deref(), Some("it trapped again"));
+    // A promotion or a rollback to the policy ends it.
+    let promoted = it.promote(c).unwrap();
+    assert_eq!((why(&promoted, c), why(&promoted, b)), (None, None));
+    assert_eq!(promoted.guard.as_ref().unwrap().policy, a);
+    let promoted = promoted.promote(a).unwrap();
+    assert_eq!((promoted.guard, promoted.guard_before), (None, vec![]));
+    // `c` was active before `b`, and the guard ended its canary.
+    let mut back = with(&["b", "c"]).promote(c).unwrap().promote(b).unwrap();
+    back.decide(it.guard.unwrap());
+    assert_eq!(back.rollback().unwrap().guard, None);
+}
+
+#[test]
+fn guard_decisions_are_bounded() {
+    let mut it = with(&[]);
+    for n in 0..2 * limits::GUARD_DECISIONS_MAX as u64 {
+        it.decide(RolledBack {
+            policy: digest(&n.to_string()),
+            why: "it failed".into(),
+            now_ms: n,
+        });
+    }
+    assert_eq!(it.guard_before.len() + 1, limits::GUARD_DECISIONS_MAX);
+    assert_eq!(it.guard.unwrap().now_ms, it.guard_before[0].now_ms + 1);
+}

@@ -1,0 +1,93 @@
+use super::*;
+use crate::policies::delivery::trust::Trust;
+use crate::policies::manager::tests::{Rig, rig, twin};
+
+#[test]
+fn too_many_files_are_reported() {
+    let directory = tempfile::tempdir().unwrap();
+    let create = |name: String| fs::write(directory.path().join(name), "").unwrap();
+    for number in 0..limits::DROP_ENTRIES_MAX - 1 {
+        create(number.to_string());
+    }
+    create("policy.wasm".to_owned());
+    let (found, is_whole) = files(directory.path()).unwrap();
+    assert_eq!((found.len(), trouble(1, is_whole)), (1, None));
+    create("one.more".to_owned());
+    let (_, is_whole) = files(directory.path()).unwrap();
+    assert!(trouble(1, is_whole).is_some_and(|it| it.contains("4096")));
+    let many = trouble(limits::DROP_FILES_MAX + 1, true);
+    assert!(many.is_some_and(|it| it.contains("first 64 by name")));
+}
+
+/// A start of a store that promotes the files of `directory`, after the polls that handle them.
+fn started(rig: &Rig, directory: &Path) -> DropDirectory {
+    let gate = Gate::new(rig.control.clone(), Trust::default());
+    let mut drop = DropDirectory::new(directory.into(), DropAction::Promote, Arc::new(gate));
+    twice(&mut drop);
+    drop
+}
+
+/// A file is handled at the second poll that finds it.
+fn twice(drop: &mut DropDirectory) {
+    drop.poll();
+    drop.poll();
+}
+
+fn line(path: &Path) -> String {
+    status(path).unwrap_or_default()
+}
+
+/// In an earlier version only the status file kept a restart from promoting a policy again.
+#[test]
+fn restart_without_a_status_file_promotes_no_file_again() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let built_in = rig.control.list().assignment.built_in;
+    // The name of its status file is too long for the file system.
+    let long = directory.path().join("x".repeat(250) + ".wasm");
+    fs::write(&long, twin(b'a')).unwrap();
+    started(&rig, directory.path());
+    assert_eq!(
+        rig.control.list().assignment.active,
+        Digest::of(&twin(b'a'))
+    );
+    rig.control.rollback().unwrap();
+    started(&rig, directory.path());
+    assert_eq!(rig.control.list().assignment.active, built_in);
+}
+
+#[test]
+fn file_does_not_promote_a_policy_that_the_guard_rolled_back() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("a.wasm");
+    fs::write(&path, twin(b'a')).unwrap();
+    let mut drop = started(&rig, directory.path());
+    rig.trip();
+    let built_in = rig.control.list().assignment.active;
+    // Neither a restart under another name nor a new copy is a decision of an operator.
+    fs::rename(&path, directory.path().join("b.wasm")).unwrap();
+    started(&rig, directory.path());
+    assert_eq!(rig.control.list().assignment.active, built_in);
+    fs::write(&path, twin(b'a')).unwrap();
+    twice(&mut drop);
+    assert_eq!(rig.control.list().assignment.active, built_in);
+    let line = line(&path);
+    assert!(line.contains("policy promote"), "{line}");
+}
+
+/// In an earlier version a second copy of a file did nothing, and its status said "active".
+#[test]
+fn second_copy_of_a_file_is_a_new_delivery() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("a.wasm");
+    let mut drop = started(&rig, directory.path());
+    let a = Digest::of(&twin(b'a'));
+    for _ in 0..2 {
+        fs::write(&path, twin(b'a')).unwrap();
+        twice(&mut drop);
+        assert_eq!(rig.control.list().assignment.active, a);
+        assert!(line(&path).starts_with("active "));
+        rig.control.rollback().unwrap();
+        twice(&mut drop);
+        assert_ne!(rig.control.list().assignment.active, a);
+    }
+}
