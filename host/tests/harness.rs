@@ -30,9 +30,9 @@ fn harness_has_a_clock_a_table_and_clients() {
     assert!(answer.same_for_duplicate && answer.writes.len() == 1);
     assert_eq!(answer.notifications.len(), 1);
     assert_eq!(answer.notifications[0].client, "watcher");
-    assert_eq!(it.advance(499), []);
+    assert_eq!(it.advance(499).notifications, []);
     assert!(it.get("k").is_some());
-    let notifications = it.advance(1);
+    let notifications = it.advance(1).notifications;
     assert_eq!(notifications.len(), 1, "the key expired");
     assert!(it.get("k").is_none());
     // The clock never runs backwards.

@@ -68,14 +68,28 @@ pub struct Answer {
     pub fuel: u64,
     /// The time of the request on this machine, including all work of the store.
     pub time: Duration,
-    /// Why the policy failed, if it did. Nothing has changed then, and the payload is
-    /// `-ERR internal error`.
+    /// Why the policy failed, if it did. If it failed at the request, nothing has changed, and the
+    /// payload is `-ERR internal error`. If it failed at a notification about an earlier change,
+    /// the built-in policy sent that.
     pub failure: Option<String>,
     /// The lines that the policy logged, in order.
     pub log: Vec<Logged>,
     /// The result of a fresh instance for the same request on the same state, if it differs. The
     /// policy then has hidden state between requests.
     pub hidden_state: Option<String>,
+}
+
+/// The effects of time that passes: keys expire, and the policy notifies their watchers.
+#[derive(Debug, Default)]
+pub struct Passed {
+    /// The notifications to watchers.
+    pub notifications: Vec<Notification>,
+    /// Why the policy failed, for each expiry at which it did.
+    pub failures: Vec<String>,
+    /// How a fresh instance differed, for each expiry at which it did.
+    pub hidden_state: Vec<String>,
+    /// The lines that the policy logged, in order.
+    pub log: Vec<Logged>,
 }
 
 /// A line that the policy logged.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
 
-use super::answer::{Answer, Came, Logged, Notification, Reads, is_same};
+use super::answer::{Answer, Came, Logged, Notification, Passed, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
 use statehouse_core::clock::Hlc;
@@ -128,6 +128,15 @@ impl Harness {
         self
     }
 
+    /// Continues with the instance that has handled the requests of another harness of the same
+    /// policy, as an instance of a running store has handled earlier requests.
+    pub fn use_instance_of(&mut self, mut other: Self) {
+        std::mem::swap(
+            self.used.store_mut().registry(),
+            other.used.store_mut().registry(),
+        );
+    }
+
     /// The policy, with its name and digest.
     pub fn policy(&self) -> &Policy<Transaction> {
         &self.policy
@@ -139,21 +148,33 @@ impl Harness {
     }
 
     /// Sets the time. An earlier time changes nothing, because the time of a store never decreases.
-    pub fn at(&mut self, now_ms: u64) -> Vec<Notification> {
+    pub fn at(&mut self, now_ms: u64) -> Passed {
         self.advance(now_ms.saturating_sub(self.now_ms))
     }
 
-    /// Advances the time. Each key expires at its own time. Returns the notifications to watchers.
-    pub fn advance(&mut self, ms: u64) -> Vec<Notification> {
+    /// Advances the time. Each key expires at its own time.
+    pub fn advance(&mut self, ms: u64) -> Passed {
         let end_ms = self.now_ms.saturating_add(ms);
-        let mut notifications = Vec::new();
+        let mut passed = Passed::default();
         while let Some(due_ms) = self.next_expiry_ms().filter(|due_ms| *due_ms <= end_ms) {
             self.now_ms = self.now_ms.max(due_ms);
-            let (decision, ..) = self.handle(Input::Sweep);
-            notifications.extend(self.notifications(&decision.effects));
+            let (decision, hidden_state, log) = self.handle(Input::Sweep);
+            let effects = &decision.effects;
+            passed.notifications.extend(self.notifications(effects));
+            passed.failures.extend(self.failure(effects));
+            passed.hidden_state.extend(hidden_state);
+            passed.log.extend(log);
         }
         self.now_ms = end_ms;
-        notifications
+        passed
+    }
+
+    /// Why the policy failed at an input, if it did. The built-in policy may have sent a
+    /// notification in its place, and then the effects only count the failure.
+    fn failure(&self, effects: &Effects) -> Option<String> {
+        let failed = effects.failed.as_ref().map(ToString::to_string);
+        let last = || self.policy.work.done().last_failure.map(|it| it.why);
+        failed.or_else(|| last().filter(|_| effects.failures > 0))
     }
 
     /// The time at which the next key expires.
@@ -372,7 +393,7 @@ impl Harness {
             notifications: self.notifications(effects).collect(),
             swept: (effects.swept.as_ref()).map_or(Vec::new(), |swept| swept.writes.clone()),
             fuel: effects.fuel,
-            failure: effects.failed.as_ref().map(ToString::to_string),
+            failure: self.failure(effects),
             ..Answer::default()
         };
         let mut response = None;
@@ -465,7 +486,8 @@ fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
     if writes(used) != writes(fresh) {
         return Some("a fresh instance gives the same answer, but other writes".into());
     }
-    if used.notifications != fresh.notifications || used.expired != fresh.expired {
+    let (notified, same) = (&used.notifications, &fresh.notifications);
+    if notified != same || used.expired != fresh.expired || used.failures != fresh.failures {
         return Some("a fresh instance gives the same answer, but other notifications".into());
     }
     None

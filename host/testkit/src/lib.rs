@@ -49,7 +49,7 @@ pub mod project;
 mod setup;
 pub mod transcript;
 
-pub use answer::{Answer, Came, Logged, Notification, Reads};
+pub use answer::{Answer, Came, Logged, Notification, Passed, Reads};
 pub use client::array;
 pub use client::{Client, Publish};
 pub use harness::{Harness, NOW_MS};

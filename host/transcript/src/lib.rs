@@ -25,7 +25,7 @@
 //! a<nothing                   the request was dropped
 //! a! k *2\r\n… __ts=$v2       a notification of key k, on the topic of client a and key k
 //! quiet                       no client has received any other message (also checked at the end)
-//! wait 50ms                   lets this time pass, for tests of expiry
+//! wait 50ms                   lets this time pass, for tests of expiry; or `wait 5s`
 //! at 1700000000000            sets the clock, if it is scripted (`statehouse policy test`)
 //! ? $v2 > $v1                 compares versions: < = >
 //! ```

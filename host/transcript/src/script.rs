@@ -181,10 +181,10 @@ fn step(line: &str) -> Result<Step, String> {
         "close" => Ok(Step::Close(need(0)?.into())),
         "quiet" => Ok(Step::Quiet),
         "wait" => need(0)?
-            .strip_suffix("ms")
-            .and_then(|ms| ms.parse().ok())
+            .strip_suffix('s')
+            .and_then(milliseconds)
             .map(Step::Wait)
-            .ok_or_else(|| "wait takes a time such as 50ms".into()),
+            .ok_or_else(|| "wait takes a time such as 50ms or 5s".into()),
         "at" => need(0)?
             .parse()
             .map(Step::At)
@@ -271,6 +271,14 @@ fn request(client: String, mut words: Vec<Word>, raw: bool) -> Result<Step, Stri
     })
 }
 
+/// The time in `50ms` or `5s`, without its last letter.
+fn milliseconds(time: &str) -> Option<u64> {
+    match time.strip_suffix('m') {
+        Some(ms) => ms.parse().ok(),
+        None => time.parse::<u64>().ok()?.checked_mul(1000),
+    }
+}
+
 /// A reason code and its optional text.
 fn reason(words: &[Word]) -> Result<(u8, String), String> {
     let word = words.first().ok_or("a reason code is missing")?.text()?;
@@ -296,6 +304,16 @@ mod tests {
     }
 
     #[test]
+    fn wait_takes_seconds_and_milliseconds() {
+        let steps = parse("wait 5s\nwait 50ms").unwrap().steps;
+        let times = steps.into_iter().map(|(_, step)| match step {
+            Step::Wait(ms) => ms,
+            _ => panic!("another step"),
+        });
+        assert_eq!(times.collect::<Vec<_>>(), [5000, 50]);
+    }
+
+    #[test]
     fn malformed_line_is_named_in_the_error() {
         for bad in [
             "a<puback",
@@ -303,6 +321,8 @@ mod tests {
             "k SET",
             ">> a b",
             "wait 5",
+            "wait 5m",
+            "wait 99999999999999999s",
             "dialect x",
             "at noon",
             "client a id filter",

@@ -50,6 +50,24 @@ fn logged_lines_are_explained() {
     assert!(text.contains(shown), "{text}");
 }
 
+/// Regression: both instances were fresh, so they never differed.
+#[test]
+fn hidden_state_is_explained() {
+    let explain = [
+        "explain",
+        "--policy",
+        policies::faulty(),
+        "--",
+        "COUNT",
+        "k",
+    ];
+    let text = run(&explain, b"").code(0).text();
+    assert!(text.contains("decision       :2\\r\\n"), "{text}");
+    let shown =
+        "hidden state   the policy keeps state between requests: a fresh instance answers :1";
+    assert!(text.contains(shown), "{text}");
+}
+
 #[test]
 fn refusal_or_failure_is_explained_with_its_exit_code() {
     let text = run(

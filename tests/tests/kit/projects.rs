@@ -109,7 +109,7 @@ impl Project {
         let text = self.test("tests/").code(1).text();
         assert!(text.contains("crash.txt:1\n"), "{text}");
         assert!(text.contains(cause), "{text}");
-        let expected = "4 transcripts, 10 requests: every line holds, the policy failed at 1 request, no hidden state\n";
+        let expected = "4 transcripts, 10 requests: every line holds, the policy failed at 1 line, no hidden state\n";
         assert!(text.ends_with(expected), "{text}");
         self.explain_crash("crash", cause);
     }

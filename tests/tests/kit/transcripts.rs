@@ -176,7 +176,7 @@ fn hidden_state_of_a_policy_is_found_with_its_request() {
         "{text}"
     );
     assert!(
-        text.contains("every line holds, hidden state in 1 request"),
+        text.contains("every line holds, hidden state in 1 line"),
         "{text}"
     );
 }
@@ -196,9 +196,26 @@ fn failure_of_a_policy_is_shown_with_its_cause() {
     assert_eq!(cause.count(), 1, "the log repeats it: {text}");
     // The failed request's staged writes were discarded, so the second answer matches.
     assert!(
-        text.contains("1 line differs, the policy failed at 1 request"),
+        text.contains("1 line differs, the policy failed at 1 line"),
         "{text}"
     );
+}
+
+/// Regression: time that passes called the policy too, and its failures were not shown.
+#[test]
+fn failure_at_an_expiry_is_shown_with_its_line() {
+    let text = "> SET bad-notify fine\n< +OK\\r\\n\n> KEYNOTIFY bad-notify\n< +OK\\r\\n\nwait 1s\n";
+    let (_directory, path) = write(text);
+    let faulty = policies::faulty();
+    let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
+    let text = ran.text();
+    assert!(
+        text.contains(&format!(
+            "{path}:5\n  the policy fails at  wait 1s\n  the cause is         tests/policies/faulty/src/lib.rs:"
+        )),
+        "{text}"
+    );
+    assert!(text.contains("the policy failed at 1 line"), "{text}");
 }
 
 #[test]
@@ -222,7 +239,7 @@ fn failed_request_is_never_an_expected_answer() {
         let faulty = policies::faulty();
         let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
         assert!(
-            ran.text().contains("the policy failed at 1 request"),
+            ran.text().contains("the policy failed at 1 line"),
             "{}",
             ran.text()
         );

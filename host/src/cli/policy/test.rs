@@ -23,8 +23,8 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// a failure, which is printed with the failure.
 ///
 /// Exit code 1 if the file is no policy, if a line differs that --update cannot correct, if the
-/// policy fails at a request, or if it keeps hidden state. A failure is never an expected result:
-/// --update does not write it.
+/// policy fails at a request or when a key expires, or if it keeps hidden state. A failure is never
+/// an expected result: --update does not write it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -158,14 +158,14 @@ impl Total {
             number => format!("{number} lines differ"),
         });
         if self.failed > 0 {
-            let requests = count(self.failed, "request");
-            text.push_str(&format!(", the policy failed at {requests}"));
+            let lines = count(self.failed, "line");
+            text.push_str(&format!(", the policy failed at {lines}"));
         }
         text.push_str(&match self.hidden {
             0 => ", no hidden state\n".to_owned(),
             number => format!(
                 ", hidden state in {}: a fresh instance must answer like a used one, since redeliveries are re-executed on fresh instances\n",
-                count(number, "request")
+                count(number, "line")
             ),
         });
         text

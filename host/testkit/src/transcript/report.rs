@@ -13,9 +13,10 @@ pub struct Report {
     pub requests: u64,
     /// The lines that differ from the received messages.
     pub different: Vec<Difference>,
-    /// The requests that a fresh instance answers differently.
+    /// The requests and expiries that a fresh instance handles differently.
     pub hidden: Vec<Hidden>,
-    /// The requests at which the policy failed. No line of a transcript can expect a failure.
+    /// The requests and expiries at which the policy failed. No line of a transcript can expect a
+    /// failure.
     pub failed: Vec<Failed>,
     /// The lines that the policy logged, as far as they fit.
     pub logged: Vec<LoggedAt>,
@@ -41,7 +42,7 @@ pub struct Difference {
     pub came: String,
 }
 
-/// A request that a fresh instance answers differently.
+/// A request, or the expiry of keys, that a fresh instance handles differently.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Hidden {
     /// The number of the line, from 1.
@@ -52,7 +53,7 @@ pub struct Hidden {
     pub what: String,
 }
 
-/// A request at which the policy failed.
+/// A request, or the expiry of keys, at which the policy failed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Failed {
     /// The number of the line, from 1.

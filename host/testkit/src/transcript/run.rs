@@ -9,7 +9,7 @@ use statehouse_transcript::{
 use super::report::{Cost, Failed, Hidden, LoggedAt, Report};
 use crate::client::{Publish, array};
 use crate::harness::Harness;
-use crate::{Came, Notification, limits};
+use crate::{Came, Logged, Notification, limits};
 use statehouse_core::request::Dialect;
 
 /// One client of a transcript.
@@ -141,11 +141,44 @@ impl Run {
         }
     }
 
-    /// Advances the clock. Notifications on the way belong to line `at`.
+    /// Advances the clock. The effects of expiries on the way belong to line `at`.
     fn advance(&mut self, at: usize, until_ms: u64) {
-        for notification in self.harness.at(until_ms) {
+        let passed = self.harness.at(until_ms);
+        self.note_calls(at, passed.failures, passed.hidden_state, passed.log);
+        for notification in passed.notifications {
             self.queue_notification(at, notification);
         }
+    }
+
+    /// Reports the failures, hidden state and log lines of the calls at line `at`.
+    fn note_calls(
+        &mut self,
+        at: usize,
+        failures: impl IntoIterator<Item = String>,
+        hidden: impl IntoIterator<Item = String>,
+        log: Vec<Logged>,
+    ) {
+        let line = at + 1;
+        let request = self.lines[at].trim().to_owned();
+        for logged in log {
+            if self.report.logged.len() < limits::TRANSCRIPT_LOG_LINES_MAX {
+                self.report.logged.push(LoggedAt { line, logged });
+            }
+        }
+        self.report
+            .failed
+            .extend(failures.into_iter().map(|why| Failed {
+                line,
+                request: request.clone(),
+                why,
+            }));
+        self.report
+            .hidden
+            .extend(hidden.into_iter().map(|what| Hidden {
+                line,
+                request: request.clone(),
+                what,
+            }));
     }
 
     fn queue_notification(&mut self, at: usize, notification: Notification) {
@@ -207,26 +240,9 @@ impl Run {
                 fuel: answer.fuel,
                 time: answer.time,
             });
-            for logged in std::mem::take(&mut answer.log) {
-                if self.report.logged.len() < limits::TRANSCRIPT_LOG_LINES_MAX {
-                    let line = at + 1;
-                    self.report.logged.push(LoggedAt { line, logged });
-                }
-            }
-            if let Some(why) = &answer.failure {
-                self.report.failed.push(Failed {
-                    line: at + 1,
-                    request: self.lines[at].trim().to_owned(),
-                    why: why.clone(),
-                });
-            }
-            if let Some(what) = answer.hidden_state.take() {
-                self.report.hidden.push(Hidden {
-                    line: at + 1,
-                    request: self.lines[at].trim().to_owned(),
-                    what,
-                });
-            }
+            let (failure, hidden) = (answer.failure.clone(), answer.hidden_state.take());
+            let log = std::mem::take(&mut answer.log);
+            self.note_calls(at, failure, hidden, log);
             for notification in std::mem::take(&mut answer.notifications) {
                 self.queue_notification(at, notification);
             }
