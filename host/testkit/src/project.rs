@@ -80,7 +80,7 @@ const RUST: &[(&str, &str)] = &[
         "src/lib.rs",
         include_str!("../../templates/rust/src/lib.rs"),
     ),
-    (".gitignore", "/target\n/*.wasm\n"),
+    (".gitignore", "/target\n/*.wasm\n/statehouse-data\n"),
 ];
 
 const JAVASCRIPT: &[(&str, &str)] = &[
@@ -96,7 +96,7 @@ const JAVASCRIPT: &[(&str, &str)] = &[
         "policy.js",
         include_str!("../../templates/javascript/policy.js"),
     ),
-    (".gitignore", "/node_modules\n/*.wasm\n"),
+    (".gitignore", "/node_modules\n/*.wasm\n/statehouse-data\n"),
 ];
 
 const PYTHON: &[(&str, &str)] = &[
@@ -109,7 +109,10 @@ const PYTHON: &[(&str, &str)] = &[
         include_str!("../../templates/python/README.md"),
     ),
     ("src/app.py", include_str!("../../templates/python/app.py")),
-    (".gitignore", "/.venv\n__pycache__/\n/*.wasm\n"),
+    (
+        ".gitignore",
+        "/.venv\n__pycache__/\n/*.wasm\n/statehouse-data\n",
+    ),
 ];
 
 /// Whether a name is valid for a package, a file and a policy.

@@ -19,12 +19,25 @@ use statehouse_config::limits;
 /// How often the files are looked at.
 const POLL: Duration = Duration::from_millis(300);
 
+/// Names of files and directories that builds write.
+const GENERATED: [&str; 5] = [
+    "Cargo.lock",
+    "target",
+    "node_modules",
+    "vendor",
+    "__pycache__",
+];
+
+/// The lock of a store's data directory.
+const STORE_LOCK: &str = "lock";
+
 /// Build, test and reload a policy whenever a file of its project is saved
 ///
 /// Runs `policy build`, then `policy test` on the transcripts in tests/, then loads the policy into
 /// the running store and promotes it. The build that it replaces is unloaded. A build that fails,
-/// or that fails a transcript, is not loaded. Hidden files, *.wasm, target, node_modules, vendor
-/// and __pycache__ are not watched. Ends on Ctrl-C; the last build stays active.
+/// or that fails a transcript, is not loaded. Hidden files, *.wasm, Cargo.lock, target,
+/// node_modules, vendor, __pycache__ and the data directories of stores are not watched. Ends on
+/// Ctrl-C; the last build stays active.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -108,8 +121,7 @@ fn files(project: &Path) -> Result<BTreeMap<PathBuf, SystemTime>, Failure> {
             let entry = entry?;
             let (name, path) = (entry.file_name(), entry.path());
             let name = name.to_string_lossy();
-            let generated = ["target", "node_modules", "vendor", "__pycache__"].contains(&&*name);
-            if generated || name.starts_with('.') || name.ends_with(".wasm") {
+            if GENERATED.contains(&&*name) || name.starts_with('.') || name.ends_with(".wasm") {
                 continue;
             }
             // The file may be gone by now.
@@ -117,11 +129,42 @@ fn files(project: &Path) -> Result<BTreeMap<PathBuf, SystemTime>, Failure> {
                 continue;
             };
             if about.is_dir() {
-                directories.push(path);
+                // A store writes to its data directory, for example the assignment of each build.
+                if !path.join(STORE_LOCK).exists() {
+                    directories.push(path);
+                }
             } else if files.len() < limits::PROJECT_FILES_MAX {
                 files.insert(path, about.modified()?);
             }
         }
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_builds_and_of_stores_are_not_watched() {
+        let project = tempfile::tempdir().unwrap();
+        let create = |path: &str| {
+            let path = project.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        for path in [
+            "Cargo.lock",
+            "target/a",
+            "rule.wasm",
+            "data/lock",
+            "data/0.log",
+        ] {
+            create(path);
+        }
+        assert_eq!(files(project.path()).unwrap().len(), 0);
+        create("src/lib.rs");
+        create("tests/data/lock.txt");
+        assert_eq!(files(project.path()).unwrap().len(), 2);
+    }
 }
