@@ -51,6 +51,21 @@ fn composed_rule_is_an_ordinary_policy() {
     );
 }
 
+/// Regression: the advice was to export a handler, which a rule does not need.
+#[test]
+fn rule_that_is_not_composed_is_refused_with_the_advice_to_build_it() {
+    let wrong = check(&module("rule"))
+        .policy
+        .err()
+        .expect("it is no policy");
+    assert!(
+        wrong.what.contains("`statehouse policy build`"),
+        "{}",
+        wrong.what
+    );
+    assert_eq!(wrong.advice, [""; 0]);
+}
+
 #[test]
 fn standard_transcripts_hold_through_an_admitting_rule() {
     let harness = harness();

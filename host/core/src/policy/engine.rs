@@ -84,6 +84,11 @@ pub enum LoadError {
     /// The component exports no handler.
     #[error("the component does not export {PACKAGE}/handler@1.0.0, so it is not a policy")]
     NoHandler,
+    /// The component is a rule.
+    #[error(
+        "the file is a rule and not a whole policy: `statehouse policy build` composes it with the standard policy"
+    )]
+    Rule,
     /// Cranelift or the linker refused it.
     #[error("the policy does not fit this host: {0}")]
     Compile(String),
@@ -94,7 +99,7 @@ pub enum LoadError {
     #[error(transparent)]
     Compiler(CompileError),
     /// Its trial instance failed.
-    #[error("the policy failed in {0}: {1}")]
+    #[error("the policy failed in {0}: {text}", text = in_start(.1))]
     Trial(&'static str, Failure),
     /// It failed every request of the self-test.
     #[error("the policy failed its self-test: it answered no request, for example {0}: {1}")]
@@ -105,6 +110,17 @@ pub enum LoadError {
     /// Its description cannot be used in logs.
     #[error("the policy's description is invalid: {0}")]
     Description(&'static str),
+}
+
+/// The text of a failure at the start of an instance, whose fuel is no setting.
+fn in_start(failure: &Failure) -> String {
+    match failure {
+        Failure::Fuel => format!(
+            "it used up its fuel, which is {} for a start",
+            limits::FUEL_SETUP
+        ),
+        other => other.to_string(),
+    }
 }
 
 impl From<CompileError> for LoadError {
@@ -265,14 +281,17 @@ impl<H: Host> Engine<H> {
                 None => return Err(LoadError::Import(name.to_owned())),
             }
         }
-        let handler = shape.exports(&self.engine).find_map(|(name, _)| {
-            name.strip_prefix(PACKAGE)?
-                .strip_prefix("/handler@")
-                .map(|version| (name, version))
-        });
-        match handler {
+        let export = |interface: &str| {
+            shape.exports(&self.engine).find_map(|(name, _)| {
+                name.strip_prefix(PACKAGE)?
+                    .strip_prefix(interface)
+                    .map(|version| (name, version))
+            })
+        };
+        match export("/handler@") {
             Some((_, version)) if version.starts_with(MAJOR) => Ok(()),
             Some((name, _)) => Err(LoadError::Version(name.to_owned())),
+            None if export("/admission@").is_some() => Err(LoadError::Rule),
             None => Err(LoadError::NoHandler),
         }
     }
@@ -317,6 +336,8 @@ mod tests {
     fn slow_start_is_a_watchdog_failure() {
         let slow = LoadError::Trial("configure", Failure::Watchdog);
         assert_eq!(Failure::from(slow), Failure::Watchdog);
+        let hungry = LoadError::Trial("configure", Failure::Fuel).to_string();
+        assert!(!hungry.contains("max_fuel"), "{hungry}");
         let refused = Failure::from(LoadError::Configure("no".into()));
         assert!(matches!(refused, Failure::Trap(text) if text.contains("no")));
     }

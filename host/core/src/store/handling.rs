@@ -388,7 +388,7 @@ pub(super) fn decide(
     let payload = splice(outcome.reply, request.payload, transaction)?;
     if transaction.diverged() {
         return Err(Failure::Malformed(
-            "the re-execution asked for something that the first run did not ask".into(),
+            "a result that rests on other calls of imports than in the first execution".into(),
         ));
     }
     let answer = Answer {

@@ -204,9 +204,11 @@ const OK: &[u8] = b"+OK\r\n";
 /// Concatenates the head and the body. A body is followed by CRLF.
 fn join(head: Vec<u8>, body: Option<&[u8]>) -> Result<Bytes, Failure> {
     if head.len() > limits::REPLY_HEAD_BYTES_MAX {
-        return Err(Failure::Malformed(
-            "the head of a response or notification is too long".into(),
-        ));
+        return Err(Failure::Malformed(format!(
+            "a response or notification whose head has {} bytes; the maximum is {}",
+            head.len(),
+            limits::REPLY_HEAD_BYTES_MAX
+        )));
     }
     let Some(body) = body else {
         return Ok(match &head[..] {
