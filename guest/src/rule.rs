@@ -12,6 +12,9 @@ use crate::{Command, Refusal, Standard};
 
 /// A condition that a request must meet before the standard policy executes it. [`Ruled`] makes a
 /// policy of it.
+///
+/// A rule that protects keys from reads must also refuse each [`Command::Follow`] of a prefix that
+/// is a prefix of a protected key, the empty one included: its notifications contain the values.
 pub trait Rule: 'static {
     /// The policy's name, for the host's log and metrics.
     const NAME: &'static str;

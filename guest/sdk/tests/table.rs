@@ -154,10 +154,11 @@ fn staged_writes_are_visible_until_the_transaction_drops() {
     assert_eq!(host.delete(&key), Ok(true));
     assert_eq!(host.delete(&key), Ok(false));
     assert_eq!(host.head(&key, Access::Read), Ok(None));
-    // An entry that expires now is absent.
+    // As in the host, a staged entry is there until the commit, even if it has expired.
     host.put(&key, &value, None, None, Some(1000))
         .expect("no quota");
-    assert_eq!(host.head(&key, Access::Read), Ok(None));
+    let entry = host.head(&key, Access::Read).expect("allowed");
+    assert_eq!(entry.and_then(|it| it.expires), Some(1000));
     host.put(&key, &value, None, None, Some(1001))
         .expect("no quota");
     assert!(
@@ -171,6 +172,32 @@ fn staged_writes_are_visible_until_the_transaction_drops() {
     );
     drop(host);
     assert_eq!(table.begin(&request).head(&key, Access::Read), Ok(None));
+}
+
+/// Regression: pages showed staged writes, a limit of 0 ended the listing, and a hidden key stayed
+/// hidden.
+#[test]
+fn pages_and_hidden_keys_are_those_of_the_host() {
+    let mut table = Table::new(1000);
+    table.set_property("value", "v");
+    table.call(&Counting, &request(b"a"));
+    let mut request = request(b"");
+    let (a, b) = (owned(b"a"), owned(b"b"));
+    let mut host = table.begin(&request);
+    host.put(&b, &owned(b"v"), None, None, None)
+        .expect("no quota");
+    assert_eq!(host.delete(&a), Ok(true));
+    let page = host.keys(&owned(b""), None, 0).expect("readable");
+    assert_eq!((page.keys, page.next), (vec![b"a".to_vec()], None));
+    drop(host);
+    let mut host = table.begin(&request);
+    assert_eq!(host.head(&a, Access::Hidden), Ok(None));
+    assert_eq!(host.load(&a, 0, 9), Ok(None));
+    assert!(host.head(&a, Access::Read).is_ok_and(|it| it.is_some()));
+    assert_eq!(host.load(&a, 0, 9), Ok(Some(b"v".to_vec())));
+    drop(host);
+    request.client = None;
+    assert_eq!(table.begin(&request).watch(&a), Err(Fault::Denied));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The host that a policy uses during one request. Reads see staged writes, which commit together
-//! or not at all.
+//! or not at all. Pages of keys show the state before the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ pub struct Transaction<'a> {
     /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
     watches: BTreeMap<Watched, Option<Dialect>>,
-    /// The keys that were accessed as hidden ones.
+    /// The keys that were last accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
     missed: Vec<Pending>,
@@ -99,12 +99,18 @@ impl<'a> Transaction<'a> {
         (self.hidden.contains(&key), key)
     }
 
+    /// A staged entry is there until the commit, even if it has expired.
     fn live(&self, name: &Name) -> Option<&Stored> {
         match self.staged.get(name) {
             Some(staged) => staged.as_ref(),
-            None => self.table.entries.get(name),
+            None => self.live_before(name),
         }
-        .filter(|stored| stored.is_live(self.table.now_ms))
+    }
+
+    /// The entry before this request.
+    fn live_before(&self, name: &Name) -> Option<&Stored> {
+        let stored = self.table.entries.get(name);
+        stored.filter(|stored| stored.is_live(self.table.now_ms))
     }
 
     fn allow(&self, key: &[u8], right: Right) -> Result<(), Fault> {
@@ -163,7 +169,9 @@ impl<'a> Transaction<'a> {
     }
 
     fn begin_watch(&mut self, watched: Watched) -> Result<(), Fault> {
-        assert!(self.request.client.is_some(), "a watch needs a client");
+        if self.request.client.is_none() {
+            return Err(Fault::Denied);
+        }
         let full = self
             .table
             .watches_max
@@ -185,6 +193,9 @@ impl<'a> Transaction<'a> {
 impl Host for Transaction<'_> {
     fn head(&mut self, key: &Bytes, access: Access) -> Result<Option<Entry>, Fault> {
         let bytes = self.key(key);
+        if access != Access::Hidden {
+            self.hidden.remove(&bytes);
+        }
         match access {
             Access::Read => self.allow(&bytes, Right::Read)?,
             Access::Write => self.allow(&bytes, Right::Write)?,
@@ -279,22 +290,21 @@ impl Host for Transaction<'_> {
 
     fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
         let prefix = self.key(prefix);
-        let mut names: BTreeSet<&Name> = self.table.entries.keys().collect();
-        names.extend(self.staged.keys());
+        let limit = limit.max(1) as usize;
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut last = None;
-        let left = names.into_iter().filter(|(hidden, key)| {
+        let left = self.table.entries.keys().filter(|(hidden, key)| {
             !hidden && key.starts_with(&prefix) && cursor.is_none_or(|cursor| &key[..] > cursor)
         });
         for (examined, name) in left.enumerate() {
             let key = &name.1;
             let full = bytes > 0 && bytes + key.len() > PAGE_BYTES_MAX;
-            if examined >= limit as usize || full {
+            if examined >= limit || full {
                 return Ok(Page { keys, next: last });
             }
             last = Some(key.clone());
-            if self.live(name).is_some() && self.allow(key, Right::Read).is_ok() {
+            if self.live_before(name).is_some() && self.allow(key, Right::Read).is_ok() {
                 bytes += key.len();
                 keys.push(key.clone());
             }
@@ -310,7 +320,6 @@ impl Host for Transaction<'_> {
 
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
         let key = self.key(key);
-        self.allow(&key, Right::Read)?;
         Ok(self.end_watch((false, key)))
     }
 

@@ -412,6 +412,10 @@ impl Transaction {
         let Some(origin) = &self.origin else {
             return Err(Denial::Violation("a watch without a connection"));
         };
+        // Without a client id, no notification has a topic.
+        if origin.peer.known().is_none() {
+            return Err(Denial::Fault(Fault::Denied));
+        }
         if self.watches.len() >= limits::STAGED_WATCHES_MAX {
             return Err(Denial::Violation("more watches than one request may stage"));
         }
@@ -499,5 +503,65 @@ impl Transaction {
                 .push((scope, Bytes::copy_from_slice(key), false));
         }
         Ok(watched)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehouse_mqtt::Properties;
+
+    use super::*;
+    use crate::request::{Delivery, Dialect, Request};
+    use crate::store::{Peer, Quota, State};
+
+    fn begin(client: &str) -> Box<Transaction> {
+        let peer = Peer::numbered(client, 1);
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &Bytes::new(),
+            timestamp: None,
+            fencing_token: None,
+            peer: &peer,
+            properties: &Properties::default(),
+            delivery: Delivery::new(&peer, 1, false),
+            grants: None,
+        };
+        Transaction::begin(Box::<State>::default(), Quota::default(), 10, &request)
+    }
+
+    /// The contract says so, and no notification could reach the client.
+    #[test]
+    fn watch_without_a_client_id_is_denied() {
+        let scope = policy::Scope::Key;
+        assert!(begin("a").watch(b"k").is_ok());
+        let mut unknown = begin("");
+        for refused in [
+            unknown.watch(b"k").err(),
+            unknown.follow(scope, b"k").err(),
+            unknown.follow_since(scope, b"k", Stamp::default()).err(),
+        ] {
+            assert!(matches!(refused, Some(Denial::Fault(Fault::Denied))));
+        }
+    }
+
+    /// The table for native tests of the SDK does the same.
+    #[test]
+    fn entry_of_this_request_is_present_and_not_listed() {
+        let mut it = begin("a");
+        let put = Put {
+            key: b"k",
+            value: b"v",
+            observed: None,
+            fence: None,
+            expires_ms: Some(1),
+        };
+        assert!(it.put(put).is_ok());
+        let head = it.head(b"k", Access::Read);
+        assert!(head.is_ok_and(|it| it.is_some_and(|it| it.expires == Some(1))));
+        assert!(it.keys(b"", None, 0).is_ok_and(|page| page.keys.is_empty()));
+        assert!(it.head(b"k", Access::Hidden).is_ok_and(|it| it.is_none()));
+        assert!(it.load(b"k", 0, 9).is_ok_and(|it| it.is_none()));
+        assert!(it.head(b"k", Access::Write).is_ok_and(|it| it.is_some()));
+        assert!(it.load(b"k", 0, 9).is_ok_and(|it| it.is_some()));
     }
 }
