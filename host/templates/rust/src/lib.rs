@@ -15,15 +15,23 @@ fn admit(command: &Command) -> Result<(), Fault> {
     if command.name != "SET" || !command.key.starts_with(b"setpoint/") {
         return Ok(());
     }
-    let number = str::from_utf8(&command.value)
-        .ok()
-        .and_then(|it| it.parse::<f64>().ok());
-    if !number.is_some_and(|it| (5.0..=30.0).contains(&it)) {
+    if !number(&command.value).is_some_and(|it| (5.0..=30.0).contains(&it)) {
         return Err(Fault::Other(
             "a set point is a number from 5 to 30".to_owned(),
         ));
     }
     Ok(())
+}
+
+/// Up to six digits, and perhaps a sign and a fraction of up to six digits. Rust's own parser also
+/// accepts `1e1` and `inf`.
+fn number(value: &[u8]) -> Option<f64> {
+    let text = str::from_utf8(value).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let are_digits =
+        |it: &str| (1..=6).contains(&it.len()) && it.bytes().all(|it| it.is_ascii_digit());
+    let is_plain = are_digits(whole.strip_prefix('-').unwrap_or(whole)) && are_digits(fraction);
+    text.parse().ok().filter(|_| is_plain)
 }
 
 struct Rule;
@@ -79,7 +87,7 @@ mod tests {
         for good in ["5", "21.5", "30"] {
             assert!(is_admitted("setpoint/kitchen", good), "{good}");
         }
-        for bad in ["", "4.9", "30.1", "hot", "NaN", "inf"] {
+        for bad in ["", "4.9", "30.1", "-7", "hot", "NaN", "inf", "1e1", "+7", "7.", "0000007"] {
             assert!(!is_admitted("setpoint/kitchen", bad), "{bad}");
         }
         assert!(is_admitted("other", "hot"));
