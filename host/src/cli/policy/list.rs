@@ -5,6 +5,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{message, named, number, short, text};
+use crate::cli::data::count;
 use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
@@ -67,6 +68,7 @@ fn in_words(listing: &Json) -> String {
     let mut out = table::of(&rows, 3);
     out.push_str(&origins(listing));
     out.push_str(&last_failures(listing));
+    out.push_str(&hidden_states(listing));
     out.push_str(&assignment(listing));
     out
 }
@@ -129,6 +131,21 @@ fn last_failures(listing: &Json) -> String {
     out
 }
 
+/// The policies that gave other responses on fresh instances.
+fn hidden_states(listing: &Json) -> String {
+    let mut out = String::new();
+    for view in listing["policies"].as_array().into_iter().flatten() {
+        if let Some(requests @ 1..) = view["impure"].as_u64() {
+            let policy = named(listing, &view["digest"]);
+            let requests = count(requests, "request");
+            out.push_str(&format!(
+                "hidden state of {policy}: a fresh instance answered {requests} differently\n"
+            ));
+        }
+    }
+    out
+}
+
 /// The rest of the assignment, which does not fit into the table.
 fn assignment(listing: &Json) -> String {
     let it = &listing["assignment"];
@@ -181,7 +198,7 @@ mod tests {
                 { "name": "standard", "version": "1.0.0", "digest": digest("a"), "roles": ["previous"],
                   "requests": 5, "failures": { "trap": 0, "fuel": 0 }, "fuel_mean": 1364, "fuel_max": 3523 },
                 { "name": "ru\u{1b}le", "version": "2", "digest": digest("b"), "roles": ["active", "routed"],
-                  "requests": 12345, "failures": { "trap": 1, "fuel": 2 }, "fuel_mean": 7, "fuel_max": 8,
+                  "requests": 12345, "failures": { "trap": 1, "fuel": 2 }, "fuel_mean": 7, "fuel_max": 8, "impure": 2,
                   "last_failure": { "at_ms": 1_700_000_000_000_u64, "why": "src/lib.rs:7: a bug\u{1b}" } },
             ],
             "assignment": {
@@ -205,6 +222,7 @@ ru\\u{1b}le@2    bbbbbbbbbbbbbbbb  active, routed     12345         3          7
 loaded ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: order 7 of client ga\\u{1b}te, user anna, signed by key 0123; its file is signed by key 4567
 assigned ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:21.000Z: the admin API
 last failure of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: src/lib.rs:7: a bug\\u{1b}
+hidden state of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb): a fresh instance answered 2 requests differently
 store: gateway\\u{1b}7
 keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
 canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)

@@ -260,6 +260,7 @@ impl Control {
             return Ok(view);
         }
         let policy = self.compile(file)?;
+        let mut unloaded = None;
         self.change_signed(signed_by, |seen, ready| {
             // A second caller with the same file may have been faster.
             if seen.policy(digest).is_err() {
@@ -271,9 +272,17 @@ impl Control {
                 }
                 ready.push(Instance::new(policy.clone()));
             }
-            Ok(seen.assignment.load(digest)?)
+            let next = seen.assignment.load(digest)?;
+            let mut before = seen.assignment.loaded.iter();
+            let missing = before.find(|it| !next.loaded.contains(it));
+            unloaded = missing.and_then(|it| seen.policy(*it).ok().cloned());
+            Ok(next)
         })?;
         tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, bytes = file.len(), "loaded a policy");
+        if let Some(policy) = unloaded {
+            let max = statehouse_core::limits::LOADED_POLICIES_MAX;
+            tracing::warn!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded the oldest policy without a role: a store has at most {max} loaded policies");
+        }
         self.seen().view(digest)
     }
 
