@@ -223,7 +223,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     let mut line = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || c == '\\' {
+            if misleads(c) || c == '\\' {
                 line.extend(c.escape_default());
             } else {
                 line.push(c);
@@ -237,12 +237,19 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     line
 }
 
+/// Whether a terminal acts on a character, reorders text at it or shows nothing for it.
+fn misleads(c: char) -> bool {
+    let is_invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+    c.is_control() || is_invisible
+}
+
 /// A message for people on one line. Keeps backslashes, because the message may quote bytes that
 /// are escaped already.
 pub(super) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {
-        if c.is_control() {
+        if misleads(c) {
             line.extend(c.escape_default());
         } else {
             line.push(c);
@@ -265,6 +272,15 @@ mod tests {
     fn printable_bytes_stay_on_one_line() {
         assert_eq!(printable("21°".as_bytes()), "21°");
         assert_eq!(printable(b"a\nb\\\x1b[2J\xff"), "a\\nb\\\\\\u{1b}[2J\\xff");
+    }
+
+    /// A policy chooses its name, and could imitate another one.
+    #[test]
+    fn invisible_characters_are_escaped() {
+        for (text, shown) in [("a\u{202e}b", "a\\u{202e}b"), ("a\u{200b}", "a\\u{200b}")] {
+            assert_eq!(printable(text.as_bytes()), shown);
+            assert_eq!(one_line(text), shown);
+        }
     }
 
     #[test]

@@ -115,7 +115,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         None => Vec::new(),
     };
     let place = place(args)?;
-    let serial = args.serial.unwrap_or_else(statehouse_core::clock::wall_ms);
+    let serial = serial(args.serial, statehouse_core::clock::wall_ms())?;
     let deadline = Instant::now() + args.timeout;
     let mut connected = false;
     loop {
@@ -162,6 +162,19 @@ fn check_stores(stores: &[ClientId]) -> Result<(), Failure> {
             "--store is given {count} times, but an order may name at most {} stores",
             limits::ORDER_STORES_MAX
         ))),
+    }
+}
+
+/// The serial of the order. A store refuses all lower ones afterwards, so that a number near the
+/// maximum would block it for good. The time in nanoseconds is always high enough again.
+fn serial(given: Option<u64>, now_ms: u64) -> Result<u64, Failure> {
+    let max = now_ms.saturating_add(86_400_000).saturating_mul(1_000_000);
+    match given {
+        Some(serial) if serial > max => Err(Failure::usage(format!(
+            "--serial {serial} would block later orders: the highest number that is accepted today is {max}, the time in nanoseconds"
+        ))),
+        Some(serial) => Ok(serial),
+        None => Ok(now_ms),
     }
 }
 
@@ -416,6 +429,17 @@ mod tests {
         let broker = command.get_arguments().find(|it| it.get_id() == "broker");
         let variable = broker.and_then(clap::Arg::get_env);
         assert_eq!(variable, Some("STATEHOUSE_POLICY_BROKER".as_ref()));
+    }
+
+    #[test]
+    fn serial_that_would_block_later_orders_is_refused() {
+        let now_ms = 1_800_000_000_000;
+        let taken = |given| serial(given, now_ms).ok();
+        assert_eq!(taken(None), Some(now_ms));
+        for good in [7, now_ms + 5, now_ms * 1_000_000] {
+            assert_eq!(taken(Some(good)), Some(good));
+        }
+        assert_eq!(taken(Some(u64::MAX)), None);
     }
 
     #[test]
