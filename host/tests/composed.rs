@@ -54,10 +54,8 @@ fn composed_rule_is_an_ordinary_policy() {
 /// Regression: the advice was to export a handler, which a rule does not need.
 #[test]
 fn rule_that_is_not_composed_is_refused_with_the_advice_to_build_it() {
-    let wrong = check(&module("rule"))
-        .policy
-        .err()
-        .expect("it is no policy");
+    let checked = check(&module("rule"));
+    let wrong = checked.policy.expect_err("it is no policy");
     assert!(
         wrong.what.contains("`statehouse policy build`"),
         "{}",

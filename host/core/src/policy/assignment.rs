@@ -406,10 +406,8 @@ impl Assignment {
     fn overrule(&mut self, policy: Digest) {
         self.guard_before.retain(|it| it.policy != policy);
         if self.guard.as_ref().is_some_and(|it| it.policy == policy) {
-            let next = self
-                .guard_before
-                .splice(..self.guard_before.len().min(1), None);
-            self.guard = next.last();
+            let has_more = !self.guard_before.is_empty();
+            self.guard = has_more.then(|| self.guard_before.remove(0));
         }
     }
 

@@ -112,7 +112,7 @@ pub enum LoadError {
     Description(&'static str),
 }
 
-/// The text of a failure at the start of an instance, whose fuel is no setting.
+/// The text of a failure at the start of an instance. No setting changes the fuel of a start.
 fn in_start(failure: &Failure) -> String {
     match failure {
         Failure::Fuel => format!(

@@ -170,10 +170,13 @@ impl DropDirectory {
         let listing = self.gate.control().list();
         let says_so = |line: String| line.trim_end().ends_with(&format!(" blake3:{digest}"));
         let by = self.author(path);
-        let origin = listing.assignment.origin(digest);
-        let mut acts = (origin.into_iter()).flat_map(|it| it.loaded.iter().chain(&it.assigned));
+        // A run that ended between the load and the promotion has not handled the file.
+        let act = (listing.assignment.origin(digest)).and_then(|it| match self.action {
+            DropAction::Load => it.loaded.as_ref(),
+            DropAction::Shadow | DropAction::Promote => it.assigned.as_ref(),
+        });
         listing.policies.iter().any(|it| it.digest == digest)
-            && (status(path).is_some_and(says_so) || acts.any(|act| act.by == by))
+            && (status(path).is_some_and(says_so) || act.is_some_and(|act| act.by == by))
     }
 
     fn author(&self, path: &Path) -> Actor {
