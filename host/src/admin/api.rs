@@ -30,6 +30,7 @@
 //!                                    first N slow ones. `next` is the N to continue from
 //! GET    /v1/clients?clients=N       the clients of the embedded broker
 //! DELETE /v1/clients/ID              end the connection of a client; its session stays
+//! DELETE /v1/clients?id=ID           the same, for any id: a browser normalizes `.` in a path
 //! GET    /v1/overview                rates, times, sizes and limits of this host, of the last
 //!                                    second
 //! GET    /v1/live                    the same as server-sent events, one a second
@@ -319,8 +320,14 @@ impl Api {
                 self.blocking(move |api| clients::list(&api.sources, count))
                     .await
             }
-            (&Method::DELETE, ["clients", client]) => {
-                let client = (*client).to_owned();
+            (&Method::DELETE, ["clients", further @ ..]) => {
+                let client = match further {
+                    [client] => Some((*client).to_owned()),
+                    _ => text(request.uri(), "id")?,
+                };
+                let client = client.ok_or_else(|| {
+                    bad("name the client, percent-encoded: DELETE /v1/clients?id=ID")
+                })?;
                 self.change(move |api| clients::kick(&api.sources, &client))
                     .await
             }

@@ -115,6 +115,10 @@ fn change_json(change: &Change, client: Option<&str>, node: &str) -> Json {
         },
         "version": change.version().display(node).to_string(),
         "client": client,
+        "bytes": match change {
+            Change::Set(entry) => Some(entry.value().len()),
+            Change::Deleted(..) | Change::Expired(..) => None,
+        },
         "at": change.version().wall,
     })
 }

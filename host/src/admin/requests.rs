@@ -12,7 +12,7 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{
     CACHE_CONTROL, CONNECTION, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 
@@ -151,7 +151,7 @@ impl Requests {
         peer: SocketAddr,
     ) -> Answer {
         let act = (request.method() != Method::GET)
-            .then(|| (request.method().clone(), request.uri().path().to_owned()));
+            .then(|| (request.method().clone(), logged_path(request.uri())));
         let answer = match self.check_role(operator, &request, peer) {
             Ok(()) => {
                 let answer = self.route(subject, request, operator.clone()).await;
@@ -345,6 +345,12 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
         }
         _ => None,
     }
+}
+
+/// The path of a request in the audit log, with the query if that names the client.
+fn logged_path(uri: &Uri) -> String {
+    let whole = uri.path_and_query().filter(|it| it.path() == "/v1/clients");
+    whole.map_or(uri.path(), |it| it.as_str()).to_owned()
 }
 
 fn is_metrics(request: &Request<Incoming>) -> bool {

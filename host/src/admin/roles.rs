@@ -30,6 +30,7 @@ const ENDPOINTS: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/usage", Read),
     (Method::GET, "/v1/slow", Read),
     (Method::GET, "/v1/clients", Read),
+    (Method::DELETE, "/v1/clients", Operate),
     (Method::DELETE, "/v1/clients/ID", Operate),
     (Method::GET, "/v1/events", Read),
     (Method::GET, "/v1/overview", Read),

@@ -28,7 +28,7 @@ fn page_shows_the_store_changes_keys_and_survives_losses() {
     screen.events();
     // A reload keeps the login; the secret is in the storage of this tab only.
     screen.evaluate("location.reload()");
-    screen.see("path=/v1/clients/victim");
+    screen.see("path=/v1/clients?id=victim");
     let places = "[document.cookie, Object.keys(localStorage).length, location.search, Object.keys(sessionStorage).length]";
     assert_eq!(screen.evaluate(places), json!(["", 0, "", 1]));
     // The live change of the deleted key may arrive after the answer, and the page reads it again.
@@ -56,6 +56,17 @@ fn page_shows_the_store_changes_keys_and_survives_losses() {
     screen.wait("!document.querySelector('#login').hidden && sessionStorage.length === 0");
     screen.check(&["ERR_", "401"]);
     screen.stranger();
+}
+
+/// Streams rest while the tab is hidden, and end every few minutes. What they miss is read again.
+#[test]
+fn page_shows_changes_that_its_streams_missed() {
+    let mut screen = Screen::start();
+    screen.log_in(TOKEN);
+    screen.missed_changes();
+    screen.tree();
+    screen.client_with_the_name_of_a_directory();
+    screen.check(&["431"]);
 }
 
 /// All that an operator does with policies; roles; narrow windows; the keyboard.

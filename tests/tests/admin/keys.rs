@@ -295,6 +295,7 @@ fn changes_are_streamed_and_a_flood_is_cut() {
     assert_eq!((&*name, &first["version"]), ("change", &json!(version)));
     let fields = |it: &Json| (it["key"].clone(), it["kind"].clone());
     assert_eq!(fields(&first), (json!("a/1"), json!("set")));
+    assert_eq!(first["bytes"], 1);
     assert!(first["at"].as_u64().unwrap() > 1_700_000_000_000);
     let (_, second) = stream.event();
     assert_eq!(fields(&second), (json!("a/2"), json!("set")));

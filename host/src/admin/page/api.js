@@ -5,6 +5,9 @@
 
 const SECRET = "statehouse-session";
 
+/** The statuses of a request with a head that is too long. A key is the only long part of one. */
+const TOO_LONG = [414, 431];
+
 /** An answer of the store that is no success. */
 export class Refused extends Error {
   constructor(status, text) {
@@ -76,7 +79,9 @@ async function send(method, path, { authorization, body, signal, headers }) {
   }));
   if (answer.ok) return answer;
   const text = await read(answer.text());
-  throw new Refused(answer.status, reason(text) || `The store answers ${answer.status}.`);
+  throw new Refused(answer.status, reason(text) || (TOO_LONG.includes(answer.status)
+    ? "The key is too long for the requests of this page. Use the command line: `statehouse get`, `set`, `del` or `history`."
+    : `The store answers ${answer.status}.`));
 }
 
 function reason(text) {
@@ -154,7 +159,10 @@ const SILENCE_MS = 40000;
 /** The most characters of one event, so that a broken stream cannot fill the memory. */
 const EVENT_MAX = 16 << 20;
 
-/** Follows server-sent events: calls `onevent(name, document)` until the stream ends. */
+/**
+ * Follows server-sent events: calls `onevent(name, document)` until the stream ends. The first event
+ * is `open`: the stream has all events from then on, and none from before.
+ */
 export async function follow(path, signal, onevent) {
   const silence = new AbortController();
   let timer = setTimeout(() => silence.abort(), SILENCE_MS);
@@ -165,6 +173,7 @@ export async function follow(path, signal, onevent) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
+    onevent("open", null);
     for (;;) {
       const { value, done } = await read(reader.read());
       if (done) return;

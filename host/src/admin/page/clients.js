@@ -53,7 +53,7 @@ export function open(main, page) {
       title: "Disconnect this client?", yes: "Disconnect it", isDangerous: true,
       body: [el("p.key", {}, plain(client, 200)), "Its connection ends; its session stays. Most clients connect again by themselves."],
       act: async () => {
-        await ask("DELETE", `/v1/clients/${encodeURIComponent(client)}`);
+        await ask("DELETE", `/v1/clients?id=${encodeURIComponent(client)}`);
         return `Disconnected: ${plain(client, 100)}.`;
       },
     });

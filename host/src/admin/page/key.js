@@ -8,20 +8,23 @@ import { difference, formsOf, textOf, view } from "./bytes.js";
 const HISTORY_MAX = 40;
 /** A value that an editor of text can hold well. */
 const EDIT_MAX = 64 << 10;
+/** From a change to the read that shows it: several changes within this time cause one read. */
+const REFRESH_MS = 700;
+const RETRY_MS = 3000;
 
 export function keyView(page) {
   const element = el("div.one");
-  let key = null, found = null, form = null, isEditing = false, turn = 0, pending = null, expiry = null, drawn = null;
+  let key = null, found = null, form = null, isEditing = false, turn = 0, looks = 0, pending = null, expiry = null, drawn = null;
 
   /** Reads the key, and shows it. */
   async function show(next) {
-    if (!same(next, key)) [form, isEditing] = [null, false];
+    if (!same(next, key)) [form, isEditing, found, drawn] = [null, false, null, null];
     key = next;
     if (key === null) return void element.replaceChildren(el("p.pick.dim", {}, "Choose a key to see its value, its history and its watchers."));
-    const own = ++turn;
+    const own = ++turn, look = ++looks;
     try {
       const next = await read();
-      if (own !== turn) return;
+      if (own !== turn || look !== looks) return;
       found = next;
       if (!isEditing) draw();
     } catch (error) {
@@ -41,9 +44,16 @@ export function keyView(page) {
 
   /** Shows a live change, and keeps what the operator has opened. */
   async function refresh() {
-    const own = turn, next = await read().catch(() => found);
-    if (own !== turn || isEditing || same(next, found)) return;
-    const isOther = !next || !found || !same(formsOf(next.value), formsOf(found.value));
+    const own = turn, look = ++looks;
+    let next;
+    try {
+      next = await read();
+    } catch {
+      if (own === turn) soon(RETRY_MS);
+      return;
+    }
+    if (own !== turn || look !== looks || isEditing || (drawn && same(next, found))) return;
+    const isOther = !drawn || !next || !found || !same(formsOf(next.value), formsOf(found.value));
     found = next;
     if (isOther) return draw();
     const facts = about();
@@ -53,7 +63,17 @@ export function keyView(page) {
     drawn.newer.hidden = false;
   }
 
+  /** Reads the key soon, since it may have changed. */
+  function soon(wait) {
+    if (key === null) return;
+    pending ??= setTimeout(() => {
+      pending = null;
+      refresh();
+    }, wait);
+  }
+
   function fail(error) {
+    drawn = null;
     const line = problem();
     line.show(error);
     element.replaceChildren(panel(shown(key, 60), el("button", { type: "button", onclick: () => show(key) }, "Try again"), line.element));
@@ -166,7 +186,8 @@ export function keyView(page) {
     const expires = el("input", { type: "number", value: left, min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
     const fence = el("input", { type: "text", value: found?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const guard = el("input", { type: "checkbox", checked: true });
-    const stop = () => ((isEditing = false), draw());
+    // The key may have changed since.
+    const stop = () => ((isEditing = false), show(key));
     const form = el("form.editor", {}, area,
       el("div.fields", {}, field("Expires after, in seconds", expires), found?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
         found && el("label.tick", {}, guard, " Only if it still has this version")),
@@ -212,14 +233,10 @@ export function keyView(page) {
     element,
     show,
     tick,
-    /** A live change. Several within a moment cause one read. */
-    changed(change) {
-      if (key === null || !same(change.key, key) || pending) return;
-      pending = setTimeout(() => {
-        pending = null;
-        refresh();
-      }, 700);
-    },
+    /** A live change. */
+    changed: (change) => same(change.key, key) && soon(REFRESH_MS),
+    /** Changes were missed. */
+    stale: () => soon(REFRESH_MS),
     close() {
       clearTimeout(pending);
       turn++;

@@ -1,7 +1,7 @@
 // Keys: the tree, one key, and the live changes below a prefix.
 
 import { follow, repeat } from "./api.js";
-import { decoded, el, encoded, moment, panel, plain, shown, table, text } from "./dom.js";
+import { bytesOf, decoded, el, encoded, moment, panel, plain, shown, table, text } from "./dom.js";
 import { tree } from "./tree.js";
 import { keyView } from "./key.js";
 
@@ -10,11 +10,17 @@ const CHANGES_MAX = 60;
 export function open(main, page, rest) {
   const names = tree((key) => (location.hash = `#/keys/${encoded(key)}`));
   const one = keyView(page);
-  const feed = changes((change) => {
-    names.changed(change);
-    one.changed(change);
+  const feed = changes({
+    onchange(change) {
+      names.changed(change);
+      one.changed(change);
+    },
+    onmissed() {
+      names.stale();
+      one.stale();
+    },
   });
-  let prefix = "", timer = null;
+  let prefix = "", key = null, timer = null;
 
   const input = el("input", { type: "search", placeholder: "prefix or key", spellcheck: "false", autocapitalize: "none", autocomplete: "off", maxlength: 4096, "aria-label": "Prefix of the keys that are shown, or a key to open" });
   const form = el("form.find", { role: "search" }, input, el("button", { type: "submit" }, "Open key"));
@@ -31,13 +37,21 @@ export function open(main, page, rest) {
     prefix = next;
     names.show(prefix);
     feed.follow(prefix);
+    followKey();
+  }
+
+  /** The open key has a stream of its own if it does not begin with the prefix of the list. */
+  function followKey() {
+    const head = bytesOf(prefix), all = bytesOf(key);
+    feed.followKey(key === null || head.every((it, at) => it === all[at]) ? null : key, one);
   }
 
   function go(hash) {
-    const key = hash === "" ? null : decoded(hash);
+    key = hash === "" ? null : decoded(hash);
     main.classList.toggle("has-key", key !== null);
     names.choose(key);
     one.show(key);
+    followKey();
   }
 
   main.append(el("h1.unseen", {}, "Keys"),
@@ -53,13 +67,17 @@ export function open(main, page, rest) {
     close() {
       clearTimeout(timer);
       feed.close();
+      names.close();
       one.close();
     },
   };
 }
 
-/** The last changes below a prefix, as they happen. */
-function changes(onchange) {
+/**
+ * The last changes below a prefix, as they happen. Calls `onchange(change)` for each, and
+ * `onmissed()` when there may have been others.
+ */
+function changes({ onchange, onmissed }) {
   const state = el("small.dim", { role: "status" });
   const pause = el("button.quiet", { type: "button", "aria-pressed": "false" }, "Pause");
   const list = table({
@@ -72,7 +90,8 @@ function changes(onchange) {
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client ?? "–", 60)) },
     ],
   });
-  let stream = null, kept = [], count = 0, isPaused = false;
+  let stream = null, ofKey = null, kept = [], count = 0, isPaused = false, isCut = false, pending = null;
+  const errors = { list: null, key: null };
   pause.addEventListener("click", () => {
     isPaused = !isPaused;
     pause.setAttribute("aria-pressed", String(isPaused));
@@ -80,8 +99,17 @@ function changes(onchange) {
     if (!isPaused) list.show(kept);
   });
 
+  function say() {
+    const error = errors.list ?? errors.key;
+    text(state, error ? error.message : isCut ? "Some changes were too fast for this page and are left out." : "");
+  }
+
   function take(name, document) {
-    if (name === "lost") return text(state, "Some changes were too fast for this page and are left out.");
+    if (name === "lost") {
+      isCut = true;
+      say();
+    }
+    if (name === "lost" || name === "open") return onmissed();
     if (name !== "change") return;
     kept.unshift({ ...document, number: ++count });
     kept.length = Math.min(kept.length, CHANGES_MAX);
@@ -91,22 +119,37 @@ function changes(onchange) {
       if (!isPaused) list.show(kept);
     });
   }
-  let pending = null;
+
+  const streamOf = (what, prefix, ontake) => repeat(async (signal, alive) => {
+    await follow(`/v1/changes?prefix=${encoded(prefix)}`, signal, (name, document) => {
+      alive();
+      ontake(name, document);
+    });
+    return 1000;
+  }, (error) => {
+    errors[what] = error;
+    say();
+  });
 
   return {
     element: panel("Live changes", el("span", {}, state, " ", pause), list.element),
     follow(prefix) {
       stream?.stop();
-      kept = [];
+      [kept, isCut, errors.list] = [[], false, null];
+      say();
       list.show(kept);
-      stream = repeat(async (signal, alive) => {
-        await follow(`/v1/changes?prefix=${encoded(prefix)}`, signal, (name, document) => {
-          alive();
-          take(name, document);
-        });
-        return 1000;
-      }, (error) => text(state, error ? error.message : ""));
+      stream = streamOf("list", prefix, take);
     },
-    close: () => stream?.stop(),
+    /** Follows one key for its view; none if `key` is null. */
+    followKey(key, view) {
+      ofKey?.stop();
+      errors.key = null;
+      say();
+      ofKey = key === null ? null : streamOf("key", key, (name, change) => (name === "change" ? view.changed(change) : view.stale()));
+    },
+    close() {
+      stream?.stop();
+      ofKey?.stop();
+    },
   };
 }

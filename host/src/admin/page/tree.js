@@ -7,12 +7,14 @@ import { bytesOf, el, encoded, number, ofBytes, same, shown, text } from "./dom.
 const PAGE = 100;
 /** Names of one level. Beyond it the operator gives a longer prefix. */
 const LEVEL_MAX = 1000;
+/** From missed changes to the read of the levels that are open. */
+const REFRESH_MS = 1500;
 const DELIMITER = "/";
 
 /** A tree that calls `onpick(key)` for a chosen key. */
 export function tree(onpick) {
   const element = el("div.tree", { role: "tree", "aria-label": "Keys by prefix" });
-  let root = null, chosen = null;
+  let root = null, chosen = null, pending = null;
 
   async function show(prefix) {
     root = level(prefix, 1, null);
@@ -22,30 +24,85 @@ export function tree(onpick) {
 
   const level = (prefix, depth, row) => ({ prefix, depth, row, rows: [], byName: new Map(), next: null, isOpen: true, isRead: false });
 
+  /** Whether a level is shown. It may have been closed, and opened again, since a read began. */
+  const isShown = (of) => of === root || (of.row !== null && of.row.isConnected && of.row.below === of);
+
+  const read = (of, limit, after = "") => get(`/v1/keys?prefix=${encoded(of.prefix)}&delimiter=${encoded(DELIMITER)}&limit=${limit}${after}`);
+
   /** Reads the next page of a level. */
   async function more(of) {
     const after = of.next === null ? "" : `&after=${encodeURIComponent(of.next)}`;
-    of.last?.remove();
-    of.last = null;
+    const shownBefore = of.rows.length;
+    untail(of);
     let page;
     try {
-      page = await get(`/v1/keys?prefix=${encoded(of.prefix)}&delimiter=${encoded(DELIMITER)}&limit=${PAGE}${after}`);
+      page = await read(of, PAGE, after);
     } catch (error) {
-      if (of === root || of.row?.isConnected) tail(of, error.message, "Try again");
+      if (isShown(of)) tail(of, error.message, "Try again");
       return;
     }
-    if (of !== root && !of.row?.isConnected) return;
+    if (!isShown(of)) return;
     of.isRead = true;
     for (const entry of page.entries) add(of, entry, of.rows.length);
     of.next = page.next;
-    if (page.next !== null && of.rows.length >= LEVEL_MAX) tail(of, `The first ${number(of.rows.length)} names are shown. Type a longer prefix to see others.`);
-    else if (page.next !== null) tail(of, "", "More …");
-    else if (of.rows.length === 0) tail(of, of === root ? "No key begins with this prefix." : "No keys any more.");
+    end(of);
     rove();
+    return of.rows[shownBefore];
+  }
+
+  /** Reads a level after a click. The button is removed, so the focus moves on. */
+  async function moreFrom(of) {
+    const first = await more(of);
+    if (document.activeElement === document.body && isShown(of)) first ? rove(first) : of.last?.querySelector("button")?.focus();
+  }
+
+  /** Shows what a level leaves out. */
+  function end(of) {
+    untail(of);
+    if (of.next !== null && of.rows.length >= LEVEL_MAX) tail(of, `The first ${number(of.rows.length)} names are shown. Type a longer prefix to see others.`);
+    else if (of.next !== null) tail(of, "", "More …");
+    else if (of.rows.length === 0) tail(of, of === root ? "No key begins with this prefix." : "No keys any more.");
+  }
+
+  /** Reads a level again with those below it, after changes that were missed. */
+  async function again(of) {
+    if (!of.isRead) return;
+    const page = await read(of, Math.min(LEVEL_MAX, of.rows.length + PAGE));
+    if (!isShown(of)) return;
+    const nameOf = (it) => (it.kind === "key" ? it.key : it.name);
+    const names = new Set(page.entries.map((it) => JSON.stringify(nameOf(it))));
+    const last = page.next === null ? null : nameOf(page.entries.at(-1));
+    for (const row of of.rows) {
+      const isRead = last === null || compare(row.key, last) <= 0;
+      if (isRead) row.classList.toggle("is-gone", !names.has(JSON.stringify(row.key)));
+    }
+    for (const entry of page.entries) {
+      const row = of.byName.get(JSON.stringify(nameOf(entry)));
+      if (row) detail(row, entry);
+      else insert(of, entry);
+    }
+    if (of.next === null) of.next = page.next;
+    end(of);
+    rove();
+    for (const row of of.rows) if (row.below) await again(row.below);
+  }
+
+  /** Adds a row in order, unless it belongs to the names that are not read yet. */
+  function insert(of, entry) {
+    const name = entry.kind === "key" ? entry.key : entry.name;
+    const at = of.rows.findIndex((it) => compare(it.key, name) > 0);
+    if (at < 0 && of.next !== null) return null;
+    untail(of);
+    return add(of, entry, at < 0 ? of.rows.length : at);
+  }
+
+  function untail(of) {
+    of.last?.remove();
+    of.last = null;
   }
 
   function tail(of, message, again) {
-    of.last = el("div.tail.dim", { role: "none" }, message, " ", again && el("button.quiet", { type: "button", onclick: () => more(of) }, again));
+    of.last = el("div.tail.dim", { role: "none" }, message, " ", again && el("button.quiet", { type: "button", onclick: () => moreFrom(of) }, again));
     of.last.style.setProperty("--depth", of.depth);
     endOf(of).after(of.last);
   }
@@ -59,6 +116,8 @@ export function tree(onpick) {
 
   function add(of, entry, at) {
     const isKey = entry.kind === "key", name = isKey ? entry.key : entry.name;
+    const known = of.byName.get(JSON.stringify(name));
+    if (known) return detail(known, entry);
     const label = shown(tailOf(name, of.prefix), 120) || "(empty)";
     const row = el("div.row", { role: "treeitem", "aria-level": of.depth, "aria-expanded": isKey ? null : "false", tabindex: -1, title: shown(name, 1000) },
       el("span.name", {}, label), el("small.dim"));
@@ -153,21 +212,27 @@ export function tree(onpick) {
       const name = cut < 0 ? key : ofBytes(all.slice(0, cut + 1));
       let row = of.byName.get(JSON.stringify(name));
       if (!row && isSet && of.next === null && of.rows.length < LEVEL_MAX) {
-        of.last?.remove();
-        of.last = null;
-        const at = of.rows.findIndex((it) => compare(it.key, name) > 0);
-        row = add(of, cut < 0 ? { kind: "key", key } : { kind: "prefix", name }, at < 0 ? of.rows.length : at);
+        row = insert(of, cut < 0 ? { kind: "key", key } : { kind: "prefix", name });
         rove();
       }
       if (!row) return;
       if (row.isKey && isSet && Number.isFinite(bytes)) detail(row, { kind: "key", bytes });
-      row.classList.toggle("is-gone", row.isKey && !isSet);
+      row.classList.toggle("is-gone", !isSet && (row.isKey || row.classList.contains("is-gone")));
       if (row.isKey || !row.below) flash(row);
       of = row.below;
     }
   }
 
-  return { element, show, choose, changed };
+  /** Changes were missed: reads the levels that are open again soon. */
+  function stale() {
+    // The next stream that opens causes another read if this one fails.
+    pending ??= setTimeout(() => {
+      pending = null;
+      again(root).catch(() => {});
+    }, REFRESH_MS);
+  }
+
+  return { element, show, choose, changed, stale, close: () => clearTimeout(pending) };
 }
 
 function flash(row) {
@@ -175,8 +240,8 @@ function flash(row) {
   requestAnimationFrame(() => row.classList.add("is-new"));
 }
 
-/** The part of a name that its level does not show. */
-const tailOf = (name, prefix) => ofBytes(bytesOf(name).slice(bytesOf(prefix).length));
+/** A name without the delimited part of the prefix of its level. */
+const tailOf = (name, prefix) => ofBytes(bytesOf(name).slice(bytesOf(prefix).lastIndexOf(DELIMITER.charCodeAt(0)) + 1));
 
 function compare(a, b) {
   const [x, y] = [bytesOf(a), bytesOf(b)];

@@ -254,6 +254,99 @@ impl Screen {
         }
     }
 
+    /// Hides the tab, or shows it again.
+    fn hide(&mut self, is_hidden: bool) {
+        self.evaluate(&format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {is_hidden}, configurable: true }});
+             document.dispatchEvent(new Event('visibilitychange'))"
+        ));
+    }
+
+    /// Waits until the open key has this value. Its history may show it earlier.
+    fn see_value(&mut self, value: &str) {
+        self.wait(&format!(
+            "document.querySelector('section[aria-label=\"Value\"]').innerText.includes('{value}')"
+        ));
+    }
+
+    /// Waits until the tree has this many rows with a label.
+    fn see_rows(&mut self, label: &str, count: usize) {
+        self.wait(&format!(
+            "[...document.querySelectorAll('.row .name')].filter((it) => it.textContent === '{label}').length === {count}"
+        ));
+    }
+
+    /// Changes of the open key that no stream of the page delivers.
+    pub(super) fn missed_changes(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        other.set("valve/state", "first");
+        self.view("Keys");
+        self.evaluate("location.hash = '#/keys/valve%2fstate'");
+        self.see_value("first");
+        self.click("valve/");
+        self.see_rows("state", 1);
+        self.hide(true);
+        other.set("valve/state", "second");
+        other.set("valve/other", "new");
+        self.hide(false);
+        self.see_value("second");
+        self.see_rows("other", 1);
+        other.set("valve/state", "a longer value");
+        self.wait(
+            "[...document.querySelectorAll('.row')].some((it) => it.textContent === 'state14 B')",
+        );
+
+        self.fill(".find input", "line1/");
+        self.see_rows("oven/", 1);
+        other.set("valve/state", "third");
+        self.see_value("third");
+
+        self.click("Edit");
+        other.set("valve/state", "fourth");
+        // The page gets the change while the form is open.
+        thread::sleep(Duration::from_secs(2));
+        self.click("Cancel");
+        self.see_value("fourth");
+    }
+
+    /// Rows, their labels, and the focus.
+    pub(super) fn tree(&mut self) {
+        self.evaluate(
+            "{
+               const row = [...document.querySelectorAll('.row')].find((it) => it.textContent.startsWith('oven/'));
+               for (let click = 0; click < 5; click++) row.click();
+             }",
+        );
+        self.see_rows("setpoint", 1);
+        thread::sleep(Duration::from_secs(1));
+        self.see_rows("setpoint", 1);
+        self.fill(".find input", "valve/state");
+        self.see_rows("state", 1);
+
+        let mut other = self.server.store("hmi-8");
+        for number in 0..101 {
+            other.set(format!("many/{number:03}"), "v");
+        }
+        self.fill(".find input", "many/");
+        self.see_rows("099", 1);
+        self.evaluate("document.querySelector('.tail button').focus()");
+        self.click("More …");
+        self.wait("document.activeElement.textContent.startsWith('100')");
+
+        self.evaluate("location.hash = '#/keys/' + 'k'.repeat(6000)");
+        self.see("Use the command line");
+    }
+
+    /// Browsers remove `..` from a path.
+    pub(super) fn client_with_the_name_of_a_directory(&mut self) {
+        let _client = self.server.store("..");
+        self.view("Clients");
+        self.wait("[...document.querySelectorAll('td')].some((it) => it.textContent === '..')");
+        self.evaluate("[...document.querySelectorAll('tbody tr')].find((it) => it.cells[0].textContent === '..').querySelector('button').click()");
+        self.click("Disconnect it");
+        self.see("Disconnected: ...");
+    }
+
     /// Clicks a button, confirms, and waits for the answer.
     pub(super) fn act(&mut self, button: &str, confirm: &str, answer: &str) {
         self.click(button);
@@ -368,12 +461,12 @@ impl Screen {
     /// The acts of operators, and the refusals alone.
     pub(super) fn events(&mut self) {
         self.view("Events");
-        self.see("path=/v1/clients/victim");
+        self.see("path=/v1/clients?id=victim");
         self.fill("main select", "refusal");
         self.see("administer");
-        self.wait("!document.body.innerText.includes('path=/v1/clients/victim')");
+        self.wait("!document.body.innerText.includes('path=/v1/clients?id=victim')");
         self.fill("main select", "");
-        self.see("path=/v1/clients/victim");
+        self.see("path=/v1/clients?id=victim");
     }
 
     /// Ends a connection.
