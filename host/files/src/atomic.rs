@@ -20,6 +20,12 @@ pub fn replace_with(
     mode: u32,
     finish: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
+    // The rename would remove a device such as /dev/null.
+    let found = fs::symlink_metadata(path).map(|it| it.file_type());
+    if found.is_ok_and(|it| !it.is_file() && !it.is_symlink()) {
+        let error = "it exists and is no regular file, so it is not replaced";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+    }
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     // Removes a file that an earlier attempt left, and must not follow a link planted by another
@@ -61,9 +67,21 @@ fn directory_of(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn only_files_are_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("it");
+        let _socket = UnixListener::bind(&path).unwrap();
+        let error = replace(&path, b"text", 0o600).unwrap_err();
+        assert!(error.to_string().contains("no regular file"), "{error}");
+        let about = fs::symlink_metadata(&path).unwrap();
+        assert!(about.file_type().is_socket());
+    }
 
     #[test]
     fn replaced_file_follows_no_link_and_leaves_no_other_file() {

@@ -7,7 +7,7 @@ use statehouse_wal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
 
 use super::data;
 use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
-use super::snapshot::{check_free, contents_json, contents_text, state_text};
+use super::snapshot::{contents_json, contents_text, state_text, target};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Checkup, Opening, Past, Reach, Salvaged};
@@ -48,18 +48,18 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    if let Some(file) = &args.salvage {
-        check_free(file, args.force)?;
-    }
+    let salvage = args.salvage.as_ref();
+    let salvage = salvage.map(|file| Ok::<_, Failure>((file, target(file, args.force)?)));
+    let salvage = salvage.transpose()?;
     let past = Past::open(&args.directory)?;
     let checkup = past.checkup()?;
     if !args.json {
         emit(in_words(&args.directory, &checkup).as_bytes())?;
     }
     let (mut salvaged, mut failed) = (None, None);
-    if let Some(file) = &args.salvage {
-        match past.salvage(file, wall_ms()) {
-            Ok(it) => salvaged = Some((file, it)),
+    if let Some((file, target)) = &salvage {
+        match past.salvage(target, wall_ms()) {
+            Ok(it) => salvaged = Some((*file, it)),
             Err(error) => failed = Some(error),
         }
     }

@@ -1,6 +1,7 @@
 //! `statehouse snapshot`: writes a backup into one file.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 
@@ -40,27 +41,38 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    check_free(&args.file, args.force)?;
-    let contents = Past::open(&args.data.path)?.snapshot(&args.file, wall_ms())?;
+    let file = target(&args.file, args.force)?;
+    let contents = Past::open(&args.data.path)?.snapshot(&file, wall_ms())?;
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }
 
-/// Refuses to overwrite an existing file without --force.
-pub(super) fn check_free(file: &std::path::Path, force: bool) -> Result<(), Failure> {
-    if !force && file.symlink_metadata().is_ok() {
-        return Err(Failure::usage(format!(
-            "{} already exists: --force replaces it",
-            file.display()
-        )));
+/// The file to write: the one that a symbolic link leads to. An existing file needs --force. The
+/// backup is renamed to this path, so a device, a pipe or a link must be refused: the rename would
+/// remove it.
+pub(super) fn target(file: &Path, force: bool) -> Result<PathBuf, Failure> {
+    if file == Path::new("-") {
+        let error = "a backup is written to a file and not to standard output: name a file";
+        return Err(Failure::usage(error));
     }
-    Ok(())
+    let path = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let why = match path.symlink_metadata() {
+        Ok(about) if about.is_symlink() => {
+            "is a symbolic link to a file that does not exist: name that file"
+        }
+        Ok(about) if about.is_dir() => "is a directory: name a file in it",
+        Ok(about) if !about.is_file() => "is a device, a pipe or a socket: name a file",
+        Ok(_) if !force => "already exists: --force replaces it",
+        // If the path cannot be examined, the write reports why.
+        _ => return Ok(path),
+    };
+    Err(Failure::usage(format!("{} {why}", file.display())))
 }
 
 /// Prints the content of a backup.
 pub(super) fn report(
     verb: &str,
-    place: &std::path::Path,
+    place: &Path,
     contents: &Contents,
     json: bool,
 ) -> Result<(), Failure> {

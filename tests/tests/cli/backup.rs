@@ -1,7 +1,14 @@
 //! Tests `statehouse snapshot` and `statehouse restore`. A restored store must have the complete
 //! state of the first one, and no command may overwrite an existing store or backup.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    os::unix::{
+        fs::{FileTypeExt, symlink},
+        net::UnixListener,
+    },
+    path::Path,
+};
 
 use statehouse_tests::{
     Answer, Client, Connect, Hlc, Publish, Request, Server, Store, policies, property,
@@ -213,6 +220,31 @@ fn snapshot_and_restore_overwrite_nothing() {
     assert_eq!(fs::read(server.directory().join("backup")).unwrap(), first);
     server.run(&["snapshot", "backup", "--force"]).code(0);
     assert_ne!(fs::read(server.directory().join("backup")).unwrap(), first);
+    // A link stays, and a device is never replaced.
+    let place = |name: &str| server.directory().join(name);
+    symlink("backup", place("link")).unwrap();
+    server.run(&["snapshot", "link", "--force"]).code(0);
+    assert!(place("link").is_symlink());
+    symlink("/mnt/missing/backup", place("dangling")).unwrap();
+    let _socket = UnixListener::bind(place("socket")).unwrap();
+    for (name, why) in [
+        ("dangling", "a file that does not exist"),
+        ("socket", "a device, a pipe or a socket"),
+        (".", "is a directory"),
+        ("-", "name a file"),
+    ] {
+        let commands: [&[&str]; 2] = [&["snapshot", name], &["doctor", "--salvage", name]];
+        for command in commands {
+            server.run(command).code(2).says(why);
+            server
+                .run(&[command, &["--force"]].concat())
+                .code(2)
+                .says(why);
+        }
+    }
+    assert!(place("dangling").is_symlink() && !place("-").exists());
+    let about = place("socket").symlink_metadata().unwrap();
+    assert!(about.file_type().is_socket());
     // The command removes its temporary file.
     assert!(files(server.directory(), "tmp").is_empty());
 
