@@ -26,6 +26,7 @@ mod requests;
 mod roles;
 mod seat;
 mod sessions;
+mod stall;
 mod stream;
 mod usage;
 
@@ -38,7 +39,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use statehouse_mqtt::Broker;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 pub use access::{Endpoint, new_token};
 pub use api::Api;
@@ -62,7 +63,8 @@ use access::Access;
 use answer::Refusal;
 use listener::{Listener, Socket};
 use requests::Requests;
-use seat::Seat;
+use seat::{Seat, Seats};
+use stall::StallLimit;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::{Audit, Refused};
 use statehouse_config::{AdminPlace, limits};
@@ -197,7 +199,7 @@ impl Admin {
         let requests = Requests::new(self.access, self.scope, audit.clone(), subject, overviews);
         let requests = Arc::new(requests);
         let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
-        let operators = Arc::new(Semaphore::new(limits::ADMIN_OPERATORS_MAX));
+        let seats = Arc::new(Seats::default());
         loop {
             let (socket, peer) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -207,7 +209,7 @@ impl Admin {
                     continue;
                 }
             };
-            let seat = Arc::new(Seat::new(arriving.begin(peer.ip()), operators.clone()));
+            let seat = Arc::new(Seat::new(arriving.begin(peer.ip()), seats.clone()));
             let (requests, audit) = (requests.clone(), audit.clone());
             tokio::spawn(async move {
                 tokio::select! {
@@ -235,6 +237,7 @@ async fn connection(
         }
         Err(_) => return tracing::debug!("a TLS handshake with the admin API was too slow"),
     };
+    let stream = StallLimit::new(stream, limits::ADMIN_ANSWER_STALL);
     let service = service_fn(|request| {
         let (requests, seat) = (requests.clone(), seat.clone());
         async move { requests.answer(request, &seat, peer).await }

@@ -2,7 +2,8 @@
 //! moment, and a replay.
 //!
 //! It must never delay the store: it takes no lock of the store, reads the data directory as the
-//! offline commands do, on threads that may block, and does one of its kind at a time.
+//! offline commands do, on threads that may block, and does one of its kind at a time. Few answers
+//! are in memory at once, also while their clients read them.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::{StatusCode, Uri};
 use serde_json::{Value as Json, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -36,6 +38,7 @@ pub struct Reader {
     directory: Option<DataDirectory>,
     reading: Arc<Semaphore>,
     replaying: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
 }
 
 /// A replay to do.
@@ -45,7 +48,25 @@ pub(super) struct Wanted {
     limit: usize,
     fuel: Fuel,
     directory: DataDirectory,
-    turn: OwnedSemaphorePermit,
+    turn: Turn,
+}
+
+/// The permission to do work, and to keep its answer until it is sent.
+struct Turn {
+    work: OwnedSemaphorePermit,
+    answer: OwnedSemaphorePermit,
+}
+
+/// The bytes of an answer, dropped when they are sent.
+struct Sent {
+    bytes: Vec<u8>,
+    _answer: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Reader {
@@ -55,6 +76,7 @@ impl Reader {
             directory,
             reading: Arc::new(Semaphore::new(1)),
             replaying: Arc::new(Semaphore::new(1)),
+            answers: Arc::new(Semaphore::new(limits::ADMIN_PAST_ANSWERS_MAX)),
         }
     }
 
@@ -98,9 +120,13 @@ impl Reader {
         F: FnOnce(&DataDirectory) -> Result<Json, Refusal> + Send + 'static,
     {
         let directory = self.directory()?;
-        let waiting = self.reading.clone().acquire_owned();
-        let Ok(Ok(turn)) = tokio::time::timeout(limits::ADMIN_PAST_WAIT, waiting).await else {
-            return Err(busy("another operator reads the history: try again later"));
+        let waiting = async {
+            let answer = self.answers.clone().acquire_owned().await.ok()?;
+            let work = self.reading.clone().acquire_owned().await.ok()?;
+            Some(Turn { work, answer })
+        };
+        let Ok(Some(turn)) = tokio::time::timeout(limits::ADMIN_PAST_WAIT, waiting).await else {
+            return Err(busy("other operators read the history: try again later"));
         };
         blocking(turn, move || read(&directory)).await
     }
@@ -123,15 +149,17 @@ impl Reader {
             return Err(Refusal::new(StatusCode::CONFLICT, error));
         }
         let directory = self.directory()?;
-        let turn = (self.replaying.clone().try_acquire_owned())
+        let work = (self.replaying.clone().try_acquire_owned())
             .map_err(|_| busy("another replay is running: try again when it has ended"))?;
+        let answer = (self.answers.clone().try_acquire_owned())
+            .map_err(|_| busy("other operators read the history: try again later"))?;
         Ok(Wanted {
             from,
             to,
             limit,
             fuel: fuel.transpose()?.unwrap_or_default(),
             directory,
-            turn,
+            turn: Turn { work, answer },
         })
     }
 
@@ -225,27 +253,31 @@ impl Observer for Differences {
 
 /// Works on a thread that may block, and keeps the turn until the work is done, even if the client
 /// has disconnected.
-async fn blocking<F>(turn: OwnedSemaphorePermit, work: F) -> Result<Answer, Refusal>
+async fn blocking<F>(turn: Turn, work: F) -> Result<Answer, Refusal>
 where
     F: FnOnce() -> Result<Json, Refusal> + Send + 'static,
 {
     let done = tokio::task::spawn_blocking(move || {
         let done = work();
-        drop(turn);
-        done.map(|document| document.to_string().into_bytes())
+        drop(turn.work);
+        done.map(|document| Sent {
+            bytes: document.to_string().into_bytes(),
+            _answer: turn.answer,
+        })
     });
-    let body = done.await.map_err(|_| {
+    let sent = done.await.map_err(|_| {
         let error = "reading the data directory failed because of a bug: see the log";
         Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
     })??;
-    if body.len() > limits::ADMIN_ANSWER_BYTES_MAX {
+    if sent.bytes.len() > limits::ADMIN_ANSWER_BYTES_MAX {
         let error = format!(
             "the answer has {} bytes, more than the limit of {}: read the data directory on the store's machine",
-            body.len(),
+            sent.bytes.len(),
             limits::ADMIN_ANSWER_BYTES_MAX
         );
         return Err(Refusal::new(StatusCode::CONFLICT, error));
     }
+    let body = Bytes::from_owner(sent);
     Ok(with(StatusCode::OK, "application/json", body))
 }
 
@@ -310,6 +342,25 @@ mod tests {
         ] {
             assert_eq!(wanted(&reader, wrong, 0).err(), Some(400), "{wrong}");
         }
+    }
+
+    /// Otherwise clients that read nothing would hold any number of large answers.
+    #[tokio::test]
+    async fn few_answers_are_in_memory_until_they_are_sent() {
+        let reader = reader();
+        let turn = |reader: &Reader| Turn {
+            work: reader.reading.clone().try_acquire_owned().unwrap(),
+            answer: reader.answers.clone().try_acquire_owned().unwrap(),
+        };
+        let mut unsent = Vec::new();
+        for _ in 0..limits::ADMIN_PAST_ANSWERS_MAX {
+            unsent.push(blocking(turn(&reader), || Ok(json!({}))).await.unwrap());
+        }
+        assert_eq!(reader.reading.available_permits(), 1);
+        assert_eq!(reader.answers.available_permits(), 0);
+        assert_eq!(wanted(&reader, "", 0).err(), Some(503));
+        unsent.pop();
+        assert_eq!(reader.answers.available_permits(), 1);
     }
 
     #[tokio::test]

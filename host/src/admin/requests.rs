@@ -134,8 +134,7 @@ impl Requests {
             }
         };
         seat.arrived();
-        if !seat.take() {
-            let text = "too many operators are connected: try again later";
+        if let Err(text) = seat.take(operator.user()) {
             return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
         }
         self.admitted(subject, request, &operator, seat, peer).await

@@ -41,7 +41,7 @@ fn users_are_operators_behind_a_foreign_broker() {
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.
-const ENDPOINTS: [(&str, &str, &str); 30] = [
+const ENDPOINTS: [(&str, &str, &str); 31] = [
     ("GET", "/v1/session", "read"),
     ("GET", "/v1/policies", "read"),
     ("GET", "/v1/log", "read"),
@@ -68,6 +68,7 @@ const ENDPOINTS: [(&str, &str, &str); 30] = [
     ("PUT", "/v1/routes?prefix=x", "operate"),
     ("DELETE", "/v1/routes?prefix=x", "operate"),
     ("DELETE", "/v1/clients/watcher", "operate"),
+    ("DELETE", "/v1/clients?id=none", "operate"),
     ("POST", "/v1/cluster/handover", "operate"),
     ("POST", "/v1/cluster/upgrade", "operate"),
     ("POST", "/v1/policies", "ship"),
@@ -131,6 +132,20 @@ fn roles_decide_what_users_do_over_tls() {
     assert!(stream.0 == 200 && stream.1.contains("event: overview"));
     assert!(began.elapsed() < Duration::from_secs(20));
     assert_eq!(plant.as_user("client", "GET", "/v1/live").0, 403);
+}
+
+/// Otherwise a user who may only read could lock out all others.
+#[test]
+fn one_user_has_a_part_of_the_connections() {
+    let plant = Plant::start(&[]);
+    let mut open: Vec<_> = (0..8).map(|_| plant.keep_open("reader")).collect();
+    let (status, body) = plant.as_user("reader", "GET", "/v1/usage");
+    assert!(status == 503 && body.contains("this user"), "{body}");
+    assert_eq!(plant.as_user("operator", "GET", "/v1/usage").0, 200);
+    open.pop();
+    until("a connection has ended", || {
+        plant.as_user("reader", "GET", "/v1/usage").0 == 200
+    });
 }
 
 #[test]

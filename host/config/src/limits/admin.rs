@@ -7,6 +7,13 @@ use std::time::Duration;
 /// own. So operators on other machines cannot block those on this machine.
 pub const ADMIN_OPERATORS_MAX: usize = 32;
 
+/// Authenticated connections of one user at a listener: a browser opens six. So one user cannot take
+/// the place of all others.
+pub const ADMIN_USER_CONNECTIONS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
+
+/// How long a connection may wait with an answer of which its client takes no byte.
+pub const ADMIN_ANSWER_STALL: Duration = Duration::from_secs(10);
+
 /// Open streams of events of a listener. Each holds an operator seat, so as many seats stay free
 /// for other requests.
 pub const ADMIN_STREAMS_MAX: usize = ADMIN_OPERATORS_MAX / 2;
@@ -112,6 +119,9 @@ pub const ADMIN_HISTORY_CHANGES_MAX: usize = 2_000;
 
 /// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`].
 pub const ADMIN_PAST_BYTES_MAX: usize = 8 << 20;
+
+/// Answers about the past in memory, from the read until they are sent: 64 MiB at most.
+pub const ADMIN_PAST_ANSWERS_MAX: usize = 4;
 
 /// Differences in the answer to a replay.
 pub const ADMIN_REPLAY_DIFFERENCES_MAX: usize = 1_000;

@@ -98,12 +98,32 @@ impl Plant {
         ))
     }
 
-    pub(super) fn send(&self, request: &str) -> (u16, String) {
+    fn connect(&self) -> StreamOwned<ClientConnection, TcpStream> {
         let name = ServerName::try_from("localhost").unwrap();
         let connection = ClientConnection::new(self.config.clone(), name).unwrap();
         let socket = TcpStream::connect(self.address).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut stream = StreamOwned::new(connection, socket);
+        StreamOwned::new(connection, socket)
+    }
+
+    /// A connection of a user who has got an answer.
+    pub(super) fn keep_open(&self, user: &str) -> impl Read + use<> {
+        let mut stream = self.connect();
+        let login = basic(user, PASSWORD);
+        write!(
+            stream,
+            "GET /v1/session HTTP/1.1\r\nHost: {}\r\n{login}\r\n",
+            self.address
+        )
+        .unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(head, *b"HTTP/1.1 200");
+        stream
+    }
+
+    pub(super) fn send(&self, request: &str) -> (u16, String) {
+        let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = Vec::new();
         // The server may close without a close_notify.
