@@ -108,22 +108,22 @@ impl Audit {
         if left_out > 0 {
             tracing::warn!(target: TARGET, what = refused.what, left_out, "some refusals were not logged");
         }
-        // Both may be as long as a CONNECT packet, and could imitate a log line.
-        let shown = |name: &str| {
-            let end = name.floor_char_boundary(limits::AUDIT_NAME_BYTES_MAX);
-            name[..end].escape_debug().to_string()
-        };
-        let (client, user) = (shown(refused.client), shown(refused.user.unwrap_or("-")));
+        // Both may be as long as a CONNECT packet.
+        fn shown(name: &str) -> &str {
+            &name[..name.floor_char_boundary(limits::AUDIT_NAME_BYTES_MAX)]
+        }
         let peer = refused
             .peer
             .map_or_else(|| "-".to_owned(), |it| it.to_string());
+        // Texts of clients must be recorded as strings: the log then quotes and escapes them, so
+        // that they cannot imitate another field or line.
         tracing::warn!(
             target: TARGET,
             what = refused.what,
-            %client,
-            %user,
+            client = shown(refused.client),
+            user = shown(refused.user.unwrap_or("-")),
             peer,
-            why = %refused.why.to_string().escape_debug(),
+            why = refused.why.to_string(),
             "refused"
         );
     }

@@ -68,7 +68,7 @@ pub(crate) async fn run<R, W>(
             return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
-    tracing::debug!(%peer, client = %accepted.origin.client.escape_debug(), "connected");
+    tracing::debug!(%peer, client = &*accepted.origin.client, "connected");
     serve_accepted(
         broker,
         accepted,

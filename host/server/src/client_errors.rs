@@ -63,8 +63,7 @@ impl ClientErrors {
             _ => return,
         };
         if self.may_log(client, what) {
-            let client = client.escape_debug();
-            tracing::warn!(%client, "refused a request: {what}; {remedy}");
+            tracing::warn!(client, "refused a request: {what}; {remedy}");
         }
     }
 

@@ -165,8 +165,8 @@ impl Requests {
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
         if let Some((method, path)) = act {
             let status = answer.status().as_u16();
-            let user = operator.user().unwrap_or("-").escape_debug();
-            tracing::info!(target: audit::TARGET, %method, path, %user, status, "admin request");
+            let user = operator.user().unwrap_or("-");
+            tracing::info!(target: audit::TARGET, %method, path, user, status, "admin request");
         }
         answer
     }

@@ -250,7 +250,7 @@ fn a_change_beyond_a_limit_or_against_a_policy_changes_nothing() {
     assert!(status == 422 && error.contains("quota"), "{status} {error}");
     let now = server.refused("max_keys") + server.refused("max_client_keys");
     assert_eq!(now, refused + 1, "a refusal is counted as that of a client");
-    let line = server.wait_for_log("client=$operator");
+    let line = server.wait_for_log("client=\"$operator\"");
     assert!(line.contains("statehouse::audit"), "{line}");
 
     let rule = statehouse_tests::policies::example("write-once");

@@ -56,7 +56,7 @@ fn unanswerable_request_is_dropped_and_counted() {
         let line = scene
             .host
             .wait_for_log(&format!("a request needs {missing}"));
-        assert!(line.contains("client=requester"), "{line}");
+        assert!(line.contains("client=\"requester\""), "{line}");
     }
     assert_eq!(scene.host.metric("refused_total"), 3);
     assert_eq!(scene.host.metric("kicked_total"), 0);

@@ -363,7 +363,7 @@ fn client_id_names_the_user() {
     let mut set = statehouse_tests::command(&["set", "k", "v", "--port", &port]);
     set.env("USER", "an na/#");
     statehouse_tests::command::finish(set, b"").code(0);
-    server.wait_for_log("client=anna@");
+    server.wait_for_log("client=\"anna@");
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn wrongly_built_requests_leave_a_line_with_the_remedy() {
     client.publish(Publish::new(topic, get).qos(1));
     let uncorrelated = Publish::new(topic, get).with(Property::ResponseTopic("r".into()));
     server.connect("press-5").publish(uncorrelated.qos(1));
-    let line = server.wait_for_log("client=press-5");
+    let line = server.wait_for_log("client=\"press-5\"");
     assert!(line.contains("a request needs Correlation Data"), "{line}");
     for _ in 0..5 {
         client.publish(complete(set).qos(1));

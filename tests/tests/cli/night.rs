@@ -270,7 +270,7 @@ fn why_was_this_refused(night: &Night, press: &mut Store) {
     let line = night.server.wait_for_log("refused what=\"write\"");
     println!("{line}");
     assert!(
-        line.contains("client=press-4") && line.contains("user=line"),
+        line.contains("client=\"press-4\"") && line.contains("user=\"line\""),
         "{line}"
     );
     let text = night

@@ -111,5 +111,5 @@ fn common_name_is_used_as_the_user_name() {
     // No rule names this user.
     let lathe = site.ask(Some("lathe"), &["get", "building/a"]);
     assert_ne!(lathe.code, Some(1), "{lathe:?}");
-    site.0.server.wait_for_log("user=lathe");
+    site.0.server.wait_for_log("user=\"lathe\"");
 }

@@ -30,7 +30,9 @@ fn users_are_operators_behind_a_foreign_broker() {
     let found = plant.run_as("reader", &history).code(0).text();
     assert!(found.contains("\"value\":\"value\""), "{found}");
     plant.run_as("client", &history).code(4).says("has no role");
-    plant.server.wait_for_log("user=client peer=\"127.0.0.1:");
+    plant
+        .server
+        .wait_for_log("user=\"client\" peer=\"127.0.0.1:");
     let rollback = ["policy", "rollback"];
     plant
         .run_as("reader", &rollback)
@@ -178,7 +180,7 @@ fn only_credentials_are_admitted_over_tls() {
     );
     assert_eq!(status(&basic("nobody", PASSWORD)), 401);
     assert_eq!(plant.server.refused("authenticate"), refused + 2);
-    let log = plant.server.wait_for_log("user=nobody");
+    let log = plant.server.wait_for_log("user=\"nobody\"");
     assert!(
         log.contains("statehouse::audit") && log.contains("127.0.0.1:"),
         "{log}"

@@ -10,7 +10,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Server, Store, command::add_user, packet,
+    Admin, Client, Connect, Property, Publish, Server, Store, command::add_user, packet,
     store::REQUEST_TOPIC, wait::until,
 };
 use tempfile::TempDir;
@@ -423,10 +423,23 @@ fn every_refusal_reaches_client_log_and_metric() {
     }
     slow.expect_closed();
     site.server.wait_for_log("its CONNECT took too long");
+    // A client cannot imitate other fields of its line, and the events have its id as it is.
+    let forged = r#"o'brien user=root peer="10.0.0.1:1" why=all fine"#;
+    assert_eq!(site.connack(&Connect::new(forged)), 0x87);
+    let line = site.server.wait_for_log("o'brien");
+    let quoted = format!("client={forged:?} user=\"-\" peer=\"");
+    assert!(line.contains(&quoted), "{line}");
+    let events = Admin::of(&site.server).done("GET", "/v1/events", b"");
+    let events = events["events"].as_array().unwrap();
+    assert!(
+        events.iter().any(|it| it["fields"]["client"] == forged),
+        "{events:?}"
+    );
     // A log line names the client with its client id.
     let log = site.server.stderr();
-    let is_whole =
-        |line: &&String| line.contains("client=open-") && line.contains("0x8E session taken over");
+    let is_whole = |line: &&String| {
+        line.contains("client=\"open-") && line.contains("0x8E session taken over")
+    };
     assert!(log.iter().any(|line| is_whole(&line)), "{log:#?}");
     // Rules refuse requests, too, in the answer.
     let client = site.connect();

@@ -256,8 +256,8 @@ impl Store {
         policy.work.failure(failure, now_ms);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
-            let client = request.peer.client.escape_debug();
-            tracing::error!(%policy, digest = %policy.digest, %client, %failure, "{what}");
+            let client = &*request.peer.client;
+            tracing::error!(%policy, digest = %policy.digest, client, %failure, "{what}");
         }
         let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
         let ended = (fuel, outcome);

@@ -125,13 +125,13 @@ fn report_difference(
     if !policy.counters.may_log(now_ms) {
         return;
     }
-    let client = request.peer.client.escape_debug();
+    let client = &*request.peer.client;
     let first = outcome.payload.digest();
     let now = match reexecuted {
         Ok(answer) => blake3::hash(&answer.payload).to_string(),
         Err(failure) => failure.to_string(),
     };
-    tracing::error!(%policy, digest = %policy.digest, %client, %first, %now, "a redelivered request was answered otherwise by the same policy on the same reads; the first answer is sent");
+    tracing::error!(%policy, digest = %policy.digest, client, %first, %now, "a redelivered request was answered otherwise by the same policy on the same reads; the first answer is sent");
 }
 
 impl Outcome {

@@ -487,8 +487,10 @@ impl Core {
         let topic = session.will().map(|will| &will.message.topic);
         if topic.is_some_and(|topic| !self.access.may_publish(origin, topic)) {
             session.take_will(&mut self.change_log);
-            let client = origin.client.escape_debug();
-            tracing::info!(%client, "dropped a will that is no longer allowed");
+            tracing::info!(
+                client = &*origin.client,
+                "dropped a will that is no longer allowed"
+            );
         }
     }
 

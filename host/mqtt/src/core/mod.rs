@@ -426,7 +426,7 @@ impl Core {
         link.output
             .close(|out| codec::disconnect(out, link.version, reason, text, link.packet_bytes_max));
         if reason != ReasonCode::SESSION_TAKEN_OVER && reason != ReasonCode::SERVER_SHUTTING_DOWN {
-            tracing::debug!(client = %session.client.escape_debug(), %reason, text, "disconnected a client");
+            tracing::debug!(client = &*session.client, %reason, text, "disconnected a client");
             self.counts.disconnected += 1;
         }
         true

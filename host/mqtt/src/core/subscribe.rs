@@ -259,7 +259,13 @@ impl Core {
             self.counts.dropped += (dropped - orphans.len()) as u64;
         }
         for filter in forbidden {
-            tracing::info!(client = %origin.client.escape_debug(), filter = %filter.escape_ascii(), "ended a subscription that is no longer allowed");
+            let client = &*origin.client;
+            let filter_text = &*String::from_utf8_lossy(&filter);
+            tracing::info!(
+                client,
+                filter = filter_text,
+                "ended a subscription that is no longer allowed"
+            );
             session.unsubscribe(&filter, &mut self.change_log);
             self.router.unsubscribe(&filter, key);
         }

@@ -98,7 +98,10 @@ impl Core {
             return;
         }
         if !present && !mem::replace(&mut session.drop_logged, true) {
-            tracing::warn!(client = %session.client.escape_debug(), "the queue of a disconnected client is full; dropping its new messages");
+            tracing::warn!(
+                client = &*session.client,
+                "the queue of a disconnected client is full; dropping its new messages"
+            );
         }
         self.counts.dropped += 1;
         if present {

@@ -235,7 +235,7 @@ fn check_purity(observed: &SampledRequest) {
     policy.work.impure();
     if policy.counters.may_warn(observed.context.now_ms) {
         let digest = Digest::from(policy.digest);
-        let client = observed.client().escape_debug();
-        tracing::error!(%policy, %digest, %client, "a policy is impure: a fresh instance gives another response to a request. Its hidden state is lost at a restart, and duplicates are answered from the record");
+        let client = observed.client();
+        tracing::error!(%policy, %digest, client, "a policy is impure: a fresh instance gives another response to a request. Its hidden state is lost at a restart, and duplicates are answered from the record");
     }
 }

@@ -191,8 +191,13 @@ impl Foreign {
     /// its request is dropped.
     fn log_violation(&self, peer: &Peer, text: &str) {
         if let Some(more) = self.state().rule_log.allow(Instant::now()) {
-            let client = peer.client.escape_debug();
-            tracing::warn!(%client, text, more, "a client broke a rule: its request is dropped");
+            let client = &*peer.client;
+            tracing::warn!(
+                client,
+                text,
+                more,
+                "a client broke a rule: its request is dropped"
+            );
         }
     }
 }

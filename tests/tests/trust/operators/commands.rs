@@ -131,7 +131,7 @@ fn commands_read_a_store_of_another_machine() {
     let log = plant
         .server
         .wait_for_log("path=\"/v1/policies/marked-ship/promote\"");
-    assert!(log.contains("user=shipper"), "{log}");
+    assert!(log.contains("user=\"shipper\""), "{log}");
     let listed = plant.run(&["policy", "list"]).code(0).text();
     assert!(listed.contains("the admin API, user shipper"), "{listed}");
 }

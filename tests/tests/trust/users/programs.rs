@@ -27,7 +27,7 @@ fn official_client_logs_in_with_its_password() {
         official::is_answered(&store, Duration::from_secs(2)).await
     });
     assert!(!refused);
-    server.wait_for_log("client=guesser");
+    server.wait_for_log("client=\"guesser\"");
 }
 
 #[test]
