@@ -125,7 +125,29 @@ fn pods_of_the_store_own_their_volume_and_have_time_to_stop() {
         ] {
             assert!(manifest.contains(line), "{name}: {line}");
         }
+        let count = |text: &str| manifest.matches(text).count();
+        for line in [
+            "allowPrivilegeEscalation: false",
+            "readOnlyRootFilesystem: true",
+            "capabilities: {drop: [ALL]}",
+            "limits: {memory: ",
+            "runAsNonRoot: true",
+            "automountServiceAccountToken: false",
+        ] {
+            assert_eq!(count(line), count(" image: "), "{name}: {line}");
+        }
     }
+}
+
+/// The links of a document that lead to files, relative to its directory.
+fn links(document: &str) -> Vec<&str> {
+    let targets = document
+        .split("](")
+        .skip(1)
+        .filter_map(|it| it.split_once(')'));
+    let targets = targets.map(|it| it.0.split('#').next().unwrap());
+    let is_file = |it: &&str| !it.is_empty() && !it.contains("://") && !it.contains(' ');
+    targets.filter(is_file).collect()
 }
 
 fn script(name: &str, arguments: &[&str]) -> String {
@@ -173,8 +195,23 @@ fn package_installs_a_program_that_runs_as_its_unit_does() {
         "usr/share/statehouse/grafana/statehouse.json",
         "usr/share/doc/statehouse/copyright",
         "usr/share/doc/statehouse/changelog.Debian.gz",
+        "usr/share/doc/statehouse/docs/trust/rules.toml",
+        "usr/share/doc/statehouse/docs/foreign-brokers/mosquitto.conf",
     ] {
         assert!(root.join(file).metadata().unwrap().len() > 0, "{file}");
+    }
+    let documents = root.join("usr/share/doc/statehouse");
+    for directory in [documents.clone(), documents.join("docs")] {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|it| it == "md") {
+                let text = fs::read_to_string(&path).unwrap();
+                for link in links(&text) {
+                    let is_there = directory.join(link).exists();
+                    assert!(is_there, "{}: {link}", path.display());
+                }
+            }
+        }
     }
     let unit = root.join("usr/lib/systemd/system/statehouse.service");
     let unit = fs::read_to_string(unit).unwrap();
