@@ -223,7 +223,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     let mut line = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if misleads(c) || c == '\\' {
+            if c == '\\' || !is_shown(c) {
                 line.extend(c.escape_default());
             } else {
                 line.push(c);
@@ -237,25 +237,35 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     line
 }
 
-/// Whether a terminal acts on a character, reorders text at it or shows nothing for it.
-fn misleads(c: char) -> bool {
-    let is_invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
-    c.is_control() || is_invisible
-}
-
 /// A message for people on one line. Keeps backslashes, because the message may quote bytes that
 /// are escaped already.
 pub(super) fn one_line(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for c in message.chars() {
-        if misleads(c) {
-            line.extend(c.escape_default());
-        } else {
+        if is_shown(c) {
             line.push(c);
+        } else {
+            line.extend(c.escape_default());
         }
     }
     line
+}
+
+/// False for characters that are invisible, or that change how others are shown: control
+/// characters, marks of direction, joiners, tags, fillers.
+fn is_shown(c: char) -> bool {
+    /// Letters without a glyph: the Hangul fillers.
+    const FILLERS: [char; 4] = ['\u{115f}', '\u{1160}', '\u{3164}', '\u{ffa0}'];
+    /// They end a line in some terminals.
+    const SEPARATORS: [char; 2] = ['\u{2028}', '\u{2029}'];
+    if c.is_ascii() || FILLERS.contains(&c) || SEPARATORS.contains(&c) {
+        return c == ' ' || c.is_ascii_graphic();
+    }
+    // Only behind another character, an accent that combines with it is not escaped.
+    let mut pair = [b'a'; 5];
+    let end = 1 + c.encode_utf8(&mut pair[1..]).len();
+    let text = str::from_utf8(&pair[..end]).unwrap_or_default();
+    (c.is_whitespace() && !c.is_control()) || text.escape_debug().eq(text.chars())
 }
 
 #[cfg(test)]
@@ -274,12 +284,18 @@ mod tests {
         assert_eq!(printable(b"a\nb\\\x1b[2J\xff"), "a\\nb\\\\\\u{1b}[2J\\xff");
     }
 
-    /// A policy chooses its name, and could imitate another one.
     #[test]
-    fn invisible_characters_are_escaped() {
-        for (text, shown) in [("a\u{202e}b", "a\\u{202e}b"), ("a\u{200b}", "a\\u{200b}")] {
-            assert_eq!(printable(text.as_bytes()), shown);
-            assert_eq!(one_line(text), shown);
+    fn invisible_characters_and_marks_of_direction_are_escaped() {
+        for c in "\u{202e}\u{2066}\u{200b}\u{200f}\u{ad}\u{feff}\u{180e}\u{3164}\u{e0041}\u{2028}"
+            .chars()
+        {
+            let escaped = format!("\\u{{{:x}}}", u32::from(c));
+            assert_eq!(printable(c.to_string().as_bytes()), escaped);
+            assert_eq!(one_line(&c.to_string()), escaped);
+        }
+        for text in ["o'brien \"q\"", "e\u{301}", "日本語 ü 21\u{a0}°C", "👍🏽"] {
+            assert_eq!(printable(text.as_bytes()), text);
+            assert_eq!(one_line(text), text);
         }
     }
 
