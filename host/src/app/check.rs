@@ -180,6 +180,13 @@ fn check_socket(path: &Path, found: &mut Findings) {
             path.display()
         ))
     };
+    // Such a directory is temporary: the unit creates it at a start (RuntimeDirectory of systemd).
+    if parent.parent() == Some(Path::new("/run")) && !parent.exists() {
+        return found.notes.push(format!(
+            "there is no directory {}, which is as expected while the unit is stopped; a start without the unit needs it",
+            parent.display()
+        ));
+    }
     match probe(parent) {
         Ok(Probed::Present { .. }) => {}
         Ok(Probed::Missing) => {

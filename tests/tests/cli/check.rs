@@ -127,6 +127,17 @@ fn start_refuses_with_the_same_words_and_code() {
     }
 }
 
+/// The socket that the documentation names, in the directory that the unit creates.
+#[test]
+fn missing_directory_of_the_unit_is_no_problem() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |place: &str| check(directory.path(), &format!("admin = \"unix:{place}\"\n"));
+    check("/run/statehouse-of-a-stopped-unit/admin")
+        .code(0)
+        .says("as expected while the unit is stopped");
+    check("/missing/directory/admin").code(2).says("create it");
+}
+
 #[test]
 fn check_beside_a_running_store_changes_nothing() {
     let mut server = Server::start();
