@@ -224,6 +224,12 @@ fn describe_tls(error: &rustls::Error) -> String {
             "its certificate is for another name than the configured host name"
         }
         Error::InvalidCertificate(Bad::Revoked) => "its certificate is revoked",
+        // The verifier has a type of its own for this error, of a crate that is no dependency.
+        Error::InvalidCertificate(Bad::Other(error))
+            if format!("{error:?}").contains("CaUsedAsEndEntity") =>
+        {
+            "its certificate is that of an authority, which `openssl req -x509` makes by default: make one for a server with `-addext basicConstraints=critical,CA:FALSE`"
+        }
         Error::AlertReceived(Alert::CertificateRequired) => {
             "it wants a certificate of the client, and none was given"
         }

@@ -1,5 +1,5 @@
 //! Warns of certificates that the other side of a connection will refuse: expired ones, ones that
-//! are not valid yet, and chains in the wrong order.
+//! are not valid yet, those of authorities, and chains in the wrong order.
 //!
 //! They never fail a start, since clients without TLS could still be served, and an expired
 //! certificate may be replaced while the store runs.
@@ -11,6 +11,7 @@ use rustls::pki_types::CertificateDer;
 use statehouse_link::tls;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
+use x509_cert::ext::pkix::BasicConstraints;
 
 use super::tls::is_issued_by;
 use jiff::Timestamp;
@@ -53,6 +54,7 @@ pub fn warn_of_authorities(path: &Path) {
 fn of_chain(chain: &[CertificateDer<'_>], now: SystemTime) -> Vec<String> {
     let mut problems: Vec<String> = chain.iter().filter_map(|it| invalid(it, now)).collect();
     problems.extend(chain.first().and_then(|it| ends_soon(it, now)));
+    problems.extend(chain.first().and_then(of_authority));
     if !chain
         .windows(2)
         .all(|pair| is_issued_by(&pair[0], &pair[1]))
@@ -92,6 +94,20 @@ fn ends_soon(der: &CertificateDer<'_>, now: SystemTime) -> Option<String> {
         format!(
             "the certificate of {name} expires at {}: renew it",
             shown(to)
+        )
+    })
+}
+
+/// Programs with rustls or webpki, such as `statehouse`, refuse a server with the certificate of an
+/// authority.
+fn of_authority(der: &CertificateDer<'_>) -> Option<String> {
+    let certificate = Certificate::from_der(der).ok()?;
+    let constraints = certificate.tbs_certificate.get::<BasicConstraints>();
+    let (_, constraints) = constraints.ok()??;
+    constraints.ca.then(|| {
+        let name = &certificate.tbs_certificate.subject;
+        format!(
+            "the certificate of {name} is that of an authority, and some clients refuse it for a server: make one with `-addext basicConstraints=critical,CA:FALSE`"
         )
     })
 }
@@ -142,6 +158,11 @@ mod tests {
 
     #[test]
     fn a_chain_must_be_in_order() {
+        assert!(
+            of_chain(&chain(&["plant"]), SystemTime::now())
+                .concat()
+                .contains("CA:FALSE")
+        );
         let ordered = chain(&["sensor", "line", "plant"]);
         let (from, _) = validity(&Certificate::from_der(&ordered[0]).unwrap());
         let now = from + Duration::from_secs(86_400);
