@@ -445,11 +445,6 @@ fn client_count(uri: &Uri) -> Result<usize, Refusal> {
 }
 
 async fn policy_file(request: Request<Incoming>) -> Result<Bytes, Refusal> {
-    let size = request.body().size_hint().lower();
-    if size > limits::POLICY_FILE_BYTES_MAX {
-        // Refused before any of the body is read.
-        return Err(too_large(limits::POLICY_FILE_BYTES_MAX));
-    }
     body(request, limits::POLICY_FILE_BYTES_MAX).await
 }
 
@@ -463,6 +458,10 @@ async fn read<T: DeserializeOwned>(
 }
 
 pub(super) async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
+    if request.body().size_hint().lower() > bytes_max {
+        // Refused before any of the body is read.
+        return Err(too_large(bytes_max));
+    }
     let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
     let reading = Limited::new(request.into_body(), limit).collect();
     match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {

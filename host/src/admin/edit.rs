@@ -58,9 +58,18 @@ pub(super) async fn change(
 async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes, Refusal> {
     let version = text(uri, "if_version")?;
     let px = text(uri, "px")?;
-    let is_number = |it: &String| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
-    if px.as_ref().is_some_and(|px| !is_number(px)) {
-        return Err(bad("`px` must be the milliseconds until the key expires"));
+    if px.as_deref().is_some_and(|px| !is_expiry(px)) {
+        return Err(bad(
+            "`px` must be the milliseconds until the key expires, at least 1",
+        ));
+    }
+    if !version
+        .as_deref()
+        .is_none_or(|it| it == "none" || is_version(it))
+    {
+        return Err(bad(
+            "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist",
+        ));
     }
     let value = body(request, limits::ADMIN_VALUE_BYTES_MAX as u64).await?;
     let mut words: Vec<&[u8]> = vec![b"SET", key, &value];
@@ -73,6 +82,21 @@ async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes,
         words.extend([&b"PX"[..], px.as_bytes()]);
     }
     Ok(command(&words))
+}
+
+/// Whether a policy accepts this as an expiry: digits, from 1 to the largest signed number.
+fn is_expiry(text: &str) -> bool {
+    let has_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    has_digits && text.parse::<i64>().is_ok_and(|ms| ms > 0)
+}
+
+/// Whether this has the form of a version: `WALL:COUNTER:NODE`.
+fn is_version(text: &str) -> bool {
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    let mut parts = text.splitn(3, ':');
+    parts.next().is_some_and(is_number)
+        && parts.next().is_some_and(is_number)
+        && parts.next().is_some_and(|node| !node.is_empty())
 }
 
 /// A command as clients send it: an array of bulk strings (RESP3).
@@ -199,6 +223,25 @@ mod tests {
         );
         for strange in [&b""[..], b"$1\r\nx\r\n", b"\xff"] {
             assert_eq!(status(strange, None).0, 422, "{strange:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_checked_before_the_policy_sees_them() {
+        for (text, is_valid) in [
+            ("1", true),
+            ("9223372036854775807", true),
+            ("9223372036854775808", false),
+            ("0", false),
+            ("+1", false),
+            ("-1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_expiry(text), is_valid, "{text}");
+        }
+        assert!(is_version("001696374425000:00001:StateStore"));
+        for text in ["", "soon", "1", "1:2", "1:2:", ":2:n", "1:x:n", "+1:2:n"] {
+            assert!(!is_version(text), "{text}");
         }
     }
 

@@ -203,8 +203,14 @@ fn a_change_by_an_operator_has_conditions_and_fences() {
     assert_eq!(put("key=new&if_version=none").0, 200);
     assert_eq!(put(&format!("key=k&if_version={version}&px=600000")).0, 200);
     assert!(admin.done("GET", "/v1/key?key=k", b"")["expires_ms"].is_u64());
-    assert_eq!(put("key=k&px=-1").0, 400);
-    assert_eq!(put("key=k&if_version=soon").0, 422);
+    for (query, name) in [
+        ("key=k&px=-1", "`px`"),
+        ("key=k&px=0", "`px`"),
+        ("key=k&if_version=soon", "`if_version`"),
+    ] {
+        let (status, error) = put(query);
+        assert!(status == 400 && error.contains(name), "{status} {error}");
+    }
     assert_eq!(put("key=").0, 400);
     // A key with a fence.
     let fence = store.set("other", "v").to_string();
