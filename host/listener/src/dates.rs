@@ -98,7 +98,7 @@ fn ends_soon(der: &CertificateDer<'_>, now: SystemTime) -> Option<String> {
     })
 }
 
-/// Programs with rustls or webpki, such as `statehouse`, refuse a server with the certificate of an
+/// Programs with rustls, such as `statehouse`, refuse a server or a client with the certificate of an
 /// authority.
 fn of_authority(der: &CertificateDer<'_>) -> Option<String> {
     let certificate = Certificate::from_der(der).ok()?;
@@ -107,7 +107,7 @@ fn of_authority(der: &CertificateDer<'_>) -> Option<String> {
     constraints.ca.then(|| {
         let name = &certificate.tbs_certificate.subject;
         format!(
-            "the certificate of {name} is that of an authority, and some clients refuse it for a server: make one with `-addext basicConstraints=critical,CA:FALSE`"
+            "the certificate of {name} is that of an authority, and some programs refuse it for a server or a client: make one with `-addext basicConstraints=critical,CA:FALSE`"
         )
     })
 }

@@ -95,20 +95,19 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn only_a_client_that_takes_nothing_is_too_slow() {
-        let limit = Duration::from_secs(10);
+        let limit = Duration::from_secs(1);
         let (mut client, server) = duplex(1 << 10);
         let mut server = StallLimit::new(server, limit);
         let writing = tokio::spawn(async move { server.write_all(&[0; 8 << 10]).await });
-        for _ in 0..4 {
-            tokio::time::sleep(limit * 9 / 10).await;
-            client.read_exact(&mut [0; 1 << 10]).await.unwrap();
+        let began = Instant::now();
+        while began.elapsed() < limit * 2 {
+            sleep(limit / 2).await;
+            client.read_exact(&mut [0; 1 << 9]).await.unwrap();
         }
         assert!(!writing.is_finished());
-        let began = Instant::now();
         let error = writing.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(began.elapsed() <= limit * 11 / 10, "{:?}", began.elapsed());
     }
 }

@@ -11,7 +11,7 @@ use statehouse_client::{Client, Error};
 
 use super::data;
 use super::entries::{self, Entry, Parts};
-use super::output::{Exit, Failure, emit, json_bytes, notice};
+use super::output::{Exit, Failure, emit, is_shown, json_bytes, notice};
 use super::progress::Progress;
 use super::remote::Remote;
 
@@ -112,7 +112,7 @@ fn shell_word(key: &[u8]) -> String {
     let (mut word, mut escaped) = (String::new(), false);
     for chunk in key.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || matches!(c, '\\' | '\'') {
+            if !is_shown(c) || matches!(c, '\\' | '\'') {
                 escaped = true;
                 escape(c.encode_utf8(&mut [0; 4]).as_bytes(), &mut word);
             } else {
@@ -168,9 +168,10 @@ mod tests {
             b"$(id)",
             b"\x1b[2J",
             b"",
+            "\u{202e}gpj".as_bytes(),
         ] {
             let word = shell_word(key);
-            assert!(!word.contains(char::is_control), "{word:?}");
+            assert!(word.chars().all(is_shown), "{word:?}");
             let script = format!("printf %s {word}");
             let printed = Command::new("bash").args(["-c", &script]).output().unwrap();
             assert_eq!(printed.stdout, key, "{word}");

@@ -253,7 +253,7 @@ pub(super) fn one_line(message: &str) -> String {
 
 /// False for characters that are invisible, or that change how others are shown: control
 /// characters, marks of direction, joiners, tags, fillers.
-fn is_shown(c: char) -> bool {
+pub(super) fn is_shown(c: char) -> bool {
     /// Letters without a glyph: the Hangul fillers.
     const FILLERS: [char; 4] = ['\u{115f}', '\u{1160}', '\u{3164}', '\u{ffa0}'];
     /// They end a line in some terminals.
