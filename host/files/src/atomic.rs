@@ -20,12 +20,6 @@ pub fn replace_with(
     mode: u32,
     finish: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    // The rename would remove a device such as /dev/null.
-    let found = fs::symlink_metadata(path).map(|it| it.file_type());
-    if found.is_ok_and(|it| !it.is_file() && !it.is_symlink()) {
-        let error = "it exists and is no regular file, so it is not replaced";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
-    }
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     // Removes a file that an earlier attempt left, and must not follow a link planted by another
@@ -50,11 +44,17 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
 }
 
 /// Waits until no other process that calls this function changes the file, until the returned lock
-/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it.
+/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it. Fails if
+/// something else has this path: [`replace`] would remove a device such as `/dev/null`.
 ///
 /// It locks the directory, because [`replace`] replaces the file.
 pub fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let found = fs::symlink_metadata(&path);
+    if found.is_ok_and(|it| !it.is_file()) {
+        let error = "it is no regular file, nor a symbolic link to one, so it is not replaced";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+    }
     let directory = directory_of(&path)?;
     directory.lock()?;
     Ok((path, directory))
@@ -67,20 +67,27 @@ fn directory_of(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
     use super::*;
 
     #[test]
-    fn only_files_are_replaced() {
+    fn lock_accepts_only_files_and_links_to_them() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("it");
-        let _socket = UnixListener::bind(&path).unwrap();
-        let error = replace(&path, b"text", 0o600).unwrap_err();
-        assert!(error.to_string().contains("no regular file"), "{error}");
-        let about = fs::symlink_metadata(&path).unwrap();
-        assert!(about.file_type().is_socket());
+        let place = |name: &str| directory.path().join(name);
+        let _socket = UnixListener::bind(place("socket")).unwrap();
+        symlink(place("missing"), place("dangling")).unwrap();
+        for name in ["socket", "dangling"] {
+            let error = lock(&place(name)).unwrap_err();
+            assert!(error.to_string().contains("no regular file"), "{error}");
+        }
+        fs::write(place("file"), "").unwrap();
+        symlink(place("file"), place("link")).unwrap();
+        for name in ["file", "link"] {
+            assert!(lock(&place(name)).unwrap().0.ends_with("file"));
+        }
+        assert!(lock(&place("new")).is_ok());
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl File {
     fn lock(&self) -> Result<(PathBuf, fs::File), Failure> {
         atomic::lock(&self.users).map_err(|error| {
             let path = self.users.display();
-            Failure::usage(format!("cannot lock the directory of {path}: {error}"))
+            Failure::usage(format!("cannot change {path}: {error}"))
         })
     }
 }
