@@ -44,8 +44,8 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
 }
 
 /// Waits until no other process that calls this function changes the file, until the returned lock
-/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it. Fails if
-/// something else has this path: [`replace`] would remove a device such as `/dev/null`.
+/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it. Fails
+/// if something else has this path: [`replace`] would remove a device such as `/dev/null`.
 ///
 /// It locks the directory, because [`replace`] replaces the file.
 pub fn lock(path: &Path) -> io::Result<(PathBuf, File)> {

@@ -98,8 +98,8 @@ fn ends_soon(der: &CertificateDer<'_>, now: SystemTime) -> Option<String> {
     })
 }
 
-/// Programs with rustls, such as `statehouse`, refuse a server or a client with the certificate of an
-/// authority.
+/// Programs with rustls, such as `statehouse`, refuse a server or a client with the certificate of
+/// an authority.
 fn of_authority(der: &CertificateDer<'_>) -> Option<String> {
     let certificate = Certificate::from_der(der).ok()?;
     let constraints = certificate.tbs_certificate.get::<BasicConstraints>();

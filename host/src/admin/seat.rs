@@ -1,8 +1,9 @@
 //! Limits the connections of the admin API.
 //!
 //! A connection without a request holds one of many places, and loses it to newer connections. A
-//! connection that has logged in takes one of a few operator seats and keeps it. One user has only a
-//! part of them. Probes need no seat, so neither slow connections nor operators can block `/livez`.
+//! connection that has logged in takes one of a few operator seats and keeps it. One user has only
+//! a part of them. Probes need no seat, so neither slow connections nor operators can block
+//! `/livez`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

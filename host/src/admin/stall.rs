@@ -1,5 +1,5 @@
-//! Ends a connection whose client takes no byte of an answer for some seconds, since an answer holds
-//! memory and an operator seat until it is sent.
+//! Ends a connection whose client takes no byte of an answer for some seconds, since an answer
+//! holds memory and an operator seat until it is sent.
 
 use std::io;
 use std::pin::Pin;

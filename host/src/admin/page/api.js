@@ -160,8 +160,8 @@ const SILENCE_MS = 40000;
 const EVENT_MAX = 16 << 20;
 
 /**
- * Follows server-sent events: calls `onevent(name, document)` until the stream ends. The first event
- * is `open`: the stream has all events from then on, and none from before.
+ * Follows server-sent events: calls `onevent(name, document)` until the stream ends. The first
+ * event is `open`: the stream has all events from then on, and none from before.
  */
 export async function follow(path, signal, onevent) {
   const silence = new AbortController();
