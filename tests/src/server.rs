@@ -325,7 +325,7 @@ impl Server {
     /// Waits for a log line that contains `what`.
     pub fn wait_for_log(&self, what: &str) -> String {
         self.stderr
-            .wait(Duration::from_secs(10), |line| line.contains(what))
+            .wait(PATIENCE, |line| line.contains(what))
             .unwrap_or_else(|| panic!("the log does not say {what:?}"))
     }
 
