@@ -80,10 +80,14 @@ pub mod statehouse {
             }
 
             /// A well-formed command. `name`: `SET`, `GET`, `DEL`, `VDEL`, `KEYNOTIFY`, `SCAN` or `META`;
-            /// later versions may add names. `key`: the key; of `SCAN` the pattern, of a `KEYNOTIFY` by prefix
-            /// the prefix. `value`: the value to set; of
-            /// `VDEL` the value to compare with; otherwise empty. `changes`: whether the command can change
-            /// the key. `expiry`: of `SET`, in milliseconds. The other fields are those of `request`.
+            /// later versions may add names. `key`: the key; of `SCAN` the pattern, of a `KEYNOTIFY` by
+            /// prefix the prefix. `value`: the value to set; of `VDEL` the value to compare with; otherwise
+            /// empty. `changes`: whether the command can change the key. `expiry`: of `SET`, in milliseconds.
+            /// The other fields are those of `request`.
+            ///
+            /// A `KEYNOTIFY` by prefix looks like one of a key, and reports the values of all keys with that
+            /// prefix. So a rule that protects keys from reads must refuse every `KEYNOTIFY` whose `key` is a
+            /// prefix of a protected key. The empty key is one.
             #[derive(Clone)]
             pub struct Command {
                 pub name: _rt::String,

@@ -182,7 +182,8 @@ pub mod statehouse {
                 }
             }
 
-            /// `len`: the length of the value. `expires`: an expiry in the store's time, later than `now`.
+            /// `len`: the length of the value. `expires`: an expiry in the store's time, later than `now`
+            /// unless this call has put the entry.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Entry {
                 pub len: u32,
@@ -409,10 +410,10 @@ pub mod statehouse {
             }
         }
 
-        /// The key table as of this request. Writes are staged, are visible to later calls, and commit
-        /// together when `handle` returns. Expired entries are absent. `load` and `keys` need the `read`
-        /// right on the keys they access; `matches`, `put` and `delete` need `write`; `head` needs the
-        /// right that its `access` names.
+        /// The key table as of this request. Writes are staged, are visible to later calls of all functions
+        /// but `keys`, and commit together when `handle` returns. Expired entries are absent, except those
+        /// that this call has put. `load` and `keys` need the `read` right on the keys they access;
+        /// `matches`, `put` and `delete` need `write`; `head` needs the right that its `access` names.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod table {
             #[used]
@@ -429,6 +430,8 @@ pub mod statehouse {
             pub type Fault = super::super::super::statehouse::policy::types::Fault;
             pub type Page = super::super::super::statehouse::policy::types::Page;
             #[allow(unused_unsafe, clippy::all)]
+            /// After an access as `hidden`, all functions use the hidden key, until a `head` of the key with
+            /// another access.
             #[allow(async_fn_in_trait)]
             pub fn head(key: &Bytes, access: Access) -> Result<Option<Entry>, Fault> {
                 unsafe {
@@ -1160,8 +1163,9 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// The readable keys that start with `prefix`, in byte order. Every page advances the cursor. A
-            /// cursor that the host did not issue is refused with `other("syntax error")`.
+            /// The readable keys before this request that start with `prefix`, in byte order. Every page
+            /// advances the cursor. A cursor that the host did not issue is refused with `other("syntax
+            /// error")`. A `limit` of 0 means 1.
             #[allow(async_fn_in_trait)]
             pub fn keys(prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
                 unsafe {
@@ -1356,8 +1360,8 @@ pub mod statehouse {
             }
         }
 
-        /// Watches of the requesting connection, staged like writes. They need the `read` right and a
-        /// client id.
+        /// Watches of the requesting connection, staged like writes. `add` is refused with `denied` without
+        /// the `read` right or without a client id. `remove` needs no right.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod watch {
             #[used]
