@@ -43,18 +43,29 @@ pub fn sync_name(path: &Path) -> io::Result<()> {
     directory_of(path)?.sync_all()
 }
 
+/// The path to [`replace`]: that of the file itself, if `path` is a symbolic link to it. Fails if
+/// something else has this path, because a replacement would remove it: a device such as
+/// `/dev/null`, for example.
+pub fn target(path: &Path) -> io::Result<PathBuf> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let why = match fs::symlink_metadata(&path) {
+        Ok(found) if found.is_symlink() => {
+            "it is a symbolic link to a file that does not exist: name that file"
+        }
+        Ok(found) if found.is_dir() => "it is a directory: name a file in it",
+        Ok(found) if !found.is_file() => "it is a device, a pipe or a socket: name a file",
+        // If the path cannot be examined, the write reports why.
+        _ => return Ok(path),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+}
+
 /// Waits until no other process that calls this function changes the file, until the returned lock
-/// is dropped. Returns also the path of the file itself, if `path` is a symbolic link to it. Fails
-/// if something else has this path: [`replace`] would remove a device such as `/dev/null`.
+/// is dropped. Returns also the [`target`] of the path, or its error.
 ///
 /// It locks the directory, because [`replace`] replaces the file.
 pub fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let found = fs::symlink_metadata(&path);
-    if found.is_ok_and(|it| !it.is_file()) {
-        let error = "it is no regular file, nor a symbolic link to one, so it is not replaced";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
-    }
+    let path = target(path)?;
     let directory = directory_of(&path)?;
     directory.lock()?;
     Ok((path, directory))
@@ -73,14 +84,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_accepts_only_files_and_links_to_them() {
+    fn only_files_and_links_to_them_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let place = |name: &str| directory.path().join(name);
         let _socket = UnixListener::bind(place("socket")).unwrap();
         symlink(place("missing"), place("dangling")).unwrap();
-        for name in ["socket", "dangling"] {
+        for (name, why) in [
+            ("socket", "a socket"),
+            ("dangling", "does not exist"),
+            (".", "a directory"),
+        ] {
             let error = lock(&place(name)).unwrap_err();
-            assert!(error.to_string().contains("no regular file"), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
         }
         fs::write(place("file"), "").unwrap();
         symlink(place("file"), place("link")).unwrap();

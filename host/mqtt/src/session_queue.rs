@@ -166,8 +166,8 @@ impl SessionQueue {
         }
     }
 
-    /// Continues the packet ids behind this one. After a restart it must not be one of the last that
-    /// the previous run used: their records may be lost, while the client still holds their ids.
+    /// Continues the packet ids behind this one. After a restart it must not be one of the last
+    /// that the previous run used: their records may be lost, and the client still holds their ids.
     pub(crate) fn continue_after(&mut self, packet_id: u16) {
         self.last_packet_id = packet_id;
     }

@@ -320,9 +320,9 @@ impl Api {
                 self.blocking(move |api| clients::list(&api.sources, count))
                     .await
             }
-            (&Method::DELETE, ["clients", further @ ..]) => {
-                let client = match further {
-                    [client] => Some((*client).to_owned()),
+            (&Method::DELETE, ["clients"] | ["clients", _]) => {
+                let client = match path {
+                    [_, client] => Some((*client).to_owned()),
                     _ => text(request.uri(), "id")?,
                 };
                 let client = client.ok_or_else(|| {

@@ -1,6 +1,5 @@
 //! `statehouse snapshot`: writes a backup into one file.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
@@ -9,6 +8,7 @@ use super::data::{self, Data};
 use super::output::{Exit, Failure, emit_either, notice, one_line};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
+use statehouse_files::atomic;
 use statehouse_offline::{Contents, ModuleState, Past};
 
 /// Write a backup of the store into one file
@@ -47,26 +47,20 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The file to write: the one that a symbolic link leads to. An existing file needs --force. The
-/// backup is renamed to this path, so a device, a pipe or a link must be refused: the rename would
-/// remove it.
+/// The file to write: see [`atomic::target`]. An existing file needs --force.
 pub(super) fn target(file: &Path, force: bool) -> Result<PathBuf, Failure> {
     if file == Path::new("-") {
         let error = "a backup is written to a file and not to standard output: name a file";
         return Err(Failure::usage(error));
     }
-    let path = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let why = match path.symlink_metadata() {
-        Ok(about) if about.is_symlink() => {
-            "is a symbolic link to a file that does not exist: name that file"
-        }
-        Ok(about) if about.is_dir() => "is a directory: name a file in it",
-        Ok(about) if !about.is_file() => "is a device, a pipe or a socket: name a file",
-        Ok(_) if !force => "already exists: --force replaces it",
-        // If the path cannot be examined, the write reports why.
-        _ => return Ok(path),
-    };
-    Err(Failure::usage(format!("{} {why}", file.display())))
+    let shown = file.display();
+    let path = atomic::target(file)
+        .map_err(|error| Failure::usage(format!("cannot write {shown}: {error}")))?;
+    if !force && path.symlink_metadata().is_ok() {
+        let error = format!("{shown} already exists: --force replaces it");
+        return Err(Failure::usage(error));
+    }
+    Ok(path)
 }
 
 /// Prints the content of a backup.

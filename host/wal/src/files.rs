@@ -1,7 +1,7 @@
 //! The names of the files of a log.
 
 /// The file whose lock reserves the directory for one process.
-pub(crate) const LOCK: &str = "lock";
+pub const LOCK: &str = "lock";
 /// The marker of a clean close, with the last position.
 pub(crate) const CLOSED: &str = "closed";
 /// The record of the newest segment (see [`crate::newest`]).

@@ -68,7 +68,7 @@ pub use budget::disk_bytes;
 pub use disk::{Directory, Disk, File};
 pub use error::{Damage, Error, Failure, LaterFormat};
 pub use figures::{LogFigures, LogTimes};
-pub use files::Kind;
+pub use files::{Kind, LOCK};
 pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};
 pub use options::{Durability, Options};

@@ -391,8 +391,8 @@ impl Image {
         self.duplicates.evict(SessionId::NONE, 0);
     }
 
-    /// Skips the versions that may have been answered but are not on the disk. To be called at a start
-    /// after a crash, if answers left before their records were durable.
+    /// Skips the versions that may have been answered but are not on the disk. Must be called at a
+    /// start after a crash if answers left before their records were durable.
     pub fn skip_unrecorded_versions(&mut self, now_ms: u64) {
         let last = self.state.hlc.last().wall;
         let skipped_to = last.max(now_ms) + limits::UNRECORDED_AHEAD_MS_MAX + 1;

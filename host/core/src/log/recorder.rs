@@ -182,8 +182,8 @@ impl Recorder {
     }
 
     /// Whether the answer must wait for the disk because its version is far ahead of the clock. A
-    /// start after a crash skips only versions up to [`limits::UNRECORDED_AHEAD_MS_MAX`] ahead of the
-    /// clock and of what is on the disk.
+    /// start after a crash skips only versions that are at most
+    /// [`limits::UNRECORDED_AHEAD_MS_MAX`] ahead of the clock or of what is on the disk.
     fn note_ahead(&mut self, handled: &Handled) -> bool {
         let wall = handled.clock.wall;
         let known = self.ahead_ms.max(handled.remembered.context.now_ms);

@@ -1,6 +1,6 @@
 //! A log in memory, for tests.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Journal, LogPosition};
@@ -9,6 +9,7 @@ use super::{Journal, LogPosition};
 #[derive(Debug, Default)]
 pub struct Records {
     records: Mutex<Vec<Vec<u8>>>,
+    urgent: AtomicU64,
     held: AtomicBool,
 }
 
@@ -17,6 +18,11 @@ impl Records {
     pub fn all(&self) -> Vec<Vec<u8>> {
         let records = self.records.lock();
         records.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How often urgent records were appended.
+    pub fn urgent(&self) -> u64 {
+        self.urgent.load(Ordering::Acquire)
     }
 
     /// Releases no more records, like a disk that hangs.
@@ -30,7 +36,8 @@ impl Journal for Records {
         true
     }
 
-    fn append(&self, records: &[&[u8]], _urgent: bool) -> LogPosition {
+    fn append(&self, records: &[&[u8]], urgent: bool) -> LogPosition {
+        self.urgent.fetch_add(urgent.into(), Ordering::AcqRel);
         let mut all = (self.records.lock()).unwrap_or_else(PoisonError::into_inner);
         all.extend(records.iter().map(|record| record.to_vec()));
         LogPosition(all.len() as u64)

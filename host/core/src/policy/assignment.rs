@@ -38,7 +38,8 @@ pub struct Assignment {
     /// becomes active again.
     #[serde(default)]
     pub guard: Option<RolledBack>,
-    /// The decisions of the guard before, about other policies, the newest first.
+    /// The decisions of the guard before, about other policies, the newest first. A field of their
+    /// own, because version 0.1.0 of the program reads the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guard_before: Vec<RolledBack>,
     /// The serial number of the last signed order that was carried out. Lower or equal numbers are

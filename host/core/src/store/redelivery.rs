@@ -1,7 +1,7 @@
 //! Answers a redelivered request with the bytes of the first answer.
 //!
-//! The request is re-executed on its captured reads, and nothing is stored again. The watches that it
-//! ended end again. If an earlier run may not have sent the notifications, they are sent again.
+//! The request is re-executed on its captured reads, and nothing is stored again. The watches that
+//! it ended end again. If an earlier run may not have sent the notifications, they are sent again.
 
 use super::effects::{Answer, Effects, RestsOn, internal_error};
 use super::notifier::Notifier;

@@ -103,6 +103,23 @@ impl Transaction {
         Self::new(state, quota, now_ms, Some(origin), rights)
     }
 
+    /// Begins a request of a client at 10 ms.
+    #[cfg(test)]
+    fn of_client(state: Box<State>, quota: Quota, client: &str) -> Box<Self> {
+        let peer = Peer::numbered(client, 1);
+        let request = Request {
+            dialect: Dialect::Sdk,
+            payload: &Bytes::new(),
+            timestamp: None,
+            fencing_token: None,
+            peer: &peer,
+            properties: &statehouse_mqtt::Properties::default(),
+            delivery: crate::request::Delivery::new(&peer, 1, false),
+            grants: None,
+        };
+        Self::begin(state, quota, 10, &request)
+    }
+
     /// Begins a re-execution. Imports are answered from the recording.
     pub(super) fn reexecute(
         state: Box<State>,

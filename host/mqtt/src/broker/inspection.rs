@@ -16,8 +16,8 @@ impl Broker {
     ///
     /// Connections that are no longer allowed end with DISCONNECT 0x87. Other connections lose the
     /// subscriptions that are no longer allowed. Both lose wills that are no longer allowed.
-    /// Packets after the change follow the new rules anyway. Sessions without a connection are checked when
-    /// they are resumed, so their wills are still published.
+    /// Packets after the change follow the new rules anyway. Sessions without a connection are
+    /// checked when they are resumed, so their wills are still published.
     ///
     /// Other clients are served during this call. Call it from a thread that may block.
     pub fn recheck(&self) {

@@ -428,7 +428,8 @@ impl Core {
         if disconnect.reason == ReasonCode::SUCCESS {
             session.take_will(&mut self.change_log);
         }
-        // The end of the connection is all that the client is answered with.
+        // The client gets no answer but the end of its connection, so that must wait for the
+        // records of these changes.
         self.send_when_durable(key, |_, _| {});
         Ok(())
     }

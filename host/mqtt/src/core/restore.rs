@@ -154,9 +154,10 @@ impl Core {
             detached,
         };
         session.restore(restored, now + WILL_GRACE);
+        // Another place in each run, but derived, so that a simulation can repeat it.
         let started_ms = self.change_log.clock().wall_ms(now);
-        let random = FxBuildHasher.hash_one((number.0, started_ms));
-        session.queue.continue_after((random >> 48) as u16);
+        let hash = FxBuildHasher.hash_one((number.0, started_ms));
+        session.queue.continue_after((hash >> 48) as u16);
         self.restore_messages(number, &mut session.queue, saved.messages, dropped);
         let key = self.insert(session);
         for (filter, subscription) in saved.subscriptions {

@@ -28,9 +28,6 @@ const GENERATED: [&str; 5] = [
     "__pycache__",
 ];
 
-/// The lock of a store's data directory.
-const STORE_LOCK: &str = "lock";
-
 /// Build, test and reload a policy whenever a file of its project is saved
 ///
 /// Runs `policy build`, then `policy test` on the transcripts in tests/, then loads the policy into
@@ -130,7 +127,7 @@ fn files(project: &Path) -> Result<BTreeMap<PathBuf, SystemTime>, Failure> {
             };
             if about.is_dir() {
                 // A store writes to its data directory, for example the assignment of each build.
-                if !path.join(STORE_LOCK).exists() {
+                if !path.join(statehouse_wal::LOCK).exists() {
                     directories.push(path);
                 }
             } else if files.len() < limits::PROJECT_FILES_MAX {

@@ -86,32 +86,14 @@ impl Transaction {
 mod tests {
     use std::collections::BTreeMap;
 
-    use bytes::Bytes;
     use proptest::prelude::*;
-    use statehouse_mqtt::Properties;
 
     use super::*;
     use crate::limits::{ENTRY_OVERHEAD_BYTES, OWNER_OVERHEAD_BYTES};
     use crate::policy::{Access, Denial, Fault, Host, Put};
-    use crate::request::{Delivery, Dialect, Request};
-    use crate::store::{Owners, Peer, Quota, State};
+    use crate::store::{Owners, Quota, State};
 
     const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
-
-    fn begin(state: Box<State>, quota: Quota, client: &str) -> Box<Transaction> {
-        let peer = Peer::numbered(client, 1);
-        let request = Request {
-            dialect: Dialect::Sdk,
-            payload: &Bytes::new(),
-            timestamp: None,
-            fencing_token: None,
-            peer: &peer,
-            properties: &Properties::default(),
-            delivery: Delivery::new(&peer, 1, false),
-            grants: None,
-        };
-        Transaction::begin(state, quota, 10, &request)
-    }
 
     fn put(transaction: &mut Transaction, key: &str, bytes: usize) -> Result<(), Denial> {
         let put = Put {
@@ -163,7 +145,7 @@ mod tests {
             let (mut state, mut keys) = (Box::<State>::default(), Keys::new());
             for (client, operations, commits) in requests {
                 let client = CLIENTS[client];
-                let mut transaction = begin(state, quota, client);
+                let mut transaction = Transaction::of_client(state, quota, client);
                 let mut staged = keys.clone();
                 for (hidden, key, operation) in operations {
                     let access = if hidden { Access::Hidden } else { Access::Write };
@@ -221,20 +203,21 @@ mod tests {
             bytes_max: 1_000,
             ..Quota::default()
         };
-        let mut transaction = begin(Box::default(), quota, &id);
+        let mut transaction = Transaction::of_client(Box::default(), quota, &id);
         for _ in 0..2 {
             assert!(put(&mut transaction, "k", 1).is_err());
         }
         quota.bytes_max = 1_000 + OWNER_OVERHEAD_BYTES + 2 + ENTRY_OVERHEAD_BYTES;
-        let mut transaction = begin(transaction.roll_back(), quota, &id);
+        let mut transaction = Transaction::of_client(transaction.roll_back(), quota, &id);
         assert!(put(&mut transaction, "k", 1).is_ok());
         // A client that takes over the only key of another one replaces it in the sums.
-        let mut transaction = begin(transaction.commit().0, quota, &id.replace('x', "y"));
+        let mut transaction =
+            Transaction::of_client(transaction.commit().0, quota, &id.replace('x', "y"));
         assert!(put(&mut transaction, "k", 1).is_ok());
-        let mut transaction = begin(transaction.commit().0, quota, "z");
+        let mut transaction = Transaction::of_client(transaction.commit().0, quota, "z");
         assert!(put(&mut transaction, "l", 1).is_err());
         assert!(transaction.delete(b"k").unwrap());
-        let mut transaction = begin(transaction.commit().0, quota, "z");
+        let mut transaction = Transaction::of_client(transaction.commit().0, quota, "z");
         assert!(put(&mut transaction, "l", 1).is_ok());
     }
 }

@@ -508,25 +508,11 @@ impl Transaction {
 
 #[cfg(test)]
 mod tests {
-    use statehouse_mqtt::Properties;
-
     use super::*;
-    use crate::request::{Delivery, Dialect, Request};
-    use crate::store::{Peer, Quota, State};
+    use crate::store::{Quota, State};
 
     fn begin(client: &str) -> Box<Transaction> {
-        let peer = Peer::numbered(client, 1);
-        let request = Request {
-            dialect: Dialect::Sdk,
-            payload: &Bytes::new(),
-            timestamp: None,
-            fencing_token: None,
-            peer: &peer,
-            properties: &Properties::default(),
-            delivery: Delivery::new(&peer, 1, false),
-            grants: None,
-        };
-        Transaction::begin(Box::<State>::default(), Quota::default(), 10, &request)
+        Transaction::of_client(Box::<State>::default(), Quota::default(), client)
     }
 
     /// The contract says so, and no notification could reach the client.
