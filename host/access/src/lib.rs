@@ -45,6 +45,7 @@ use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
 use statehouse_files::watch::{Reloads, Watched};
 use statehouse_protocol::OPERATOR_CLIENT;
+use statehouse_protocol::topics::notified_key;
 
 /// Why a file of the access settings is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -470,6 +471,14 @@ impl Access for AccessControl {
         // Without own topics and rules, every client may receive every response.
         let is_restricted = self.0.own_topics || self.0.rules.is_some();
         !is_restricted || own_topics::may_have_answer(client, asker, topic)
+    }
+
+    fn may_receive(&self, origin: &Origin, topic: &[u8]) -> bool {
+        // Not audited: the client asked for it while it was allowed.
+        let Some((rules, key)) = self.0.rules.as_ref().zip(notified_key(topic)) else {
+            return true;
+        };
+        rules.grants(origin).may_read(&key)
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {

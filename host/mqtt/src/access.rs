@@ -231,6 +231,13 @@ pub trait Access: Send + Sync + 'static {
         true
     }
 
+    /// Whether this client may still be sent a queued message of the service at this topic. Called
+    /// for every queued message after a change of the rules, and when a session is resumed.
+    fn may_receive(&self, origin: &Origin, topic: &[u8]) -> bool {
+        _ = (origin, topic);
+        true
+    }
+
     /// Reports, for a log, that the broker refused something without asking this access control, or
     /// ends a connection. Hostile clients can provoke any number of these calls.
     fn refused(&self, refusal: &Refusal<'_>) {

@@ -29,7 +29,7 @@ use crate::{
     incomplete::IncompletePackets,
     output::OutputTotal,
     persist::{Brake, ChangeLog},
-    rate_limit::SharedRateLimit,
+    rate_limit::{ClientRateLimits, RateLimit},
     refusal::Refusals,
     write_batch::WriteBatching,
 };
@@ -51,7 +51,8 @@ struct Shared {
     limits: RwLock<Arc<Limits>>,
     /// A copy of the limit, since every connection reads it often.
     publishes_per_second_max: AtomicU32,
-    publishes: SharedRateLimit,
+    publishes: RateLimit,
+    publishes_by_client: ClientRateLimits,
     service: Arc<dyn Service>,
     access: Arc<dyn Access>,
     refusals: Arc<Refusals>,
@@ -151,7 +152,8 @@ impl Broker {
             #[cfg(any(test, feature = "simulation"))]
             simulated: std::sync::OnceLock::new(),
             publishes_per_second_max: AtomicU32::new(limits.publishes_per_second_max),
-            publishes: SharedRateLimit::per_second(limits.publishes_per_second_total_max),
+            publishes: RateLimit::per_second(limits.publishes_per_second_total_max, Instant::now()),
+            publishes_by_client: ClientRateLimits::default(),
             limits: RwLock::new(limits),
         }))
     }
@@ -240,8 +242,14 @@ impl Broker {
     }
 
     /// The rate limit on PUBLISHes of all clients together.
-    pub(crate) fn publishes(&self) -> &SharedRateLimit {
+    pub(crate) fn publishes(&self) -> &RateLimit {
         &self.0.publishes
+    }
+
+    /// The rate limit of a client, if there is one.
+    pub(crate) fn publishes_of(&self, client: &Arc<str>, now: Instant) -> Option<Arc<RateLimit>> {
+        let is_limited = self.publishes_per_second_max() > 0;
+        is_limited.then(|| self.0.publishes_by_client.of(client, now))
     }
 
     pub(crate) fn publishes_per_second_max(&self) -> u32 {

@@ -85,7 +85,8 @@ pub(crate) struct Dispatch {
     packets_max: usize,
     topic_levels_max: usize,
     aliases: TopicAliases,
-    publishes: RateLimit,
+    /// None while no rate limit for clients was in force.
+    publishes: Option<Arc<RateLimit>>,
     /// Packets that were decoded but not handled.
     packets: VecDeque<(Packet, Claim)>,
     /// What the buffer held behind `packets`: how the turn ends once these are handled.
@@ -132,7 +133,7 @@ impl Dispatch {
             packets_max: limits.packets_per_turn_max.max(1),
             topic_levels_max: limits.topic_levels_max,
             aliases: TopicAliases::new(account, limits),
-            publishes: RateLimit::default(),
+            publishes: None,
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
@@ -152,8 +153,12 @@ impl Dispatch {
     /// Handles packets of the buffer, up to the number and the work allowed in one turn.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
         if self.packets.is_empty() && !self.paused || self.accepts_input() {
-            self.publishes
-                .set_per_second(self.broker.publishes_per_second_max());
+            if self.publishes.is_none() {
+                self.publishes = self.broker.publishes_of(&self.origin.client, now);
+            }
+            if let Some(publishes) = &self.publishes {
+                publishes.set_per_second(self.broker.publishes_per_second_max());
+            }
             self.behind = self.fill(buffer, now);
         }
         let handled = self.handle(now);
@@ -272,7 +277,7 @@ impl Dispatch {
             Packet::Publish(publish) => {
                 self.aliases.resolve(publish)?;
                 publish.expires = expires(publish, now);
-                if self.publishes.allows(now) {
+                if self.publishes.as_ref().is_none_or(|it| it.allows(now)) {
                     self.limit_total_rate(self.claim(&publish.topic), now)
                 } else {
                     TOO_MANY
@@ -358,9 +363,17 @@ impl Dispatch {
             {
                 return Ok(Some(Turn::Cut));
             }
-            let Some((packet, claim)) = self.packets.pop_front() else {
+            let Some((packet, mut claim)) = self.packets.pop_front() else {
                 return Ok(core.has_retained_search(key).then_some(Turn::Paused));
             };
+            // The rules may have changed while the message waited for its client.
+            if self.detached
+                && claim == Claim::Route
+                && let Packet::Publish(publish) = &packet
+                && !self.access.may_publish(&self.origin, &publish.topic)
+            {
+                claim = FORBIDDEN;
+            }
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
             let is_request = is_publish && claim == Claim::Take;

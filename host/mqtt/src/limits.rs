@@ -197,6 +197,9 @@ pub(crate) mod work {
     /// tables change.
     pub(crate) const SUBSCRIPTION: u64 = 20;
 
+    /// A queued message that is checked against changed rules.
+    pub(crate) const QUEUED_EXAMINED: u64 = 1;
+
     /// A retained topic that a search examines.
     pub(crate) const RETAINED_EXAMINED: u64 = 4;
 
@@ -320,6 +323,10 @@ pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
 /// The size of a session in an image in addition to its subscriptions, messages and will, rounded
 /// up.
 pub(crate) const SESSION_OVERHEAD_BYTES: usize = 256;
+
+/// The least number of rate limits of clients at which those that are not needed any more are
+/// removed.
+pub(crate) const RATE_LIMITS_CLEARED_AT_MIN: usize = 1024;
 
 /// The cost of a subscription in addition to its filter: its entries in the session and in the
 /// router, rounded up.

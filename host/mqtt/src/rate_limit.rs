@@ -1,47 +1,20 @@
 //! Rate limits. A limit of N per second allows a burst of N, and then one more every 1/N seconds.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant},
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
-/// A rate limit for one thread.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RateLimit {
-    per_second: u32,
-    /// The time between two events; none without a limit.
-    interval: Option<Duration>,
-    /// The time up to which the limit is used: each event adds one interval.
-    used_until: Option<Instant>,
-}
+use crate::limits::RATE_LIMITS_CLEARED_AT_MIN;
 
-impl RateLimit {
-    /// Changes the limit; zero for none. Events under the previous limit still count.
-    pub(crate) fn set_per_second(&mut self, count: u32) {
-        if self.per_second != count {
-            self.per_second = count;
-            self.interval = Duration::from_secs(1).checked_div(count);
-        }
-    }
-
-    /// Whether one more event is allowed now. A refused event does not count.
-    pub(crate) fn allows(&mut self, now: Instant) -> bool {
-        let Some(interval) = self.interval else {
-            return true;
-        };
-        let next = self.used_until.map_or(now, |until| until.max(now)) + interval;
-        let is_allowed = next.duration_since(now) <= Duration::from_secs(1);
-        if is_allowed {
-            self.used_until = Some(next);
-        }
-        is_allowed
-    }
-}
-
-/// A rate limit for all clients together. It takes no lock, and is never written to if there is no
-/// limit.
+/// A rate limit for one client or for all clients together. It takes no lock, and is never written
+/// to if there is no limit.
 #[derive(Debug)]
-pub(crate) struct SharedRateLimit {
+pub(crate) struct RateLimit {
     began: Instant,
     /// The time between two events; zero without a limit.
     interval_ns: AtomicU64,
@@ -49,11 +22,11 @@ pub(crate) struct SharedRateLimit {
     used_until_ns: AtomicU64,
 }
 
-impl SharedRateLimit {
+impl RateLimit {
     /// A new limit; zero for none.
-    pub(crate) fn per_second(count: u32) -> Self {
+    pub(crate) fn per_second(count: u32, now: Instant) -> Self {
         let rate_limit = Self {
-            began: Instant::now(),
+            began: now,
             interval_ns: AtomicU64::new(0),
             used_until_ns: AtomicU64::new(0),
         };
@@ -73,13 +46,52 @@ impl SharedRateLimit {
         if interval_ns == 0 {
             return true;
         }
-        // A u64 holds five centuries of nanoseconds.
-        let now_ns = now.saturating_duration_since(self.began).as_nanos() as u64;
+        let now_ns = self.time_ns(now);
         let used = self.used_until_ns.fetch_update(Relaxed, Relaxed, |until| {
             let next = until.max(now_ns) + interval_ns;
             (next - now_ns <= SECOND_NS).then_some(next)
         });
         used.is_ok()
+    }
+
+    /// Whether earlier events still count.
+    fn is_used(&self, now: Instant) -> bool {
+        self.used_until_ns.load(Relaxed) > self.time_ns(now)
+    }
+
+    /// A u64 holds five centuries of nanoseconds.
+    fn time_ns(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.began).as_nanos() as u64
+    }
+}
+
+/// The rate limits of clients by client id. A client keeps its limit when it connects again, or a
+/// reconnection would allow another burst.
+#[derive(Debug, Default)]
+pub(crate) struct ClientRateLimits(Mutex<ByClient>);
+
+#[derive(Debug, Default)]
+struct ByClient {
+    limits: HashMap<Arc<str>, Arc<RateLimit>>,
+    /// The number of entries at which those that are not needed any more are removed.
+    cleared_at: usize,
+}
+
+impl ClientRateLimits {
+    /// The limit of a client. Entries are kept while a connection holds them and while they count
+    /// events, which is at most a second. So there are no more than connections and recent ones.
+    pub(crate) fn of(&self, client: &Arc<str>, now: Instant) -> Arc<RateLimit> {
+        // A panic under this lock leaves a valid map.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.limits.len() >= all.cleared_at {
+            all.limits
+                .retain(|_, limit| Arc::strong_count(limit) > 1 || limit.is_used(now));
+            all.cleared_at = (2 * all.limits.len()).max(RATE_LIMITS_CLEARED_AT_MIN);
+        }
+        let limit = all.limits.entry(client.clone());
+        limit
+            .or_insert_with(|| Arc::new(RateLimit::per_second(0, now)))
+            .clone()
     }
 }
 
@@ -88,19 +100,15 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    fn per_second(count: u32) -> RateLimit {
-        let mut rate_limit = RateLimit::default();
-        rate_limit.set_per_second(count);
-        rate_limit
-    }
+    use super::*;
 
     #[test]
     fn limit_allows_a_burst_and_then_its_rate() {
-        let mut rate_limit = per_second(10);
         let now = Instant::now();
-        let mut taken = |after_ms: u64| {
+        let rate_limit = RateLimit::per_second(10, now);
+        let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
             (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
@@ -114,16 +122,16 @@ mod tests {
 
     #[test]
     fn zero_means_no_limit() {
-        let mut rate_limit = RateLimit::default();
         let now = Instant::now();
+        let rate_limit = RateLimit::per_second(0, now);
         assert!((0..100_000).all(|_| rate_limit.allows(now)));
     }
 
     #[test]
     fn changed_limit_applies_at_once_and_keeps_past_events() {
-        let mut rate_limit = per_second(10);
         let now = Instant::now();
-        let mut taken = |per_second| {
+        let rate_limit = RateLimit::per_second(10, now);
+        let taken = |per_second| {
             rate_limit.set_per_second(per_second);
             (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
@@ -135,9 +143,29 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_clients_outlive_their_connections_for_a_second() {
+        let (all, now) = (ClientRateLimits::default(), Instant::now());
+        let taken = |client: &str, now| {
+            let limit = all.of(&client.into(), now);
+            limit.set_per_second(10);
+            (0..100).filter(|_| limit.allows(now)).count()
+        };
+        assert_eq!(
+            [taken("a", now), taken("b", now), taken("a", now)],
+            [10, 10, 0]
+        );
+        for client in 0..10 * RATE_LIMITS_CLEARED_AT_MIN {
+            let now = now + Duration::from_millis(2 * client as u64);
+            assert_eq!(taken(&client.to_string(), now), 10);
+        }
+        let held = all.0.lock().unwrap().limits.len();
+        assert!(held <= RATE_LIMITS_CLEARED_AT_MIN, "{held}");
+    }
+
+    #[test]
     fn shared_limit_holds_over_several_threads() {
-        let rate_limit = SharedRateLimit::per_second(100);
         let now = Instant::now();
+        let rate_limit = RateLimit::per_second(100, now);
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
             let take = || (0..1000).filter(|_| rate_limit.allows(now)).count();

@@ -6,7 +6,7 @@
 mod subscriptions;
 
 use std::{
-    collections::VecDeque,
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -46,9 +46,9 @@ pub(crate) struct Session {
     user_recorded: bool,
     subscriptions: Subscriptions,
     pub(crate) queue: SessionQueue,
-    /// Pending searches for retained messages, in the order of their SUBSCRIBEs. The connection
-    /// handles no other packet until they end.
-    pub(crate) retained_searches: VecDeque<RetainedSearch>,
+    /// Pending searches for retained messages by filter: at most one for each subscription, which
+    /// pays for it.
+    pub(crate) retained_searches: BTreeMap<Bytes, RetainedSearch>,
     exchanges: Exchanges,
     will: Option<Will>,
     /// Whether the log holds the will. It does not if it had no room when the client connected.
@@ -75,7 +75,6 @@ pub(crate) struct Session {
 /// A search for the retained messages of a new subscription.
 #[derive(Debug)]
 pub(crate) struct RetainedSearch {
-    pub(crate) filter: Bytes,
     pub(crate) subscription: Subscription,
     /// The last topic that the search examined.
     pub(crate) after: Option<Bytes>,
@@ -129,7 +128,7 @@ impl Session {
             user_recorded: false,
             subscriptions: Subscriptions::new(account),
             queue: SessionQueue::new(Holding::new(account, Kind::Queues)),
-            retained_searches: VecDeque::new(),
+            retained_searches: BTreeMap::new(),
             exchanges: Exchanges::default(),
             will: None,
             will_recorded: false,
@@ -419,8 +418,7 @@ impl Session {
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
         let existed = self.subscriptions.remove(filter, &self.client);
         if existed {
-            self.retained_searches
-                .retain(|search| search.filter != *filter);
+            self.retained_searches.remove(filter);
             self.log(change_log).write(Part::Unsubscribe { filter });
         }
         existed

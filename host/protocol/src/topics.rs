@@ -1,6 +1,6 @@
 //! Topics of the protocol.
 
-use alloc::{format, string::String};
+use alloc::{format, string::String, vec::Vec};
 
 /// The request topic of current clients (protocol, section 1).
 pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
@@ -18,4 +18,42 @@ pub fn notification_topic(client: &str, key: &[u8]) -> String {
     let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02X}")).collect() };
     let (client, key) = (hex(client.as_bytes()), hex(key));
     format!("{NOTIFICATION_TOPICS}/{client}/command/notify/{key}")
+}
+
+/// The key of a notification topic.
+#[must_use]
+pub fn notified_key(topic: &[u8]) -> Option<Vec<u8>> {
+    let rest = topic.strip_prefix(NOTIFICATION_TOPICS.as_bytes())?;
+    let mut levels = rest.strip_prefix(b"/")?.splitn(4, |byte| *byte == b'/');
+    let (_client, command, notify) = (levels.next(), levels.next()?, levels.next()?);
+    let key = levels.next()?;
+    if (command, notify) != (b"command", b"notify") || key.len() % 2 != 0 {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let pairs = key.chunks_exact(2);
+    // Two hexadecimal digits fit into a byte.
+    let bytes = pairs.map(|pair| Some((digit(pair[0])? << 4 | digit(pair[1])?) as u8));
+    bytes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_of_a_notification_is_read_back() {
+        for key in [&b"key"[..], b"", b"\x00\xff/+#"] {
+            let topic = notification_topic("client", key);
+            assert_eq!(notified_key(topic.as_bytes()).as_deref(), Some(key));
+        }
+        let topic = notification_topic("client", b"key");
+        for other in [
+            "clients/client/response",
+            &topic[..topic.len() - 1],
+            &format!("{topic}/x"),
+        ] {
+            assert_eq!(notified_key(other.as_bytes()), None, "{other}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, mem, sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
 use super::{Core, session_at};
@@ -22,7 +23,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct FilterResults {
     reasons: Vec<ReasonCode>,
-    searches: Vec<RetainedSearch>,
+    searches: Vec<(Bytes, RetainedSearch)>,
 }
 
 impl Core {
@@ -51,13 +52,13 @@ impl Core {
                 Ok((subscription, wants_retained)) => {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
-                        searches.push(RetainedSearch {
-                            filter: filter.filter.clone(),
+                        let search = RetainedSearch {
                             subscription,
                             after: None,
                             newest: self.retained.newest(),
                             connection,
-                        });
+                        };
+                        searches.push((filter.filter.clone(), search));
                     }
                 }
                 Err(reason) => {
@@ -79,6 +80,13 @@ impl Core {
             codec::suback(out, version, subscribe.packet_id, &reasons);
         });
         if let Some(session) = self.session(key) {
+            // A pending search for the same filter begins again: all messages must be sent after
+            // this SUBSCRIBE (section 3.8.4), and a client that repeats it holds no more memory.
+            // The rules may have ended a subscription between two steps.
+            let subscribed = searches
+                .into_iter()
+                .filter(|(filter, _)| session.subscriptions().get(filter).is_some());
+            let searches: Vec<_> = subscribed.collect();
             session.retained_searches.extend(searches);
         }
     }
@@ -157,7 +165,7 @@ impl Core {
     ) -> bool {
         while self.is_open(key, connection)
             && let Some(session) = self.session(key)
-            && let Some(mut search) = session.retained_searches.pop_front()
+            && let Some((filter, mut search)) = session.retained_searches.pop_first()
         {
             let client = session.client.clone();
             // The clones share their bytes, and queued messages count against the queue's limit.
@@ -173,11 +181,7 @@ impl Core {
                     break None;
                 }
                 let examined_max = 1 + (work_end - self.work) / work::RETAINED_EXAMINED;
-                let step = retained.find(
-                    &search.filter,
-                    search.after.as_deref(),
-                    examined_max as usize,
-                );
+                let step = retained.find(&filter, search.after.as_deref(), examined_max as usize);
                 self.work += work::RETAINED_EXAMINED * step.examined as u64;
                 let Some((topic, entry)) = step.at else {
                     break Some(true);
@@ -192,7 +196,7 @@ impl Core {
             self.retained = retained;
             if ended != Some(true) {
                 if let Some(session) = self.session(key) {
-                    session.retained_searches.push_front(search);
+                    session.retained_searches.insert(filter, search);
                 }
                 return ended.is_none();
             }
@@ -231,8 +235,9 @@ impl Core {
         self.forward(key, &mut message, true, &delivery, Scope::Session, now);
     }
 
-    /// Ends subscriptions that the client is no longer allowed, and drops their queued messages.
-    /// Dropped messages of a shared subscription are sent to another session of the group.
+    /// Ends subscriptions that the client is no longer allowed, and drops their queued messages and
+    /// those of the service that it may no longer receive. Dropped messages of a shared subscription
+    /// are sent to another session of the group.
     pub(super) fn end_forbidden_subscriptions(
         &mut self,
         key: SessionKey,
@@ -248,16 +253,15 @@ impl Core {
         let forbidden: Vec<_> = filters
             .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
             .collect();
-        let mut orphans = Vec::new();
-        if !forbidden.is_empty() {
-            // Another subscription may have queued the same message, so it stays if the client may
-            // subscribe to its exact topic.
-            let allowed = |topic: &[u8]| access.may_subscribe(origin, topic);
-            let mut log = session.log(&mut self.change_log);
-            let dropped;
-            (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
-            self.counts.dropped += (dropped - orphans.len()) as u64;
-        }
+        // Another subscription may have queued the same message, so it stays if the client may
+        // subscribe to its exact topic.
+        let may_subscribe =
+            |topic: &[u8]| forbidden.is_empty() || access.may_subscribe(origin, topic);
+        let allowed = |topic: &[u8]| access.may_receive(origin, topic) && may_subscribe(topic);
+        self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
+        let mut log = session.log(&mut self.change_log);
+        let (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
+        self.counts.dropped += (dropped - orphans.len()) as u64;
         for filter in forbidden {
             let client = &*origin.client;
             let filter_text = &*String::from_utf8_lossy(&filter);

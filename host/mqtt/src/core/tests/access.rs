@@ -13,7 +13,7 @@ use wire::{DisconnectReasonCode, Packet, PubAckReason};
 
 use crate::{
     Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Message, Options, Origin, Proof,
-    QoS, testing::*,
+    QoS, dispatch::Turn, testing::*,
 };
 
 /// Allows everything except publishing below `forbidden/`, for clients whose proofs are valid and
@@ -21,6 +21,8 @@ use crate::{
 #[derive(Default)]
 struct Rules {
     strangers: Mutex<BTreeSet<String>>,
+    /// Whether publishing to `valve` is forbidden too, and a queued `secret` may not be sent.
+    strict: AtomicBool,
 }
 
 impl Access for Rules {
@@ -34,6 +36,11 @@ impl Access for Rules {
 
     fn may_publish(&self, _: &Origin, topic: &[u8]) -> bool {
         !topic.starts_with(b"forbidden/")
+            && (topic != b"valve" || !self.strict.load(Ordering::Relaxed))
+    }
+
+    fn may_receive(&self, _: &Origin, topic: &[u8]) -> bool {
+        topic != b"secret" || !self.strict.load(Ordering::Relaxed)
     }
 
     fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
@@ -136,6 +143,58 @@ fn refused_messages_do_not_use_up_the_shared_rate() {
         now,
     );
     assert_eq!(acknowledged(&mut honest), [PubAckReason::QuotaExceeded]);
+}
+
+/// Regression: a message that waited because its client did not read was routed by the rules of when
+/// it arrived, and messages that waited for the client were sent although it may not have them.
+#[test]
+fn waiting_messages_obey_the_new_rules() {
+    let (broker, rules) = ruled(Limits {
+        queue_bytes_max: 2000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    });
+    let now = Instant::now();
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let mut a = Peer::new(&broker, &hello, now);
+    a.subscribe("secret", Q::AtLeastOnce, now);
+    a.subscribe("open", Q::AtLeastOnce, now);
+    let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    b.subscribe("valve", Q::AtMostOnce, now);
+    let text = "x".repeat(400);
+    let packets = [("secret", 1), ("secret", 2), ("open", 3), ("valve", 4)];
+    let packets =
+        packets.map(|(topic, id)| Packet::Publish(publish(topic, Q::AtLeastOnce, id, &text)));
+    assert_eq!(a.send(&packets, now), Turn::Paused);
+    rules.strict.store(true, Ordering::Relaxed);
+    broker.recheck();
+    let mut topics = Vec::new();
+    let mut reasons = Vec::new();
+    loop {
+        let received = a.receive();
+        let sent: Vec<_> = received
+            .iter()
+            .filter_map(|packet| match packet {
+                Packet::Publish(it) => Some((it.topic.clone(), it.pkid)),
+                _ => None,
+            })
+            .collect();
+        reasons.extend(received.iter().filter_map(|packet| match packet {
+            Packet::PubAck(ack) if ack.pkid == 4 => Some(ack.reason),
+            _ => None,
+        }));
+        if sent.is_empty() {
+            break;
+        }
+        for (topic, id) in sent {
+            topics.push(topic);
+            a.send(&[puback(id)], now);
+        }
+    }
+    // The first was sent before.
+    assert_eq!(topics, ["secret", "open"]);
+    assert_eq!(reasons, [PubAckReason::NotAuthorized]);
+    assert_eq!(b.messages().len(), 0);
 }
 
 /// Regression: a token was verified with keys that were then replaced, and the recheck asked about

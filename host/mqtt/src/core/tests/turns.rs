@@ -217,6 +217,32 @@ fn unsubscribe_ends_a_search_that_waits_for_the_client() {
 }
 
 #[test]
+fn a_repeated_subscribe_begins_its_search_again() {
+    const RETAINED: usize = 1000;
+    const REPEATED: usize = 50;
+    let limits = Limits {
+        queue_bytes_max: 64 << 10,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let (broker, now) = (retained_within(RETAINED, limits), Instant::now());
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let mut peer = Peer::new(&broker, &hello, now);
+    let filters = ["r/#"; REPEATED].map(|filter| wire::Filter::new(filter, Q::AtLeastOnce));
+    let mut subscribe = wire::Subscribe::new_many(filters, None);
+    subscribe.pkid = 1;
+    let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+    assert_eq!(turn, Turn::Paused);
+    let mut received = Vec::new();
+    while let messages @ [_, ..] = &peer.messages()[..] {
+        let acknowledgements: Vec<_> = messages.iter().map(|it| puback(it.pkid)).collect();
+        received.extend(messages.iter().map(|it| it.topic.clone()));
+        peer.send(&acknowledgements, now);
+    }
+    assert_eq!(received.len(), RETAINED);
+}
+
+#[test]
 fn a_flood_through_many_wildcards_is_cut_into_turns() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
     let mut subscriber = Peer::new(&broker, &Hello::new("a"), now);
