@@ -35,8 +35,8 @@ pub const ORDER_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often the drop directory is read.
 pub const DROP_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Policies in the drop directory that are handled.
-pub const DROP_FILES_MAX: usize = 64;
+/// Policies in the drop directory that are handled: as many as the store remembers to have handled.
+pub const DROP_FILES_MAX: usize = statehouse_core::limits::DELIVERED_FILES_MAX;
 
 /// The status file of a policy: a line with its name, version and digest, or the reason of a
 /// refusal.

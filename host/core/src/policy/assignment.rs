@@ -42,6 +42,10 @@ pub struct Assignment {
     /// own, because version 0.1.0 of the program reads the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guard_before: Vec<RolledBack>,
+    /// The files that a drop directory delivered, the newest last. Policies that were unloaded since
+    /// are among them, so that no restart and no other host of a cluster delivers a file again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delivered: Vec<Delivered>,
     /// The serial number of the last signed order that was carried out. Lower or equal numbers are
     /// refused as replays.
     #[serde(default)]
@@ -173,6 +177,15 @@ pub struct RolledBack {
     pub now_ms: u64,
 }
 
+/// A file that a drop directory delivered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delivered {
+    /// The name of the file, or its beginning.
+    pub file: String,
+    /// Its policy.
+    pub policy: Digest,
+}
+
 /// A role of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -260,6 +273,7 @@ impl Assignment {
             loaded: Vec::new(),
             guard: None,
             guard_before: Vec::new(),
+            delivered: Vec::new(),
             serial: 0,
             origins: Vec::new(),
             later: serde_json::Map::new(),
@@ -401,6 +415,22 @@ impl Assignment {
         let last = self.guard.replace(decision);
         self.guard_before.splice(..0, last);
         self.guard_before.truncate(limits::GUARD_DECISIONS_MAX - 1);
+    }
+
+    /// Records that a file of a drop directory was delivered.
+    #[must_use]
+    pub fn deliver(&self, delivered: Delivered) -> Self {
+        let mut next = self.clone();
+        next.delivered.retain(|it| *it != delivered);
+        next.delivered.push(delivered);
+        while next.delivered.len() > limits::DELIVERED_FILES_MAX {
+            // A file that changes often must not displace the others.
+            let all = &next.delivered;
+            let is_replaced = |at: &usize| all[at + 1..].iter().any(|it| it.file == all[*at].file);
+            let oldest = (0..all.len()).find(is_replaced).unwrap_or(0);
+            next.delivered.remove(oldest);
+        }
+        next
     }
 
     /// Removes the guard's decision about a policy.

@@ -24,7 +24,8 @@ mod swaps;
 mod work;
 
 pub use assignment::{
-    Assignment, AssignmentError, Canary, CanaryRule, Prefix, Role, RolledBack, Route, Shadow,
+    Assignment, AssignmentError, Canary, CanaryRule, Delivered, Prefix, Role, RolledBack, Route,
+    Shadow,
 };
 pub use bindings::exports::statehouse::policy::handler::Info;
 pub use bindings::statehouse::policy::follow::Scope;

@@ -4,8 +4,9 @@
 //! result. The directory is polled every second, because notifications of the system do not cross
 //! containers and network file systems.
 //!
-//! A restart must not promote a file again that an earlier run handled, and no file may promote a
-//! policy that the guard rolled back. Otherwise every restart would undo a rollback.
+//! Neither a restart nor the next leader of a cluster may promote a file again that was handled
+//! before, and no file may promote a policy that the guard rolled back. Otherwise each of them would
+//! undo a rollback.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,7 +20,7 @@ use super::gate::{Gate, ShipError};
 use crate::policies::manager::PolicyView;
 use statehouse_access::audit;
 use statehouse_config::{DropAction, limits};
-use statehouse_core::policy::{Actor, Digest, Selector};
+use statehouse_core::policy::{Actor, Delivered, Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;
 
@@ -163,11 +164,15 @@ impl DropDirectory {
         }
     }
 
-    /// Whether an earlier run of the program handled this file. The status file says so, or the
-    /// recorded origin of the policy if no status file could be written.
+    /// Whether an earlier run of the program, or another host of the cluster, handled this file. The
+    /// assignment says so. That of earlier versions does not: then the status file counts, or the
+    /// origin of the policy if no status file could be written.
     fn was_handled(&self, path: &Path, file: &[u8]) -> bool {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
+        if (listing.assignment.delivered).contains(&self.delivered(path, digest)) {
+            return true;
+        }
         let says_so = |line: String| line.trim_end().ends_with(&format!(" blake3:{digest}"));
         let by = self.author(path);
         // A run that ended between the load and the promotion has not handled the file.
@@ -183,7 +188,22 @@ impl DropDirectory {
         Actor::directory(&path.file_name().unwrap_or_default().to_string_lossy())
     }
 
+    fn delivered(&self, path: &Path, policy: Digest) -> Delivered {
+        let file = self.author(path).file.unwrap_or_default();
+        Delivered { file, policy }
+    }
+
     fn ship(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), DropError> {
+        let done = self.act(path, file)?;
+        let delivered = self.delivered(path, done.1.digest);
+        if let Err(error) = self.gate.control().deliver(&delivered) {
+            tracing::warn!("drop directory: a restart may deliver a file again: {error}");
+        }
+        Ok(done)
+    }
+
+    /// Does with the policy of a file what the setting says.
+    fn act(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), DropError> {
         let gate = self.gate.by(self.author(path));
         let view = gate.load(file)?;
         let which = Selector::from(view.digest);

@@ -14,8 +14,8 @@ use serde::Serialize;
 use statehouse_access::audit;
 use statehouse_config::limits;
 use statehouse_core::policy::{
-    Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Digest, Done, Engine,
-    Instance, Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+    Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Delivered, Digest,
+    Done, Engine, Instance, Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
@@ -389,6 +389,12 @@ impl Control {
         })?;
         let prefix = prefix.escape_ascii();
         tracing::info!(target: audit::TARGET, %prefix, routes = next.routes.len(), "changed a route");
+        Ok(())
+    }
+
+    /// Records that this file of a drop directory was delivered.
+    pub fn deliver(&self, delivered: &Delivered) -> Result<(), ControlError> {
+        self.change(|seen, _| Ok(seen.assignment.deliver(delivered.clone())))?;
         Ok(())
     }
 

@@ -187,6 +187,39 @@ fn guard_decision_is_kept_until_its_policy_is_active_again() {
 }
 
 #[test]
+fn delivered_files_are_bounded() {
+    let mut it = with(&[]);
+    let delivered = |n: usize| Delivered {
+        file: format!("{n}.wasm"),
+        policy: Digest::of(b"a"),
+    };
+    for n in 0..2 * limits::DELIVERED_FILES_MAX {
+        it = it.deliver(delivered(n)).deliver(delivered(n));
+    }
+    assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
+    assert!(
+        it.delivered
+            .contains(&delivered(limits::DELIVERED_FILES_MAX))
+    );
+    let version = |n: usize| Delivered {
+        file: "often.wasm".into(),
+        policy: Digest::of(&n.to_le_bytes()),
+    };
+    for n in 0..2 * limits::DELIVERED_FILES_MAX {
+        it = it.deliver(version(n));
+    }
+    let last = 2 * limits::DELIVERED_FILES_MAX - 1;
+    assert!(
+        [delivered(last), version(last)]
+            .iter()
+            .all(|file| it.delivered.contains(file))
+    );
+    assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
+    let json = serde_json::to_string(&it).unwrap();
+    assert_eq!(serde_json::from_str::<Assignment>(&json).unwrap(), it);
+}
+
+#[test]
 fn guard_decisions_are_bounded() {
     let mut it = with(&[]);
     for n in 0..2 * limits::GUARD_DECISIONS_MAX as u64 {

@@ -55,6 +55,39 @@ fn restart_without_a_status_file_promotes_no_file_again() {
     assert_eq!(rig.control.list().assignment.active, built_in);
 }
 
+/// Another host of a cluster has the same file and no status file, and the operator has decided
+/// since then. In an earlier version it promoted the policy again when it took the lead.
+#[test]
+fn next_leader_delivers_no_file_again() {
+    let rig = rig();
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    for directory in &directories {
+        fs::write(directory.path().join("a.wasm"), twin(b'a')).unwrap();
+    }
+    let (a, list) = (Digest::of(&twin(b'a')), || rig.control.list().assignment);
+    let built_in = list().built_in;
+    let started = || {
+        for directory in &directories {
+            started(&rig, directory.path());
+        }
+    };
+    started();
+    assert_eq!(list().active, a);
+    rig.control.rollback().unwrap();
+    rig.control.promote(&a.into()).unwrap();
+    rig.control.rollback().unwrap();
+    started();
+    assert_eq!(list().active, built_in);
+    rig.control.unload(&a.into()).unwrap();
+    started();
+    assert_eq!((list().active, list().loaded), (built_in, vec![]));
+    // The same policy under another name is another file.
+    let path = directories[1].path();
+    fs::rename(path.join("a.wasm"), path.join("b.wasm")).unwrap();
+    started();
+    assert_eq!(list().active, a);
+}
+
 #[test]
 fn file_does_not_promote_a_policy_that_the_guard_rolled_back() {
     let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
