@@ -26,7 +26,7 @@ use super::seat::Seat;
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
-use statehouse_config::limits;
+use statehouse_config::{limits, percent};
 
 /// Reads why a host cannot pass clients on.
 pub type ReadImpediment = Arc<dyn Fn() -> Option<&'static str> + Send + Sync>;
@@ -348,7 +348,8 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
 
 /// The path of a request in the audit log, with the query if that names the client.
 fn logged_path(uri: &Uri) -> String {
-    let whole = uri.path_and_query().filter(|it| it.path() == "/v1/clients");
+    let names_client = percent::decode(uri.path()).is_some_and(|path| path == b"/v1/clients");
+    let whole = uri.path_and_query().filter(|_| names_client);
     whole.map_or(uri.path(), |it| it.as_str()).to_owned()
 }
 

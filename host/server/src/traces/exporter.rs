@@ -89,8 +89,16 @@ fn resource(instance: &str) -> Resource {
 
 fn headers(config: &TracesConfig) -> anyhow::Result<HashMap<String, String>> {
     let agent = concat!("statehouse/", env!("CARGO_PKG_VERSION"));
-    let mut headers = HashMap::from([("user-agent".to_owned(), agent.to_owned())]);
-    headers.extend(config.headers()?);
+    // With the capitals of the library, which adds its own name otherwise. It decodes `%XX` in
+    // values.
+    let mut headers = HashMap::from([("User-Agent".to_owned(), agent.to_owned())]);
+    for (name, value) in config.headers()? {
+        let name = match name.as_str() {
+            "user-agent" => "User-Agent".to_owned(),
+            _ => name,
+        };
+        headers.insert(name, value.replace('%', "%25"));
+    }
     Ok(headers)
 }
 
