@@ -135,26 +135,54 @@ impl Sink for Discard {
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed. Problems with single files are in the report.
 pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
-    let mut names = disk
-        .list()
-        .map_err(Error::io("list", "the data directory"))?;
-    names.sort();
-    let mut files = Vec::new();
-    let mut content = Vec::new();
-    let is_segment = |name: &&String| matches!(files::kind(name), Kind::Segment(_));
-    let last = names.iter().rfind(is_segment).cloned();
-    for name in names {
-        let is_last = last.as_ref() == Some(&name);
-        // A file that does not exist any more was recycled or renamed since the list was read.
-        if let Some(report) = file_report(disk, name, is_last, &mut content) {
-            files.push(report);
+    let (mut attempts, mut content) = (1, Vec::new());
+    let files = loop {
+        // First, so that it names no segment that a running process adds after the list was read.
+        let newest = file_report(disk, files::NEWEST.to_owned(), false, &mut content);
+        let names = list(disk)?;
+        let files = examine(disk, &names, newest, &mut content);
+        let is_damaged = |file: &FileReport| matches!(file.verdict, Verdict::Damaged { .. });
+        // While files come and go, one that was recycled between two reads looks damaged.
+        let is_final = attempts == limits::READ_ATTEMPTS_MAX
+            || !files.iter().any(is_damaged)
+            || list(disk)? == names;
+        if is_final {
+            break files;
         }
-    }
-    judge_together(&mut files);
+        attempts += 1;
+    };
     Ok(Report {
         files,
         opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Discard),
     })
+}
+
+fn list(disk: &dyn Disk) -> Result<Vec<String>, Error> {
+    let names = disk.list();
+    let mut names = names.map_err(Error::io("list", "the data directory"))?;
+    names.sort();
+    Ok(names)
+}
+
+/// Examines these files, which are sorted by name, and takes over the report on the file `newest`.
+fn examine(
+    disk: &dyn Disk,
+    names: &[String],
+    newest: Option<FileReport>,
+    content: &mut Vec<u8>,
+) -> Vec<FileReport> {
+    let mut files = Vec::new();
+    let is_segment = |name: &&String| matches!(files::kind(name), Kind::Segment(_));
+    let last = names.iter().rfind(is_segment);
+    for name in names.iter().filter(|name| *name != files::NEWEST) {
+        let is_last = last == Some(name);
+        // A file that does not exist any more was recycled or renamed since the list was read.
+        files.extend(file_report(disk, name.clone(), is_last, content));
+    }
+    files.extend(newest);
+    files.sort_by(|one, other| one.name.cmp(&other.name));
+    judge_together(&mut files);
+    files
 }
 
 fn damaged(offset: u64, reason: impl Into<String>) -> Verdict {

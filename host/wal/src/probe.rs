@@ -37,6 +37,10 @@ pub fn probe(path: &Path) -> Result<Probed, Error> {
         Ok(about) if about.is_dir() => {}
         // The error of a start, which creates the directory.
         Ok(_) => return Err(Error::io("create", &shown)(Errno::EXIST.into())),
+        // A link whose target is missing.
+        Err(_) if fs::symlink_metadata(path).is_ok() => {
+            return Err(Error::io("create", &shown)(Errno::EXIST.into()));
+        }
         Err(error) if is_missing(&error) => {
             creatable(path).map_err(Error::io("create", &shown))?;
             return Ok(Probed::Missing);
@@ -139,7 +143,9 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         fs::write(&file, "").unwrap();
-        for path in [file.clone(), file.join("data")] {
+        let dangling = place.path().join("link");
+        std::os::unix::fs::symlink(place.path().join("missing"), &dangling).unwrap();
+        for path in [file.clone(), file.join("data"), dangling] {
             let error = probe(&path).unwrap_err().to_string();
             assert!(error.contains(&path.display().to_string()), "{error}");
         }

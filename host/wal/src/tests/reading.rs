@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::recovery::Base;
-use crate::{Directory, inspect, read};
+use crate::{Directory, FileReport, Verdict, inspect, read};
 
 /// Every record is its position, so that a reader can check it.
 struct Numbers {
@@ -78,7 +78,10 @@ fn reader_beside_a_writer_sees_a_correct_prefix() {
                 Err(error) => panic!("{error}"),
             }
             if read_whole % 8 == 0 {
-                inspect(&reader).expect("a directory");
+                let report = inspect(&reader).expect("a directory");
+                let is_damaged = |it: &&FileReport| matches!(it.verdict, Verdict::Damaged { .. });
+                let damaged: Vec<_> = report.files.iter().filter(is_damaged).collect();
+                assert!(damaged.is_empty(), "{damaged:?}");
             }
             if last_time {
                 break;
