@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use statehouse::STANDARD_POLICY;
 use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
-use statehouse_core::log::{Journal, LogPosition, Memory, Recorder};
+use statehouse_core::log::{Journal, JournalRoom, LogPosition, Memory, Recorder};
 use statehouse_core::policy::{self, Assignment, Engine, Instance, Policy, Registry};
 use statehouse_core::request::{
     Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
@@ -177,8 +177,8 @@ impl Journal for DiscardingJournal {
     fn persisted(&self, _: bool) -> &'static str {
         "memory"
     }
-    fn has_room(&self) -> bool {
-        true
+    fn room(&self) -> JournalRoom {
+        JournalRoom::Growth
     }
     fn promise(&self) -> String {
         String::new()

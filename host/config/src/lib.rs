@@ -32,6 +32,7 @@ mod layer;
 pub mod limits;
 mod listeners;
 mod memory;
+mod open_files;
 pub mod percent;
 mod traces;
 mod url;
@@ -57,6 +58,8 @@ pub use values::{
 
 use layer::Layer;
 use memory::Memory;
+
+pub use open_files::{connections_for_open_files, open_files_max};
 
 /// The environment variable that sets the admin API's token. There is no flag for it, since other
 /// accounts can see the flags of a process.
@@ -234,7 +237,10 @@ impl Config {
         let limits = settings.limits.clone();
         let memory = Memory::here();
         let bounds = limits.load(attached, supervision(&settings), memory);
-        let bounds = wrong.or_else(bounds, Bounds::default);
+        let mut bounds = wrong.or_else(bounds, Bounds::default);
+        if let Some(most) = connections_for_open_files() {
+            bounds.broker.connections_max = bounds.broker.connections_max.min(most);
+        }
         let retention = retention(&settings, memory, &mut wrong);
         let per_session = match foreign {
             // A foreign broker does not reveal when a client can no longer resend a request.

@@ -405,7 +405,9 @@ fn classify(handled: &Handled<'_>, replayed: store::Replayed) -> Comparison {
     if same {
         Comparison::Same
     } else if handled.remembered.captured.is_none() {
-        Comparison::NotComparable("what it saw was too much to record")
+        Comparison::NotComparable(
+            "what it saw was not recorded: it was too much, or the policy failed",
+        )
     } else {
         Comparison::Different(other)
     }

@@ -7,12 +7,9 @@ impl Server {
     /// Applies other limits from the next request on. Existing keys stay.
     pub fn set_bounds(&self, quota: Quota, supervision: Supervision) {
         let mut locked = self.lock();
-        let journal_full = locked.journal_full;
+        let journal = locked.journal;
         let store = locked.core.store_mut();
-        *store.quota() = Quota {
-            journal_full,
-            ..quota
-        };
+        *store.quota() = Quota { journal, ..quota };
         *store.supervision() = supervision;
     }
 

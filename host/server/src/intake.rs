@@ -72,6 +72,10 @@ impl Server {
                     more = false;
                     break;
                 };
+                if locked.is_short_of_room() {
+                    // Each removal takes some of the reserve.
+                    locked.check_disk_space(&*self.journal);
+                }
                 if *disconnected {
                     self.skip(&mut locked, inbound);
                     continue;

@@ -26,7 +26,7 @@ use statehouse_access::audit::{Audit, Refused};
 use statehouse_access::rules::Grants;
 use statehouse_config::limits;
 use statehouse_core::clock::{Clock, Stamp};
-use statehouse_core::log::{Journal, LogPosition, Progress};
+use statehouse_core::log::{Journal, JournalRoom, LogPosition, Progress};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Peer, Store};
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output};
@@ -182,6 +182,11 @@ impl Server {
             let now = locked.now();
             if next_ms(&locked).is_none_or(|next_ms| next_ms > now.ms) {
                 return (next_ms(&locked), now.ms);
+            }
+            if self.journal.room() == JournalRoom::Nothing {
+                // The records would wait for the disk, and responses after them would wait too.
+                let later_ms = now.ms + limits::SWEEP_SLEEP_MAX.as_millis() as u64;
+                return (Some(later_ms), now.ms);
             }
             self.handle(&mut locked, Input::Sweep, None, now);
             (next_ms(&locked), now)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use statehouse_config::limits;
 use statehouse_core::clock::{Clock, Reading};
-use statehouse_core::log::{Journal, LogPosition};
+use statehouse_core::log::{Journal, JournalRoom, LogPosition};
 use statehouse_core::policy::{Absent, Assignment, Instance, Swaps};
 use statehouse_core::request::Early;
 use statehouse_core::store::{Renotified, Rerun, Transaction};
@@ -21,7 +21,7 @@ pub(super) struct Locked {
     pub(super) stats: Stats,
     pub(super) calls: CallTimes,
     wall_behind: bool,
-    pub(super) journal_full: bool,
+    pub(super) journal: JournalRoom,
 }
 
 impl Locked {
@@ -33,7 +33,7 @@ impl Locked {
             stats: Stats::default(),
             calls: CallTimes::default(),
             wall_behind: false,
-            journal_full: false,
+            journal: JournalRoom::Growth,
         }
     }
 
@@ -97,19 +97,24 @@ impl Locked {
         self.swaps.swapped(now_ms, swapped.from, swapped.to);
     }
 
-    /// Refuses writes that grow the table while the log has no room, so that the log never runs out
-    /// of space.
+    /// Whether the log had room only for removals, or none.
+    pub(super) fn is_short_of_room(&self) -> bool {
+        self.journal != JournalRoom::Growth
+    }
+
+    /// Refuses writes that the log has no room for, so that no client waits for a full disk.
     pub(super) fn check_disk_space(&mut self, journal: &dyn Journal) {
-        let full = !journal.has_room();
-        if full == self.journal_full {
+        let room = journal.room();
+        if room == self.journal {
             return;
         }
-        self.journal_full = full;
-        self.core.store_mut().quota().journal_full = full;
-        if full {
-            tracing::error!("{}", journal.shortage());
-        } else {
-            tracing::info!("there is room again: writes are accepted");
+        self.journal = room;
+        self.core.store_mut().quota().journal = room;
+        match room {
+            JournalRoom::Growth => tracing::info!("there is room again: writes are accepted"),
+            JournalRoom::Removals | JournalRoom::Nothing => {
+                tracing::error!("{}", journal.shortage());
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use super::*;
 use statehouse_core::STANDARD_POLICY;
 use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
-use statehouse_core::log::{Memory, Recorder};
+use statehouse_core::log::{JournalRoom, Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Dialect};
 use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transaction};
@@ -279,8 +279,8 @@ impl Journal for Full {
         "disk"
     }
 
-    fn has_room(&self) -> bool {
-        false
+    fn room(&self) -> JournalRoom {
+        JournalRoom::Removals
     }
 
     fn promise(&self) -> String {
@@ -343,8 +343,8 @@ impl Journal for Held {
         "disk"
     }
 
-    fn has_room(&self) -> bool {
-        true
+    fn room(&self) -> JournalRoom {
+        JournalRoom::Growth
     }
 
     fn promise(&self) -> String {

@@ -55,6 +55,8 @@ impl Findings {
 
 /// Checks the settings and everything that they name. Warnings go to stderr.
 pub fn check(flags: Flags) -> Findings {
+    // As a start does. A failure changes only limits.
+    let _ = super::raise_open_files();
     let lines = fmt::layer().with_writer(io::stderr).without_time();
     let lines = lines.with_target(false).with_ansi(false);
     // Fails only if a library user has set another subscriber, which then gets the warnings.

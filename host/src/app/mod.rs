@@ -14,6 +14,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{self, Runtime};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -53,8 +54,9 @@ pub(crate) use join::connect;
 pub enum Failure {
     /// The settings or the data directory cannot be used.
     Usage(String),
-    /// The system clock is behind the data directory, until it is set.
-    Clock(String),
+    /// The start may succeed later: the system clock is behind the data directory, or the disk has
+    /// no room for the log.
+    Temporary(String),
     /// The store cannot listen, lost its broker, or failed while it served.
     Transport(String),
     /// Another store uses the same MQTT client id at the foreign broker.
@@ -69,12 +71,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A failure that the operator must repair, or that of the clock.
+    /// A failure that the operator must repair, or that may pass.
     fn usage(error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         let text = with_causes(&error);
         match error.downcast_ref() {
-            Some(StorageError::Clock { .. }) => Self::Clock(text),
+            Some(StorageError::Clock { .. }) => Self::Temporary(text),
+            _ if error.chain().any(is_temporary) => Self::Temporary(text),
             _ => Self::Usage(text),
         }
     }
@@ -82,6 +85,17 @@ impl Failure {
     fn transport(error: impl Into<anyhow::Error>) -> Self {
         Self::Transport(with_causes(&error.into()))
     }
+}
+
+/// Whether one of the causes is a full disk, or a lack of files.
+fn is_temporary(error: &(dyn std::error::Error + 'static)) -> bool {
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+    let of_log = match error.downcast_ref() {
+        Some(StorageError::Log(_, error)) => Some(error),
+        _ => error.downcast_ref::<statehouse_wal::Error>(),
+    };
+    of_log.is_some_and(statehouse_wal::Error::is_temporary)
+        || (error.downcast_ref::<io::Error>()).is_some_and(|it| full.contains(&it.kind()))
 }
 
 /// The text of an error and of its causes. Many errors end with the text of their cause themselves.
@@ -107,10 +121,15 @@ impl From<io::Error> for Failure {
 /// # Errors
 /// See [`Failure`].
 pub fn run(flags: Flags) -> Result<(), Failure> {
+    let raised = raise_open_files();
     let file = flags.config.clone();
     let (mut config, followed) = statehouse_config::load(flags).map_err(Failure::usage)?;
     start_logging(&config).map_err(Failure::usage)?;
     log_default_limits(file.as_deref().filter(|_| followed.is_none()));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the number of open files to the hard limit");
+    }
+    log_open_files(config.bounds.broker.connections_max);
     check::warn_of_certificates(&config);
     // Binds the listeners before recovery, so that a store that cannot listen touches no data.
     let mut transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
@@ -197,6 +216,32 @@ fn log_default_limits(read_once: Option<&Path>) {
         tracing::info!(
             "{} is not a regular file: it was read once, and changed limits take effect at the next start",
             file.display()
+        );
+    }
+}
+
+/// Raises the number of files that this process may open as far as the system allows.
+fn raise_open_files() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit.clone()
+    };
+    match limit.current == limit.maximum {
+        true => Ok(()),
+        false => Ok(setrlimit(Resource::Nofile, raised)?),
+    }
+}
+
+/// Warns if the number of open files limits that of connections.
+fn log_open_files(connections_max: usize) {
+    if statehouse_config::connections_for_open_files() == Some(connections_max)
+        && let Some(files) = statehouse_config::open_files_max()
+    {
+        tracing::warn!(
+            files,
+            connections_max,
+            "max_connections is what the number of open files allows: raise the hard limit (LimitNOFILE of systemd, `ulimit -Hn`) for more"
         );
     }
 }

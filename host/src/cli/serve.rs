@@ -7,9 +7,9 @@ use crate::app;
 use statehouse_config::Flags;
 use statehouse_server::logging;
 
-/// Exit code of a store whose clock is behind its data directory (EX_TEMPFAIL of sysexits.h). A
-/// service manager must start it again, because a time server sets most clocks soon.
-const EXIT_CLOCK: u8 = 75;
+/// Exit code of a store that may start later (EX_TEMPFAIL of sysexits.h). A service manager must
+/// start it again, because a time server sets most clocks soon, and disk space may come back.
+const EXIT_TEMPORARY: u8 = 75;
 
 /// Exit code of a store whose MQTT session was taken over (EX_PROTOCOL of sysexits.h). A service
 /// manager should not restart it.
@@ -34,7 +34,7 @@ impl From<app::Failure> for Failure {
     fn from(failure: app::Failure) -> Self {
         match failure {
             app::Failure::Usage(message) => Self::usage(message),
-            app::Failure::Clock(message) => Self::new(EXIT_CLOCK, message),
+            app::Failure::Temporary(message) => Self::new(EXIT_TEMPORARY, message),
             app::Failure::Transport(message) => Self::transport(message),
             app::Failure::TakenOver(message) => Self::new(EXIT_TAKEN_OVER, message),
             app::Failure::Cluster { code, message } => Self::new(code, message),

@@ -13,7 +13,7 @@ use statehouse_mqtt::{Lease, Persistence};
 use statehouse_protocol::LogPosition;
 
 use crate::data_directory::appended;
-use statehouse_core::log::{Journal, record};
+use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_server::{EXIT_STATE_LOST, logging};
 
 /// Writes the records of the store and of the broker to the log of a cluster.
@@ -90,8 +90,11 @@ impl Journal for ClusterLog {
         "cluster"
     }
 
-    fn has_room(&self) -> bool {
-        self.0.has_room()
+    fn room(&self) -> JournalRoom {
+        match self.0.has_room() {
+            true => JournalRoom::Growth,
+            false => JournalRoom::Removals,
+        }
     }
 
     fn shortage(&self) -> &'static str {

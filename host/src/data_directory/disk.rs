@@ -10,7 +10,7 @@ use statehouse_wal::{LogPosition, Room};
 
 use super::appended;
 use statehouse_config::Durability;
-use statehouse_core::log::{Journal, record};
+use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_server::logging;
 
 /// Writes the records of the store and of the broker to the log.
@@ -71,8 +71,12 @@ impl Journal for Disk {
         }
     }
 
-    fn has_room(&self) -> bool {
-        matches!(self.log.room(), Room::Plenty | Room::Tight)
+    fn room(&self) -> JournalRoom {
+        match self.log.room() {
+            Room::Plenty | Room::Tight => JournalRoom::Growth,
+            Room::Reserve => JournalRoom::Removals,
+            Room::None => JournalRoom::Nothing,
+        }
     }
 
     fn fits(&self, bytes: u64) -> bool {

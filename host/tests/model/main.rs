@@ -22,8 +22,8 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use statehouse::STANDARD_POLICY;
-use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
+use statehouse_core::log::{Image, JournalRoom};
 use statehouse_core::policy::{Engine, Instance, Policy, Registry};
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Mode, Quota, Retention, Store, Transaction};
@@ -66,7 +66,7 @@ const QUOTA: Quota = Quota {
     recent_bytes_max: 16 << 20,
     unreleased_bytes_max: 256 << 20,
     fuel_max: statehouse_config::limits::FUEL_PER_CALL_DEFAULT,
-    journal_full: false,
+    journal: JournalRoom::Growth,
 };
 
 type Policies = [Arc<Policy<Transaction>>; 2];

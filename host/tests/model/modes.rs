@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse_config::limits;
 use statehouse_core::clock::Stamp;
-use statehouse_core::log::{Image, Journal, LogPosition, Progress, Recorder, Records, record};
+use statehouse_core::log::{
+    Image, Journal, JournalRoom, LogPosition, Progress, Recorder, Records, record,
+};
 use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified, Rerun};
@@ -276,14 +278,14 @@ fn redelivered_stop_ends_the_watch_that_a_redelivered_keynotify_began() {
 fn full_disk_allows_only_existing_durable_watches() {
     let mut store = RecordedStore::new(Mode::Foreign);
     store.request(1, &["KEYNOTIFY", "k"]);
-    store.core.store_mut().quota().journal_full = true;
+    store.core.store_mut().quota().journal = JournalRoom::Removals;
     let (effects, _) = store.request(1, &["KEYNOTIFY", "other"]);
     assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
     let (effects, _) = store.request(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
     store.step(Input::Undeliverable(&store.peer(1), b"k"));
     let mut store = RecordedStore::new(Mode::Embedded);
-    store.core.store_mut().quota().journal_full = true;
+    store.core.store_mut().quota().journal = JournalRoom::Removals;
     let (effects, _) = store.request(1, &["KEYNOTIFY", "k"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
 }

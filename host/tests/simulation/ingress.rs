@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
+use statehouse_core::store::INTERNAL_ERROR;
 use statehouse_mqtt::simulation::Wire;
 
 use crate::client::{Link, Sent};
@@ -271,8 +272,10 @@ impl World {
 
     fn take_request(&mut self, handled: &Handled<'_>, at: usize, qos: u8) {
         let number = handled.number;
-        // Reads are not remembered, and execute again. A request at QoS 2 runs once in any case.
-        let repeats = qos == 1 && handled.command.repeats();
+        // Reads are not remembered, and execute again, unless they failed. A request at QoS 2 runs once
+        // in any case.
+        let failed = self.oracle.response(number).map(Vec::as_slice) == Some(INTERNAL_ERROR);
+        let repeats = qos == 1 && handled.command.repeats() && !failed;
         if self.oracle.is_done(number) && !repeats {
             self.tally
                 .count("requests redelivered without a second effect");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use statehouse_core::log::{Journal, record};
+use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_mqtt::Persistence;
 use statehouse_wal::{Log, LogPosition, Room};
 
@@ -39,8 +39,13 @@ impl Journal for LogJournal {
         "disk"
     }
 
-    fn has_room(&self) -> bool {
-        matches!(self.0.room(), Room::Plenty | Room::Tight)
+    fn room(&self) -> JournalRoom {
+        match self.0.room() {
+            Room::Plenty | Room::Tight => JournalRoom::Growth,
+            // Removals are not refused here, and wait for the disk: the oracle knows one kind of full
+            // disk.
+            Room::Reserve | Room::None => JournalRoom::Removals,
+        }
     }
 
     fn promise(&self) -> String {

@@ -19,8 +19,8 @@ pub(crate) struct Ledger {
     pub(crate) commits: u64,
     /// Every response that a request had when it was handled, and the position that it depends on.
     pub(crate) possible: HashMap<u64, HashMap<Vec<u8>, u64>>,
-    /// Requests that the store may not remember: after a full disk, a failure of a policy, or the
-    /// end of the retention. Each execution has its own response.
+    /// Requests that the store may not remember: after a full disk, or the end of the retention. Each
+    /// execution has its own response.
     pub(crate) unremembered: HashSet<u64>,
     /// Operations that some life has handled, and messages that were published again.
     pub(crate) handled: HashSet<u64>,

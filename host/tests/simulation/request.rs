@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use statehouse_core::store::INTERNAL_ERROR;
 
 use crate::operation::{Command, Handled};
-use crate::oracle::{Asked, Change, NO_RECORDS, QUOTA_EXCEEDED};
+use crate::oracle::{Asked, Change, NO_RECORDS, QUOTA_EXCEEDED, Records};
 use crate::policies;
 use crate::world::World;
 
@@ -22,8 +22,15 @@ impl World {
         // The faulty policy wants that even a watch is not executed again.
         let by_faulty = |by: &HashSet<usize>| by.contains(&policies::FAULTY);
         let before = self.ledger.by.get(&number).is_some_and(by_faulty);
-        let Some((mut response, change)) = self.decide(handled) else {
-            return;
+        let (mut response, change) = self.decide(handled);
+        let failed = response.as_deref() == Some(INTERNAL_ERROR);
+        let records = match failed {
+            true => (records.0, self.record_of_failure(records)),
+            false => records,
+        };
+        let handled = &Handled {
+            records,
+            ..*handled
         };
         let watches = matches!(command, Command::Watch | Command::Unwatch);
         if watches {
@@ -54,8 +61,8 @@ impl World {
         if !recorded {
             return;
         }
-        // Records of a read are of keys that expired before it.
-        let own = if command.repeats() {
+        // Records of a read are of keys that expired before it, unless it failed.
+        let own = if command.repeats() && !failed {
             NO_RECORDS
         } else {
             records
@@ -74,6 +81,12 @@ impl World {
                 owed.push_back((number, value.clone()));
             }
         }
+    }
+
+    /// The record of a request whose policy failed: a removal of expired keys is before it, and a
+    /// rollback by the guard after it.
+    fn record_of_failure(&self, records: Records) -> u64 {
+        (records.0 + u64::from(self.ledger.sweeps)).min(records.1)
     }
 
     /// A connection begins or ends a watch.
@@ -111,12 +124,9 @@ impl World {
         *known = needed.min(*known);
     }
 
-    /// The response to a request that is handled now, and its change. None if the policy fails.
-    /// The response is none if it is open.
-    pub(crate) fn decide(
-        &mut self,
-        handled: &Handled<'_>,
-    ) -> Option<(Option<Vec<u8>>, Option<Change>)> {
+    /// The response to a request that is handled now, and its change. The response is none if it is
+    /// open.
+    pub(crate) fn decide(&mut self, handled: &Handled<'_>) -> (Option<Vec<u8>>, Option<Change>) {
         let &Handled {
             who,
             number,
@@ -143,26 +153,27 @@ impl World {
                 // It is refused as unknown, and executed again if it is redelivered.
                 self.ledger.unremembered.insert(number);
             }
-            return Some((None, None));
+            return (None, None);
         }
         self.ledger.by.entry(number).or_default().insert(policy);
         if matches!(command, Command::Follow(_)) {
             // Its response depends on what the store remembers: see `followers.rs`.
-            return Some((None, None));
+            return (None, None);
         }
         if policy != policies::STANDARD {
             self.tally.count("requests handled by another policy");
         }
         if *response == *INTERNAL_ERROR {
-            // It is not remembered, and handled again if it is redelivered.
-            self.ledger.unremembered.insert(number);
-            self.is_possible(handled, &response, false);
             self.ledger.failed += 1;
             if !chosen.routed {
                 self.ledger.failures += 1;
                 *self.ledger.counted.entry((chosen.canary, who)).or_default() += 1;
             }
-            return None;
+            if !full && self.ledger.reads.contains(&number) {
+                let needed = self.record_of_failure(records);
+                self.ledger.needed.insert(number, needed);
+            }
+            return (Some(response), None);
         }
         if *response == *QUOTA_EXCEEDED {
             self.tally.count(match full {
@@ -182,6 +193,6 @@ impl World {
             }
             self.ledger.needed.insert(number, needed);
         }
-        Some((Some(response), change))
+        (Some(response), change)
     }
 }

@@ -98,7 +98,7 @@ impl Catalogue {
     /// segment without a header is always damage.
     ///
     /// # Errors
-    /// The error is [`Error::is_full`] only if nothing has changed.
+    /// The error is [`Error::is_temporary`] only if nothing has changed.
     pub(crate) fn activate(
         &mut self,
         disk: &dyn Disk,
@@ -108,10 +108,14 @@ impl Catalogue {
     ) -> Result<(Arc<dyn File>, Header), Error> {
         let name = files::segment(header.number);
         let (from, file, bytes) = match self.spares.pop() {
-            Some(spare) if bytes <= segment_bytes => {
-                let file = disk.open(&spare).map_err(Error::io("open", &spare))?;
-                (spare, file, segment_bytes)
-            }
+            Some(spare) if bytes <= segment_bytes => match disk.open(&spare) {
+                Ok(file) => (spare, file, segment_bytes),
+                Err(error) => {
+                    let error = Error::io("open", &spare)(error);
+                    self.spares.push(spare);
+                    return Err(error);
+                }
+            },
             unused => {
                 self.spares.extend(unused);
                 let bytes = bytes.max(segment_bytes);
@@ -128,7 +132,7 @@ impl Catalogue {
             self.record_newest(disk, header)
         };
         // The file may be partly activated, so from here on a full disk is a permanent failure.
-        // Wrapping the error hides its kind from [`Error::is_full`].
+        // Wrapping the error hides its kind from [`Error::is_temporary`].
         activate().map_err(|error| Error::io("begin", &name)(io::Error::other(error)))?;
         self.segments.push_back(Link { header, bytes });
         Ok((file, header))

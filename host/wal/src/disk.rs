@@ -200,7 +200,11 @@ impl Disk for Directory {
     }
 
     fn sync_directory(&self) -> io::Result<()> {
-        fs::File::open(&self.path)?.sync_all()
+        match &self.locks {
+            // Works also if the process can open no more files.
+            Some(locks) => locks.directory.sync_all(),
+            None => fs::File::open(&self.path)?.sync_all(),
+        }
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

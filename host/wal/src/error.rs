@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
 use statehouse_protocol::{LogPosition, ProgramVersion, WrittenBy};
 
 use crate::segment::FORMAT;
@@ -114,6 +115,15 @@ impl Error {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_full(source))
+    }
+
+    /// Whether the disk is full, or no more files can be opened, so that the operation can be tried
+    /// again.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        let no_file = [Errno::MFILE, Errno::NFILE].map(|it| Some(it.raw_os_error()));
+        self.is_full()
+            || matches!(self, Self::Io { source, .. } if no_file.contains(&source.raw_os_error()))
     }
 }
 

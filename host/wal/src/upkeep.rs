@@ -115,9 +115,10 @@ impl Log {
                 false => Room::Plenty,
             };
         }
+        let tail = self.tail_bytes.load(Ordering::Acquire);
         if self.spare_bytes.load(Ordering::Acquire) > 0
             || self.free_bytes.load(Ordering::Acquire) >= self.options.segment_bytes
-            || self.tail_bytes.load(Ordering::Acquire) >= limits::ROOM_BYTES_MIN
+            || tail.saturating_sub(self.unwritten_bytes() as u64) >= limits::ROOM_BYTES_MIN
         {
             Room::Reserve
         } else {

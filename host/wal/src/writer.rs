@@ -280,7 +280,7 @@ fn write_loop(log: &Log, chores: &Chores, notifier: &Notifier) {
             Err(Error::Failed(_)) => return,
             Err(error) => {
                 if !std::mem::replace(&mut is_full_logged, true) {
-                    tracing::error!(%error, "the log waits for disk space; writes are acknowledged once there is room");
+                    tracing::error!(%error, "the log waits for room; writes are acknowledged once there is some");
                 }
                 if closing {
                     return;

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write,
     os::unix::fs::symlink,
     path::Path,
     thread,
@@ -220,6 +221,74 @@ fn full_ext4_disk_behaves_as_tmpfs() {
     refuse_many_writes(Ext4);
     free_room_by_removals(Ext4);
     overwrite_few_keys(Ext4);
+}
+
+/// Takes the last free bytes of a file system, as a log file of another program may.
+fn take_all_room(small: &Small) -> std::path::PathBuf {
+    let path = small.path().join("of another program");
+    let mut file = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .unwrap();
+    for bytes in [1 << 20, 4096] {
+        while file.write_all(&vec![1; bytes]).is_ok() {}
+    }
+    path
+}
+
+/// Removals use up the segments in reserve. Then they are refused, since nobody could say when they
+/// would be on the disk, and no start finds room for the log.
+#[test]
+fn removals_beyond_the_reserve_are_refused() {
+    const KEYS: usize = 400;
+    const PART: &str = "a long key, so that a removal takes much of the log ";
+    let Some(small) = Small::mount(Tmpfs, 40) else {
+        return;
+    };
+    let mut server = start(&small, &[("history_bytes", "0")]);
+    let mut store = server.store("client");
+    let key = |n: usize| format!("{n} {}", PART.repeat(400));
+    for n in 0..KEYS {
+        store.set(key(n), "value");
+    }
+    let expires = store.ask(&["SET", "expires", "value", "PX", "1000"]);
+    assert_eq!(expires.payload(), b"+OK\r\n");
+    let other = take_all_room(&small);
+    let mut removed = 0;
+    while removed < KEYS {
+        // The disk stays full also when a snapshot has freed segments.
+        take_all_room(&small);
+        match store.ask(&["DEL", &key(removed)]).payload() {
+            b":1\r\n" => removed += 1,
+            answer => {
+                assert_eq!(answer, QUOTA);
+                break;
+            }
+        }
+    }
+    assert!((1..KEYS).contains(&removed), "{removed} of {KEYS} removals");
+    // Reads do not wait for the record of an expiry either.
+    thread::sleep(Duration::from_millis(1100));
+    assert_eq!(store.get(key(removed)), Some(b"value".to_vec()));
+    assert_eq!(store.get("expires"), None);
+    assert_eq!(store.ask(&["DEL", "absent"]).payload(), b":0\r\n");
+    server.wait_for_log("also the reserve for removals");
+    server.kill();
+    while small.free_bytes() > 0 {
+        take_all_room(&small);
+    }
+    server.start_again(&[]);
+    let status = server.wait(PATIENCE);
+    assert_eq!(status.code(), Some(75), "{:?}", server.stderr());
+    fs::remove_file(other).unwrap();
+    server.restart();
+    let mut store = server.store("client");
+    for n in 0..KEYS {
+        let expected = (n >= removed).then(|| b"value".to_vec());
+        assert_eq!(store.get(key(n)), expected, "{n}");
+    }
+    assert_eq!(store.ask(&["DEL", &key(removed)]).payload(), b":1\r\n");
 }
 
 /// An earlier version stored no store name in the data directory of an embedded broker. No write

@@ -1,9 +1,13 @@
 //! Clients that do not read, and too many connections. The server must disconnect or refuse them,
 //! must not delay other clients, and must limit its memory.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::TcpStream,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use statehouse_tests::{Publish, client::PATIENCE, packet::kind};
+use statehouse_tests::{Publish, Server, binary, client::PATIENCE, packet::kind};
 
 use crate::witness::Witness;
 
@@ -151,4 +155,33 @@ fn connections_over_the_limit_are_refused() {
     held.into_iter()
         .for_each(statehouse_tests::Client::disconnect);
     witness.unharmed();
+}
+
+/// Sockets must not take the files that the log needs: it would fail, and stop the store.
+#[test]
+fn idle_sockets_leave_files_for_the_log() {
+    const FILES: usize = 400;
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new("prlimit");
+    command
+        .arg(format!("--nofile={FILES}:{FILES}"))
+        .arg(binary::statehouse())
+        .args(["serve", "--listen", "127.0.0.1:0", "--data"])
+        .arg(directory.path().join("statehouse-data"));
+    let mut server = Server::spawn(command, directory);
+    server.wait_for_log("max_connections is what the number of open files allows");
+    let mut store = server.store("client");
+    let idle: Vec<_> = (0..FILES + 50)
+        .map(|_| TcpStream::connect(server.address()).unwrap())
+        .collect();
+    // The log changes its segment twice.
+    let value = vec![b'x'; 100_000];
+    for n in 0..100 {
+        store.set(format!("key {}", n % 10), &value);
+    }
+    assert!(server.runs());
+    let most = server.metric("limit{setting=\"max_connections\"}") as usize;
+    assert!(most < FILES && server.descriptors() < FILES);
+    drop(idle);
+    store.get("key 1").unwrap();
 }

@@ -20,6 +20,10 @@ pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// Files that the process may open besides the sockets of clients: the log and its snapshots,
+/// policies, listeners, seats of the admin API, and sockets that are accepted only to be closed.
+pub const OPEN_FILES_RESERVED: u64 = 256;
+
 /// How often a standby checks whether the data directory is free: short for clients, and cheap for
 /// an idle machine.
 pub const STANDBY_POLL: Duration = Duration::from_millis(100);

@@ -21,6 +21,17 @@ pub use records::Records;
 pub use snapshot::{Block, Meta, Progress, module_block, read_block, sessions as sessions_block};
 pub use statehouse_protocol::LogPosition;
 
+/// What may be appended to a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalRoom {
+    /// Everything.
+    Growth,
+    /// Only what removes something: the disk is full but for a reserve.
+    Removals,
+    /// Nothing. Records would wait for the disk, and responses would wait for them.
+    Nothing,
+}
+
 /// A log of records.
 pub trait Journal: Send + Sync {
     /// Whether records are stored at all.
@@ -34,8 +45,12 @@ pub trait Journal: Send + Sync {
     /// The durability of a write when its answer is sent, as the text of the answer's `persisted`
     /// property.
     fn persisted(&self, urgent: bool) -> &'static str;
+    /// What may still be appended.
+    fn room(&self) -> JournalRoom;
     /// Whether there is room for more than removals.
-    fn has_room(&self) -> bool;
+    fn has_room(&self) -> bool {
+        self.room() == JournalRoom::Growth
+    }
     /// Whether there is room for this many bytes of records besides what removals need. A log that
     /// does not count them says whether there is room at all.
     fn fits(&self, _bytes: u64) -> bool {
@@ -43,7 +58,12 @@ pub trait Journal: Send + Sync {
     }
     /// What is full if there is no room, what still works, and what to do.
     fn shortage(&self) -> &'static str {
-        "the disk is full: writes are refused, reads and removals are not"
+        match self.room() {
+            JournalRoom::Nothing => {
+                "the disk is full, also the reserve for removals: all writes are refused. Free disk space"
+            }
+            _ => "the disk is full: writes are refused, reads and removals are not",
+        }
     }
     /// The durability guarantee: one line for the operator at a start.
     fn promise(&self) -> String;
@@ -70,8 +90,8 @@ impl Journal for Memory {
         "memory"
     }
 
-    fn has_room(&self) -> bool {
-        true
+    fn room(&self) -> JournalRoom {
+        JournalRoom::Growth
     }
 
     fn promise(&self) -> String {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::{Journal, LogPosition};
+use super::{Journal, JournalRoom, LogPosition};
 
 /// Keeps records in memory and releases them at once, until a test calls [`Records::hold`].
 #[derive(Debug, Default)]
@@ -54,8 +54,8 @@ impl Journal for Records {
         "memory"
     }
 
-    fn has_room(&self) -> bool {
-        true
+    fn room(&self) -> JournalRoom {
+        JournalRoom::Growth
     }
 
     fn promise(&self) -> String {

@@ -153,13 +153,12 @@ impl RestsOn {
     }
 }
 
-/// The answer to a request whose policy failed.
+/// The answer to a request whose policy failed, which changed nothing.
 pub(super) fn internal_error() -> Answer {
     Answer {
         payload: Bytes::from_static(INTERNAL_ERROR),
         version: None,
-        // The request changed nothing, so a redelivery may run again.
-        repeat: Repeat::Free,
+        repeat: Repeat::Same,
         command: None,
         put: false,
     }

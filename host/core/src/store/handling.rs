@@ -20,6 +20,7 @@ use super::watch::WatchChange;
 use super::write::{Change, Write};
 use crate::clock::Stamp;
 use crate::limits;
+use crate::log::JournalRoom;
 use crate::policy::{
     self, Call, CallOutcome, Choice, EndedCall, Failure, Part, Policy, Repeat, Share,
 };
@@ -60,6 +61,12 @@ impl Store {
             Err((failure, is_own)) => {
                 let by = self.registry.slot(choice.slot).policy().clone();
                 by.work.request(effects.fuel, None);
+                let context = Context {
+                    now_ms,
+                    clock,
+                    dialect: request.dialect,
+                    policy: by.digest,
+                };
                 effects.by = Some(by);
                 // A failure of another policy during notification does not count against this one.
                 if is_own {
@@ -68,7 +75,7 @@ impl Store {
                     self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
                 }
                 effects.failed = Some(failure);
-                effects.answer = Some(internal_error());
+                self.remember_failure(request, identified, context, effects);
                 return transaction.roll_back();
             }
         };
@@ -84,6 +91,44 @@ impl Store {
             policy: by.digest,
         };
         self.commit(transaction, decision, request, identified, context, effects)
+    }
+
+    /// Answers a request whose policy failed. A redelivery gets the same answer: the next policy
+    /// might execute it, after younger requests.
+    fn remember_failure(
+        &mut self,
+        request: &Request<'_>,
+        identified: Option<Identity>,
+        context: Context,
+        effects: &mut Effects,
+    ) {
+        let answer = internal_error();
+        if self.may_remember() {
+            let identity = identified.unwrap_or_else(|| identity(request));
+            let clock = context.clock;
+            let remembered =
+                self.remembered(request, identity, context, &answer, None, effects.fuel);
+            self.insert(request, &remembered);
+            effects.handled = Some(Box::new(Handled {
+                remembered,
+                repeatable: true,
+                clock,
+                writes: Vec::new(),
+            }));
+        }
+        effects.answer = Some(answer);
+    }
+
+    /// Whether a request that changes nothing may be remembered. On a full disk it must not use the
+    /// room that removals need, and runs again on redelivery.
+    fn may_remember(&self) -> bool {
+        self.quota.journal == JournalRoom::Growth
+    }
+
+    fn insert(&mut self, request: &Request<'_>, remembered: &Remembered) {
+        self.duplicates.insert(remembered);
+        self.duplicates
+            .evict(request.delivery.session, remembered.context.now_ms);
     }
 
     /// Runs the chosen policy and renders the notifications.
@@ -180,23 +225,20 @@ impl Store {
             effects.note_watches(request.peer, changes.collect());
         }
         answer.put = writes.iter().any(|write| write.entry().is_some());
-        if part == Part::Active {
+        // A removal that was refused for want of room is not in the captured reads.
+        if part == Part::Active && self.quota.journal != JournalRoom::Nothing {
             effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
         }
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
-        // On a full disk, requests that change nothing must not use the room that removals need.
-        // They run again on redelivery.
-        let may_remember = !writes.is_empty() || !self.quota.journal_full;
+        let may_remember = !writes.is_empty() || self.may_remember();
         let repeatable = answer.repeat == Repeat::Same && may_remember;
         if repeatable || !writes.is_empty() {
             let identity = identified.unwrap_or_else(|| identity(request));
             let remembered =
                 self.remembered(request, identity, context, &answer, captured, effects.fuel);
             if repeatable {
-                self.duplicates.insert(&remembered);
-                self.duplicates
-                    .evict(request.delivery.session, remembered.context.now_ms);
+                self.insert(request, &remembered);
             }
             effects.handled = Some(Box::new(Handled {
                 remembered,

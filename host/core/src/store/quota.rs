@@ -5,6 +5,7 @@
 use std::fmt;
 
 use crate::limits;
+use crate::log::JournalRoom;
 
 /// Limits, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,8 @@ pub struct Quota {
     pub unreleased_bytes_max: u64,
     /// Fuel of a first execution, in addition to the fuel for each payload byte.
     pub fuel_max: u64,
-    /// Whether the disk of the write-ahead log is full. Then only removals are allowed.
-    pub journal_full: bool,
+    /// What the write-ahead log has room for.
+    pub journal: JournalRoom,
 }
 
 impl Default for Quota {
@@ -53,7 +54,7 @@ impl Default for Quota {
             recent_bytes_max: limits::RECENT_BYTES_MAX,
             unreleased_bytes_max: limits::UNRELEASED_BYTES_MAX,
             fuel_max: limits::FUEL_PER_CALL_DEFAULT,
-            journal_full: false,
+            journal: JournalRoom::Growth,
         };
         all.with_client(None, None)
     }

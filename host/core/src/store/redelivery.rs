@@ -3,7 +3,7 @@
 //! The request is re-executed on its captured reads, and nothing is stored again. The watches that
 //! it ended end again. If an earlier run may not have sent the notifications, they are sent again.
 
-use super::effects::{Answer, Effects, RestsOn, internal_error};
+use super::effects::{Answer, Effects, INTERNAL_ERROR, RestsOn, internal_error};
 use super::notifier::Notifier;
 use super::remembered::{Outcome, Remembered, StoredPayload};
 use super::replay;
@@ -86,7 +86,9 @@ impl Store {
         }
         // Clients of a foreign broker stay connected across a restart, and which notifications the
         // earlier run has sent is unknown.
-        let may_be_unnotified = state.watches.are_durable()
+        let failed = outcome.payload.is(INTERNAL_ERROR);
+        let may_be_unnotified = !failed
+            && state.watches.are_durable()
             && !state.watches.is_empty()
             && original.number < self.earlier_below;
         if !may_be_unnotified || !self.renotified.insert(original.number) {

@@ -17,6 +17,7 @@ use super::write::Write;
 use super::{Peer, Quota};
 use crate::clock::Hlc;
 use crate::limits;
+use crate::log::JournalRoom;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
 
@@ -64,7 +65,7 @@ pub(super) const NO_QUOTA: Quota = Quota {
     recent_bytes_max: 0,
     unreleased_bytes_max: u64::MAX,
     fuel_max: limits::FUEL_PER_CALL_MAX,
-    journal_full: false,
+    journal: JournalRoom::Growth,
 };
 
 /// Runs a recorded request on a fresh instance. Reads that the recording does not hold are answered

@@ -14,6 +14,7 @@ use super::watch::Watches;
 use super::write::{Change, Write};
 use crate::clock::Hlc;
 use crate::limits;
+use crate::log::JournalRoom;
 
 /// A place in the order in which keys expire.
 #[derive(Clone, Copy)]
@@ -41,7 +42,7 @@ impl State {
     /// longer than the current one.
     pub fn check_write(&self, client: &str, key: &[u8], quota: &Quota) -> Result<(), Exceeded> {
         quota.check_key(key)?;
-        if quota.journal_full {
+        if quota.journal != JournalRoom::Growth {
             return Err(Exceeded::Disk);
         }
         let (held, own) = (self.table.owned(key), self.owners.find(client));

@@ -19,6 +19,7 @@ use super::transaction::Transaction;
 use super::watch::{Scope, WatchChange, Watches};
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
+use crate::log::JournalRoom;
 use crate::policy::{Absent, Assignment, Guard, Instance, Registry};
 use crate::request::Request;
 
@@ -215,8 +216,10 @@ impl Store {
             .take()
             .expect("every step puts the state back before it returns");
         // Expired keys are removed first, so that no quota counts them and watchers are notified of
-        // the removal before any later change.
-        if next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
+        // the removal before any later change. Without room for the record they stay, and no request
+        // sees them.
+        let may_sweep = self.quota.journal != JournalRoom::Nothing;
+        if may_sweep && next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, effects);
             if let Some(swept) = &effects.swept {
                 let is_shadowed = self.registry.shadow().is_some();

@@ -4,7 +4,7 @@ use super::*;
 use crate::STANDARD_POLICY;
 use statehouse_core::clock::{Clock, ManualSource};
 use statehouse_core::log::record::{self, Record};
-use statehouse_core::log::{Image, Recorder, Records};
+use statehouse_core::log::{Image, JournalRoom, Recorder, Records};
 use statehouse_core::policy::Registry;
 use statehouse_core::store::{Mode, Quota, Retention, Store};
 use statehouse_core::{Core, Settings};
@@ -25,7 +25,7 @@ const QUOTA: Quota = Quota {
     recent_bytes_max: 1 << 20,
     unreleased_bytes_max: 1 << 20,
     fuel_max: statehouse_config::limits::FUEL_PER_CALL_DEFAULT,
-    journal_full: false,
+    journal: JournalRoom::Growth,
 };
 
 /// Another build of the standard policy. It has an extra custom section, which the engine ignores:

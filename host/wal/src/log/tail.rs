@@ -41,8 +41,8 @@ impl Log {
     /// Writes everything that is appended, without a sync.
     ///
     /// # Errors
-    /// If the disk is full ([`Error::is_full`]), the log is unchanged and the caller may retry. Any
-    /// other error is final.
+    /// If the disk is full or no more files can be opened ([`Error::is_temporary`]), the log is
+    /// unchanged and the caller may retry. Any other error is final.
     pub fn write(&self) -> Result<(), Error> {
         self.write_tail(&mut locked(&self.tail))
     }
@@ -89,6 +89,9 @@ impl Log {
                 Some(_) => {}
             }
             let taken = pending.take(room, std::mem::take(&mut tail.spare));
+            // Before the bytes stop to count as unwritten, so that their room is promised to nobody.
+            let taken_bytes = taken.as_ref().map_or(0, |it| it.frame.len() as u64);
+            self.tail_bytes.store(room - taken_bytes, Ordering::Release);
             self.unwritten_bytes
                 .store(pending.bytes(), Ordering::Release);
             (taken, pending.next_frame_bytes())
@@ -113,8 +116,6 @@ impl Log {
             .map_err(|error| self.fail("write", name(), &error))?;
         tail.offset += taken.frame.len() as u64;
         tail.written = taken.last;
-        self.tail_bytes
-            .store(tail.bytes - tail.offset, Ordering::Release);
         self.written_bytes
             .fetch_add(taken.frame.len() as u64, Ordering::AcqRel);
         taken.frame.clear();
@@ -150,8 +151,10 @@ impl Log {
             .store(spares * self.options.segment_bytes, Ordering::Release);
         let (file, header) = match activated {
             Ok(activated) => activated,
-            Err(error) if error.is_full() => {
-                self.free_bytes.store(0, Ordering::Release);
+            Err(error) if error.is_temporary() => {
+                if error.is_full() {
+                    self.free_bytes.store(0, Ordering::Release);
+                }
                 return Err(error);
             }
             Err(Error::Io {

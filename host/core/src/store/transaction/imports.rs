@@ -12,6 +12,7 @@ use super::super::watch::Scope;
 use super::{Change, DIVERGED, StagedWatch, Transaction, Write};
 use crate::clock::Stamp;
 use crate::limits;
+use crate::log::JournalRoom;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put, Reached};
 use statehouse_protocol::rights::Right;
 
@@ -121,6 +122,9 @@ impl Host for Transaction {
         self.note_read(key, hidden)?;
         if self.view(key, hidden).is_none() {
             return Ok(false);
+        }
+        if self.quota.journal == JournalRoom::Nothing && !self.read_set.is_replaying() {
+            return Err(self.exceeds(Exceeded::Disk));
         }
         self.room_for_effects()?;
         let key_at = self.place(key);
@@ -318,7 +322,7 @@ impl Transaction {
         if put.value.len() as u64 > self.quota.value_bytes_max {
             return Err(self.exceeds(Exceeded::ValueBytes(self.quota.value_bytes_max)));
         }
-        if self.quota.journal_full {
+        if self.quota.journal != JournalRoom::Growth {
             return Err(self.exceeds(Exceeded::Disk));
         }
         Ok(())
@@ -422,7 +426,7 @@ impl Transaction {
         let watches = &self.state.watches;
         // On a full disk, recorded watches must not use the room that removals need.
         let recorded = watches.are_durable() && !watches.contains(scope, key, &origin.peer);
-        let room = match recorded && self.quota.journal_full {
+        let room = match recorded && self.quota.journal != JournalRoom::Growth {
             true => Err(Exceeded::Disk),
             false => watches.check(&origin.peer, scope, key, &self.quota),
         };
