@@ -1,5 +1,7 @@
 //! Why a host stops taking part in a cluster.
 
+use statehouse_protocol::LogPosition;
+
 use crate::codec::Malformed;
 
 /// Why [`crate::Member::run`] ended. A repetition without a change does not help.
@@ -26,6 +28,11 @@ pub enum Stop {
         /// The epoch and change that this host knows to be committed.
         known: (u64, u64),
     },
+    /// The log does not continue what this host has copied of it.
+    #[error(
+        "the engine lost committed data: the log does not continue the copy that this host has of it, up to record {0}. The copy was not changed. Compare the members of the engine before any host restarts; `statehouse cluster init --from` makes a new cluster from the copy"
+    )]
+    CopyIsAhead(LogPosition),
     /// The member ran before.
     #[error("this member has run before: create another one with a new process id")]
     HasRun,

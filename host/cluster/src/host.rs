@@ -133,6 +133,12 @@ impl Host {
         }
     }
 
+    /// Whether an earlier process of this host wrote this head. A copy of a data directory has the
+    /// process of another host, which may be running.
+    pub(crate) fn was_own(&self, head: &Head) -> bool {
+        self.options.predecessor == Some(head.writer) && self.options.host == head.leader
+    }
+
     pub(crate) async fn get_head(&self) -> Result<Value, EngineError> {
         self.attempt(self.engine.get(&self.keys.head())).await
     }

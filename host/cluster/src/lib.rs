@@ -142,8 +142,8 @@ pub use access::ClusterError;
 pub use check::{Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
-pub use copy::LogCopy;
 pub use copy::store::{CopyError, CopyStore, Resumed};
+pub use copy::{LogCopy, confirm_copy};
 pub use create::{FirstState, Secret, create, create_from, identity};
 pub use cursor::LogPoint;
 pub use embedder::{Embedder, Ended, Takeover};
@@ -161,7 +161,7 @@ pub use modules::{ModuleInfo, Modules};
 pub use operations::{OperationError, Upgraded, check_successor, upgrade};
 #[cfg(any(test, feature = "simulation"))]
 pub use options::Broken;
-pub use options::{Options, Reads, Sizes, Timing};
+pub use options::{Options, Reads, Sizes, Timing, check_cluster_name};
 pub use overview::{LogWindow, Overview, overview};
 pub use presence::{Description, MemberEntry, MemberInfo, Role, members, remove_member};
 pub use statehouse_protocol::LogPosition;

@@ -18,8 +18,8 @@ pub struct Options {
     /// could write the same value of the head.
     pub process: Id,
     /// The id of an earlier process of this host that has certainly ended. A takeover from it waits
-    /// for no lease. The lock of the data directory proves the end of the process that held it
-    /// before.
+    /// for no lease, if it had the same name. The lock of the data directory proves the end of the
+    /// process that held it before.
     pub predecessor: Option<Id>,
     /// How reads are protected.
     pub reads: Reads,
@@ -173,7 +173,7 @@ impl Options {
     /// # Errors
     /// A text for the operator.
     pub fn check(&self) -> Result<(), String> {
-        check_name("cluster", &self.cluster, limits::CLUSTER_NAME_BYTES_MAX)?;
+        check_cluster_name(&self.cluster)?;
         check_name("host", &self.host, limits::HOST_NAME_BYTES_MAX)?;
         // A head without an address names a successor.
         if self.address.is_empty() || self.address.len() > limits::ADDRESS_BYTES_MAX {
@@ -196,6 +196,14 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Checks the name of a cluster.
+///
+/// # Errors
+/// A text for the operator.
+pub fn check_cluster_name(name: &str) -> Result<(), String> {
+    check_name("cluster", name, limits::CLUSTER_NAME_BYTES_MAX)
 }
 
 fn check_name(what: &str, name: &str, bytes_max: usize) -> Result<(), String> {

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use statehouse_cluster::{Options, Reads, Sizes};
+use statehouse_cluster::{Options, Reads, Sizes, check_cluster_name};
 
 use super::layer::settings;
 use super::values;
@@ -266,9 +266,11 @@ impl ClusterFlags {
         if !fits {
             return Err(ClusterError::Certificates);
         }
+        let name = (self.cluster_name.clone()).unwrap_or_else(|| "statehouse".to_owned());
+        check_cluster_name(&name).map_err(ClusterError::Name)?;
         Ok(EtcdConfig {
             urls: self.cluster.clone(),
-            name: (self.cluster_name.clone()).unwrap_or_else(|| "statehouse".to_owned()),
+            name,
             ca: self.cluster_ca.clone(),
             certificate,
             login: self.login()?,

@@ -5,21 +5,22 @@ use std::fmt::Display;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use data_encoding::HEXLOWER;
-use statehouse_cluster::etcd::{Etcd, Login, Tls};
+use statehouse_cluster::etcd::{CheckError, Etcd, Login, Tls};
 use statehouse_cluster::{
-    Clock, ClusterError, Engine, EngineError, Id, MachineClock, Malformed, Modules, Options,
-    Secret, identity, members, overview,
+    Clock, ClusterError, Engine, EngineError, Id, LogPoint, MachineClock, Malformed, Modules,
+    Options, Secret, Stop, confirm_copy, identity, members, overview,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
 use statehouse_wal::{Directory, Probed, has_log, probe};
 
 use super::Failure;
-use super::member::EXIT_CLUSTER_SETTINGS;
+use super::member::{EXIT_CLUSTER_SETTINGS, failure};
 use super::serve::print;
 use crate::STANDARD_POLICY;
 use crate::cluster::history;
@@ -30,6 +31,9 @@ use statehouse_offline::ClusterMark;
 
 /// The file with the id of the last process that used a data directory.
 const PROCESS_FILE: &str = "cluster-process";
+
+/// A random number of the running kernel (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What a host needs to take part.
 pub(super) struct Joined {
@@ -61,8 +65,17 @@ pub(super) async fn join(
     let etcd = Arc::new(connect(&cluster.etcd).map_err(Failure::usage)?);
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
     let (id, secret) = read_identity(&etcd, &*clock, cluster).await?;
-    mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
-    etcd.check().await.map_err(Failure::Usage)?;
+    let copied = mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
+    check_etcd(&etcd, cluster).await?;
+    if let Some(point) = copied {
+        let confirmed = confirm_copy(etcd.clone(), clock.clone(), options.clone(), id, point);
+        match confirmed.await {
+            Err(stop @ Stop::Head(Malformed::LaterFormat { .. })) => {
+                return Err(too_old(&stop, &*etcd, &*clock, &cluster.etcd.name).await);
+            }
+            confirmed => confirmed.map_err(|stop| failure(&stop))?,
+        }
+    }
     let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
         .with_quota_bytes(cluster.quota_bytes);
     store_standard_policy(&modules, &etcd, &*clock, &cluster.etcd.name)
@@ -133,19 +146,31 @@ pub(super) fn look(directory: &Path) -> anyhow::Result<bool> {
 }
 
 /// A new id for this process, and the id of the process before in this directory.
+///
+/// The lock proves the end of the process before only in the same directory and in the same kernel.
+/// That of the original of a copy may be running, and so may that of a machine whose volume was moved
+/// to this one. So the file names directory and kernel too.
 fn next_process(directory: &Path) -> anyhow::Result<(Id, Option<Id>)> {
     let path = directory.join(PROCESS_FILE);
+    let inode = fs::metadata(directory).context(PROCESS_FILE)?;
+    // Without it, no process before is known.
+    let boot = fs::read_to_string(BOOT_ID).unwrap_or_default();
+    let boot = boot.trim_end();
+    let place = format!("{}:{} {boot}", inode.dev(), inode.ino());
     let before = match fs::read(&path) {
         Ok(text) => {
-            let id = HEXLOWER.decode(text.trim_ascii_end()).ok();
+            let text = String::from_utf8_lossy(&text);
+            let (id, of) = text.trim_end().split_once(' ').unwrap_or_default();
             // Without the id, a takeover from that process waits for its lease.
+            let id = HEXLOWER.decode(id.as_bytes()).ok();
+            let id = id.filter(|_| of == place && !boot.is_empty());
             id.and_then(|id| id.try_into().ok()).map(Id)
         }
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error).context(PROCESS_FILE),
     };
     let id = Id::random().context("the system has no random numbers")?;
-    let text = format!("{}\n", HEXLOWER.encode(&id.0));
+    let text = format!("{} {place}\n", HEXLOWER.encode(&id.0));
     atomic::replace(&path, text.as_bytes(), 0o600).context(PROCESS_FILE)?;
     Ok((id, before))
 }
@@ -178,17 +203,21 @@ pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
     }))
 }
 
-/// Marks the data directory as that of a host of this cluster.
-fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<()> {
+/// Marks the data directory as that of a host of this cluster. Returns the place up to which it has
+/// a copy of the log.
+fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<Option<LogPoint>> {
     let cluster = HEXLOWER.encode(&id.0);
     let shown = directory.display();
     match ClusterMark::of(directory)? {
-        Some(mark) => anyhow::ensure!(
-            mark.cluster == cluster,
-            "the data directory {shown} belongs to another cluster, with the name {} and the id {}, but {name} at this etcd has the id {cluster}: name another directory with --data",
-            mark.name,
-            mark.cluster
-        ),
+        Some(mark) => {
+            anyhow::ensure!(
+                mark.cluster == cluster,
+                "the data directory {shown} belongs to another cluster, with the name {} and the id {}, but {name} at this etcd has the id {cluster}: name another directory with --data",
+                mark.name,
+                mark.cluster
+            );
+            return Ok(history::copied(&mark));
+        }
         None => {
             let mark = ClusterMark {
                 cluster,
@@ -199,7 +228,7 @@ fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<()> {
                 .with_context(|| format!("the data directory {shown} cannot be used"))?;
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The failure of a host that cannot read the format of the log. Names the version to install, if a
@@ -220,6 +249,32 @@ pub(super) async fn too_old(
         code: EXIT_CLUSTER_SETTINGS,
         message: format!("{error}{advice}"),
     }
+}
+
+/// Checks the servers of etcd. Waits while none answers.
+async fn check_etcd(etcd: &Etcd, cluster: &ClusterConfig) -> Result<(), Failure> {
+    let mut waits = false;
+    loop {
+        match etcd.check().await {
+            Ok(_) => return Ok(()),
+            Err(error @ CheckError::Unusable(_)) => return Err(Failure::usage(error)),
+            Err(error) => wait_for_etcd(cluster, &error, &mut waits).await?,
+        }
+    }
+}
+
+/// Waits before the next attempt. Prints the reason of the first one.
+async fn wait_for_etcd(
+    cluster: &ClusterConfig,
+    error: &impl Display,
+    waits: &mut bool,
+) -> Result<(), Failure> {
+    if !std::mem::replace(waits, true) {
+        let urls = cluster.etcd.urls.join(", ");
+        print(&[format!("waiting for etcd at {urls}: {error}")])?;
+    }
+    tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
+    Ok(())
 }
 
 /// Reads the id and the secret of the cluster. Waits while no server of etcd answers, because all
@@ -247,10 +302,38 @@ async fn read_identity(
             }
             Err(error) => return Err(Failure::usage(error)),
         };
-        if !std::mem::replace(&mut waits, true) {
-            let urls = cluster.etcd.urls.join(", ");
-            print(&[format!("waiting for etcd at {urls}: {error}")])?;
+        wait_for_etcd(cluster, &error, &mut waits).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_directory_itself_proves_the_end_of_its_process() {
+        let place = tempfile::tempdir().unwrap();
+        let [original, copy] = ["original", "copy"].map(|name| place.path().join(name));
+        for directory in [&original, &copy] {
+            fs::create_dir(directory).unwrap();
         }
-        tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
+        let (first, before) = next_process(&original).unwrap();
+        assert_eq!(before, None);
+        fs::copy(original.join(PROCESS_FILE), copy.join(PROCESS_FILE)).unwrap();
+        assert_eq!(next_process(&copy).unwrap().1, None);
+        let (second, before) = next_process(&original).unwrap();
+        assert_eq!(before, Some(first));
+        // The file of an earlier version names no directory.
+        fs::write(original.join(PROCESS_FILE), HEXLOWER.encode(&second.0)).unwrap();
+        assert_eq!(next_process(&original).unwrap().1, None);
+        // After a reboot the process has ended, but the volume may be that of another machine.
+        let text = fs::read_to_string(original.join(PROCESS_FILE)).unwrap();
+        let (rest, _) = text.rsplit_once(' ').unwrap();
+        fs::write(
+            original.join(PROCESS_FILE),
+            format!("{rest} of-another-boot\n"),
+        )
+        .unwrap();
+        assert_eq!(next_process(&original).unwrap().1, None);
     }
 }

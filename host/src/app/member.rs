@@ -33,7 +33,9 @@ use crate::cluster::replica::Replica;
 use crate::policies::delivery::Trust;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
-use statehouse_config::{ClusterConfig, Config, Followed, Storage, limits};
+use statehouse_config::{
+    ClusterConfig, Config, Followed, Storage, connections_for_open_files, limits,
+};
 use statehouse_files::watch::Reloads;
 use statehouse_listener::{
     Listeners,
@@ -44,8 +46,7 @@ use statehouse_server::{EXIT_STATE_LOST, logging};
 /// Exit code of a host whose cluster has a log that contradicts itself (EX_DATAERR of sysexits.h).
 const EXIT_LOG_DAMAGED: u8 = 65;
 
-/// Exit code of a host that is too old for its cluster, or whose cluster was deleted (EX_CONFIG of
-/// sysexits.h).
+/// Exit code of a host that is too old for its cluster (EX_CONFIG of sysexits.h).
 pub(super) const EXIT_CLUSTER_SETTINGS: u8 = 78;
 
 /// The sockets, which are bound before anything else is done.
@@ -115,8 +116,11 @@ pub(super) async fn serve(
 
     let accepts_clock = host.config.storage.accept_clock;
     let connections_max = host.config.bounds.broker.connections_max;
+    // A client of another host's store takes two sockets here.
+    let connections_max = connections_max
+        .min(connections_for_open_files().map_or(usize::MAX, |most| most.div_ceil(2)));
     let (audit, traces) = (host.audit.clone(), host.traces.clone());
-    let history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
+    let mut history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
         .map_err(Failure::usage)?;
     let offset = Arc::<LeaderClock>::default();
     let options = FrontOptions {
@@ -166,6 +170,7 @@ pub(super) async fn serve(
             Ok(())
         }
         ended = &mut running_member => Err(stopped(ended, &joined, &cluster.etcd.name).await),
+        stop = history.ended() => Err(failure(&stop)),
     };
     service_manager::stopping();
     running.stop();
@@ -184,7 +189,7 @@ pub(super) async fn serve(
 /// The task that keeps the history of this host.
 struct Keeper {
     stops: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: JoinHandle<Option<Stop>>,
 }
 
 impl Keeper {
@@ -209,7 +214,22 @@ impl Keeper {
         Ok(Self { stops, task })
     }
 
+    /// Waits until the host must stop because of its history.
+    async fn ended(&mut self) -> Stop {
+        match (&mut self.task).await {
+            Ok(Some(stop)) => stop,
+            Ok(None) => std::future::pending().await,
+            Err(error) => {
+                tracing::error!(%error, "the history of this host ended: this is a bug");
+                std::future::pending().await
+            }
+        }
+    }
+
     async fn stop(self) {
+        if self.task.is_finished() {
+            return;
+        }
         self.stops.send_replace(true);
         let ended = tokio::time::timeout(limits::CLUSTER_HISTORY_CLOSE, self.task).await;
         if ended.is_err() {
@@ -240,10 +260,7 @@ async fn stopped(
         Ok(Err(stop @ Stop::Head(Malformed::LaterFormat { .. }))) => {
             too_old(&stop, &*joined.engine, &*joined.clock, cluster).await
         }
-        Ok(Err(stop)) => Failure::Cluster {
-            code: exit_code(&stop),
-            message: stop.to_string(),
-        },
+        Ok(Err(stop)) => failure(&stop),
         Ok(Ok(never)) => match never {},
         Err(error) => {
             tracing::error!(%error, "the member of the cluster panicked; stopping, since its state is lost");
@@ -252,10 +269,14 @@ async fn stopped(
     }
 }
 
-fn exit_code(stop: &Stop) -> u8 {
-    match stop {
-        Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
-        _ => EXIT_LOG_DAMAGED,
+/// Why a host stops, for the operator.
+pub(super) fn failure(stop: &Stop) -> Failure {
+    Failure::Cluster {
+        code: match stop {
+            Stop::NotCreated(_) => EXIT_CLUSTER_SETTINGS,
+            _ => EXIT_LOG_DAMAGED,
+        },
+        message: stop.to_string(),
     }
 }
 

@@ -157,7 +157,8 @@ struct UpgradeArgs {
 
 /// Remove a host that will not return from the list of hosts
 ///
-/// The host must not run any more: a running host lists itself again.
+/// The host must not run any more. One that runs is listed again when its role changes, another
+/// host leads, or it restarts.
 #[derive(Debug, clap::Args)]
 struct RemoveArgs {
     /// The name of the host

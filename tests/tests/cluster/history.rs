@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -350,4 +351,64 @@ fn directory_of_a_host_is_refused_elsewhere_and_can_begin_anew() {
     cluster[0].restart();
     written.set(&mut cluster.store(0, "second"), 5);
     written.check(&cluster[0]);
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+/// etcd is restored from a backup that lacks acknowledged writes. In an earlier version hosts that
+/// started then served the older state, and removed their copies of the newer one.
+#[test]
+fn restored_etcd_stops_hosts_and_leaves_their_history() {
+    let place = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start_in(place.path(), 1, &[]);
+    let directories = fs::read_dir(place.path()).unwrap();
+    let [directory] = &directories.map(|it| it.unwrap().path()).collect::<Vec<_>>()[..] else {
+        panic!("one etcd has one directory");
+    };
+    let (data, backup) = (directory.join("0"), place.path().join("backup"));
+    let mut cluster = Cluster::without_hosts_on(etcd, &[SHORT_LEASE]);
+    cluster.add_hosts(1);
+    cluster.store(0, "client").set("key", "old");
+    wait_for_changes(&cluster[0], "key", 1);
+    cluster[0].stop();
+    cluster.etcd.kill_all();
+    copy(&data, &backup);
+    cluster.etcd.restart_all();
+    cluster[0].restart();
+    cluster.store(0, "client").set("key", "new");
+    wait_for_changes(&cluster[0], "key", 2);
+    cluster[0].kill();
+
+    cluster.etcd.kill_all();
+    fs::remove_dir_all(&data).unwrap();
+    copy(&backup, &data);
+    cluster.etcd.restart_all();
+    for _ in 0..2 {
+        cluster[0].start_again(&[]);
+        let status = cluster[0].wait(PATIENCE);
+        assert_eq!(status.code(), Some(65), "{:#?}", cluster[0].stderr());
+        let (changes, _) = history(&cluster[0], "key").expect("the copy is still there");
+        let expected = ["old", "new"].map(|it| Some(it.to_owned()));
+        assert_eq!(values(&changes), expected);
+    }
+}
+
+/// The process of a copied data directory may be running. In an earlier version the new host took
+/// the lead from it at once, and both answered reads.
+#[test]
+fn copied_data_directory_does_not_depose_the_leader() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    let before = cluster.present_leader();
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("copy");
+    copy(&data(&cluster[0]), &directory);
+    let added = cluster.add_with(&[("data", directory.to_str().unwrap())]);
+    cluster[added].wait_until_ready();
+    let mut store = cluster.store(added, "client");
+    store.set("key", "value");
+    assert_eq!(store.get("key"), Some(b"value".to_vec()));
+    assert_eq!(cluster.present_leader().epoch, before.epoch);
 }

@@ -6,7 +6,8 @@
 //! on threads that may block.
 //!
 //! If the log was truncated before the copy has read it, the copy starts over with the newest
-//! snapshot.
+//! snapshot. If the log does not continue the copy, the engine has lost committed records that only
+//! the copy has, so the copy stays as it is and the host must stop.
 
 pub(crate) mod store;
 mod work;
@@ -20,7 +21,7 @@ use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use crate::clock::Clock;
-use crate::cursor::Cursor;
+use crate::cursor::{Accepted, Cursor, LogPoint};
 use crate::engine::{Engine, Paging};
 use crate::error::Stop;
 use crate::feed::Feed;
@@ -39,7 +40,8 @@ pub struct LogCopy<S> {
     host: Arc<Host>,
     feed: Arc<Feed>,
     work: Arc<Mutex<Work<S>>>,
-    resumes: bool,
+    /// The last record of an earlier copy.
+    resumes: Option<LogPosition>,
     /// Attempts in a row that found no usable log or snapshot.
     failures: u32,
 }
@@ -80,7 +82,7 @@ impl<S: CopyStore> LogCopy<S> {
             host: Arc::new(Host::new(engine, clock, options)),
             feed,
             work: Arc::new(Mutex::new(work)),
-            resumes: resumed.is_some(),
+            resumes: resumed.map(|it| it.end),
             failures: 0,
         }
     }
@@ -106,7 +108,7 @@ impl<S: CopyStore> LogCopy<S> {
             Ok(())
         };
         match self.work(close).await {
-            // The next start finds this out too, and starts over.
+            // The next start finds this out too.
             Err(CopyError::Differs(_)) => Ok(()),
             closed => closed,
         }
@@ -131,8 +133,8 @@ impl<S: CopyStore> LogCopy<S> {
 
     async fn copy(&mut self) -> Result<Infallible, CopyError> {
         let mut begins = match self.resumes {
-            true => self.confirm().await,
-            false => self.begin().await,
+            Some(end) => self.confirm(end).await.map_err(CopyError::Log),
+            None => self.begin().await,
         };
         let mut wait = Duration::ZERO;
         let mut paging = Paging::new();
@@ -187,22 +189,9 @@ impl<S: CopyStore> LogCopy<S> {
         Ok(wait)
     }
 
-    /// The head, as soon as the engine answers.
-    async fn head(&self) -> Result<Head, CopyError> {
-        loop {
-            if let Ok(value) = self.host.get_head().await
-                && let Some(bytes) = value.value
-            {
-                let head = Head::decode(&bytes).map_err(Stop::Head)?;
-                return match head.cluster == self.locked().cluster {
-                    true => Ok(head),
-                    false => {
-                        Err(Stop::Damaged("another cluster has replaced this one".into()).into())
-                    }
-                };
-            }
-            self.host.clock.sleep(limits::COPY_RETRY).await;
-        }
+    async fn head(&self) -> Result<Head, Stop> {
+        let cluster = self.locked().cluster;
+        head(&self.host, cluster).await
     }
 
     /// Begins with the newest snapshot, or with the first record.
@@ -211,24 +200,21 @@ impl<S: CopyStore> LogCopy<S> {
         self.work(move |work| work.begin(&head)).await
     }
 
-    /// Checks that an earlier copy is a part of the log. It is not if the engine was restored from
-    /// a backup.
-    async fn confirm(&self) -> Result<(), CopyError> {
-        for _ in 0..limits::MISMATCHES_MAX {
-            let head = self.head().await?;
-            let (seq, chain) = {
-                let cursor = &self.locked().cursor;
-                (cursor.seq, cursor.chain)
-            };
-            if head.seq > seq || head.seq == seq && head.chain == chain {
-                return Ok(());
-            }
-            self.host.engine.next_endpoint();
-            self.host.clock.sleep(RETRY).await;
+    /// Checks that the log continues the copy and has its last record, `end`.
+    async fn confirm(&self, end: LogPosition) -> Result<(), Stop> {
+        let (cluster, point) = {
+            let work = self.locked();
+            (work.cluster, work.cursor.point())
+        };
+        match point {
+            Some(point) => confirm(&self.host, cluster, (point, end)).await,
+            None => Ok(()),
         }
-        Err(CopyError::Differs(
-            "the log of the cluster has lost records that this host copied",
-        ))
+    }
+
+    /// The copy is ahead of the log, which the engine must have lost.
+    fn is_ahead(&self) -> CopyError {
+        Stop::CopyIsAhead(self.locked().cursor.position).into()
     }
 
     /// Reads the frames up to `seq` that are missing.
@@ -264,8 +250,7 @@ impl<S: CopyStore> LogCopy<S> {
             }
             mismatches += 1;
             if mismatches > limits::MISMATCHES_MAX {
-                let why = "the log of the cluster does not continue the copy";
-                return Err(CopyError::Differs(why));
+                return Err(self.is_ahead());
             }
             self.host.engine.next_endpoint();
             self.host.clock.sleep(RETRY).await;
@@ -303,6 +288,91 @@ impl<S: CopyStore> LogCopy<S> {
                 Ok(())
             }
             done => done,
+        }
+    }
+}
+
+/// Checks that the log continues a copy that ends at `point`. It does not if the engine was restored
+/// from a backup.
+///
+/// # Errors
+/// [`Stop::CopyIsAhead`], or why the log cannot be read.
+pub async fn confirm_copy(
+    engine: Arc<dyn Engine>,
+    clock: Arc<dyn Clock>,
+    options: Options,
+    cluster: Id,
+    point: LogPoint,
+) -> Result<(), Stop> {
+    let host = Host::new(engine, clock, options);
+    confirm(&host, cluster, (point, point.position)).await
+}
+
+async fn confirm(
+    host: &Host,
+    cluster: Id,
+    (point, end): (LogPoint, LogPosition),
+) -> Result<(), Stop> {
+    let mut paging = Paging::new();
+    for _ in 0..limits::MISMATCHES_MAX {
+        let head = head(host, cluster).await?;
+        let has_end = head.position >= end;
+        if has_end && head.seq == point.seq && head.chain == point.chain {
+            return Ok(());
+        }
+        if has_end && head.seq > point.seq {
+            // The frame is missing if it was truncated, or read from a server that lags behind.
+            let next = first_frame(host, point.seq + 1, &mut paging).await;
+            let mut copy = Cursor::at(point);
+            let is_continued = match &next {
+                Some(frame) => copy.accept(frame, |_, _| Ok::<_, Stop>(()))? != Accepted::Mismatch,
+                None => head.oldest > point.seq + 1,
+            };
+            if is_continued {
+                return Ok(());
+            }
+        }
+        host.engine.next_endpoint();
+        host.clock.sleep(RETRY).await;
+    }
+    Err(Stop::CopyIsAhead(end))
+}
+
+/// The head, as soon as the engine answers.
+async fn head(host: &Host, cluster: Id) -> Result<Head, Stop> {
+    let value = loop {
+        match host.get_head().await {
+            Ok(value) => break value.value,
+            Err(error) => tracing::debug!("reading the head again: {error}"),
+        }
+        host.clock.sleep(limits::COPY_RETRY).await;
+    };
+    let missing = || Stop::NotCreated(host.options.cluster.clone());
+    let head = Head::decode(&value.ok_or_else(missing)?).map_err(Stop::Head)?;
+    match head.cluster == cluster {
+        true => Ok(head),
+        false => Err(Stop::Damaged(
+            "another cluster has replaced this one".into(),
+        )),
+    }
+}
+
+/// The frame with this number, if the engine has it.
+async fn first_frame(host: &Host, seq: u64, paging: &mut Paging) -> Option<Bytes> {
+    loop {
+        match host
+            .read_page(&host.keys.frames_from(seq), None, paging)
+            .await
+        {
+            Ok(None) => {}
+            Ok(Some(page)) => {
+                let (key, frame) = page.values.into_iter().next()?;
+                return (key == host.keys.frame(seq)).then_some(frame);
+            }
+            Err(error) => {
+                tracing::debug!("reading the log again: {error}");
+                host.clock.sleep(limits::COPY_RETRY).await;
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ pub trait CopyStore: Send + 'static {
     /// already may be passed again.
     ///
     /// # Errors
-    /// [`CopyError::Differs`] if the store holds another record at a position.
+    /// [`Stop::CopyIsAhead`] if the store holds another record at a position.
     fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError>;
     /// Begins a snapshot. Its blocks follow.
     ///
@@ -80,8 +80,10 @@ impl From<Differs> for CopyError {
 /// Where an earlier copy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resumed {
-    /// The place to read on. The store may hold later records too.
+    /// The place to read on.
     pub point: LogPoint,
+    /// The last record that the store holds, at or after that place.
+    pub end: LogPosition,
     /// The position of the newest snapshot in the store.
     pub snapshot: LogPosition,
 }

@@ -105,25 +105,23 @@ impl Etcd {
     /// to the same etcd cluster as the others. Returns the state of the last one.
     ///
     /// # Errors
-    /// A text for the operator if an endpoint must not be used, or none answers.
-    pub async fn check(&self) -> Result<Status, String> {
-        let mut answer = Err("no etcd endpoint answers".to_owned());
+    /// If an endpoint must not be used, or none answers. One that does not answer, or is lost during
+    /// the check, is none of these as long as another one answers.
+    pub async fn check(&self) -> Result<Status, CheckError> {
+        let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let mut clusters = Vec::new();
         for (url, server) in self.urls.iter().zip(&self.endpoints) {
-            match read_member(server).await {
+            match check_server(server).await {
                 Ok((cluster, status)) => {
-                    check_version(&status.version)?;
-                    probe(server).await?;
                     clusters.push((url.as_str(), cluster));
                     answer = Ok(status);
                 }
-                Err(error) if answer.is_err() => {
-                    answer = Err(format!("no etcd endpoint answers: {error}"));
-                }
+                Err(error @ CheckError::Unusable(_)) => return Err(error),
+                Err(error) if answer.is_err() => answer = Err(error),
                 Err(_) => {}
             }
         }
-        check_clusters(&clusters)?;
+        check_clusters(&clusters).map_err(CheckError::Unusable)?;
         if let Ok(status) = &answer
             && status.voters < 3
         {
@@ -134,6 +132,36 @@ impl Etcd {
         }
         answer
     }
+}
+
+/// Why [`Etcd::check`] failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// No endpoint answers at present.
+    #[error("no etcd endpoint answers: {0}")]
+    NoAnswer(String),
+    /// An endpoint must not be used.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl From<EngineError> for CheckError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::NotApplied(_) | EngineError::Unknown(_) => {
+                Self::NoAnswer(error.to_string())
+            }
+            _ => Self::Unusable(error.to_string()),
+        }
+    }
+}
+
+/// Checks one endpoint. Returns the id of its etcd cluster, and the state.
+async fn check_server(server: &Server) -> Result<(u64, Status), CheckError> {
+    let (cluster, status) = read_member(server).await?;
+    check_version(&status.version).map_err(CheckError::Unusable)?;
+    probe(server).await?;
+    Ok((cluster, status))
 }
 
 /// Whether all servers belong to one etcd cluster. Otherwise a host could write a part of its keys
@@ -152,7 +180,7 @@ fn check_clusters(servers: &[(&str, u64)]) -> Result<(), String> {
 
 /// Sends a transaction that kine cannot execute and that changes nothing. kine offers a part of
 /// etcd's API on other databases, and does not compare values.
-async fn probe(server: &Server) -> Result<(), String> {
+async fn probe(server: &Server) -> Result<(), CheckError> {
     let key = b"/statehouse/probe".to_vec();
     let compare = |target: CompareTarget, expected| Compare {
         target: target.into(),
@@ -176,14 +204,22 @@ async fn probe(server: &Server) -> Result<(), String> {
     };
     match unary::<_, TxnResponse>(server, TXN, transaction).await {
         Ok(response) if !response.succeeded => Ok(()),
-        Ok(_) => Err("an endpoint compares values wrongly: it is not etcd".into()),
-        Err(EngineError::Refused(error)) if login::is_missing(&error) => Err(error),
-        // kine gives its refusals the code of an unknown error.
-        Err(EngineError::Unknown(error)) if !error.contains("unsupported") => Err(error),
-        Err(EngineError::Refused(error) | EngineError::Unknown(error)) => Err(format!(
-            "an endpoint does not execute transactions as etcd does ({error}): kine and other substitutes cannot be used"
+        Ok(_) => Err(CheckError::Unusable(
+            "an endpoint compares values wrongly: it is not etcd".into(),
         )),
-        Err(error) => Err(error.to_string()),
+        Err(EngineError::Refused(error)) if login::is_missing(&error) => {
+            Err(CheckError::Unusable(error))
+        }
+        // kine gives its refusals the code of an unknown error.
+        Err(EngineError::Unknown(error)) if !error.contains("unsupported") => {
+            Err(CheckError::NoAnswer(error))
+        }
+        Err(EngineError::Refused(error) | EngineError::Unknown(error)) => {
+            Err(CheckError::Unusable(format!(
+                "an endpoint does not execute transactions as etcd does ({error}): kine and other substitutes cannot be used"
+            )))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -475,7 +511,9 @@ async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
     };
     let version = match probe(server).await {
         Ok(()) => judge(&status.version),
-        Err(reason) => Verdict::Unusable(reason),
+        Err(CheckError::NoAnswer(reason) | CheckError::Unusable(reason)) => {
+            Verdict::Unusable(reason)
+        }
     };
     let (severity, advice, reason) = match version {
         Verdict::Good => (Severity::Good, "", String::new()),

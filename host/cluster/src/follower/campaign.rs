@@ -85,7 +85,7 @@ impl Follower<'_> {
     /// Whether the leader has released, or was an earlier process of this host.
     pub(super) fn leader_has_ended(&self) -> bool {
         let head = &self.seen.head;
-        head.released || self.host.options.predecessor == Some(head.writer)
+        head.released || self.host.was_own(head)
     }
 
     /// Whether the leader named this host as its successor.

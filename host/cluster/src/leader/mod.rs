@@ -58,7 +58,7 @@ impl Won {
         if previous.leader.is_empty() {
             return None;
         }
-        let is_own = host.options.predecessor == Some(previous.writer);
+        let is_own = host.was_own(previous);
         Some(match previous.released {
             true => After::Handover,
             false if is_own => After::Restart,

@@ -14,7 +14,7 @@ use crate::feed::Feed;
 use crate::simulated::{Faults, World};
 use crate::{
     Chain, CopyError, CopyStore, Id, LeaderLog, LogCopy, LogPoint, LogPosition, Options, Resumed,
-    SnapshotInfo, create, limits,
+    SnapshotInfo, Stop, create, limits,
 };
 
 /// A copy in memory.
@@ -154,6 +154,7 @@ impl Copying {
         assert!(copied.is_closed);
         let resumed = Resumed {
             point: copied.point.unwrap(),
+            end: LogPosition(copied.records.last_key_value().map_or(0, |it| *it.0)),
             snapshot: LogPosition(copied.snapshots.last().map_or(0, |it| it.0)),
         };
         (copied, resumed)
@@ -313,9 +314,10 @@ fn copy_starts_over_after_the_log_was_truncated() {
     });
 }
 
-/// As after the engine was restored from a backup.
+/// As after the engine was restored from a backup. In an earlier version the copy, which had the only
+/// records of acknowledged requests, started over.
 #[test]
-fn copy_of_another_history_starts_over() {
+fn copy_of_another_history_stops_the_host() {
     simulate(async {
         for is_ahead in [false, true] {
             let world = world(1).await;
@@ -327,11 +329,14 @@ fn copy_of_another_history_starts_over() {
                 true => resumed.point.seq += 100,
                 false => resumed.point.chain = Chain([9; 32]),
             }
-            let copy = Copying::start(&world, &host, Some((copied, resumed)));
-            let last = write(&log, 10, 100).await;
-            copy.wait("it goes on", |it| it.begins == [0, 0]).await;
-            copy.reaches(last).await;
-            assert_eq!(copy.copied().records.len() as u64, last.0);
+            let before = copied.records.len();
+            let mut copy = Copying::start(&world, &host, Some((copied, resumed)));
+            write(&log, 10, 100).await;
+            let ended = (&mut copy.task).await.unwrap().unwrap_err();
+            let is_ahead = matches!(ended, CopyError::Log(Stop::CopyIsAhead(_)));
+            assert!(is_ahead, "{ended}");
+            let after = copy.copied();
+            assert_eq!((after.begins.len(), after.records.len()), (1, before));
         }
     });
 }

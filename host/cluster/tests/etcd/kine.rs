@@ -64,7 +64,7 @@ async fn kine_is_refused_in_words() {
         }
     });
     let kine = Etcd::new(&[url], None).unwrap();
-    let refused = kine.check().await.unwrap_err();
+    let refused = kine.check().await.unwrap_err().to_string();
     assert!(refused.contains("kine and other substitutes"), "{refused}");
     let findings = kine.examine().await.unwrap();
     let finding = findings[0].to_string();

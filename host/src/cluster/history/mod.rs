@@ -1,7 +1,8 @@
 //! The history of a host of a cluster: a copy of the cluster's log in the data directory, for the
 //! commands that read one.
 //!
-//! The copy must never delay or stop the host. If it cannot be kept, it ends with one warning.
+//! The copy must never delay the host. If it cannot be kept, it ends with one warning. It stops the
+//! host only if the log has lost records that the copy has.
 
 mod store;
 #[cfg(test)]
@@ -11,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use statehouse_cluster::{Clock, CopyError, Engine, Id, LogCopy, Member, Options};
+use statehouse_cluster::{Clock, CopyError, Engine, Id, LogCopy, Member, Options, Stop};
 use statehouse_wal::Durability;
 use tokio::sync::watch;
 
 use statehouse_config::{Storage, limits};
 use store::CopyDirectory;
-pub use store::write_mark;
+pub use store::{copied, write_mark};
 
 /// The source of a copy, and its place.
 pub struct History {
@@ -60,19 +61,28 @@ fn remedy(error: &CopyError, directory: &Path) -> String {
 }
 
 impl History {
-    /// Keeps the copy until `stopped` changes.
-    pub async fn keep(self, member: Arc<Member>, mut stopped: watch::Receiver<bool>) {
+    /// Keeps the copy until `stopped` changes. Returns why the host must stop, if it must.
+    pub async fn keep(
+        self,
+        member: Arc<Member>,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Option<Stop> {
         let (directory, position) = (self.directory.clone(), self.position.clone());
         let stopped = async move {
             // An error means that the process ends.
             let _ = stopped.wait_for(|it| *it).await;
         };
-        if let Err(error) = self.copy(&member, stopped).await {
-            let remedy = remedy(&error, &directory);
-            tracing::warn!(
-                "this host keeps no history from now on, the store goes on: {error}. {remedy}"
-            );
-            position.store(0, Relaxed);
+        match self.copy(&member, stopped).await {
+            Ok(()) => None,
+            Err(CopyError::Log(stop @ Stop::CopyIsAhead(_))) => Some(stop),
+            Err(error) => {
+                let remedy = remedy(&error, &directory);
+                tracing::warn!(
+                    "this host keeps no history from now on, the store goes on: {error}. {remedy}"
+                );
+                position.store(0, Relaxed);
+                None
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
-use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, SnapshotInfo};
+use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, SnapshotInfo, Stop};
 use statehouse_files::atomic;
 use statehouse_offline::{ClusterMark, CopyMark};
 use statehouse_protocol::LogPosition;
@@ -89,6 +89,11 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CopyError {
     move |error| CopyError::Store(format!("{}: {error}", path.display()))
 }
 
+/// The place up to which this host has certainly copied the log.
+pub fn copied(mark: &ClusterMark) -> Option<LogPoint> {
+    mark.copy.as_ref().and_then(point_of)
+}
+
 fn point_of(mark: &CopyMark) -> Option<LogPoint> {
     let chain = HEXLOWER.decode(mark.chain.as_bytes()).ok()?;
     Some(LogPoint {
@@ -120,8 +125,7 @@ impl Copy {
             let (again, new) = records.split_at(known.min(records.len()));
             again.iter().for_each(|record| tail.add(record));
             if again.len() == known && Some(tail.hasher.finalize()) != tail.expected {
-                let why = "the log of the cluster has other records than this host copied";
-                return Err(CopyError::Differs(why));
+                return Err(Stop::CopyIsAhead(tail.end).into());
             }
             if again.len() == known {
                 self.tail = None;
@@ -225,6 +229,7 @@ impl CopyDirectory {
         self.position.store(opened.position.0, Relaxed);
         Ok(Some(Resumed {
             point,
+            end: opened.position,
             snapshot: opened.base,
         }))
     }
