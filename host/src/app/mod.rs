@@ -225,7 +225,7 @@ fn raise_open_files() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
-        ..limit.clone()
+        ..limit
     };
     match limit.current == limit.maximum {
         true => Ok(()),
