@@ -11,6 +11,7 @@ use crate::egress::Tap;
 use crate::operation::{Command, Handled, Operation};
 use crate::oracle::{Change, NO_RECORDS, Records};
 use crate::packet::Connect;
+use crate::policies;
 use crate::world::World;
 
 impl World {
@@ -270,6 +271,27 @@ impl World {
         (first + 1, last)
     }
 
+    /// A redelivered STOP ends the watch that a KEYNOTIFY before it, redelivered too, has begun
+    /// again.
+    fn unwatched_again(&mut self, handled: &Handled<'_>, at: usize) {
+        let &Handled {
+            who, number, key, ..
+        } = handled;
+        let by = self.ledger.by.get(&number);
+        let by_faulty = by.is_some_and(|by| by.contains(&policies::FAULTY));
+        let ended = self.oracle.response(number).map(|it| *it == b"+OK\r\n");
+        let link = &mut self.clients[who].links[at];
+        match ended {
+            Some(true) if !by_faulty => _ = link.watches.remove(key),
+            Some(false) => {}
+            _ if link.watches.contains_key(key) => {
+                link.watches.insert(key.to_owned(), false);
+                link.open_keys.insert(key.to_owned());
+            }
+            _ => {}
+        }
+    }
+
     fn take_request(&mut self, handled: &Handled<'_>, at: usize, qos: u8) {
         let number = handled.number;
         // Reads are not remembered, and execute again, unless they failed. A request at QoS 2 runs once
@@ -279,6 +301,9 @@ impl World {
         if self.oracle.is_done(number) && !repeats {
             self.tally
                 .count("requests redelivered without a second effect");
+            if qos == 1 && *handled.command == Command::Unwatch {
+                self.unwatched_again(handled, at);
+            }
             return;
         }
         if !self.ledger.handled.insert(number) {
