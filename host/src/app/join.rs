@@ -148,8 +148,8 @@ pub(super) fn look(directory: &Path) -> anyhow::Result<bool> {
 /// A new id for this process, and the id of the process before in this directory.
 ///
 /// The lock proves the end of the process before only in the same directory and in the same kernel.
-/// That of the original of a copy may be running, and so may that of a machine whose volume was moved
-/// to this one. So the file names directory and kernel too.
+/// The process of the original of a copy may be running, and so may that of a machine whose volume
+/// was moved to this one. So the file names directory and kernel too.
 fn next_process(directory: &Path) -> anyhow::Result<(Id, Option<Id>)> {
     let path = directory.join(PROCESS_FILE);
     let inode = fs::metadata(directory).context(PROCESS_FILE)?;

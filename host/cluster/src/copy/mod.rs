@@ -40,8 +40,8 @@ pub struct LogCopy<S> {
     host: Arc<Host>,
     feed: Arc<Feed>,
     work: Arc<Mutex<Work<S>>>,
-    /// The last record of an earlier copy.
-    resumes: Option<LogPosition>,
+    /// The earlier copy that is continued.
+    resumed: Option<Resumed>,
     /// Attempts in a row that found no usable log or snapshot.
     failures: u32,
 }
@@ -82,7 +82,7 @@ impl<S: CopyStore> LogCopy<S> {
             host: Arc::new(Host::new(engine, clock, options)),
             feed,
             work: Arc::new(Mutex::new(work)),
-            resumes: resumed.map(|it| it.end),
+            resumed,
             failures: 0,
         }
     }
@@ -132,8 +132,12 @@ impl<S: CopyStore> LogCopy<S> {
     }
 
     async fn copy(&mut self) -> Result<Infallible, CopyError> {
-        let mut begins = match self.resumes {
-            Some(end) => self.confirm(end).await.map_err(CopyError::Log),
+        let mut begins = match self.resumed {
+            Some(Resumed { point, end, .. }) => {
+                let cluster = self.locked().cluster;
+                let confirmed = confirm(&self.host, cluster, point, end).await;
+                confirmed.map_err(CopyError::Log)
+            }
             None => self.begin().await,
         };
         let mut wait = Duration::ZERO;
@@ -200,23 +204,6 @@ impl<S: CopyStore> LogCopy<S> {
         self.work(move |work| work.begin(&head)).await
     }
 
-    /// Checks that the log continues the copy and has its last record, `end`.
-    async fn confirm(&self, end: LogPosition) -> Result<(), Stop> {
-        let (cluster, point) = {
-            let work = self.locked();
-            (work.cluster, work.cursor.point())
-        };
-        match point {
-            Some(point) => confirm(&self.host, cluster, (point, end)).await,
-            None => Ok(()),
-        }
-    }
-
-    /// The copy is ahead of the log, which the engine must have lost.
-    fn is_ahead(&self) -> CopyError {
-        Stop::CopyIsAhead(self.locked().cursor.position).into()
-    }
-
     /// Reads the frames up to `seq` that are missing.
     async fn catch_up(&self, seq: u64) -> Result<(), CopyError> {
         let (mut paging, mut mismatches) = (Paging::new(), 0);
@@ -250,7 +237,8 @@ impl<S: CopyStore> LogCopy<S> {
             }
             mismatches += 1;
             if mismatches > limits::MISMATCHES_MAX {
-                return Err(self.is_ahead());
+                let end = self.locked().cursor.position;
+                return Err(Stop::CopyIsAhead(end).into());
             }
             self.host.engine.next_endpoint();
             self.host.clock.sleep(RETRY).await;
@@ -292,8 +280,8 @@ impl<S: CopyStore> LogCopy<S> {
     }
 }
 
-/// Checks that the log continues a copy that ends at `point`. It does not if the engine was restored
-/// from a backup.
+/// Checks that the log continues a copy that ends at `point`. It does not if the engine was
+/// restored from a backup.
 ///
 /// # Errors
 /// [`Stop::CopyIsAhead`], or why the log cannot be read.
@@ -305,14 +293,11 @@ pub async fn confirm_copy(
     point: LogPoint,
 ) -> Result<(), Stop> {
     let host = Host::new(engine, clock, options);
-    confirm(&host, cluster, (point, point.position)).await
+    confirm(&host, cluster, point, point.position).await
 }
 
-async fn confirm(
-    host: &Host,
-    cluster: Id,
-    (point, end): (LogPoint, LogPosition),
-) -> Result<(), Stop> {
+/// Checks that the log continues a copy at `point`, and has its last record, `end`.
+async fn confirm(host: &Host, cluster: Id, point: LogPoint, end: LogPosition) -> Result<(), Stop> {
     let mut paging = Paging::new();
     for _ in 0..limits::MISMATCHES_MAX {
         let head = head(host, cluster).await?;

@@ -97,8 +97,8 @@ pub const LOADED_POLICIES_MAX: usize = 16;
 /// Previous policies that a rollback can return to.
 pub const PREVIOUS_POLICIES_MAX: usize = 4;
 
-/// Files of a drop directory that an assignment records. Above this, the oldest is dropped. No
-/// smaller than the number of files that the directory may have.
+/// Files of a drop directory that an assignment records: as many as the directory may have. Above
+/// this, the oldest that a newer content of the same file has replaced is dropped.
 pub const DELIVERED_FILES_MAX: usize = 64;
 
 /// Decisions of the guard that an assignment records. Above this, the oldest is dropped.

@@ -75,7 +75,10 @@ impl Core {
         if !is_last {
             return;
         }
-        let FilterResults { reasons, searches } = mem::take(results);
+        let FilterResults {
+            reasons,
+            mut searches,
+        } = mem::take(results);
         self.send_when_durable(key, |out, version| {
             codec::suback(out, version, subscribe.packet_id, &reasons);
         });
@@ -83,10 +86,7 @@ impl Core {
             // A pending search for the same filter begins again: all messages must be sent after
             // this SUBSCRIBE (section 3.8.4), and a client that repeats it holds no more memory.
             // The rules may have ended a subscription between two steps.
-            let subscribed = searches
-                .into_iter()
-                .filter(|(filter, _)| session.subscriptions().get(filter).is_some());
-            let searches: Vec<_> = subscribed.collect();
+            searches.retain(|(filter, _)| session.subscriptions().get(filter).is_some());
             session.retained_searches.extend(searches);
         }
     }

@@ -91,10 +91,7 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CopyError {
 
 /// The place up to which this host has certainly copied the log.
 pub fn copied(mark: &ClusterMark) -> Option<LogPoint> {
-    mark.copy.as_ref().and_then(point_of)
-}
-
-fn point_of(mark: &CopyMark) -> Option<LogPoint> {
+    let mark = mark.copy.as_ref()?;
     let chain = HEXLOWER.decode(mark.chain.as_bytes()).ok()?;
     Some(LogPoint {
         seq: mark.frame,
@@ -195,7 +192,7 @@ impl CopyDirectory {
 
     /// Opens the copy that the mark names, if it can be continued.
     pub(super) fn resume(&mut self) -> Result<Option<Resumed>, CopyError> {
-        let Some(point) = self.mark.copy.as_ref().and_then(point_of) else {
+        let Some(point) = copied(&self.mark) else {
             return Ok(None);
         };
         let path = ClusterMark::copy_path(&self.directory, self.number);

@@ -30,6 +30,19 @@ fn retained_within(count: usize, limits: Limits) -> crate::Broker {
     broker
 }
 
+/// Such a broker, with a small queue for a client that takes one message at a time.
+fn with_slow_peer(count: usize, now: Instant) -> (crate::Broker, Peer) {
+    let limits = Limits {
+        queue_bytes_max: 64 << 10,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let broker = retained_within(count, limits);
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let peer = Peer::new(&broker, &hello, now);
+    (broker, peer)
+}
+
 fn retain(broker: &crate::Broker, number: usize, payload: &'static str) {
     let mut message = Message::new(format!("r/{number:05}/{number}"), payload, QoS::ExactlyOnce);
     message.retain = true;
@@ -187,14 +200,8 @@ fn a_message_is_sent_live_or_as_retained_but_not_both() {
 #[test]
 fn unsubscribe_ends_a_search_that_waits_for_the_client() {
     const RETAINED: usize = 1000;
-    let limits = Limits {
-        queue_bytes_max: 64 << 10,
-        queue_bytes_reserve: 0,
-        ..Limits::default()
-    };
-    let (broker, now) = (retained_within(RETAINED, limits), Instant::now());
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut peer = Peer::new(&broker, &hello, now);
+    let now = Instant::now();
+    let (broker, mut peer) = with_slow_peer(RETAINED, now);
     let filter = wire::Filter::new("r/#", Q::AtLeastOnce);
     let mut subscribe = wire::Subscribe::new_many([filter], None);
     subscribe.pkid = 1;
@@ -220,14 +227,8 @@ fn unsubscribe_ends_a_search_that_waits_for_the_client() {
 fn a_repeated_subscribe_begins_its_search_again() {
     const RETAINED: usize = 1000;
     const REPEATED: usize = 50;
-    let limits = Limits {
-        queue_bytes_max: 64 << 10,
-        queue_bytes_reserve: 0,
-        ..Limits::default()
-    };
-    let (broker, now) = (retained_within(RETAINED, limits), Instant::now());
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut peer = Peer::new(&broker, &hello, now);
+    let now = Instant::now();
+    let (_broker, mut peer) = with_slow_peer(RETAINED, now);
     let filters = ["r/#"; REPEATED].map(|filter| wire::Filter::new(filter, Q::AtLeastOnce));
     let mut subscribe = wire::Subscribe::new_many(filters, None);
     subscribe.pkid = 1;
