@@ -23,8 +23,8 @@ use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
 use topic_aliases::TopicAliases;
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, ProtocolVersion, ReasonCode, Refused, Request,
-    Service, Token,
+    Access, Broker, Claim, Limits, Message, Origin, ProtocolVersion, QoS, ReasonCode, Refused,
+    Request, Service, Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::{Begun, FilterResults},
@@ -429,10 +429,27 @@ impl Dispatch {
         for (packet, claim) in packets.drain(..) {
             core.checkpoint();
             core.work_done(work::PACKET);
+            if let Packet::Pubrel(ack) = &packet {
+                self.answer_repetitions(ack.packet_id, core);
+            }
             self.handle_packet(packet, claim, now, core)?;
         }
         self.immediate = packets;
         Ok(())
+    }
+
+    /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the PUBREL
+    /// they would be new messages. MQTT 3.1.1 allows repetitions at any time.
+    fn answer_repetitions(&mut self, packet_id: u16, core: &mut Guard<'_>) {
+        let repeats = |(packet, _): &(Packet, Claim)| match packet {
+            Packet::Publish(it) => it.qos == QoS::ExactlyOnce && it.packet_id == packet_id,
+            _ => false,
+        };
+        while let Some(waiting) = self.packets.iter().position(repeats)
+            && core.repeated(self.session, packet_id)
+        {
+            self.packets.remove(waiting);
+        }
     }
 
     /// Returns true if the client has disconnected.

@@ -485,6 +485,11 @@ impl Session {
         })
     }
 
+    /// The QoS 2 PUBLISH with this packet id that has no PUBREL yet.
+    pub(crate) fn exchange(&mut self, packet_id: u16) -> Known<'_> {
+        self.exchanges.get(packet_id)
+    }
+
     /// Handles a QoS 2 PUBLISH on the current connection.
     pub(crate) fn receive(
         &mut self,

@@ -71,7 +71,7 @@ fn a_trace_context_yields_spans_and_reaches_the_watcher() {
     let collector = Collector::start(None);
     let directory = tempfile::tempdir().unwrap();
     let headers = directory.path().join("headers");
-    fs::write(&headers, "authorization: Bearer token\n").unwrap();
+    fs::write(&headers, "authorization: Bearer token\nx-path: a%20b\n").unwrap();
     let server = Server::with(
         "traces_sample = 0.0\n",
         &[
@@ -139,10 +139,11 @@ fn a_trace_context_yields_spans_and_reaches_the_watcher() {
     assert_silent_about_contents(&received);
     let head = received[0].head.to_lowercase();
     assert!(head.starts_with("post /v1/traces http/1.1\r\n"), "{head}");
-    assert!(
-        head.contains("\r\nauthorization: bearer token\r\n"),
-        "{head}"
-    );
+    let agent = concat!("user-agent: statehouse/", env!("CARGO_PKG_VERSION"));
+    for line in ["authorization: bearer token", "x-path: a%20b", agent] {
+        assert!(head.contains(&format!("\r\n{line}\r\n")), "{line}: {head}");
+    }
+    assert_eq!(head.matches("user-agent").count(), 1, "{head}");
     let resource: BTreeMap<String, String> = received[0].resource().into_iter().collect();
     assert_eq!(resource["service.name"], "statehouse");
     assert!(!resource["service.instance.id"].is_empty());

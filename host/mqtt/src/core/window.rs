@@ -11,6 +11,7 @@ use crate::{
     Limits, Message, ProtocolVersion, QoS, ReasonCode,
     barrier::Barrier,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
+    exchanges::Known,
     limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
     link::Link,
     persist::{ChangeLog, SessionLog},
@@ -52,6 +53,21 @@ impl Core {
     pub(crate) fn has_room_for_publish(&self, key: SessionKey) -> bool {
         let session = self.sessions.get(key as usize).and_then(Option::as_deref);
         self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())
+    }
+
+    /// Answers a PUBLISH that waited while the PUBREL of the same exchange arrived. Returns false if
+    /// there is no such exchange.
+    pub(crate) fn repeated(&mut self, key: SessionKey, packet_id: u16) -> bool {
+        let session = session_at(&mut self.sessions, key);
+        match session.map(|it| it.exchange(packet_id)) {
+            None | Some(Known::Nothing) => return false,
+            // Its PUBREC answers both.
+            Some(Known::Pending(_)) => {}
+            Some(Known::Answered(reason)) => self.send_when_durable(key, |out, version| {
+                codec::short_ack(out, version, kind::PUBREC, packet_id, reason);
+            }),
+        }
+        true
     }
 
     /// Puts a message into a session's queue and sends as much as possible. If the queue is full,

@@ -94,15 +94,14 @@ fn wrong_password_flood_does_not_refuse_a_verified_user() {
         let connect = login(&format!("again-{attempt}"), Some("anna"), Some("secret"));
         assert_eq!(connack(&server, &connect).reason, OK, "attempt {attempt}");
     }
-    // The last guesses found the queue full, so their answers arrive at once.
-    let last = flood[350..].iter_mut();
-    let reasons: Vec<_> = last.map(|it| take_connack(it).reason).collect();
-    assert!(
-        reasons.contains(&BUSY),
-        "the queue was never full: {reasons:x?}"
-    );
-    assert!(
-        reasons.contains(&TOO_OFTEN) && !reasons.contains(&OK),
-        "{reasons:x?}"
-    );
+    // The server may read the connections in another order than that of their guesses.
+    let mut reasons = flood.iter_mut().map(|it| take_connack(it).reason);
+    let mut some_is = |reason| {
+        reasons.any(|it| {
+            assert_ne!(it, OK, "a wrong password was accepted");
+            it == reason
+        })
+    };
+    assert!(some_is(TOO_OFTEN), "no guess was refused by a limit");
+    assert!(some_is(BUSY), "the queue was never full");
 }

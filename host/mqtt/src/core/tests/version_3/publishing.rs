@@ -218,3 +218,33 @@ fn publishes_beyond_the_receive_maximum_wait() {
     assert_eq!(a.send(&rels, now), Turn::Drained);
     assert_eq!(a.receive().last(), Some(&rec(4)));
 }
+
+/// A client of MQTT 3.1.1 may repeat a PUBLISH on the same connection (section 4.4).
+#[test]
+fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
+    let (broker, now) = (
+        broker(Limits {
+            receive_max: 2,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let mut subscriber = Client::new(&broker, "subscriber", true, now);
+    subscriber.subscribe("t", Q3::AtMostOnce, now);
+    let mut a = Client::new(&broker, "a", true, now);
+    let ask = |id, payload| P::Publish(publish_3("t", Q3::ExactlyOnce, id, payload));
+    let rec = |id| P::PubRec(v4::PubRec::new(id));
+    let rel = |id| P::PubRel(v4::PubRel::new(id));
+    let comp = |id| P::PubComp(v4::PubComp::new(id));
+    a.send(&[ask(1, "one"), ask(2, "two")], now);
+    assert_eq!(a.receive(), [rec(1), rec(2)]);
+    // In one read, and in two.
+    a.send(&[ask(1, "one"), rel(1)], now);
+    assert_eq!(a.receive(), [rec(1), comp(1)]);
+    a.send(&[ask(3, "three")], now);
+    assert_eq!(a.receive(), [rec(3)]);
+    assert_eq!(a.send(&[ask(2, "two")], now), Turn::Paused);
+    assert_eq!(a.send(&[rel(2), rel(3)], now), Turn::Drained);
+    assert_eq!(a.receive(), [rec(2), comp(2), comp(3)]);
+    assert_eq!(subscriber.payloads(), ["one", "two", "three"]);
+}
