@@ -129,9 +129,14 @@ impl Link {
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
 
-    /// Whether the client has as many unacknowledged messages as the Receive Maximum allows.
+    /// Whether the client has as many unacknowledged messages as the Receive Maximum allows. A
+    /// client of MQTT 3.1.1 does not know it and may send its PUBRELs behind any number of messages.
     pub(crate) fn is_receive_max_reached(&self) -> bool {
-        self.acks.len() + self.unreleased >= self.receive_max
+        let unreleased = match self.version {
+            ProtocolVersion::V311 => 0,
+            ProtocolVersion::V5 => self.unreleased,
+        };
+        self.acks.len() + unreleased >= self.receive_max
     }
 
     /// Sets the answer of a pending acknowledgement, unless it has one.

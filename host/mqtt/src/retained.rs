@@ -102,11 +102,7 @@ impl Retained {
         work_done: &mut u64,
     ) -> bool {
         if message.payload.is_empty() {
-            if self.remove(&message.topic) {
-                change_log.write(&Change::RetainedRemoved {
-                    topic: &message.topic,
-                });
-            }
+            self.discard(&message.topic, change_log);
             return true;
         }
         if !self.has_room(message, from.as_ref(), limits) {
@@ -127,6 +123,13 @@ impl Retained {
         });
         self.insert(message.detached(), from);
         true
+    }
+
+    /// Removes the message of a topic.
+    pub(crate) fn discard(&mut self, topic: &[u8], change_log: &mut ChangeLog) {
+        if self.remove(topic) {
+            change_log.write(&Change::RetainedRemoved { topic });
+        }
     }
 
     /// Restores a recovered message. Returns false if there is no room.

@@ -444,7 +444,10 @@ impl Session {
     }
 
     pub(crate) fn connect(&mut self, link: Link) {
-        self.exchanges.connect(link.receive_max);
+        self.exchanges.connect(match link.version {
+            ProtocolVersion::V311 => u16::MAX.into(),
+            ProtocolVersion::V5 => link.receive_max,
+        });
         self.link = Some(link);
     }
 
@@ -476,13 +479,10 @@ impl Session {
         link.is_some_and(|link| link.version == ProtocolVersion::V311)
     }
 
-    /// Whether a client of MQTT 3.1.1 has as many unfinished exchanges as one of MQTT 5 may have.
+    /// Whether a client of MQTT 3.1.1 must wait until the broker has acknowledged its messages.
     pub(crate) fn must_wait_to_publish(&self) -> bool {
         let link = self.link.as_ref();
-        link.is_some_and(|link| {
-            link.version == ProtocolVersion::V311
-                && (link.is_receive_max_reached() || self.exchanges.is_full())
-        })
+        link.is_some_and(|it| it.version == ProtocolVersion::V311 && it.is_receive_max_reached())
     }
 
     /// The QoS 2 PUBLISH with this packet id that has no PUBREL yet.

@@ -7,7 +7,7 @@ use super::{
     Connect, Publish, Subscribe, Unsubscribe, Violation, connect,
     connect::{Answer, ConnectFault},
     packet_type as kind, property as id, publish,
-    reader::{Reader, Span, bits, variable},
+    reader::{Reader, Span, bits, padded, variable},
     subscribe,
 };
 use crate::{
@@ -74,7 +74,11 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
     };
     let version = bounds.version;
     check_first(first, version)?;
-    let Some(size) = frame(buffer, bounds.packet_bytes_max)? else {
+    let read_length = match version {
+        V311 => padded,
+        ProtocolVersion::V5 => variable,
+    };
+    let Some(size) = frame(buffer, bounds.packet_bytes_max, read_length)? else {
         return Ok(None);
     };
     if first >> 4 == kind::PUBLISH {
@@ -118,12 +122,16 @@ pub(crate) fn decode_connect(
             "the first packet is not a CONNECT",
         )));
     }
-    let Some(size) = frame(buffer, bytes_max).map_err(silent)? else {
+    let Some(size) = frame(buffer, bytes_max, padded).map_err(silent)? else {
         return Ok(None);
     };
     let mut frame = buffer.split_to(size.total);
-    frame.advance(size.header);
-    connect::read(&frame.freeze()).map(Some)
+    let header = frame.split_to(size.header);
+    let connect = connect::read(&frame.freeze())?;
+    if connect.version != V311 {
+        variable(&header[1..]).map_err(silent)?;
+    }
+    Ok(Some(connect))
 }
 
 /// Checks type, direction and flags of a packet after CONNECT (section 2.1).
@@ -162,10 +170,14 @@ struct FrameSize {
     total: usize,
 }
 
-/// The size of the frame at the front, if it is complete. A frame that is too large is refused
-/// before its body is received.
-fn frame(buffer: &[u8], bytes_max: usize) -> Result<Option<FrameSize>, Violation> {
-    let Some((remaining, length)) = variable(buffer.get(1..).unwrap_or_default())? else {
+/// The size of the frame at the front, if it is complete. `read_length` reads the Remaining Length.
+/// A frame that is too large is refused before its body is received.
+fn frame(
+    buffer: &[u8],
+    bytes_max: usize,
+    read_length: impl FnOnce(&[u8]) -> Result<Option<(u32, usize)>, Violation>,
+) -> Result<Option<FrameSize>, Violation> {
+    let Some((remaining, length)) = read_length(buffer.get(1..).unwrap_or_default())? else {
         return Ok(None);
     };
     let header = 1 + length;

@@ -305,15 +305,20 @@ impl Properties<'_> {
 
 /// A variable byte integer (section 1.5.5) and its length; `None` if bytes are missing.
 pub(crate) fn variable(bytes: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
+    match padded(bytes)? {
+        Some((_, length)) if length > 1 && bytes[length - 1] == 0 => Err(Violation::malformed(
+            "a variable byte integer is longer than it needs to be",
+        )),
+        found => Ok(found),
+    }
+}
+
+/// Like [`variable`], but the integer may have more bytes than it needs, as in MQTT 3.1.1.
+pub(crate) fn padded(bytes: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
     let mut value = 0;
     for (at, byte) in bytes.iter().take(4).enumerate() {
         value |= u32::from(byte & 0x7F) << (7 * at);
         if byte & 0x80 == 0 {
-            if *byte == 0 && at > 0 {
-                return Err(Violation::malformed(
-                    "a variable byte integer is longer than it needs to be",
-                ));
-            }
             return Ok(Some((value, at + 1)));
         }
     }

@@ -510,6 +510,7 @@ impl Core {
             .and_then(|expiry| now.checked_add(Duration::from_secs(expiry.into())));
         let source = Source {
             from: Some(key),
+            is_will: true,
             recorded,
             ..Source::default()
         };

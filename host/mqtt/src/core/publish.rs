@@ -40,6 +40,8 @@ pub(crate) struct Source {
     pub(crate) reply_session: Option<SessionKey>,
     /// The session whose request the message answers, connected or not.
     pub(crate) requester: Requester,
+    /// Whether the message is a will.
+    pub(crate) is_will: bool,
     /// Whether the log already holds the message, as a will. Such a message may be retained even
     /// while the log has no room.
     pub(crate) recorded: bool,
@@ -191,6 +193,9 @@ impl Core {
     /// one session of every subscribed group. A borrowed message is a slice of a read buffer and is
     /// copied if it must be stored. Returns the number of these sessions and groups, or the reason
     /// for the refusal.
+    ///
+    /// If there is no room for a retained message that nobody could send again, subscribers get it
+    /// nevertheless. New subscribers then get no message, instead of an older one.
     pub(crate) fn publish(
         &mut self,
         mut message: Cow<'_, Message>,
@@ -201,7 +206,15 @@ impl Core {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
         if message.retain && !self.retain(&message, source, now) {
-            return Err(ReasonCode::QUOTA_EXCEEDED);
+            let reason = ReasonCode::QUOTA_EXCEEDED;
+            if message.qos > QoS::AtMostOnce && !source.is_will {
+                return Err(reason);
+            }
+            self.retained.discard(&message.topic, &mut self.change_log);
+            if let Some(publisher) = source.from {
+                let text = "there is no room for this retained message, so only connected subscribers and sessions get it";
+                self.report_refusal(publisher, Refused::Publish, reason, Some(text));
+            }
         }
         let mut matches = mem::take(&mut self.matches);
         self.find_receivers(&message.topic, source, &mut matches);
@@ -275,14 +288,14 @@ impl Core {
         has_room && (self.retained).set(message, publisher, limits, now, change_log, &mut self.work)
     }
 
-    /// Whether routing this message would add it to the log: as a retained message or in the queue
-    /// of a durable session.
+    /// Whether routing this message must add it to the log: as a retained message or in the queue of
+    /// a durable session.
     fn would_be_recorded(&mut self, message: &Message, from: SessionKey) -> bool {
-        if message.retain && !message.payload.is_empty() {
-            return true;
-        }
         if message.qos == QoS::AtMostOnce {
             return false;
+        }
+        if message.retain && !message.payload.is_empty() {
+            return true;
         }
         let mut matches = mem::take(&mut self.matches);
         matches.clear();
@@ -437,6 +450,7 @@ impl Core {
             from: None,
             reply_session,
             requester: Requester::of(token, &self.sessions),
+            is_will: false,
             recorded: false,
         };
         let recorded = self.change_log.count();

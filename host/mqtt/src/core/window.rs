@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the
-    /// Receive Maximum, so at that number its PUBLISHes wait until it ends exchanges.
+    /// Receive Maximum, so its PUBLISHes wait while so many of them have no acknowledgement.
     pub(crate) fn has_room_for_publish(&self, key: SessionKey) -> bool {
         let session = self.sessions.get(key as usize).and_then(Option::as_deref);
         self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())

@@ -323,3 +323,23 @@ fn valid_packets_decode() {
     assert_eq!(read(b"\xe0\x00"), Ok(Some(Packet::Disconnect(disconnect))));
     assert_eq!(read(b"\xc0\x00"), Ok(Some(Packet::Pingreq)));
 }
+
+/// MQTT 5 forbids it (section 1.5.5), MQTT 3.1.1 does not (section 2.2.3).
+#[test]
+fn remaining_length_may_have_more_bytes_than_it_needs() {
+    assert_eq!(read(b"\xc0\x80\x00"), Ok(Some(Packet::Pingreq)));
+    assert_eq!(read(b"\xc0\x80\x80\x80"), Ok(None));
+    let Ok(Some(Packet::Publish(it))) = read(b"\x30\x85\x80\x00\0\x01tab") else {
+        panic!("not a PUBLISH")
+    };
+    assert_eq!((&it.topic[..], &it.payload[..]), (&b"t"[..], &b"ab"[..]));
+    assert!(read(b"\xc0\x80\x80\x80\x80\x00").is_err());
+    let connect = |level, body: &[u8]| {
+        let remaining = [0x80 | (10 + body.len()) as u8, 0];
+        let head = [0, 4, b'M', b'Q', b'T', b'T', level, 2, 0, 9];
+        let bytes = [&[0x10][..], &remaining, &head, body].concat();
+        decode_connect(&mut BytesMut::from(&bytes[..]), 1000)
+    };
+    assert!(connect(4, b"\0\x01a").unwrap().is_some());
+    assert!(connect(5, b"\0\0\x01a").is_err());
+}

@@ -166,21 +166,52 @@ fn retained_messages_by_retain_handling() {
     assert_eq!(a.broker.stats().retained, 0);
 }
 
+/// A publisher at QoS 1 can send its message again. A will and a message at QoS 0 reach the
+/// subscribers that are there, and no older message is left for later ones (section 3.3.1.3).
 #[test]
 fn retained_messages_have_a_quota() {
-    let (mut a, _, now) = two(Limits {
+    let (mut a, mut b, now) = two(Limits {
         retained_max: 1,
+        retained_bytes_max: 500,
         ..Limits::default()
     });
-    for (topic, id) in [("r/1", 1), ("r/2", 2)] {
-        let mut message = publish(topic, Q::AtLeastOnce, id, "x");
+    b.subscribe("#", Q::AtMostOnce, now);
+    let message = |topic, qos, id, payload| {
+        let mut message = publish(topic, qos, id, payload);
         message.retain = true;
-        a.send(&[Packet::Publish(message)], now);
-    }
-    let Some(Packet::PubAck(ack)) = a.receive().pop() else {
-        panic!("no PUBACK")
+        Packet::Publish(message)
     };
-    assert_eq!((ack.pkid, ack.reason), (2, PubAckReason::QuotaExceeded));
+    let long = "y".repeat(1000);
+    a.send(&[message("r/1", Q::AtLeastOnce, 1, "old")], now);
+    assert_eq!(b.payloads(), ["old"]);
+    for (topic, id, payload) in [("r/2", 2, "x"), ("r/1", 3, &long)] {
+        a.send(&[message(topic, Q::AtLeastOnce, id, payload)], now);
+        let Some(Packet::PubAck(ack)) = a.receive().pop() else {
+            panic!("no PUBACK")
+        };
+        assert_eq!((ack.pkid, ack.reason), (id, PubAckReason::QuotaExceeded));
+    }
+    assert_eq!((b.payloads(), a.broker.stats().retained), (vec![], 1));
+    a.send(&[message("r/2", Q::AtMostOnce, 0, "x")], now);
+    assert_eq!(
+        (b.payloads(), a.broker.stats().retained),
+        (vec!["x".into()], 1)
+    );
+    a.send(&[message("r/1", Q::AtMostOnce, 0, &long)], now);
+    assert_eq!(
+        (b.payloads(), a.broker.stats().retained),
+        (vec![long.clone()], 0)
+    );
+
+    a.send(&[message("r/1", Q::AtLeastOnce, 4, "online")], now);
+    let mut hello = Hello::new("c").will("r/1", &long, 0);
+    hello.will.as_mut().unwrap().retain = true;
+    Peer::new(&a.broker, &hello, now).lose(now);
+    assert_eq!(b.payloads(), ["online", &long]);
+    assert_eq!(
+        (a.broker.stats().retained, a.broker.stats().dropped),
+        (0, 0)
+    );
 }
 
 #[test]

@@ -196,8 +196,9 @@ fn message_over_a_limit_closes_the_connection() {
     }
 }
 
+/// MQTT 3.1.1 has no Receive Maximum, so a client may send all PUBRELs behind all messages.
 #[test]
-fn publishes_beyond_the_receive_maximum_wait() {
+fn exactly_once_messages_are_not_limited_by_the_receive_maximum() {
     let (broker, now) = (
         broker(Limits {
             receive_max: 2,
@@ -206,17 +207,16 @@ fn publishes_beyond_the_receive_maximum_wait() {
         Instant::now(),
     );
     let mut a = Client::new(&broker, "a", true, now);
-    let ask = |id| P::Publish(publish_3("t", Q3::ExactlyOnce, id, ""));
-    assert_eq!(a.send(&[ask(1), ask(2), ask(3), ask(4)], now), Turn::Paused);
-    let rec = |id| P::PubRec(v4::PubRec::new(id));
-    assert_eq!(a.receive(), [rec(1), rec(2)]);
-    let rel = P::PubRel(v4::PubRel::new(1));
-    assert_eq!(a.send(&[rel, P::PingReq], now), Turn::Paused);
-    let comp = P::PubComp(v4::PubComp::new(1));
-    assert_eq!(a.receive(), [comp, P::PingResp, rec(3)]);
-    let rels = [2, 3].map(|id| P::PubRel(v4::PubRel::new(id)));
-    assert_eq!(a.send(&rels, now), Turn::Drained);
-    assert_eq!(a.receive().last(), Some(&rec(4)));
+    let ids = 1..=u16::MAX;
+    for id in ids.clone() {
+        let ask = P::Publish(publish_3("t", Q3::ExactlyOnce, id, ""));
+        assert_eq!(a.send(&[ask], now), Turn::Drained);
+        assert_eq!(a.receive(), [P::PubRec(v4::PubRec::new(id))]);
+    }
+    for id in ids {
+        a.send(&[P::PubRel(v4::PubRel::new(id))], now);
+        assert_eq!(a.receive(), [P::PubComp(v4::PubComp::new(id))]);
+    }
 }
 
 /// A client of MQTT 3.1.1 may repeat a PUBLISH on the same connection (section 4.4).
@@ -224,7 +224,8 @@ fn publishes_beyond_the_receive_maximum_wait() {
 fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
     let (broker, now) = (
         broker(Limits {
-            receive_max: 2,
+            queue_bytes_reserve: 1000,
+            queue_bytes_max: 10_000,
             ..Limits::default()
         }),
         Instant::now(),
@@ -232,19 +233,25 @@ fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
     let mut subscriber = Client::new(&broker, "subscriber", true, now);
     subscriber.subscribe("t", Q3::AtMostOnce, now);
     let mut a = Client::new(&broker, "a", true, now);
+    a.subscribe("a", Q3::AtLeastOnce, now);
     let ask = |id, payload| P::Publish(publish_3("t", Q3::ExactlyOnce, id, payload));
     let rec = |id| P::PubRec(v4::PubRec::new(id));
     let rel = |id| P::PubRel(v4::PubRel::new(id));
     let comp = |id| P::PubComp(v4::PubComp::new(id));
     a.send(&[ask(1, "one"), ask(2, "two")], now);
     assert_eq!(a.receive(), [rec(1), rec(2)]);
-    // In one read, and in two.
-    a.send(&[ask(1, "one"), rel(1)], now);
+    // The client's PUBLISHes wait while it does not acknowledge this message.
+    let large = publish_3("a", Q3::AtLeastOnce, 1, &"x".repeat(6000));
+    subscriber.send(&[P::Publish(large)], now);
+    let unacknowledged = a.messages()[0].pkid;
+    // In two reads, and in one.
+    assert_eq!(a.send(&[ask(1, "one")], now), Turn::Paused);
+    a.send(&[rel(1)], now);
     assert_eq!(a.receive(), [rec(1), comp(1)]);
-    a.send(&[ask(3, "three")], now);
+    assert_eq!(a.send(&[ask(2, "two"), rel(2)], now), Turn::Paused);
+    assert_eq!(a.receive(), [rec(2), comp(2)]);
+    let ack = P::PubAck(v4::PubAck::new(unacknowledged));
+    assert_eq!(a.send(&[ack, ask(3, "three")], now), Turn::Drained);
     assert_eq!(a.receive(), [rec(3)]);
-    assert_eq!(a.send(&[ask(2, "two")], now), Turn::Paused);
-    assert_eq!(a.send(&[rel(2), rel(3)], now), Turn::Drained);
-    assert_eq!(a.receive(), [rec(2), comp(2), comp(3)]);
     assert_eq!(subscriber.payloads(), ["one", "two", "three"]);
 }
