@@ -139,6 +139,17 @@ impl Group {
         }
         (None, tried)
     }
+
+    /// Like [`choose`](Self::choose), but nobody's turn passes.
+    pub(crate) fn peek(
+        &mut self,
+        readiness: impl FnMut(&Match) -> Option<Readiness>,
+    ) -> (Option<Match>, usize) {
+        let turns = self.turns;
+        let chosen = self.choose(readiness);
+        self.turns = turns;
+        chosen
+    }
 }
 
 #[cfg(test)]

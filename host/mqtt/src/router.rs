@@ -40,6 +40,15 @@ pub(crate) struct Subscription {
 /// A matching subscription and its session.
 pub(crate) type Match = (SessionKey, Subscription);
 
+/// How to choose a member of a group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Choice {
+    /// The member gets the message, so the turn passes to the one behind it.
+    Next,
+    /// The turn stays.
+    Peek,
+}
+
 /// The subscriptions that match a topic name.
 #[derive(Debug, Default)]
 pub(crate) struct Matches {
@@ -248,11 +257,13 @@ impl Router {
     pub(crate) fn choose(
         &mut self,
         group: &Bytes,
+        choice: Choice,
         readiness: impl FnMut(&Match) -> Option<Readiness>,
     ) -> (Option<Match>, usize) {
-        match self.groups.get_mut(group) {
-            Some(group) => group.choose(readiness),
-            None => (None, 0),
+        match (self.groups.get_mut(group), choice) {
+            (Some(group), Choice::Next) => group.choose(readiness),
+            (Some(group), Choice::Peek) => group.peek(readiness),
+            (None, _) => (None, 0),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{borrow::Cow, mem, time::Instant};
 
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, requester::Requester, session_at, window::remaining_s};
+use super::{Core, requester::Requester, session_at, share::Unshared, window::remaining_s};
 use crate::{
     Message, QoS, ReasonCode, Refused, Token,
     barrier::Barrier,
@@ -167,7 +167,7 @@ impl Core {
         message: &Message,
         now: Instant,
     ) -> Result<(), Violation> {
-        if !self.change_log.has_room() && self.would_be_recorded(message, key) {
+        if !self.change_log.has_room() && self.must_be_recorded(message, key, now) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
             let text = "the log has no room on the disk for this message";
             self.report_refusal(key, Refused::Publish, reason, Some(text));
@@ -221,7 +221,7 @@ impl Core {
         let Matches {
             sessions, groups, ..
         } = &matches;
-        let mut count = groups.len();
+        let (mut count, retain, is_kept) = (0, message.retain, message.qos > QoS::AtMostOnce);
         let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
         while let Some(own) = sessions.next() {
             let Some(((key, first), others)) = own.split_first() else {
@@ -254,11 +254,31 @@ impl Core {
             count += 1;
         }
         let mut groups = groups.iter().peekable();
+        let mut full_groups = 0;
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            self.share(group, &mut message, last, source.requester, now);
+            match self.share(group, &mut message, last, source.requester, now) {
+                Ok(()) => count += 1,
+                Err(Unshared::NoRoom) => full_groups += u64::from(is_kept),
+                Err(Unshared::NoMember) => {
+                    count += 1;
+                    self.counts.dropped += u64::from(is_kept);
+                }
+            }
         }
         self.matches = matches;
+        if full_groups > 0 {
+            let reason = ReasonCode::QUOTA_EXCEEDED;
+            // The publisher may send it again.
+            if count == 0 && !retain && source.from.is_some() && !source.is_will {
+                return Err(reason);
+            }
+            self.counts.dropped += full_groups;
+            if let Some(publisher) = source.from {
+                let text = "no member of a shared subscription has room for this message";
+                self.report_refusal(publisher, Refused::Publish, reason, Some(text));
+            }
+        }
         Ok(count)
     }
 
@@ -288,9 +308,9 @@ impl Core {
         has_room && (self.retained).set(message, publisher, limits, now, change_log, &mut self.work)
     }
 
-    /// Whether routing this message must add it to the log: as a retained message or in the queue of
-    /// a durable session.
-    fn would_be_recorded(&mut self, message: &Message, from: SessionKey) -> bool {
+    /// Whether routing this message must add it to the log, which has no room: as a retained message
+    /// or in the queue of a durable session.
+    fn must_be_recorded(&mut self, message: &Message, from: SessionKey, now: Instant) -> bool {
         if message.qos == QoS::AtMostOnce {
             return false;
         }
@@ -305,6 +325,9 @@ impl Core {
                 && !(subscription.no_local && *key == from)
                 && session_at(&mut self.sessions, *key).is_some_and(|it| it.is_durable())
         });
+        let requester = Requester::default();
+        let groups = &mut matches.groups.iter();
+        let kept = kept || groups.any(|group| self.is_group_full(group, message, requester, now));
         self.matches = matches;
         kept
     }

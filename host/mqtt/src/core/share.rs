@@ -1,8 +1,8 @@
 //! Delivers messages of shared subscriptions to one session of a group (section 4.8.2).
 //!
 //! The members of a group take turns. Members that can be sent the message at once are preferred,
-//! then connected members, then disconnected ones. If no member can take the message, it is lost,
-//! and no client is disconnected for that. A message stays with its session until that session
+//! then connected members, then disconnected ones. If no member has room for the message, no client
+//! is disconnected: its publisher is told, unless another subscriber has got it. A message stays with its session until that session
 //! ends; see
 //! [`SessionQueue::into_orphans`](crate::session_queue::SessionQueue::into_orphans).
 
@@ -22,7 +22,7 @@ use crate::{
     codec::{self, Delivery},
     group::Readiness,
     limits::work,
-    router::{Match, Subscription},
+    router::{Choice, Match, Subscription},
     session::Session,
     session_queue::{Orphan, Queued, Scope, Shared},
 };
@@ -37,16 +37,12 @@ impl Core {
         last: bool,
         requester: Requester,
         now: Instant,
-    ) {
-        let Some((key, subscription)) = self.choose(group, message, requester, now) else {
-            // QoS 0 messages are not kept for disconnected clients (section 4.3.1).
-            self.counts.dropped += u64::from(message.qos > QoS::AtMostOnce);
-            return;
-        };
+    ) -> Result<(), Unshared> {
+        let (key, subscription) = self.choose(group, Choice::Next, message, requester, now)?;
         let delivery = delivery(message, &subscription, now);
         self.work += work::delivery(message.payload.len());
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, &delivery, now) {
-            return;
+            return Ok(());
         }
         let shared = Shared {
             filter: group.clone(),
@@ -63,30 +59,44 @@ impl Core {
             },
             now,
         );
+        Ok(())
     }
 
     /// Sends undelivered messages of shared subscriptions to other sessions of their groups.
     pub(super) fn redistribute(&mut self, orphans: Vec<Orphan>, now: Instant) {
         for Orphan { filter, message } in orphans {
-            if message.is_expired(now) {
-                self.counts.dropped += 1;
-            } else {
-                // The queue does not record which request a message answers, so access is checked
-                // as for a requester that has ended.
-                let message = &mut Cow::Owned(message);
-                self.share(&filter, message, true, Requester::Ended, now);
-            }
+            // The queue does not record which request a message answers, so access is checked as
+            // for a requester that has ended.
+            let requester = Requester::Ended;
+            let is_lost = message.is_expired(now)
+                || self
+                    .share(&filter, &mut Cow::Owned(message), true, requester, now)
+                    .is_err();
+            self.counts.dropped += u64::from(is_lost);
         }
+    }
+
+    /// Whether a group has members for a message, but none with room for it.
+    pub(super) fn is_group_full(
+        &mut self,
+        group: &Bytes,
+        message: &Message,
+        requester: Requester,
+        now: Instant,
+    ) -> bool {
+        let chosen = self.choose(group, Choice::Peek, message, requester, now);
+        chosen == Err(Unshared::NoRoom)
     }
 
     /// Chooses the next member in turn among those with the best readiness for the message.
     fn choose(
         &mut self,
         group: &Bytes,
+        choice: Choice,
         message: &Message,
         requester: Requester,
         now: Instant,
-    ) -> Option<Match> {
+    ) -> Result<Match, Unshared> {
         let Self {
             router,
             sessions,
@@ -96,7 +106,8 @@ impl Core {
             access,
             ..
         } = self;
-        let (chosen, asked) = router.choose(group, |(key, subscription)| {
+        let mut unshared = Unshared::NoMember;
+        let (chosen, asked) = router.choose(group, choice, |(key, subscription)| {
             if !requester.may_reach(*key, &message.topic, sessions, &**access) {
                 return None;
             }
@@ -119,11 +130,24 @@ impl Core {
                         counts,
                         now,
                     );
+            if !has_room {
+                unshared = Unshared::NoRoom;
+            }
             has_room.then_some(ready)
         });
         self.work += work::GROUP_MEMBER * asked as u64;
-        chosen
+        chosen.ok_or(unshared)
     }
+}
+
+/// Why a group gets no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unshared {
+    /// It has no member that may ever get it: QoS 0 messages are not kept for disconnected clients
+    /// (section 4.3.1).
+    NoMember,
+    /// No member has room, or the log has no room for one.
+    NoRoom,
 }
 
 /// The options that a message is sent to a member with.

@@ -73,19 +73,21 @@ impl Core {
     /// Puts a message into a session's queue and sends as much as possible. If the queue is full,
     /// the new message is dropped: a disconnected client misses it, and a connected client is
     /// disconnected because it does not read.
-    pub(super) fn enqueue(&mut self, key: SessionKey, queued: Queued, now: Instant) {
+    ///
+    /// While the log has no room, a connected client of a durable session is sent the message
+    /// unrecorded.
+    pub(super) fn enqueue(&mut self, key: SessionKey, mut queued: Queued, now: Instant) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         let present = session.is_present();
-        if !present && queued.scope == Scope::Connection {
-            self.counts.dropped += 1;
-            return;
-        }
         // Answers to the client itself and messages for this connection only need not be in the
         // log.
         let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
         if kept && queued.scope == Scope::Session && !self.change_log.has_room() {
+            queued.scope = Scope::Connection;
+        }
+        if !present && queued.scope == Scope::Connection {
             self.counts.dropped += 1;
             return;
         }

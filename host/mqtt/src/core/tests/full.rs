@@ -95,11 +95,81 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
     );
     assert_eq!(durable.payloads(), ["lost", "0"]);
     assert_eq!(transient.payloads(), ["own", "lost", "0"]);
-    // Messages of the embedder are not stored for durable sessions either.
+    // Messages of the embedder, which cannot be told, reach connected clients unrecorded.
     broker.batch(|batch| batch.publish(Message::new("kept", "said", QoS::AtLeastOnce)));
-    assert!(durable.payloads().is_empty());
-    assert_eq!(transient.payloads(), ["said"]);
+    for subscriber in [&mut durable, &mut transient] {
+        assert_eq!(subscriber.payloads(), ["said"]);
+    }
     assert_eq!(log.len(), before, "no message is in the log");
+}
+
+/// A message that no member could be sent again after a crash is not acknowledged.
+#[test]
+fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {
+    let (log, broker, now) = broker();
+    let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
+    let mut transient = Peer::new(&broker, &Hello::new("transient").expiry(0), now);
+    let mut plain = Peer::new(&broker, &Hello::new("plain").expiry(0), now);
+    durable.subscribe("$share/g/durable", Q::AtLeastOnce, now);
+    plain.subscribe("durable", Q::AtLeastOnce, now);
+    durable.subscribe("$share/g/mixed", Q::AtLeastOnce, now);
+    transient.subscribe("$share/g/mixed", Q::AtLeastOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
+    log.set_full(true);
+    let before = log.len();
+    let message = |topic| publish(topic, Q::AtLeastOnce, 1, topic);
+    let refused = ask(&mut publisher, message("durable"), now);
+    assert_eq!(refused, PubAckReason::QuotaExceeded);
+    for _ in 0..2 {
+        let accepted = ask(&mut publisher, message("mixed"), now);
+        assert_eq!(accepted, PubAckReason::Success);
+    }
+    assert_eq!(durable.payloads(), [""; 0]);
+    assert_eq!(plain.payloads(), [""; 0]);
+    assert_eq!(transient.payloads(), ["mixed"; 2]);
+    assert_eq!((log.len(), broker.stats().dropped), (before, 0));
+    log.set_full(false);
+    let accepted = ask(&mut publisher, message("durable"), now);
+    assert_eq!(accepted, PubAckReason::Success);
+    assert_eq!(durable.payloads(), ["durable"]);
+}
+
+/// A client that renews a subscription of its durable session gets the retained messages.
+#[test]
+fn full_log_does_not_withhold_retained_messages() {
+    let (log, broker, now) = broker();
+    let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
+    durable.subscribe("t", Q::AtLeastOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    ask(&mut publisher, retained("t", 1, "kept"), now);
+    assert_eq!(durable.payloads(), ["kept"]);
+    log.set_full(true);
+    durable.subscribe("t", Q::AtLeastOnce, now);
+    assert_eq!(durable.payloads(), ["kept"]);
+}
+
+/// The broker granted no expiry, so the client does not raise a zero of its own (section
+/// 3.14.2.2.2).
+#[test]
+fn full_log_does_not_turn_a_normal_disconnect_into_a_violation() {
+    let (log, broker, now) = broker();
+    let mut watcher = Peer::new(&broker, &Hello::new("watcher").expiry(0), now);
+    watcher.subscribe("gone", Q::AtMostOnce, now);
+    log.set_full(true);
+    for (asked, expected) in [(3600, &[][..]), (0, &["lost"][..])] {
+        let hello = Hello::new("new").expiry(asked).will("gone", "lost", 0);
+        let mut new = Peer::new(&broker, &hello, now);
+        let mut disconnect = wire::Disconnect::new(wire::DisconnectReasonCode::NormalDisconnection);
+        disconnect.properties = Some(wire::DisconnectProperties {
+            session_expiry_interval: Some(3600),
+            reason_string: None,
+            user_properties: vec![],
+            server_reference: None,
+        });
+        new.send(&[Packet::Disconnect(disconnect)], now);
+        new.lose(now);
+        assert_eq!(watcher.payloads(), expected, "{asked} s");
+    }
 }
 
 #[test]

@@ -203,6 +203,39 @@ fn member_that_cannot_take_a_message_now_is_skipped() {
     assert_eq!(narrow.payloads(), ["3"]);
 }
 
+/// A publisher at QoS 1 must not take a dropped message for a delivered one.
+#[test]
+fn publisher_is_told_if_no_member_has_room() {
+    let (broker, now) = (
+        broker(Limits {
+            queue_bytes_max: 4000,
+            queue_bytes_reserve: 0,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let mut slow = member(&broker, "slow", Q::AtLeastOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    let payload = "x".repeat(1000);
+    let mut send = |topic: &str| {
+        publisher.send(
+            &[Packet::Publish(publish(topic, Q::AtLeastOnce, 1, &payload))],
+            now,
+        );
+        match &publisher.receive()[..] {
+            [Packet::PubAck(ack)] => ack.reason,
+            other => panic!("{other:?} instead of a PUBACK"),
+        }
+    };
+    let accepted = (0..10)
+        .filter(|_| send("jobs") == PubAckReason::Success)
+        .count();
+    assert!((1..5).contains(&accepted), "{accepted} were accepted");
+    assert_eq!(broker.stats().dropped, 0);
+    assert_eq!(acknowledge(&mut slow, now).len(), accepted);
+    assert_eq!(send("jobs"), PubAckReason::Success);
+}
+
 #[test]
 fn absent_members_get_messages_connected_ones_cannot_take() {
     let cost_bytes = Message::new("jobs", "1", QoS::AtLeastOnce).cost_bytes() + JOBS.len();
