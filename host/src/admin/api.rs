@@ -45,7 +45,8 @@
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
 //!                                    times
-//! POST   /v1/replay?max_fuel=N       the same with another policy; the body is its file
+//! POST   /v1/replay?from=A&to=B&limit=N&max_fuel=N  the same with another policy; the body is its
+//!                                    file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
 //! POST   /v1/cluster/upgrade         raise the format of the log to the newest that all hosts read
 //! GET    /metrics                    OpenMetrics, or the text format of Prometheus
@@ -66,7 +67,7 @@ use hyper::{Method, Request, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
 use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
@@ -83,8 +84,10 @@ use statehouse_core::policy::{Actor, CanaryRule, Selector};
 pub struct Api {
     gate: Arc<Gate>,
     sources: Sources,
-    /// Modules are read and compiled one at a time, since each may take as much memory as the
-    /// largest policy.
+    /// Room for the files of policies that are being read or loaded, in KiB: one of the largest
+    /// size, or many smaller ones, so that a slow client keeps out none but large ones.
+    uploads: Semaphore,
+    /// Policies are compiled one at a time, since that takes much memory.
     loading: Mutex<()>,
     /// Readers that wait for the next log line of a policy, or of the audit log.
     followers: Semaphore,
@@ -118,6 +121,7 @@ impl Api {
             gate,
             reader: Reader::new(sources.directory.clone()),
             sources,
+            uploads: Semaphore::new(kib(limits::POLICY_FILE_BYTES_MAX) as usize),
             loading: Mutex::default(),
             followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
@@ -352,8 +356,7 @@ impl Api {
         let uri = request.uri().clone();
         let file = match *method {
             Method::POST => {
-                let _one = self.loading.lock().await;
-                let file = policy_file(request).await?;
+                let (file, _room) = self.policy_file(request).await?;
                 // A replay runs the policy, so it needs the same signature as one that is loaded.
                 (self.gate.trust().check(&file)).map_err(ShipError::from)?;
                 Some(file.to_vec())
@@ -370,9 +373,25 @@ impl Api {
         request: Request<Incoming>,
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
-        let _one = self.loading.lock().await;
-        let file = policy_file(request).await?;
+        let (file, _room) = self.policy_file(request).await?;
+        let _one = soon(self.loading.lock()).await?;
         self.blocking(move |_| Ok(gate.load(&file)?)).await
+    }
+
+    /// Reads the file of a policy, with its room.
+    async fn policy_file(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
+        let max = limits::POLICY_FILE_BYTES_MAX;
+        let size = request.body().size_hint();
+        if size.lower() > max {
+            return Err(too_large(max));
+        }
+        let announced = size.upper().unwrap_or(max).min(max);
+        let room = soon(self.uploads.acquire_many(kib(announced))).await?;
+        let room = room.map_err(|_| busy())?;
+        Ok((body(request, max).await?, room))
     }
 
     /// Runs work that may take seconds on a blocking thread, and answers with its result.
@@ -444,8 +463,20 @@ fn client_count(uri: &Uri) -> Result<usize, Refusal> {
     number(uri, "clients", 0, limits::ADMIN_CLIENTS_MAX)
 }
 
-async fn policy_file(request: Request<Incoming>) -> Result<Bytes, Refusal> {
-    body(request, limits::POLICY_FILE_BYTES_MAX).await
+/// KiB, rounded up.
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
+}
+
+/// Waits for other uploads within a limit.
+async fn soon<T>(waiting: impl Future<Output = T>) -> Result<T, Refusal> {
+    let waited = tokio::time::timeout(limits::ADMIN_UPLOAD_WAIT, waiting).await;
+    waited.map_err(|_| busy())
+}
+
+fn busy() -> Refusal {
+    let error = "other policies are being sent or compiled: try again later";
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
 }
 
 /// Parses the body as JSON.

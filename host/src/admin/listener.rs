@@ -155,12 +155,15 @@ pub(crate) fn has_stale_socket(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    let taken = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     if !found.file_type().is_socket() {
-        return taken("the existing file is no socket, so it is not replaced");
+        let error = "the existing file is no socket, so it is not replaced";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, error));
     }
     match is_listened_at(path)? {
-        true => taken("another process listens there"),
+        true => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process listens there",
+        )),
         false => Ok(true),
     }
 }

@@ -54,6 +54,7 @@ pub(crate) use log::{Logged, LoggedLine};
 pub(crate) use overview::Overviews;
 pub use past::{DataDirectory, Reader};
 pub use requests::{ReadImpediment, Subject};
+pub(crate) use sessions::PREFIX as SESSION_PREFIX;
 pub(crate) use usage::Usage;
 #[cfg(test)]
 pub(crate) use usage::{DiskRoom, Owner, Taken};

@@ -92,14 +92,24 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (CACHE_CONTROL, "no-cache"),
 ];
 
-/// The answer if the path is that of a file. The server leaves out the body for HEAD.
+/// Whether the client has these files already (RFC 9110 section 13.1.2). A proxy that compresses
+/// them makes the tag a weak one.
+fn has_version(headers: &HeaderMap) -> bool {
+    let fields = headers.get_all(IF_NONE_MATCH).iter();
+    let mut tags = fields.flat_map(|it| it.as_bytes().split(|byte| *byte == b','));
+    tags.any(|tag| {
+        let tag = tag.trim_ascii();
+        tag == b"*" || tag.strip_prefix(b"W/").unwrap_or(tag) == VERSION.as_bytes()
+    })
+}
+
+/// The answer if the path is that of a file.
 pub(super) fn answer(method: &Method, path: &str, headers: &HeaderMap) -> Option<Answer> {
     let file = FILES.iter().find(|file| file.path == path)?;
-    if ![Method::GET, Method::HEAD].contains(method) {
+    if *method != Method::GET {
         return Some(Refusal::method(method, path, "GET, HEAD").answer());
     }
-    let asked = headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes);
-    let mut answer = match asked == Some(VERSION.as_bytes()) {
+    let mut answer = match has_version(headers) {
         true => with(StatusCode::NOT_MODIFIED, file.kind, Bytes::new()),
         false => with(StatusCode::OK, file.kind, file.bytes),
     };
@@ -145,9 +155,18 @@ mod tests {
             }
             let version = answer.headers()[ETAG].clone();
             assert_eq!(version, VERSION.as_str());
-            let known = HeaderMap::from_iter([(IF_NONE_MATCH, version)]);
-            let again = super::answer(&Method::GET, file.path, &known).unwrap();
-            assert_eq!(again.status(), 304);
+            let version = version.to_str().unwrap().to_owned();
+            let status = |known: &str| {
+                let known = HeaderValue::from_str(known).unwrap();
+                let known = HeaderMap::from_iter([(IF_NONE_MATCH, known)]);
+                let again = super::answer(&Method::GET, file.path, &known).unwrap();
+                again.status().as_u16()
+            };
+            assert_eq!(status(&version), 304);
+            assert_eq!(status(&format!("W/{version}")), 304);
+            assert_eq!(status(&format!("\"other\", {version}")), 304);
+            assert_eq!(status("*"), 304);
+            assert_eq!(status("\"other\""), 200);
             let posted = super::answer(&Method::POST, file.path, &HeaderMap::new()).unwrap();
             assert_eq!(posted.status(), 405);
         }

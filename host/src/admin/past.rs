@@ -284,9 +284,10 @@ where
 impl From<PastError> for Refusal {
     fn from(error: PastError) -> Self {
         let status = match error {
-            PastError::NoLog(_) | PastError::NoCopy(..) | PastError::Refused(_) => {
-                StatusCode::CONFLICT
-            }
+            PastError::NoLog(_)
+            | PastError::NoCopy(..)
+            | PastError::Unfinished(_)
+            | PastError::Refused(_) => StatusCode::CONFLICT,
             PastError::Policy(_) => StatusCode::UNPROCESSABLE_ENTITY,
             PastError::Missing(_)
             | PastError::Log(..)

@@ -10,6 +10,38 @@ pub(super) fn bad(error: impl Into<String>) -> Refusal {
     Refusal::new(StatusCode::BAD_REQUEST, error)
 }
 
+/// In place of the names of parameters: any.
+pub(super) const ANY: &[&str] = &["*"];
+
+/// Refuses parameters with other names, without a value, and given twice.
+pub(super) fn check(uri: &Uri, names: &[&str]) -> Result<(), Refusal> {
+    if names == ANY {
+        return Ok(());
+    }
+    let query = uri.query().unwrap_or_default();
+    let mut seen = Vec::new();
+    for pair in query.split('&').filter(|it| !it.is_empty()) {
+        let (name, value) = pair
+            .split_once('=')
+            .map_or((pair, None), |it| (it.0, Some(it.1)));
+        if !names.contains(&name) {
+            let known = match names {
+                [] => "this request has no parameters".to_owned(),
+                names => format!("this request has {}", names.join(", ")),
+            };
+            return Err(bad(format!("`{name}` is not a parameter: {known}")));
+        }
+        if value.is_none() {
+            return Err(bad(format!("`{name}` has no value: `{name}=VALUE`")));
+        }
+        if seen.contains(&name) {
+            return Err(bad(format!("`{name}` is given twice")));
+        }
+        seen.push(name);
+    }
+    Ok(())
+}
+
 /// The bytes of a value, if it is there.
 pub(super) fn value(uri: &Uri, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
     let mut pairs = uri.query().unwrap_or_default().split('&');

@@ -26,6 +26,7 @@ use super::seat::Seat;
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
+use statehouse_access::roles::Role;
 use statehouse_config::{limits, percent};
 
 /// Reads why a host cannot pass clients on.
@@ -98,10 +99,14 @@ impl Requests {
 
     async fn respond(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Answer {
+        // The server leaves out the body.
+        if request.method() == Method::HEAD {
+            *request.method_mut() = Method::GET;
+        }
         if let Err(error) = Access::check_form(request.headers()) {
             seat.arrived();
             return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
@@ -140,7 +145,7 @@ impl Requests {
         self.admitted(subject, request, &operator, seat, peer).await
     }
 
-    /// Answers a request of an operator, and logs it if it is not a GET.
+    /// Answers a request of an operator, and logs it if it is an act.
     async fn admitted(
         &self,
         subject: Subject,
@@ -149,24 +154,25 @@ impl Requests {
         seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Answer {
-        let act = (request.method() != Method::GET)
-            .then(|| (request.method().clone(), logged_path(request.uri())));
-        let answer = match self.check_role(operator, &request, peer) {
-            Ok(()) => {
-                let answer = self.route(subject, request, operator.clone()).await;
-                answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat))
-            }
+        let needed = match self.check_role(operator, &request, peer) {
+            Ok(needed) => needed,
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
-                Err(refusal)
+                return last(refusal.answer());
             }
         };
+        let act = (needed > Role::Read).then(|| Act {
+            method: request.method().clone(),
+            path: logged_path(request.uri()),
+            operator: operator.clone(),
+            status: None,
+        });
+        let answer = self.route(subject, request, operator.clone()).await;
+        let answer = answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat));
         // A refused request may have an unread body, so its connection is closed after the answer.
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
-        if let Some((method, path)) = act {
-            let status = answer.status().as_u16();
-            let user = operator.user().unwrap_or("-");
-            tracing::info!(target: audit::TARGET, %method, path, user, status, "admin request");
+        if let Some(mut act) = act {
+            act.status = Some(answer.status());
         }
         answer
     }
@@ -242,18 +248,18 @@ impl Requests {
         Ok(answer)
     }
 
-    /// Whether the role of the operator suffices for this request.
+    /// The role that this request needs, if that of the operator suffices.
     fn check_role(
         &self,
         operator: &Operator,
         request: &Request<Incoming>,
         peer: SocketAddr,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Role, Refusal> {
         let path = segments(request.uri())?;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        let needed = roles::required(request.method(), &path)?;
+        let needed = roles::required(request.method(), &path, request.uri())?;
         if operator.role.is_some_and(|role| role >= needed) {
-            return Ok(());
+            return Ok(needed);
         }
         let user = operator.user().unwrap_or_default();
         let has = match operator.role {
@@ -274,6 +280,32 @@ impl Requests {
             why: &why,
         });
         Err(Refusal::new(StatusCode::FORBIDDEN, why))
+    }
+}
+
+/// An act of an operator. It is logged when it ends, or when the client closes the connection
+/// before: then it may have its effect nevertheless.
+struct Act {
+    method: Method,
+    path: String,
+    operator: Arc<Operator>,
+    /// The status of the answer, if there is one.
+    status: Option<StatusCode>,
+}
+
+impl Drop for Act {
+    fn drop(&mut self) {
+        let Self { method, path, .. } = self;
+        let user = self.operator.user().unwrap_or("-");
+        match self.status.map(|it| it.as_u16()) {
+            Some(status) => {
+                tracing::info!(target: audit::TARGET, %method, path, user, status, "admin request");
+            }
+            None => tracing::info!(
+                target: audit::TARGET, %method, path, user,
+                "admin request, and the client closed the connection before the answer"
+            ),
+        }
     }
 }
 
@@ -323,11 +355,10 @@ fn session(method: &Method, operator: &Operator) -> Result<Answer, Refusal> {
     }
 }
 
-/// Health probes, which need no token because they reveal no stored data. The server leaves out the
-/// body for HEAD.
+/// Health probes, which need no token because they reveal no stored data.
 fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
     let (method, path) = (request.method(), request.uri().path());
-    if ["/livez", "/readyz"].contains(&path) && ![Method::GET, Method::HEAD].contains(method) {
+    if ["/livez", "/readyz"].contains(&path) && *method != Method::GET {
         return Some(Refusal::method(method, path, "GET, HEAD").answer());
     }
     match path {

@@ -1,67 +1,116 @@
-//! Which role each endpoint of the admin API needs.
+//! Which role each endpoint of the admin API needs, and which parameters it has.
 //!
 //! A request to an endpoint that is not in the table must be refused before anything reads it, so
-//! that no endpoint is served without a role.
+//! that no endpoint is served without a role. A parameter that an endpoint does not have is refused
+//! too: it may be a misspelt condition of a change.
 
-use hyper::{Method, StatusCode};
+use hyper::{Method, StatusCode, Uri};
 
 use super::answer::Refusal;
+use super::query;
 use statehouse_access::roles::Role::{self, Operate, Read, Ship};
 
-/// Method, path and role. A segment in capitals stands for any segment.
-const ENDPOINTS: &[(Method, &str, Role)] = &[
-    (Method::POST, "/v1/session", Read),
-    (Method::GET, "/v1/session", Read),
-    (Method::DELETE, "/v1/session", Read),
-    (Method::GET, "/v1/policies", Read),
-    (Method::POST, "/v1/policies", Ship),
-    (Method::DELETE, "/v1/policies/WHICH", Operate),
-    (Method::POST, "/v1/policies/WHICH/promote", Operate),
-    (Method::POST, "/v1/rollback", Operate),
-    (Method::GET, "/v1/log", Read),
-    (Method::GET, "/v1/shadow", Read),
-    (Method::PUT, "/v1/shadow", Operate),
-    (Method::DELETE, "/v1/shadow", Operate),
-    (Method::PUT, "/v1/canary", Operate),
-    (Method::DELETE, "/v1/canary", Operate),
-    (Method::PUT, "/v1/routes", Operate),
-    (Method::DELETE, "/v1/routes", Operate),
-    (Method::POST, "/v1/authz", Read),
-    (Method::GET, "/v1/usage", Read),
-    (Method::GET, "/v1/slow", Read),
-    (Method::GET, "/v1/clients", Read),
-    (Method::DELETE, "/v1/clients", Operate),
-    (Method::DELETE, "/v1/clients/ID", Operate),
-    (Method::GET, "/v1/events", Read),
-    (Method::GET, "/v1/overview", Read),
-    (Method::GET, "/v1/live", Read),
-    (Method::GET, "/v1/keys", Read),
-    (Method::GET, "/v1/key", Read),
-    (Method::PUT, "/v1/key", Operate),
-    (Method::DELETE, "/v1/key", Operate),
-    (Method::GET, "/v1/changes", Read),
-    (Method::GET, "/v1/history", Read),
-    (Method::GET, "/v1/value", Read),
-    (Method::GET, "/v1/replay", Read),
-    (Method::POST, "/v1/replay", Ship),
-    (Method::POST, "/v1/cluster/handover", Operate),
-    (Method::POST, "/v1/cluster/upgrade", Operate),
-    (Method::GET, "/metrics", Read),
+/// An endpoint.
+struct Endpoint {
+    method: Method,
+    /// A segment in capitals stands for any segment.
+    path: &'static str,
+    role: Role,
+    /// The names of its parameters.
+    parameters: &'static [&'static str],
+}
+
+const fn endpoint(
+    method: Method,
+    path: &'static str,
+    role: Role,
+    parameters: &'static [&'static str],
+) -> Endpoint {
+    Endpoint {
+        method,
+        path,
+        role,
+        parameters,
+    }
+}
+
+const ENDPOINTS: &[Endpoint] = &[
+    endpoint(Method::POST, "/v1/session", Read, &[]),
+    endpoint(Method::GET, "/v1/session", Read, &[]),
+    endpoint(Method::DELETE, "/v1/session", Read, &[]),
+    endpoint(Method::GET, "/v1/policies", Read, &[]),
+    endpoint(Method::POST, "/v1/policies", Ship, &[]),
+    endpoint(Method::DELETE, "/v1/policies/WHICH", Operate, &[]),
+    endpoint(Method::POST, "/v1/policies/WHICH/promote", Operate, &[]),
+    endpoint(Method::POST, "/v1/rollback", Operate, &[]),
+    endpoint(Method::GET, "/v1/log", Read, &["from", "policy"]),
+    endpoint(Method::GET, "/v1/shadow", Read, &[]),
+    endpoint(Method::PUT, "/v1/shadow", Operate, &[]),
+    endpoint(Method::DELETE, "/v1/shadow", Operate, &[]),
+    endpoint(Method::PUT, "/v1/canary", Operate, &[]),
+    endpoint(Method::DELETE, "/v1/canary", Operate, &[]),
+    endpoint(Method::PUT, "/v1/routes", Operate, &["prefix"]),
+    endpoint(Method::DELETE, "/v1/routes", Operate, &["prefix"]),
+    endpoint(Method::POST, "/v1/authz", Read, &[]),
+    endpoint(Method::GET, "/v1/usage", Read, &["clients"]),
+    endpoint(Method::GET, "/v1/slow", Read, &["from"]),
+    endpoint(Method::GET, "/v1/clients", Read, &["clients"]),
+    endpoint(Method::DELETE, "/v1/clients", Operate, &["id"]),
+    endpoint(Method::DELETE, "/v1/clients/ID", Operate, &[]),
+    endpoint(Method::GET, "/v1/events", Read, &["from", "kind"]),
+    endpoint(Method::GET, "/v1/overview", Read, &[]),
+    endpoint(Method::GET, "/v1/live", Read, &[]),
+    endpoint(
+        Method::GET,
+        "/v1/keys",
+        Read,
+        &["prefix", "delimiter", "after", "limit"],
+    ),
+    endpoint(Method::GET, "/v1/key", Read, &["key"]),
+    endpoint(
+        Method::PUT,
+        "/v1/key",
+        Operate,
+        &["key", "if_version", "px", "fence"],
+    ),
+    endpoint(Method::DELETE, "/v1/key", Operate, &["key", "fence"]),
+    endpoint(Method::GET, "/v1/changes", Read, &["prefix"]),
+    endpoint(Method::GET, "/v1/history", Read, &["key", "limit"]),
+    endpoint(Method::GET, "/v1/value", Read, &["key", "as_of"]),
+    endpoint(Method::GET, "/v1/replay", Read, &["from", "to", "limit"]),
+    endpoint(
+        Method::POST,
+        "/v1/replay",
+        Ship,
+        &["from", "to", "limit", "max_fuel"],
+    ),
+    endpoint(Method::POST, "/v1/cluster/handover", Operate, &["to"]),
+    endpoint(Method::POST, "/v1/cluster/upgrade", Operate, &[]),
+    endpoint(Method::GET, "/metrics", Read, query::ANY),
 ];
 
-/// The role that a request needs, by its decoded path. Refuses a request without an endpoint.
-pub(super) fn required(method: &Method, path: &[&str]) -> Result<Role, Refusal> {
-    let mut of_path = ENDPOINTS.iter().filter(|it| matches(it.1, path)).peekable();
-    if of_path.peek().is_none() {
+/// The role that a request needs, by its decoded path. Refuses a request without an endpoint, or
+/// with a parameter that its endpoint does not have.
+pub(super) fn required(method: &Method, path: &[&str], uri: &Uri) -> Result<Role, Refusal> {
+    let of_path = ENDPOINTS.iter().filter(|it| matches(it.path, path));
+    if of_path.clone().next().is_none() {
         let error = format!("there is no resource at /{}", path.join("/"));
         return Err(Refusal::new(StatusCode::NOT_FOUND, error));
     }
-    let of_path: Vec<_> = of_path.collect();
-    let found = of_path.iter().find(|it| it.0 == *method);
-    found.map(|it| it.2).ok_or_else(|| {
-        let allowed: Vec<&str> = of_path.iter().map(|it| it.0.as_str()).collect();
-        Refusal::method(method, &format!("/{}", path.join("/")), allowed.join(", "))
-    })
+    let Some(endpoint) = of_path.clone().find(|it| it.method == *method) else {
+        let allowed = of_path.map(|it| match it.method {
+            Method::GET => "GET, HEAD",
+            _ => it.method.as_str(),
+        });
+        let allowed: Vec<&str> = allowed.collect();
+        return Err(Refusal::method(
+            method,
+            &format!("/{}", path.join("/")),
+            allowed.join(", "),
+        ));
+    };
+    query::check(uri, endpoint.parameters)?;
+    Ok(endpoint.role)
 }
 
 fn matches(pattern: &str, path: &[&str]) -> bool {
@@ -82,27 +131,42 @@ mod tests {
 
     use super::*;
 
-    /// The list of endpoints in the documentation of `api.rs`, without those that need no login.
-    fn documented() -> BTreeSet<(String, String)> {
+    /// Method, path and parameters of each endpoint in the documentation of `api.rs`, without those
+    /// that need no login.
+    fn documented() -> BTreeSet<(String, String, Vec<String>)> {
         let lines = include_str!("api.rs").lines();
         let lines = lines.filter_map(|line| line.strip_prefix("//! "));
         let endpoints = lines.filter_map(|line| {
             let (method, rest) = line.split_once(' ')?;
-            let path = rest.trim_start().split([' ', '?']).next()?;
+            let target = rest.trim_start().split(' ').next()?;
+            let (path, query) = target.split_once('?').unwrap_or((target, ""));
+            let names = query.split('&').filter_map(|it| it.split_once('='));
+            let names = names.map(|(name, _)| name.to_owned()).collect();
             let is_method = ["GET", "POST", "PUT", "DELETE"].contains(&method);
-            is_method.then(|| (method.to_owned(), path.to_owned()))
+            is_method.then(|| (method.to_owned(), path.to_owned(), names))
         });
         endpoints
-            .filter(|(_, path)| !["/livez", "/readyz", "/"].contains(&&**path))
+            .filter(|(_, path, _)| !["/livez", "/readyz", "/"].contains(&&**path))
             .collect()
+    }
+
+    fn role(method: &Method, path: &[&str]) -> Result<Role, Refusal> {
+        required(method, path, &Uri::from_static("/"))
     }
 
     #[test]
     fn every_documented_endpoint_has_a_role_and_the_reverse() {
-        let table = ENDPOINTS.iter().map(|(method, path, _)| {
-            let words: Vec<&str> = path.split('/').skip(1).collect();
-            assert!(required(method, &words).is_ok(), "{method} {path}");
-            (method.to_string(), (*path).to_owned())
+        let table = ENDPOINTS.iter().map(|it| {
+            let words: Vec<&str> = it.path.split('/').skip(1).collect();
+            assert!(
+                role(&it.method, &words).is_ok(),
+                "{} {}",
+                it.method,
+                it.path
+            );
+            let names = it.parameters.iter().filter(|_| it.parameters != query::ANY);
+            let names = names.map(|name| (*name).to_owned()).collect();
+            (it.method.to_string(), it.path.to_owned(), names)
         });
         let table: BTreeSet<_> = table.collect();
         assert_eq!(table.len(), ENDPOINTS.len(), "an endpoint has two roles");
@@ -111,17 +175,46 @@ mod tests {
 
     #[test]
     fn only_reading_endpoints_need_no_more_than_read() {
-        for (method, path, role) in ENDPOINTS {
-            let harmless = ["/v1/authz", "/v1/session"].contains(path);
-            let changes = *method != Method::GET && !harmless;
-            assert_eq!(changes, *role > Read, "{method} {path}");
+        for it in ENDPOINTS {
+            let harmless = ["/v1/authz", "/v1/session"].contains(&it.path);
+            let changes = it.method != Method::GET && !harmless;
+            assert_eq!(changes, it.role > Read, "{} {}", it.method, it.path);
         }
+    }
+
+    /// Otherwise a misspelt condition would let a change happen without it.
+    #[test]
+    fn unknown_repeated_and_empty_parameters_are_refused() {
+        let check = |method: Method, path: &str, query: &str| {
+            let uri: Uri = format!("{path}?{query}").parse().unwrap();
+            let words: Vec<&str> = path.split('/').skip(1).collect();
+            required(&method, &words, &uri).map_err(|it| (it.status.as_u16(), it.error))
+        };
+        let put = |query| check(Method::PUT, "/v1/key", query);
+        assert_eq!(put("key=k&if_version=none&px=1&fence="), Ok(Operate));
+        assert_eq!(put("key=k&&"), Ok(Operate));
+        for (query, named) in [
+            ("key=k&if-version=none", "if-version"),
+            ("key=k&if%5Fversion=none", "if%5Fversion"),
+            ("key=k&px", "px"),
+            ("key=k&px=1&px=2", "px"),
+        ] {
+            let (status, error) = put(query).unwrap_err();
+            assert!(
+                status == 400 && error.contains(&format!("`{named}`")),
+                "{error}"
+            );
+        }
+        assert!(check(Method::DELETE, "/v1/key", "key=k&if_version=none").is_err());
+        assert!(check(Method::POST, "/v1/rollback", "to=x").is_err());
+        // A scraper may have its own parameters.
+        assert_eq!(check(Method::GET, "/metrics", "module=a&x"), Ok(Read));
     }
 
     #[test]
     fn a_request_without_an_endpoint_is_refused() {
         let status = |method: Method, path: &[&str]| {
-            let refused = required(&method, path).unwrap_err();
+            let refused = role(&method, path).unwrap_err();
             refused.status.as_u16()
         };
         assert_eq!(status(Method::GET, &["v1", "nothing"]), 404);
@@ -134,6 +227,6 @@ mod tests {
         assert_eq!(status(Method::PATCH, &["v1", "policies"]), 405);
         assert_eq!(status(Method::POST, &["metrics"]), 405);
         let promote = ["v1", "policies", "a/b", "promote"];
-        assert_eq!(required(&Method::POST, &promote).unwrap(), Operate);
+        assert_eq!(role(&Method::POST, &promote).unwrap(), Operate);
     }
 }

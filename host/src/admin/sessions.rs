@@ -19,7 +19,7 @@ use super::access::new_token;
 use statehouse_config::limits;
 
 /// Distinguishes secrets of sessions from tokens of stores, for the text of a refusal.
-pub(super) const PREFIX: &str = "session-";
+pub(crate) const PREFIX: &str = "session-";
 
 /// The sessions of one address.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Endpoint, Overviews, Subject, new_token};
+use crate::admin::{Admin, Endpoint, Overviews, SESSION_PREFIX, Subject, new_token};
 use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
@@ -230,19 +230,25 @@ fn token_of(config: &Config) -> anyhow::Result<Option<String>> {
 
 /// The token for TCP; none if no client could learn it.
 fn token(keeps: bool) -> anyhow::Result<Option<String>> {
-    match std::env::var(ADMIN_TOKEN) {
-        Ok(token) => {
-            anyhow::ensure!(
-                token.len() >= limits::ADMIN_TOKEN_BYTES_MIN,
-                "{ADMIN_TOKEN} has {} bytes, but a token needs at least {}, since a shorter one can be guessed",
-                token.len(),
-                limits::ADMIN_TOKEN_BYTES_MIN
-            );
-            Ok(Some(token))
-        }
-        Err(_) if keeps => Ok(Some(new_token()?)),
-        Err(_) => Ok(None),
-    }
+    let Some(token) = std::env::var_os(ADMIN_TOKEN) else {
+        return keeps.then(new_token).transpose().map_err(Into::into);
+    };
+    anyhow::ensure!(
+        token.len() >= limits::ADMIN_TOKEN_BYTES_MIN,
+        "{ADMIN_TOKEN} has {} bytes, but a token needs at least {}, since a shorter one can be guessed",
+        token.len(),
+        limits::ADMIN_TOKEN_BYTES_MIN
+    );
+    let token = token.into_string().ok().filter(|it| is_bearer_token(it));
+    token.map(Some).with_context(|| {
+        format!("{ADMIN_TOKEN} may have only ASCII characters and no line break, since clients send it in an HTTP header, and must not begin with a space or with `{SESSION_PREFIX}`, as the tokens of sessions do")
+    })
+}
+
+/// Whether a client can send this token in a header, and it is not taken for that of a session.
+fn is_bearer_token(token: &str) -> bool {
+    let is_allowed = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    token.bytes().all(is_allowed) && token.trim() == token && !token.starts_with(SESSION_PREFIX)
 }
 
 impl Running {

@@ -5,6 +5,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -172,9 +173,9 @@ fn wrong_method_names_the_methods_of_the_resource() {
         ("POST /livez", "GET, HEAD"),
         ("DELETE /readyz", "GET, HEAD"),
         ("POST /", "GET, HEAD"),
-        ("PUT /v1/overview", "GET"),
-        ("PATCH /v1/policies", "GET, POST"),
-        ("POST /v1/key?key=k", "GET, PUT, DELETE"),
+        ("PUT /v1/overview", "GET, HEAD"),
+        ("PATCH /v1/policies", "GET, HEAD, POST"),
+        ("POST /v1/key?key=k", "GET, HEAD, PUT, DELETE"),
     ] {
         let mut stream = api.open();
         let head = api.head(first, &[&api.bearer(), "Content-Length: 3"]);
@@ -185,6 +186,53 @@ fn wrong_method_names_the_methods_of_the_resource() {
             && answer.contains(&format!("\r\nallow: {allowed}\r\n"));
         assert!(is_refused, "{first}: {answer}");
     }
+}
+
+/// An act that took place must not be missing in the audit log.
+#[test]
+fn act_of_a_client_that_closes_its_connection_is_logged() {
+    let server = Server::start();
+    let (api, admin) = (api(&server), Admin::of(&server));
+    for number in 0..60 {
+        let first = format!("PUT /v1/key?key=closes-{number}");
+        let head = api.head(&first, &[&api.bearer(), "Content-Length: 1"]);
+        let mut stream = api.open();
+        stream.write_all((head + "x").as_bytes()).unwrap();
+        thread::sleep(Duration::from_micros(20 * number));
+        drop(stream);
+        if number % 10 == 9 {
+            eventually("room for more connections", || {
+                (admin.ask("GET", "/v1/session", b"").0 == 200).then_some(())
+            });
+        }
+    }
+    eventually("every change in the log", || {
+        let keys = admin.done("GET", "/v1/keys?prefix=closes-", b"");
+        let keys = keys["entries"].as_array().unwrap().len();
+        let acts = admin.done("GET", "/v1/events?kind=act", b"");
+        let acts = acts["events"].as_array().unwrap().iter();
+        let acts = acts.filter(|it| it["fields"]["path"] == "/v1/key").count();
+        println!("{keys} keys were set, {acts} acts are in the log");
+        (keys > 0 && acts >= keys).then_some(())
+    });
+}
+
+#[test]
+fn slow_upload_of_a_policy_delays_no_other() {
+    let server = Server::start();
+    let (api, admin) = (api(&server), Admin::of(&server));
+    let head = api.head(
+        "POST /v1/policies",
+        &[&api.bearer(), "Content-Length: 100000"],
+    );
+    let slow: Vec<_> = (0..4).map(|_| api.open()).collect();
+    for mut stream in &slow {
+        stream.write_all(head.as_bytes()).unwrap();
+    }
+    let began = Instant::now();
+    assert_eq!(admin.ask("POST", "/v1/policies", b"no policy").0, 422);
+    // A slow upload ends after a minute.
+    assert!(began.elapsed() < Duration::from_secs(20));
 }
 
 #[test]

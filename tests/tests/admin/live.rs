@@ -147,6 +147,12 @@ fn acts_and_refusals_are_events() {
         (&json!("/v1/rollback"), &json!("409"))
     );
     assert_eq!(admin.without_token().ask("GET", "/v1/usage", b"").0, 401);
+    // A question is no act, and neither is what does not exist.
+    let question = br#"{"client": "a", "command": "SET", "on": "k"}"#;
+    admin.done("POST", "/v1/authz", question);
+    assert_eq!(admin.ask("DELETE", "/v1/nothing", b"").0, 404);
+    let acts = admin.done("GET", "/v1/events?kind=act", b"");
+    assert_eq!(acts["events"].as_array().unwrap().len(), 1, "{acts}");
     let refusals = admin.done("GET", "/v1/events?kind=refusal", b"");
     let refusals = refusals["events"].as_array().unwrap();
     assert!(refusals.iter().all(|it| it["kind"] == "refusal"));

@@ -156,6 +156,9 @@ pub const ADMIN_CURSOR_KEY_BYTES_MAX: usize = 4 << 10;
 /// as six, so an answer stays below [`ADMIN_ANSWER_BYTES_MAX`].
 pub const ADMIN_VALUE_BYTES_MAX: usize = 1 << 20;
 
+/// How long the upload of a policy waits for room, and then for the policies before it.
+pub const ADMIN_UPLOAD_WAIT: Duration = Duration::from_secs(20);
+
 /// How long a change by an operator waits for the one before, and then for its response.
 pub const ADMIN_EDIT_WAIT: Duration = Duration::from_secs(20);
 

@@ -1,10 +1,12 @@
 // Shows stored bytes as text, JSON or hexadecimal, and the difference between two of them.
 
-import { bytes as size, bytesOf, el, lines } from "./dom.js";
+import { bytes as size, bytesOf, el, lines, same } from "./dom.js";
 
 const TEXT_MAX = 64 << 10;
 const HEX_MAX = 4 << 10;
 const LINES_MAX = 4000;
+/** Deeper levels are not indented further, because the length of the text would be quadratic. */
+const INDENT_MAX = 32;
 /** Pairs of parts that a comparison may look at. */
 const PAIRS_MAX = 1_000_000;
 
@@ -15,10 +17,26 @@ function jsonOf(value) {
   const text = textOf(value);
   if (text === null || !/^\s*[[{]/.test(text) || text.length > TEXT_MAX) return null;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    JSON.parse(text);
   } catch {
     return null;
   }
+  return indented(text);
+}
+
+/** Valid JSON with new white space. Tokens stay: a parser rounds numbers and drops members. */
+function indented(text) {
+  const tokens = text.match(/"(?:[^"\\]|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g);
+  const opens = (it) => it === "[" || it === "{", closes = (it) => it === "]" || it === "}";
+  let depth = 0;
+  const line = () => "\n" + "  ".repeat(Math.min(depth, INDENT_MAX));
+  return tokens.map((it, at) => {
+    if (it === ":") return ": ";
+    if (it === ",") return it + line();
+    if (opens(it) && !closes(tokens[at + 1])) return depth++, it + line();
+    if (closes(it) && !opens(tokens[at - 1])) return depth--, line() + it;
+    return it;
+  }).join("");
 }
 
 /** The ways to show bytes, the best first. */
@@ -39,7 +57,8 @@ const note = (length, what) => el("p.note.dim", {}, `The value has ${size(length
 
 /** JSON with a class for each kind of word. */
 function coloured(text) {
-  const words = /("(?:[^"\\]|\\.)*")(\s*:)?|\b(?:true|false|null)\b|-?\d[\d.eE+-]*/g;
+  // A cut text may end within a string.
+  const words = /("(?:[^"\\]|\\.)*"?)(\s*:)?|\b(?:true|false|null)\b|-?\d[\d.eE+-]*/g;
   const parts = [];
   let end = 0;
   for (const found of text.matchAll(words)) {
@@ -65,29 +84,40 @@ function hex(all) {
 
 /** The difference from `before` to `after`; null stands for no value. */
 export function difference(before, after) {
-  const [old, now] = comparable(before, after);
-  const isOneLine = ![old, now].some((it) => it.includes("\n"));
+  const isChange = before !== null && after !== null;
+  if (isChange && same(before, after)) return el("p.dim", {}, "The value is the same as before.");
+  const { sides, isCut } = comparable(before, after);
+  const isOneLine = !sides.some((it) => it.includes("\n"));
   const split = (it) => (it === "" ? [] : isOneLine ? it.match(/[\w.]+|\s+|[^\w\s]/gu) ?? [] : it.split("\n"));
-  const changes = compare(split(old), split(now));
-  if (before !== null && after !== null && changes.every((it) => it[0] === "same")) return el("p.dim", {}, "The value is the same as before.");
+  const changes = compare(...sides.map(split));
+  if (isChange && changes.every((it) => it[0] === "same")) {
+    return el("p.dim", {}, isCut ? "The beginning is the same as before. The rest differs, and is too long for the page." : "Only white space between JSON tokens has changed.");
+  }
   if (isOneLine) {
     const side = (kind) => changes.filter((it) => it[0] === "same" || it[0] === kind).map(([what, part]) => el(what === "same" ? "span" : what === "out" ? "del" : "ins", {}, lines(part)));
-    return el("div.diff", {}, before !== null && el("p.out", {}, el("i", { "aria-label": "before" }, "−"), el("span", {}, side("out"))), after !== null && el("p.in", {}, el("i", { "aria-label": "after" }, "+"), el("span", {}, side("in"))));
+    return el("div.diff", {}, before !== null && el("p.out", {}, el("i", { "aria-label": "before" }, "−"), el("span", {}, side("out"))), after !== null && el("p.in", {}, el("i", { "aria-label": "after" }, "+"), el("span", {}, side("in"))), isCut && more());
   }
-  const rows = near(changes).slice(0, LINES_MAX).map(([kind, part]) => {
+  const near = nearby(changes);
+  const rows = near.slice(0, LINES_MAX).map(([kind, part]) => {
     const sign = { same: " ", out: "−", in: "+", gap: "⋯" }[kind];
     return el(`p.${kind}`, {}, el("i", {}, sign), el(kind === "out" ? "del" : kind === "in" ? "ins" : "span", {}, lines(part)));
   });
-  return el("div.diff", {}, rows);
+  return el("div.diff", {}, rows, (isCut || near.length > LINES_MAX) && more());
 }
 
+const more = () => el("p.dim", {}, el("i", {}, "⋯"), "Only the beginning is compared and shown.");
+
+/** Both values in the first form that fits both, cut if they are too long. */
 function comparable(before, after) {
-  const both = [before, after].filter((it) => it !== null);
-  const form = both.every((it) => jsonOf(it) !== null) ? jsonOf : both.every((it) => textOf(it) !== null) ? textOf : hexLines;
-  return [before, after].map((it) => (it === null ? "" : form(it).slice(0, TEXT_MAX)));
+  // JSON was short before it got white space, so all of it is compared.
+  for (const [form, max] of [[jsonOf, Infinity], [textOf, TEXT_MAX], [hexLines, 3 * HEX_MAX]]) {
+    const sides = [before, after].map((it) => (it === null ? "" : form(it)));
+    if (!sides.includes(null)) return { sides: sides.map((it) => it.slice(0, max)), isCut: sides.some((it) => it.length > max) };
+  }
 }
 
-const hexLines = (value) => Array.from(bytesOf(value).subarray(0, HEX_MAX), (it, at) => it.toString(16).padStart(2, "0") + (at % 16 === 15 ? "\n" : " ")).join("");
+/** Three signs for each byte, and one byte more than is shown. */
+const hexLines = (value) => Array.from(bytesOf(value).subarray(0, HEX_MAX + 1), (it, at) => it.toString(16).padStart(2, "0") + (at % 16 === 15 ? "\n" : " ")).join("");
 
 /** Parts as [same | out | in, part]: the longest common subsequence between common ends. */
 function compare(old, now) {
@@ -118,7 +148,7 @@ function middle(a, b) {
 }
 
 /** Changed lines with three lines around them. */
-function near(changes) {
+function nearby(changes) {
   const keep = changes.map((_, at) => changes.slice(Math.max(0, at - 3), at + 4).some((it) => it[0] !== "same"));
   const found = [];
   changes.forEach((it, at) => {

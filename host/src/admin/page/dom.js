@@ -33,8 +33,8 @@ export function text(node, value) {
 }
 
 /** Characters that change how others are shown, or that are not shown. */
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
-const UNSEEN_BUT_LINES = new RegExp(UNSEEN.source.replace("\\u0000-\\u001f", "\\u0000-\\u0008\\u000b-\\u001f"), "gu");
+const UNSEEN = /[\p{Cc}\p{Default_Ignorable_Code_Point}\u2028\u2029\u2800\ufff9-\ufffb]/gu;
+const UNSEEN_BUT_LINES = new RegExp(`(?![\\t\\n])${UNSEEN.source}`, "gu");
 
 const escaped = (it) => "\\u{" + it.codePointAt(0).toString(16) + "}";
 

@@ -150,7 +150,7 @@ addEventListener("online", () => live?.now());
 function route() {
   if (!hasSession()) return;
   const [, name, rest] = location.hash.match(/^#\/([a-z]+)(?:\/(.*))?$/) ?? [];
-  const next = VIEWS[name] ? name : "overview";
+  const next = Object.hasOwn(VIEWS, name ?? "") ? name : "overview";
   for (const link of id("views").querySelectorAll("a")) {
     if (link.hash === `#/${next}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

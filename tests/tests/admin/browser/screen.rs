@@ -309,6 +309,26 @@ impl Screen {
         self.see_value("fourth");
     }
 
+    /// Values that a parser of JSON would change, and changes that it would not see.
+    pub(super) fn exact_values(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        for value in [
+            r#"{"id":9007199254740992,"x":1.00,"x":1e400}"#,
+            r#"{"id":9007199254740993,"x":1.00,"x":1e400}"#,
+            r#"{ "id": 9007199254740993, "x": 1.00, "x": 1e400 }"#,
+        ] {
+            other.set("exact", value);
+        }
+        self.evaluate("location.hash = '#/keys/exact'");
+        for line in ["\"id\": 9007199254740993,", "\"x\": 1.00,", "\"x\": 1e400"] {
+            self.see_value(line);
+        }
+        self.see("Only white space between JSON tokens has changed.");
+        self.evaluate("document.querySelectorAll('.history summary')[1].click()");
+        self.wait("document.querySelector('.diff .in')?.textContent.includes('9007199254740993')");
+        self.wait("document.querySelector('.diff .out')?.textContent.includes('9007199254740992')");
+    }
+
     /// Rows, their labels, and the focus.
     pub(super) fn tree(&mut self) {
         self.evaluate(
