@@ -153,9 +153,26 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Environment variables that name a store, for any command. A command that does not read one of
+/// them must not use another store than a command that does.
+const STORE_VARIABLES: [&str; 5] = [
+    "STATEHOUSE_URL",
+    "STATEHOUSE_HOST",
+    "STATEHOUSE_PORT",
+    "STATEHOUSE_ADMIN_URL",
+    "STATEHOUSE_DATA",
+];
+
 /// The context with this name, or the selected one. `None` if no name is given and none is
-/// selected.
+/// selected, or the environment names a store.
 pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
+    if name.is_none()
+        && STORE_VARIABLES
+            .iter()
+            .any(|it| std::env::var_os(it).is_some())
+    {
+        return Ok(None);
+    }
     let Some(path) = path() else {
         return match name {
             None => Ok(None),

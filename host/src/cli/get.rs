@@ -73,7 +73,8 @@ pub(super) struct Args {
     node: Node,
 }
 
-pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
+    args.remote.heed(&args.place);
     let key = args.key.as_bytes();
     if args.meta {
         return meta(&args, key).await;

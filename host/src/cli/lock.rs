@@ -111,7 +111,8 @@ pub(super) struct Args {
     place: Place,
 }
 
-pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
+pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
+    args.remote.heed(&args.place);
     if args.status {
         return status(&args).await;
     }

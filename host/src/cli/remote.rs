@@ -198,15 +198,23 @@ pub(super) struct Target {
 
     #[command(flatten)]
     pub(super) credentials: Credentials,
+
+    /// Whether other options of the command name a store.
+    #[arg(skip)]
+    is_named: bool,
 }
 
 impl Target {
+    /// Whether these options name a store.
+    fn is_given(&self) -> bool {
+        self.url.is_some() || self.address.host.is_some() || self.address.port.is_some()
+    }
+
     /// The same with what the context adds. A context must add nothing if flags name another store,
     /// which would otherwise receive its password.
     pub(super) fn with_context(&self) -> Result<Self, Failure> {
         let mut target = self.clone();
-        let Address { host, port } = &self.address;
-        if self.url.is_some() || host.is_some() || port.is_some() {
+        if self.is_given() || self.is_named && self.context.is_none() {
             return Ok(target);
         }
         let Some(mut context) = context::find(self.context.as_deref())? else {
@@ -215,7 +223,12 @@ impl Target {
         let Some(url) = context.url.take() else {
             return Ok(target);
         };
-        target.url = Some(url.parse().map_err(Failure::usage)?);
+        let url: BrokerUrl = url.parse().map_err(Failure::usage)?;
+        if !url.scheme.tls && context.admin.is_some() {
+            // Its certificates are for the admin API.
+            (context.ca, context.cert, context.cert_key) = (None, None, None);
+        }
+        target.url = Some(url);
         target.credentials.fill(context);
         Ok(target)
     }
@@ -306,6 +319,11 @@ impl Remote {
         self.traced(client)
     }
 
+    /// Notes whether the other options of the command name a store.
+    pub(super) fn heed(&mut self, place: &Place) {
+        self.target.is_named = place.is_given();
+    }
+
     /// How to reach the data of the store: by these options, with the context and the credentials
     /// of the connection.
     pub(super) fn find(&self, place: &Place) -> Result<Found, Failure> {
@@ -314,7 +332,7 @@ impl Remote {
             credentials,
             ..
         } = &self.target;
-        place.find(context.as_deref(), credentials)
+        place.find_beside(self.target.is_given(), context.as_deref(), credentials)
     }
 
     /// The client with the trace context of the caller, if there is one.

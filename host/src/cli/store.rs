@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use statehouse_client::Login;
 use statehouse_link::{describe_io, is_untrusted};
 
-use super::context;
+use super::context::{self, Context};
 use super::output::{Exit, Failure, emit_either, one_line};
 use super::remote::Credentials;
 use crate::admin::{Connection, Endpoint, ask, is_plain_url, is_tls_url};
@@ -104,8 +104,12 @@ pub(super) fn unexpected(error: serde_json::Error) -> Failure {
 }
 
 impl Place {
-    /// How to reach the store. A context adds nothing if flags name another store, which would
-    /// otherwise receive its password.
+    /// Whether these options name a store.
+    pub(super) fn is_given(&self) -> bool {
+        self.data.is_some() || self.admin.is_some()
+    }
+
+    /// How to reach the store, without a context if its address is given.
     pub(super) fn find(
         &self,
         context: Option<&str>,
@@ -117,7 +121,29 @@ impl Place {
         if let Some(data) = &self.data {
             return Ok(Found::Data(data.clone()));
         }
-        let mut found = context::find(context)?.unwrap_or_default();
+        let found = context::find(context)?.unwrap_or_default();
+        Self::found(found, context, credentials)
+    }
+
+    /// How to reach the store beside its address `is_given`: the selected context may be that of
+    /// another store.
+    pub(super) fn find_beside(
+        &self,
+        is_given: bool,
+        context: Option<&str>,
+        credentials: &Credentials,
+    ) -> Result<Found, Failure> {
+        match is_given && !self.is_given() {
+            true => Self::found(Context::default(), None, credentials),
+            false => self.find(context, credentials),
+        }
+    }
+
+    fn found(
+        mut found: Context,
+        context: Option<&str>,
+        credentials: &Credentials,
+    ) -> Result<Found, Failure> {
         if let Some(url) = found.admin.take() {
             let mut credentials = credentials.clone();
             credentials.fill(found);

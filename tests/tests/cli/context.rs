@@ -118,6 +118,18 @@ fn flags_that_name_another_store_exclude_the_context() {
     .code(2);
     let clients = run(home, &[&clients[..], &[data.to_str().unwrap()]].concat()).code(0);
     assert!(!clients.text().contains("anna"), "{clients:?}");
+    // The address of the data, and that of the broker, exclude the other one of the context.
+    run(home, &["get", "k", "--data", data.to_str().unwrap()])
+        .code(3)
+        .says("127.0.0.1:1883");
+    let near = ["context", "add", "near", "--data", data.to_str().unwrap()];
+    run(home, &near).code(0);
+    run(home, &["context", "use", "near"]).code(0);
+    let at_present = ["get", "k", "--as-of", "0s"];
+    assert_eq!(run(home, &at_present).code(0).text(), "v");
+    run(home, &[&at_present[..], &["--port", &port]].concat())
+        .code(2)
+        .says("statehouse-data");
     // Paths are saved as absolute ones.
     let saved = fs::read_to_string(home.join("statehouse/contexts.toml")).unwrap();
     let expected = home.join("password").display().to_string();
