@@ -131,7 +131,12 @@ where
     let answer = sender.send_request(request).await;
     let (head, body) = answer.map_err(io::Error::other)?.into_parts();
     let body = Limited::new(body, limits::TRACE_ANSWER_BYTES_MAX);
-    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let body = match body.collect().await {
+        Ok(body) => body.to_bytes(),
+        // The collector has the message, so it must not be sent again.
+        Err(_) if head.status.is_success() => Bytes::new(),
+        Err(error) => return Err(io::Error::other(error)),
+    };
     Ok(Response::from_parts(head, body))
 }
 

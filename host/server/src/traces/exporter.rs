@@ -11,17 +11,17 @@ use anyhow::Context;
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::runtime::{self, Runtime};
 
 use super::Traces;
 use super::collector::{Collector, Reports};
 use super::spans::{Builder, TimeOfDay};
-use statehouse_config::{TracesConfig, limits};
+use statehouse_config::{TracesConfig, limits, percent};
 
 /// The environment variable that names the service, as in all programs with OpenTelemetry.
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 
 /// Builds the exporter, with the reports of what it sends.
 pub(super) fn prepare(config: &TracesConfig) -> anyhow::Result<(SpanExporter, Reports)> {
@@ -78,13 +78,30 @@ fn resource(instance: &str) -> Resource {
         KeyValue::new("service.instance.id", instance.to_owned()),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
     ];
+    let of_environment = std::env::var(RESOURCE_ATTRIBUTES).unwrap_or_default();
     let resource = Resource::builder_empty()
         .with_attributes(own)
-        .with_detector(Box::new(EnvResourceDetector::new()));
+        .with_attributes(attributes(&of_environment));
     match std::env::var(SERVICE_NAME) {
         Ok(name) if !name.is_empty() => resource.with_service_name(name).build(),
         _ => resource.build(),
     }
+}
+
+/// The attributes NAME=VALUE,… of a variable, with percent-encoded values. None if one of them is
+/// malformed, as the specification asks for. The detector of the library does not decode them.
+fn attributes(variable: &str) -> Vec<KeyValue> {
+    let pairs = variable.split(',').filter(|it| !it.trim().is_empty());
+    let attributes = pairs.map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        let value = String::from_utf8(percent::decode(value.trim())?).ok()?;
+        Some(KeyValue::new(name.trim().to_owned(), value))
+    });
+    let attributes: Option<Vec<_>> = attributes.collect();
+    attributes.unwrap_or_else(|| {
+        tracing::warn!("{RESOURCE_ATTRIBUTES} is not NAME=VALUE,NAME=VALUE with percent-encoded values, and is not used");
+        Vec::new()
+    })
 }
 
 fn headers(config: &TracesConfig) -> anyhow::Result<HashMap<String, String>> {
@@ -167,5 +184,28 @@ impl Sender {
             "the trace collector {} did not take {lost} spans, and they are lost: {why}. Check traces, traces_headers and traces_ca; requests do not wait for it",
             self.url
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_of_the_environment_are_decoded() {
+        let pairs = |text: &str| -> Vec<_> {
+            let attributes = attributes(text).into_iter();
+            let pairs = attributes.map(|it| (it.key.to_string(), it.value.to_string()));
+            pairs.collect()
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            pairs("site=hall%201, host.name = a%2Cb%3D,"),
+            [pair("site", "hall 1"), pair("host.name", "a,b=")]
+        );
+        for malformed in ["site", "site=%zz", "site=%ff", "a=b,c"] {
+            assert_eq!(pairs(malformed), []);
+        }
+        assert_eq!(pairs(""), []);
     }
 }
