@@ -34,7 +34,7 @@ use crate::{
         WORK_PER_TURN_MAX, work,
     },
     nagle::Nagle,
-    rate_limit::RateLimit,
+    rate_limit::{Event, RateLimit},
     router::SessionKey,
     topic,
 };
@@ -277,8 +277,12 @@ impl Dispatch {
             Packet::Publish(publish) => {
                 self.aliases.resolve(publish)?;
                 publish.expires = expires(publish, now);
-                if self.publishes.as_ref().is_none_or(|it| it.allows(now)) {
-                    self.limit_total_rate(self.claim(&publish.topic), now)
+                let event = match publish.dup {
+                    true => Event::Repeated,
+                    false => Event::First,
+                };
+                if (self.publishes.as_ref()).is_none_or(|it| it.allows(now, event)) {
+                    self.limit_total_rate(self.claim(&publish.topic), now, event)
                 } else {
                     TOO_MANY
                 }
@@ -303,10 +307,10 @@ impl Dispatch {
 
     /// Applies the rate limit of all clients to a PUBLISH that is not refused anyway. Otherwise a
     /// client that may publish nothing could use up the limit.
-    fn limit_total_rate(&self, claim: Claim, now: Instant) -> Claim {
+    fn limit_total_rate(&self, claim: Claim, now: Instant, event: Event) -> Claim {
         match claim {
             Claim::Refuse(..) => claim,
-            Claim::Take | Claim::Route if self.broker.publishes().allows(now) => claim,
+            Claim::Take | Claim::Route if self.broker.publishes().allows(now, event) => claim,
             Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
         }
     }

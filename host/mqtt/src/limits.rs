@@ -324,6 +324,10 @@ pub(crate) const REASON_TEXT_BYTES_MAX: usize = 256;
 /// up.
 pub(crate) const SESSION_OVERHEAD_BYTES: usize = 256;
 
+/// How far ahead of time repeated PUBLISHes may use a rate limit. A client repeats no more than its
+/// Receive Maximum, which it usually filled in the seconds before.
+pub(crate) const REPETITIONS_AHEAD_MAX: Duration = Duration::from_secs(10);
+
 /// The least number of rate limits of clients at which those that are not needed any more are
 /// removed.
 pub(crate) const RATE_LIMITS_CLEARED_AT_MIN: usize = 1024;

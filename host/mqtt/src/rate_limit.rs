@@ -1,4 +1,7 @@
 //! Rate limits. A limit of N per second allows a burst of N, and then one more every 1/N seconds.
+//!
+//! A repetition may have had its effect before, and a refusal would deny that. So a client that
+//! sends its unacknowledged messages again may use the limit ahead of time, for some seconds.
 
 use std::{
     collections::HashMap,
@@ -9,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use crate::limits::RATE_LIMITS_CLEARED_AT_MIN;
+use crate::limits::{RATE_LIMITS_CLEARED_AT_MIN, REPETITIONS_AHEAD_MAX};
 
 /// A rate limit for one client or for all clients together. It takes no lock, and is never written
 /// to if there is no limit.
@@ -41,7 +44,11 @@ impl RateLimit {
     }
 
     /// Whether one more event is allowed now. A refused event does not count.
-    pub(crate) fn allows(&self, now: Instant) -> bool {
+    pub(crate) fn allows(&self, now: Instant, event: Event) -> bool {
+        let ahead_max_ns = match event {
+            Event::First => SECOND_NS,
+            Event::Repeated => SECOND_NS + REPETITIONS_AHEAD_MAX.as_nanos() as u64,
+        };
         let interval_ns = self.interval_ns.load(Relaxed);
         if interval_ns == 0 {
             return true;
@@ -49,7 +56,7 @@ impl RateLimit {
         let now_ns = self.time_ns(now);
         let used = self.used_until_ns.fetch_update(Relaxed, Relaxed, |until| {
             let next = until.max(now_ns) + interval_ns;
-            (next - now_ns <= SECOND_NS).then_some(next)
+            (next - now_ns <= ahead_max_ns).then_some(next)
         });
         used.is_ok()
     }
@@ -63,6 +70,14 @@ impl RateLimit {
     fn time_ns(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.began).as_nanos() as u64
     }
+}
+
+/// What a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    First,
+    /// An event that may have been allowed before.
+    Repeated,
 }
 
 /// The rate limits of clients by client id. A client keeps its limit when it connects again, or a
@@ -79,7 +94,7 @@ struct ByClient {
 
 impl ClientRateLimits {
     /// The limit of a client. Entries are kept while a connection holds them and while they count
-    /// events, which is at most a second. So there are no more than connections and recent ones.
+    /// events, which is some seconds at most. So there are no more than connections and recent ones.
     pub(crate) fn of(&self, client: &Arc<str>, now: Instant) -> Arc<RateLimit> {
         // A panic under this lock leaves a valid map.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +125,9 @@ mod tests {
         let rate_limit = RateLimit::per_second(10, now);
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            (0..1000).filter(|_| rate_limit.allows(now)).count()
+            (0..1000)
+                .filter(|_| rate_limit.allows(now, Event::First))
+                .count()
         };
         assert_eq!(taken(0), 10);
         assert_eq!(taken(0), 0);
@@ -120,11 +137,30 @@ mod tests {
         assert_eq!(taken(60_000), 10, "unused events do not accumulate");
     }
 
+    /// The client pays for its repetitions later.
+    #[test]
+    fn repetitions_may_use_the_limit_ahead_of_time() {
+        let now = Instant::now();
+        let rate_limit = RateLimit::per_second(10, now);
+        let taken = |after_s: u64, event| {
+            let now = now + Duration::from_secs(after_s);
+            (0..1000).filter(|_| rate_limit.allows(now, event)).count()
+        };
+        let ahead = 10 * REPETITIONS_AHEAD_MAX.as_secs() as usize;
+        assert_eq!(taken(0, Event::First), 10);
+        assert_eq!(taken(0, Event::Repeated), ahead);
+        assert_eq!(taken(1, Event::Repeated), 10);
+        assert_eq!(taken(1, Event::First), 0);
+        let paid = 1 + REPETITIONS_AHEAD_MAX.as_secs();
+        assert_eq!(taken(paid, Event::First), 0);
+        assert_eq!(taken(paid + 1, Event::First), 10);
+    }
+
     #[test]
     fn zero_means_no_limit() {
         let now = Instant::now();
         let rate_limit = RateLimit::per_second(0, now);
-        assert!((0..100_000).all(|_| rate_limit.allows(now)));
+        assert!((0..100_000).all(|_| rate_limit.allows(now, Event::First)));
     }
 
     #[test]
@@ -133,7 +169,9 @@ mod tests {
         let rate_limit = RateLimit::per_second(10, now);
         let taken = |per_second| {
             rate_limit.set_per_second(per_second);
-            (0..1000).filter(|_| rate_limit.allows(now)).count()
+            (0..1000)
+                .filter(|_| rate_limit.allows(now, Event::First))
+                .count()
         };
         assert_eq!(taken(10), 10);
         assert_eq!(taken(10), 0);
@@ -148,7 +186,7 @@ mod tests {
         let taken = |client: &str, now| {
             let limit = all.of(&client.into(), now);
             limit.set_per_second(10);
-            (0..100).filter(|_| limit.allows(now)).count()
+            (0..100).filter(|_| limit.allows(now, Event::First)).count()
         };
         assert_eq!(
             [taken("a", now), taken("b", now), taken("a", now)],
@@ -168,7 +206,11 @@ mod tests {
         let rate_limit = RateLimit::per_second(100, now);
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            let take = || (0..1000).filter(|_| rate_limit.allows(now)).count();
+            let take = || {
+                (0..1000)
+                    .filter(|_| rate_limit.allows(now, Event::First))
+                    .count()
+            };
             std::thread::scope(|scope| {
                 let threads = [(); 4].map(|()| scope.spawn(take));
                 threads.map(|it| it.join().unwrap()).iter().sum::<usize>()
