@@ -22,7 +22,7 @@ use statehouse_config::{Durability, Storage, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
-use statehouse_offline::ClusterMark;
+use statehouse_offline::{ClusterMark, is_unfinished};
 use statehouse_server::{Server, logging};
 
 pub use disk::Disk;
@@ -46,6 +46,11 @@ pub enum StorageError {
         "the data directory {0} belongs to a host of the cluster {1} and may hold a copy of its log: start the host with --cluster, name another directory with --data, or create a new cluster from the copy with `statehouse cluster init --from {0}`"
     )]
     Cluster(PathBuf, String),
+    /// A restore into the directory is not finished.
+    #[error(
+        "the data directory {0} is incomplete: a restore into it runs, or was interrupted. Then repeat it with `statehouse restore`, or remove the directory"
+    )]
+    Unfinished(PathBuf),
     /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]
     ClientId(PathBuf, ClientIdError),
@@ -148,7 +153,7 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
             in_use: false,
         });
     };
-    refuse_host_of_cluster(storage)?;
+    refuse_no_store(storage)?;
     let disk = Directory::read_only(&storage.directory).map_err(failed)?;
     let mut image = empty_image(storage, &disk)?;
     let mut sink = statehouse_offline::ImageSink(&mut image);
@@ -162,7 +167,11 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     })
 }
 
-fn refuse_host_of_cluster(storage: &Storage) -> Result<(), StorageError> {
+/// Refuses the directory of a host of a cluster, and one of an interrupted restore.
+fn refuse_no_store(storage: &Storage) -> Result<(), StorageError> {
+    if is_unfinished(&storage.directory) {
+        return Err(StorageError::Unfinished(storage.directory.clone()));
+    }
     let mark = ClusterMark::of(&storage.directory)
         .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
     match mark {
@@ -202,7 +211,7 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
     let failed = |error| StorageError::Log(storage.directory.clone(), error);
-    refuse_host_of_cluster(storage)?;
+    refuse_no_store(storage)?;
     let options = Options {
         durability: match storage.durability {
             Durability::Interval => statehouse_wal::Durability::Interval(Duration::from_millis(

@@ -94,7 +94,7 @@ impl Past {
         }
         checkup.check_files();
         checkup.decode_snapshots(self);
-        checkup.check_opening(self);
+        checkup.check_opening(self)?;
         Ok(checkup)
     }
 
@@ -176,56 +176,72 @@ impl Checkup {
         }
     }
 
-    /// Recovers the state as a start does, and then again from the oldest snapshot on.
-    fn check_opening(&mut self, past: &Past) {
-        let mut newest = Decoder::of(Image::new(EVERYTHING));
-        let range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
-            Ok(range) => range,
-            Err(error) => {
-                let why = match &error {
-                    PastError::Log(_, error) => {
+    /// Recovers the state as a start does, and then again from the oldest snapshot on. A server may
+    /// meanwhile remove the snapshots from before the first state. Then both are of different
+    /// moments, so they are read again.
+    fn check_opening(&mut self, past: &Past) -> Result<(), PastError> {
+        let (decoded, modules) = (self.records, past.modules());
+        for attempt in 1.. {
+            self.records = decoded;
+            let mut newest = Decoder::of(Image::new(EVERYTHING));
+            let newest_range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
+                Ok(range) => range,
+                // Nothing is wrong, and another call may succeed.
+                Err(error @ PastError::Log(_, Error::Moved)) => return Err(error),
+                Err(error) => {
+                    if let PastError::Log(_, error) = &error {
                         self.of_later_version = error.is_of_later_version();
-                        text_without_advice(error)
                     }
-                    other => other.to_string(),
-                };
-                self.records += newest.records;
-                self.problems.push(format!("a start refuses this: {why}"));
-                self.opening = Err(why);
-                return;
-            }
-        };
-        let modules = past.modules();
-        let newest = RecoveredState::of(newest.image);
-        let contents = newest.contents(range.end, |digest| ModuleState::of(&modules, digest));
-        self.check_modules(&contents);
-        let state = fingerprint(newest.state());
-        drop(newest);
-
-        // Only keys, because the requests since then may not fit into memory.
-        let mut oldest = Decoder::of(Image::of_keys());
-        let reach = match past.read(Base::Oldest, range.end, &mut oldest) {
-            Ok(range) => {
-                if fingerprint(&oldest.image.state) != state {
-                    self.problems.push(format!(
-                        "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
-                        range.base.0 + 1
-                    ));
+                    let why = why(&error);
+                    self.records += newest.records;
+                    self.problems.push(format!("a start refuses this: {why}"));
+                    self.opening = Err(why);
+                    return Ok(());
                 }
-                Some(range.into())
+            };
+            let newest = RecoveredState::of(newest.image);
+            let contents =
+                newest.contents(newest_range.end, |digest| ModuleState::of(&modules, digest));
+            let state = fingerprint(newest.state());
+            drop(newest);
+
+            // Only keys, because the requests since then may not fit into memory.
+            let mut oldest = Decoder::of(Image::of_keys());
+            let oldest_range = past.read(Base::Oldest, newest_range.end, &mut oldest);
+            self.records += oldest.records;
+            let is_past = match &oldest_range {
+                Ok(range) => range.complete > newest_range.end,
+                Err(PastError::Log(_, Error::NotRetained { .. } | Error::Moved)) => true,
+                Err(_) => false,
+            };
+            if is_past && attempt < limits::CHECKUP_ATTEMPTS_MAX {
+                continue;
             }
-            Err(error) => {
-                let why = match &error {
-                    PastError::Log(_, error) => text_without_advice(error),
-                    other => other.to_string(),
-                };
-                self.problems
-                    .push(format!("the history cannot be read: {why}"));
-                None
+            self.check_modules(&contents);
+            let mut reach = None;
+            match oldest_range {
+                _ if is_past => self.notes.push(
+                    "the server writes too fast for a comparison of the log with the newest snapshot"
+                        .to_owned(),
+                ),
+                Ok(range) => {
+                    if fingerprint(&oldest.image.state) != state {
+                        self.problems.push(format!(
+                            "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
+                            range.base.0 + 1
+                        ));
+                    }
+                    reach = Some(range.into());
+                }
+                Err(error) => {
+                    let why = why(&error);
+                    self.problems.push(format!("the history cannot be read: {why}"));
+                }
             }
-        };
-        self.records += oldest.records;
-        self.opening = Ok(Opening { contents, reach });
+            self.opening = Ok(Opening { contents, reach });
+            break;
+        }
+        Ok(())
     }
 
     fn check_modules(&mut self, contents: &Contents) {
@@ -268,6 +284,14 @@ impl Checkup {
                     .push(format!("{found}; only a replay would need it"));
             }
         }
+    }
+}
+
+/// The text of an error, for the findings.
+fn why(error: &PastError) -> String {
+    match error {
+        PastError::Log(_, error) => text_without_advice(error),
+        other => other.to_string(),
     }
 }
 

@@ -40,7 +40,7 @@ pub use checkup::{Checkup, Opening, Reach};
 pub use cluster_mark::{ClusterMark, CopyMark};
 pub use image_sink::ImageSink;
 pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
-pub use restore::{check_backup, read_backup, restore};
+pub use restore::{check_backup, is_unfinished, read_backup, restore};
 pub use salvage::Salvaged;
 pub use statehouse_core::words::words;
 
@@ -58,6 +58,11 @@ pub enum PastError {
         "{0} belongs to a host of the cluster {1} and holds no history: the host writes one while it runs, unless --history-bytes or --history-retention is 0"
     )]
     NoCopy(PathBuf, String),
+    /// The directory was to be made from a backup, which is not finished.
+    #[error(
+        "{0} is incomplete: a restore into it runs, or was interrupted. Then repeat it with `statehouse restore`, or remove the directory"
+    )]
+    Unfinished(PathBuf),
     /// The operation is not possible here, with the reason.
     #[error("{0}")]
     Refused(String),
@@ -89,6 +94,9 @@ impl Past {
     pub fn open(path: &Path) -> Result<Self, PastError> {
         if !path.is_dir() {
             return Err(PastError::Missing(path.to_owned()));
+        }
+        if restore::is_unfinished(path) {
+            return Err(PastError::Unfinished(path.to_owned()));
         }
         let mark = ClusterMark::of(path)?;
         let log = match &mark {

@@ -15,3 +15,6 @@ pub const CHECKUP_ATTEMPTS_MAX: u32 = 5;
 
 /// How long a checkup waits before it reads again. Writing a frame takes far less.
 pub const CHECKUP_RETRY_MS: u64 = 50;
+
+/// How often a replay looks for the oldest record, because a server may remove it meanwhile.
+pub const REPLAY_ATTEMPTS_MAX: u64 = 8;

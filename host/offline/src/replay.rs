@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse_wal::{Base, LogPosition, Sink};
+use statehouse_wal::{Base, Error, LogPosition, Sink};
 
 use super::{Past, PastError};
 use crate::limits;
@@ -144,29 +144,47 @@ impl Past {
             Ok::<_, PastError>((Arc::new(policy), it.fuel_max))
         };
         let other = candidate.map(load).transpose()?;
-        let mut finder = RangeFinder::new(from, to);
-        let range = self.read(Base::Oldest, LogPosition::END, &mut finder)?;
-        // Before this position, the state is not known exactly.
-        let known = LogPosition(range.complete.0 + 1);
-        let first = finder.from.unwrap_or(LogPosition(range.end.0 + 1));
-        let from_position = first.max(known);
-        let to_position = finder.to.unwrap_or(LogPosition::NONE);
         let mut replayer = Replayer {
             image: Image::of_keys(),
             modules: self.modules(),
             engine,
             other,
             loaded: HashMap::new(),
-            from: from_position,
-            to: to_position,
-            done: from_position.0.saturating_sub(1),
+            from: LogPosition::NONE,
+            to: LogPosition::NONE,
+            done: 0,
             times_ms: None,
             tally: Tally::default(),
             observer,
         };
-        if from_position <= to_position {
-            self.read(Base::Before(from_position), to_position, &mut replayer)?;
-        }
+        let mut attempt = 0;
+        let (finder, range, known) = loop {
+            let mut finder = RangeFinder::new(from, to);
+            let range = self.read(Base::Oldest, LogPosition::END, &mut finder)?;
+            // Before this position, the state is not known exactly.
+            let known = LogPosition(range.complete.0 + 1);
+            // A server may remove the oldest records before they are read a second time.
+            let spared =
+                range.end.0.saturating_sub(known.0) / limits::REPLAY_ATTEMPTS_MAX * attempt;
+            let first = finder.from.unwrap_or(LogPosition(range.end.0 + 1));
+            replayer.from = first.max(LogPosition(known.0 + spared));
+            replayer.to = finder.to.unwrap_or(LogPosition::NONE);
+            replayer.done = replayer.from.0.saturating_sub(1);
+            if replayer.from > replayer.to {
+                break (finder, range, known);
+            }
+            match self.read(Base::Before(replayer.from), replayer.to, &mut replayer) {
+                Err(PastError::Log(_, Error::NotRetained { .. }))
+                    if !matches!(from, Some(Bound::LogPosition(_)))
+                        && replayer.times_ms.is_none()
+                        && attempt + 1 < limits::REPLAY_ATTEMPTS_MAX =>
+                {
+                    attempt += 1;
+                }
+                read => break (finder, read.map(|_| range)?, known),
+            }
+        };
+        let (from_position, to_position) = (replayer.from, replayer.to);
         let asked = from.is_some_and(|from| match from {
             Bound::LogPosition(position) => position.0 > 0 && position < known,
             Bound::Time(ms) => finder.first_ms.is_some_and(|first_ms| ms < first_ms),

@@ -1,16 +1,19 @@
 //! Creates a data directory from a backup.
 //!
 //! A restore checks every byte and block of the backup before it writes. It must never change a
-//! directory that has a log.
+//! directory that has a log, unless that log is of a restore that was interrupted. A marker
+//! distinguishes the two: no store may start while it is there.
 
 use std::collections::HashSet;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use statehouse_wal::{
-    Directory, Error, LogPosition, Options, Sink, Source, create_from_snapshot, read_snapshot_file,
+    Directory, Disk, Error, FileReport, Kind, LogPosition, Options, Sink, Source,
+    create_from_snapshot, inspect, read_snapshot_file,
 };
 
 use super::backup::{Contents, ModuleState, RecoveredState};
@@ -31,7 +34,9 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         )));
     }
     let disk = Directory::open(directory).map_err(failed)?;
-    if statehouse_wal::has_log(&disk).map_err(|error| PastError::Io(directory.to_owned(), error))? {
+    let failed_io = |error| PastError::Io(directory.to_owned(), error);
+    let is_repeated = is_unfinished(directory);
+    if !is_repeated && statehouse_wal::has_log(&disk).map_err(failed_io)? {
         return Err(PastError::Refused(format!(
             "{} holds a store already and was not changed: restore into an empty or a new directory",
             directory.display()
@@ -43,8 +48,14 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
             directory.display()
         )));
     }
-    // The modules come before the log that needs them, so a restore that was interrupted here
-    // can be repeated.
+    let marker = directory.join(MARKER);
+    match is_repeated {
+        true => remove_log(&disk, directory)?,
+        false => File::create(&marker)
+            .and_then(|it| it.sync_all())
+            .map_err(failed_io)?,
+    }
+    disk.sync_directory().map_err(failed_io)?;
     save_modules(file, &Modules::of(directory))?;
     let created = thread::scope(|scope| {
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
@@ -54,7 +65,30 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         create_from_snapshot(disk, Options::default(), position, now_ms, &mut source)
     });
     created.map_err(|error| not_restored(directory, error))?;
+    fs::remove_file(&marker).map_err(failed_io)?;
+    File::open(directory)
+        .and_then(|it| it.sync_all())
+        .map_err(failed_io)?;
     Ok(contents)
+}
+
+/// The name of the file that a directory has while a restore into it is unfinished.
+const MARKER: &str = "restore-unfinished";
+
+/// Whether a restore into this directory was interrupted, or is not finished yet.
+pub fn is_unfinished(directory: &Path) -> bool {
+    directory.join(MARKER).exists()
+}
+
+/// Removes what an interrupted restore has written of the log.
+fn remove_log(disk: &Directory, directory: &Path) -> Result<(), PastError> {
+    let report = inspect(disk).map_err(|error| PastError::Log(directory.to_owned(), error))?;
+    let is_of_log = |it: &FileReport| !matches!(it.kind, Kind::Lock | Kind::Other);
+    for file in report.files.into_iter().filter(is_of_log) {
+        let path = directory.join(file.name);
+        fs::remove_file(&path).map_err(|error| PastError::Io(path, error))?;
+    }
+    Ok(())
 }
 
 /// Reads every byte and block of a backup, and returns its contents.
@@ -78,9 +112,8 @@ pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
 }
 
 fn not_restored(directory: &Path, error: Error) -> PastError {
-    let why = format!(
-        "was not restored: {error}. The directory does not hold a store: remove it and restore again"
-    );
+    let why =
+        format!("was not restored: {error}. The directory does not hold a store: restore again");
     match error {
         Error::Io { source, .. } => {
             let why = std::io::Error::new(source.kind(), why);

@@ -47,6 +47,7 @@ impl From<PastError> for Failure {
             PastError::Missing(_)
             | PastError::NoLog(_)
             | PastError::NoCopy(..)
+            | PastError::Unfinished(_)
             | PastError::Refused(_)
             | PastError::Policy(_) => Self::usage(text),
             PastError::Log(..) | PastError::Backup(..) | PastError::Io(..) => Self::transport(text),

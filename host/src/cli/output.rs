@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use serde_json::Value as Json;
@@ -252,13 +253,25 @@ pub(super) fn one_line(message: &str) -> String {
 }
 
 /// False for characters that are invisible, or that change how others are shown: control
-/// characters, marks of direction, joiners, tags, fillers.
+/// characters, marks of direction, joiners, tags, fillers, variation selectors.
 pub(super) fn is_shown(c: char) -> bool {
-    /// Letters without a glyph: the Hangul fillers.
-    const FILLERS: [char; 4] = ['\u{115f}', '\u{1160}', '\u{3164}', '\u{ffa0}'];
+    /// Letters, marks and symbols without a glyph: the grapheme joiner, fillers, Khmer vowels,
+    /// variation selectors, the blank Braille pattern.
+    const BLANKS: [RangeInclusive<char>; 9] = [
+        '\u{34f}'..='\u{34f}',
+        '\u{115f}'..='\u{1160}',
+        '\u{17b4}'..='\u{17b5}',
+        '\u{180b}'..='\u{180f}',
+        '\u{2800}'..='\u{2800}',
+        '\u{3164}'..='\u{3164}',
+        '\u{fe00}'..='\u{fe0f}',
+        '\u{ffa0}'..='\u{ffa0}',
+        '\u{e0100}'..='\u{e01ef}',
+    ];
     /// They end a line in some terminals.
     const SEPARATORS: [char; 2] = ['\u{2028}', '\u{2029}'];
-    if c.is_ascii() || FILLERS.contains(&c) || SEPARATORS.contains(&c) {
+    let is_blank = BLANKS.iter().any(|it| it.contains(&c));
+    if c.is_ascii() || is_blank || SEPARATORS.contains(&c) {
         return c == ' ' || c.is_ascii_graphic();
     }
     // Only behind another character, an accent that combines with it is not escaped.
@@ -286,9 +299,10 @@ mod tests {
 
     #[test]
     fn invisible_characters_and_marks_of_direction_are_escaped() {
-        for c in "\u{202e}\u{2066}\u{200b}\u{200f}\u{ad}\u{feff}\u{180e}\u{3164}\u{e0041}\u{2028}"
-            .chars()
-        {
+        let marks = "\u{202e}\u{2066}\u{200b}\u{200f}\u{ad}\u{feff}\u{180e}\u{e0041}\u{2028}";
+        let blanks = "\u{34f}\u{115f}\u{1160}\u{17b4}\u{17b5}\u{180b}\u{180f}\u{2800}\u{3164}";
+        let selectors = "\u{fe00}\u{fe0f}\u{ffa0}\u{e0100}\u{e01ef}";
+        for c in [marks, blanks, selectors].concat().chars() {
             let escaped = format!("\\u{{{:x}}}", u32::from(c));
             assert_eq!(printable(c.to_string().as_bytes()), escaped);
             assert_eq!(one_line(&c.to_string()), escaped);

@@ -275,6 +275,52 @@ fn snapshot_and_restore_overwrite_nothing() {
     );
 }
 
+/// Otherwise a start after an interrupted restore would begin a new, empty store.
+#[test]
+fn interrupted_restore_is_no_store_and_can_be_repeated() {
+    let mut server = Server::restartable(&[]);
+    server.store("client").set("key", "value");
+    server.stop();
+    server.run(&["snapshot", "backup"]).code(0);
+    let restore = ["restore", "backup", "--data", "new"];
+    server.run(&restore).code(0);
+    // The marker that an interrupted restore leaves, beside a part of the files or none of them.
+    let directory = server.directory().join("new");
+    let marker = directory.join("restore-unfinished");
+    for is_empty in [false, true] {
+        fs::write(&marker, "").unwrap();
+        if is_empty {
+            let files = fs::read_dir(&directory)
+                .unwrap()
+                .map(|it| it.unwrap().path());
+            let files = files.filter(|it| it.extension().is_some());
+            files.for_each(|it| fs::remove_file(it).unwrap());
+        }
+        for refused in [
+            &["serve", "--data", "new", "--listen", "127.0.0.1:0"][..],
+            &[
+                "serve",
+                "--check",
+                "--data",
+                "new",
+                "--listen",
+                "127.0.0.1:0",
+            ],
+            &["doctor", "new"],
+            &["history", "key", "--data", "new"],
+        ] {
+            let ran = server.run(refused);
+            assert_ne!(ran.code, Some(0), "{refused:?}: {ran:?}");
+            ran.says("restore into it");
+        }
+        server.run(&restore).code(0);
+        assert!(!marker.exists());
+        server.run(&["doctor", "new"]).code(0);
+    }
+    server.restart_with(&[("data", "new")]);
+    assert_eq!(server.store("client").get("key"), Some("value".into()));
+}
+
 #[test]
 fn damaged_backup_is_refused_and_creates_nothing() {
     let server = Server::start();

@@ -121,6 +121,11 @@ impl<H: Host> Registry<H> {
         }
     }
 
+    /// Removes retained policies unless their requests are remembered.
+    pub fn forget_retired(&mut self, is_remembered: impl Fn(&blake3::Hash) -> bool) {
+        self.retired.retain(|policy| is_remembered(&policy.digest));
+    }
+
     /// Retains a policy that the assignment no longer names for redeliveries of its requests.
     /// Removes the oldest one if there are too many.
     pub fn retire(&mut self, policy: Arc<Policy<H>>) {

@@ -158,6 +158,8 @@ impl Store {
     ) -> Result<Vec<Instance<Transaction>>, Absent> {
         let left = self.registry.assign(assignment, ready)?;
         let remembered = self.duplicates.policies();
+        self.registry
+            .forget_retired(|digest| remembered.contains(digest));
         for policy in left.iter().map(Instance::policy) {
             if remembered.contains(&policy.digest) {
                 self.registry.retire(policy.clone());
