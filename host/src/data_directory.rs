@@ -22,7 +22,7 @@ use statehouse_config::{Durability, Storage, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
-use statehouse_offline::{ClusterMark, is_unfinished};
+use statehouse_offline::{ClusterMark, PastError, is_unfinished};
 use statehouse_server::{Server, logging};
 
 pub use disk::Disk;
@@ -40,16 +40,14 @@ pub enum StorageError {
     Log(PathBuf, statehouse_wal::Error),
     /// The mark of a host of a cluster cannot be read.
     #[error("the data directory {0} cannot be used: {1}")]
-    Mark(PathBuf, Box<statehouse_offline::PastError>),
+    Mark(PathBuf, Box<PastError>),
     /// The directory belongs to a host of a cluster.
     #[error(
         "the data directory {0} belongs to a host of the cluster {1} and may hold a copy of its log: start the host with --cluster, name another directory with --data, or create a new cluster from the copy with `statehouse cluster init --from {0}`"
     )]
     Cluster(PathBuf, String),
     /// A restore into the directory is not finished.
-    #[error(
-        "the data directory {0} is incomplete: a restore into it runs, or was interrupted. Then repeat it with `statehouse restore`, or remove the directory"
-    )]
+    #[error("the data directory {}", PastError::Unfinished(.0.clone()))]
     Unfinished(PathBuf),
     /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]

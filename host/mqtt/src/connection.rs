@@ -181,14 +181,14 @@ async fn serve_accepted<R, W>(
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
+    let mut dispatch = Dispatch::new(broker.clone(), &accepted);
     let Accepted {
         session,
         origin,
-        version,
-        account,
         limits,
         silence_max,
         previous,
+        ..
     } = accepted;
     let attached = Attached {
         broker: broker.clone(),
@@ -202,7 +202,6 @@ async fn serve_accepted<R, W>(
     if let Some(previous) = previous {
         previous.ended().await;
     }
-    let mut dispatch = Dispatch::new(broker.clone(), session, origin, version, &account, &limits);
     let expired = async {
         match credentials {
             Some(credentials) => credentials.expired().await,

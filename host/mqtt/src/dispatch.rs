@@ -23,18 +23,17 @@ use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
 use topic_aliases::TopicAliases;
 
 use crate::{
-    Access, Broker, Claim, Limits, Message, Origin, ProtocolVersion, QoS, ReasonCode, Refused,
-    Request, Service, Token,
+    Access, Broker, Claim, Message, Origin, ProtocolVersion, QoS, ReasonCode, Refused, Request,
+    Service, Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
-    core::{Begun, FilterResults},
-    ledger::Account,
+    core::{Accepted, Begun, FilterResults},
     limits::{
         FILTERS_PER_STEP, PAUSED_BYTES_MAX, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX,
         WORK_PER_TURN_MAX, work,
     },
     nagle::Nagle,
-    rate_limit::{Event, RateLimit},
+    rate_limit::RateLimit,
     router::SessionKey,
     topic,
 };
@@ -56,6 +55,9 @@ const FORBIDDEN: Claim = Claim::Refuse(
     ReasonCode::NOT_AUTHORIZED,
     "this client may not publish to this topic",
 );
+
+/// Waiting packets that are examined for one unit of work: some nanoseconds each.
+const WAITING_PER_WORK: u64 = 16;
 
 /// How one turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +89,8 @@ pub(crate) struct Dispatch {
     aliases: TopicAliases,
     /// None while no rate limit for clients was in force.
     publishes: Option<Arc<RateLimit>>,
+    /// How many PUBLISHes the client of a resumed session may repeat beyond the rate limits.
+    repetitions_left: u16,
     /// Packets that were decoded but not handled.
     packets: VecDeque<(Packet, Claim)>,
     /// What the buffer held behind `packets`: how the turn ends once these are handled.
@@ -112,28 +116,26 @@ pub(crate) struct Dispatch {
 
 impl Dispatch {
     /// Uses the limits that were sent to the client.
-    pub(crate) fn new(
-        broker: Broker,
-        session: SessionKey,
-        origin: Origin,
-        version: ProtocolVersion,
-        account: &Arc<Account>,
-        limits: &Limits,
-    ) -> Self {
+    pub(crate) fn new(broker: Broker, accepted: &Accepted) -> Self {
+        let limits = &*accepted.limits;
         Self {
             service: broker.service().clone(),
             access: broker.access().clone(),
-            session,
-            origin,
+            session: accepted.session,
+            origin: accepted.origin.clone(),
             bounds: Bounds {
-                version,
+                version: accepted.version,
                 packet_bytes_max: limits.packet_bytes_max,
                 filters_max: limits.filters_per_packet_max,
             },
             packets_max: limits.packets_per_turn_max.max(1),
             topic_levels_max: limits.topic_levels_max,
-            aliases: TopicAliases::new(account, limits),
+            aliases: TopicAliases::new(&accepted.account, limits),
             publishes: None,
+            repetitions_left: match accepted.is_resumed {
+                true => limits.receive_max,
+                false => 0,
+            },
             packets: VecDeque::new(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
@@ -277,12 +279,15 @@ impl Dispatch {
             Packet::Publish(publish) => {
                 self.aliases.resolve(publish)?;
                 publish.expires = expires(publish, now);
-                let event = match publish.dup {
-                    true => Event::Repeated,
-                    false => Event::First,
-                };
-                if (self.publishes.as_ref()).is_none_or(|it| it.allows(now, event)) {
-                    self.limit_total_rate(self.claim(&publish.topic), now, event)
+                let is_repeated = publish.dup && self.repetitions_left > 0;
+                self.repetitions_left -= u16::from(is_repeated);
+                let is_allowed = (self.publishes.as_ref()).is_none_or(|it| match is_repeated {
+                    true => it.allows_repeated(now),
+                    false => it.allows(now),
+                });
+                if is_allowed {
+                    let claim = self.claim(&publish.topic);
+                    self.limit_total_rate(claim, now, is_repeated)
                 } else {
                     TOO_MANY
                 }
@@ -306,12 +311,17 @@ impl Dispatch {
     }
 
     /// Applies the rate limit of all clients to a PUBLISH that is not refused anyway. Otherwise a
-    /// client that may publish nothing could use up the limit.
-    fn limit_total_rate(&self, claim: Claim, now: Instant, event: Event) -> Claim {
+    /// client that may publish nothing could use up the limit. Repeated messages count, but are not
+    /// refused, and do not use the limit ahead of time: other clients share it.
+    fn limit_total_rate(&self, claim: Claim, now: Instant, is_repeated: bool) -> Claim {
         match claim {
             Claim::Refuse(..) => claim,
-            Claim::Take | Claim::Route if self.broker.publishes().allows(now, event) => claim,
-            Claim::Take | Claim::Route => TOO_MANY_TOGETHER,
+            Claim::Take | Claim::Route => {
+                match self.broker.publishes().allows(now) || is_repeated {
+                    true => claim,
+                    false => TOO_MANY_TOGETHER,
+                }
+            }
         }
     }
 
@@ -445,14 +455,18 @@ impl Dispatch {
     /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the PUBREL
     /// they would be new messages. MQTT 3.1.1 allows repetitions at any time.
     fn answer_repetitions(&mut self, packet_id: u16, core: &mut Guard<'_>) {
-        let repeats = |(packet, _): &(Packet, Claim)| match packet {
-            Packet::Publish(it) => it.qos == QoS::ExactlyOnce && it.packet_id == packet_id,
-            _ => false,
-        };
-        while let Some(waiting) = self.packets.iter().position(repeats)
-            && core.repeated(self.session, packet_id)
-        {
-            self.packets.remove(waiting);
+        let (key, connection) = (self.session, self.origin.connection);
+        if self.packets.is_empty() || !core.has_answered(key, connection, packet_id) {
+            return;
+        }
+        core.work_done(self.packets.len() as u64 / WAITING_PER_WORK);
+        let before = self.packets.len();
+        self.packets.retain(|(packet, _)| match packet {
+            Packet::Publish(it) => it.qos != QoS::ExactlyOnce || it.packet_id != packet_id,
+            _ => true,
+        });
+        for _ in self.packets.len()..before {
+            core.answer_again(key, packet_id);
         }
     }
 

@@ -140,15 +140,17 @@ impl Group {
         (None, tried)
     }
 
-    /// Like [`choose`](Self::choose), but nobody's turn passes.
+    /// Like [`choose`](Self::choose), but the turn stays with the chosen member.
     pub(crate) fn peek(
         &mut self,
         readiness: impl FnMut(&Match) -> Option<Readiness>,
     ) -> (Option<Match>, usize) {
         let turns = self.turns;
-        let chosen = self.choose(readiness);
-        self.turns = turns;
-        chosen
+        let (chosen, tried) = self.choose(readiness);
+        if chosen.is_some() {
+            self.turns = turns;
+        }
+        (chosen, tried)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Rate limits. A limit of N per second allows a burst of N, and then one more every 1/N seconds.
 //!
-//! A repetition may have had its effect before, and a refusal would deny that. So a client that
-//! sends its unacknowledged messages again may use the limit ahead of time, for some seconds.
+//! A repeated message may have had its effect before, and a refusal would deny that. So a client
+//! that sends its unacknowledged messages again may use its own limit ahead of time, for some
+//! seconds.
 
 use std::{
     collections::HashMap,
@@ -44,11 +45,17 @@ impl RateLimit {
     }
 
     /// Whether one more event is allowed now. A refused event does not count.
-    pub(crate) fn allows(&self, now: Instant, event: Event) -> bool {
-        let ahead_max_ns = match event {
-            Event::First => SECOND_NS,
-            Event::Repeated => SECOND_NS + REPETITIONS_AHEAD_MAX.as_nanos() as u64,
-        };
+    pub(crate) fn allows(&self, now: Instant) -> bool {
+        self.allows_until(now, SECOND_NS)
+    }
+
+    /// Whether a repeated event is allowed now, ahead of time if need be.
+    pub(crate) fn allows_repeated(&self, now: Instant) -> bool {
+        let ahead_ns = REPETITIONS_AHEAD_MAX.as_nanos() as u64;
+        self.allows_until(now, SECOND_NS + ahead_ns)
+    }
+
+    fn allows_until(&self, now: Instant, ahead_max_ns: u64) -> bool {
         let interval_ns = self.interval_ns.load(Relaxed);
         if interval_ns == 0 {
             return true;
@@ -70,14 +77,6 @@ impl RateLimit {
     fn time_ns(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.began).as_nanos() as u64
     }
-}
-
-/// What a limit counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
-    First,
-    /// An event that may have been allowed before.
-    Repeated,
 }
 
 /// The rate limits of clients by client id. A client keeps its limit when it connects again, or a
@@ -125,9 +124,7 @@ mod tests {
         let rate_limit = RateLimit::per_second(10, now);
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            (0..1000)
-                .filter(|_| rate_limit.allows(now, Event::First))
-                .count()
+            (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
         assert_eq!(taken(0), 10);
         assert_eq!(taken(0), 0);
@@ -142,25 +139,24 @@ mod tests {
     fn repetitions_may_use_the_limit_ahead_of_time() {
         let now = Instant::now();
         let rate_limit = RateLimit::per_second(10, now);
-        let taken = |after_s: u64, event| {
-            let now = now + Duration::from_secs(after_s);
-            (0..1000).filter(|_| rate_limit.allows(now, event)).count()
+        let after = |s: u64| now + Duration::from_secs(s);
+        let first = |s| (0..1000).filter(|_| rate_limit.allows(after(s))).count();
+        let repeated = |s| {
+            (0..1000)
+                .filter(|_| rate_limit.allows_repeated(after(s)))
+                .count()
         };
-        let ahead = 10 * REPETITIONS_AHEAD_MAX.as_secs() as usize;
-        assert_eq!(taken(0, Event::First), 10);
-        assert_eq!(taken(0, Event::Repeated), ahead);
-        assert_eq!(taken(1, Event::Repeated), 10);
-        assert_eq!(taken(1, Event::First), 0);
-        let paid = 1 + REPETITIONS_AHEAD_MAX.as_secs();
-        assert_eq!(taken(paid, Event::First), 0);
-        assert_eq!(taken(paid + 1, Event::First), 10);
+        let ahead_s = REPETITIONS_AHEAD_MAX.as_secs();
+        assert_eq!((first(0), repeated(0)), (10, 10 * ahead_s as usize));
+        assert_eq!((repeated(1), first(1)), (10, 0));
+        assert_eq!((first(1 + ahead_s), first(2 + ahead_s)), (0, 10));
     }
 
     #[test]
     fn zero_means_no_limit() {
         let now = Instant::now();
         let rate_limit = RateLimit::per_second(0, now);
-        assert!((0..100_000).all(|_| rate_limit.allows(now, Event::First)));
+        assert!((0..100_000).all(|_| rate_limit.allows(now)));
     }
 
     #[test]
@@ -169,9 +165,7 @@ mod tests {
         let rate_limit = RateLimit::per_second(10, now);
         let taken = |per_second| {
             rate_limit.set_per_second(per_second);
-            (0..1000)
-                .filter(|_| rate_limit.allows(now, Event::First))
-                .count()
+            (0..1000).filter(|_| rate_limit.allows(now)).count()
         };
         assert_eq!(taken(10), 10);
         assert_eq!(taken(10), 0);
@@ -186,7 +180,7 @@ mod tests {
         let taken = |client: &str, now| {
             let limit = all.of(&client.into(), now);
             limit.set_per_second(10);
-            (0..100).filter(|_| limit.allows(now, Event::First)).count()
+            (0..100).filter(|_| limit.allows(now)).count()
         };
         assert_eq!(
             [taken("a", now), taken("b", now), taken("a", now)],
@@ -206,11 +200,7 @@ mod tests {
         let rate_limit = RateLimit::per_second(100, now);
         let taken = |after_ms: u64| {
             let now = now + Duration::from_millis(after_ms);
-            let take = || {
-                (0..1000)
-                    .filter(|_| rate_limit.allows(now, Event::First))
-                    .count()
-            };
+            let take = || (0..1000).filter(|_| rate_limit.allows(now)).count();
             std::thread::scope(|scope| {
                 let threads = [(); 4].map(|()| scope.spawn(take));
                 threads.map(|it| it.join().unwrap()).iter().sum::<usize>()

@@ -58,8 +58,9 @@ pub(crate) enum Scope {
     /// at once. Otherwise it precedes the acknowledgement of the request in the same output, so a
     /// client that loses both repeats the request.
     Answer,
-    /// For this connection only. Dropped if the connection ends before the message is sent;
-    /// recorded if it ends before the message is acknowledged.
+    /// For this connection only, or for a session while the log has no room. Dropped if the
+    /// connection ends before the message is sent; recorded if it ends before the message is
+    /// acknowledged.
     Connection,
 }
 

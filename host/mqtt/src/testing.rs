@@ -293,14 +293,7 @@ impl Peer {
             .lock()
             .connect(connect, identity, LOOPBACK, &output, now)
             .unwrap();
-        let dispatch = Dispatch::new(
-            broker.clone(),
-            accepted.session,
-            accepted.origin.clone(),
-            accepted.version,
-            &accepted.account,
-            &accepted.limits,
-        );
+        let dispatch = Dispatch::new(broker.clone(), &accepted);
         Self {
             broker: broker.clone(),
             session: accepted.session,

@@ -215,6 +215,7 @@ impl Checkup {
                 Err(_) => false,
             };
             if is_past && attempt < limits::CHECKUP_ATTEMPTS_MAX {
+                std::thread::sleep(Duration::from_millis(limits::CHECKUP_RETRY_MS));
                 continue;
             }
             self.check_modules(&contents);

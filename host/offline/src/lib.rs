@@ -60,7 +60,7 @@ pub enum PastError {
     NoCopy(PathBuf, String),
     /// The directory was to be made from a backup, which is not finished.
     #[error(
-        "{0} is incomplete: a restore into it runs, or was interrupted. Then repeat it with `statehouse restore`, or remove the directory"
+        "{0} is incomplete: a restore into it still runs, or was interrupted. Repeat an interrupted one with `statehouse restore`; without it, remove the file `restore-unfinished` and the log"
     )]
     Unfinished(PathBuf),
     /// The operation is not possible here, with the reason.

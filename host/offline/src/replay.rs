@@ -193,7 +193,7 @@ impl Past {
             from: from_position,
             to: to_position,
             times_ms: replayer.times_ms.unwrap_or_default(),
-            shortened: asked && range.base != LogPosition::NONE,
+            shortened: attempt > 0 || asked && range.base != LogPosition::NONE,
             tally: replayer.tally,
         })
     }

@@ -33,10 +33,11 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
             directory.display()
         )));
     }
-    let disk = Directory::open(directory).map_err(failed)?;
+    // The lock is held until the marker is removed.
+    let disk = Arc::new(Directory::open(directory).map_err(failed)?);
     let failed_io = |error| PastError::Io(directory.to_owned(), error);
     let is_repeated = is_unfinished(directory);
-    if !is_repeated && statehouse_wal::has_log(&disk).map_err(failed_io)? {
+    if !is_repeated && statehouse_wal::has_log(&*disk).map_err(failed_io)? {
         return Err(PastError::Refused(format!(
             "{} holds a store already and was not changed: restore into an empty or a new directory",
             directory.display()
@@ -61,14 +62,17 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
         scope.spawn(move || copy(file, &blocks));
         let mut source = Blocks(source);
-        let disk = Arc::new(disk);
-        create_from_snapshot(disk, Options::default(), position, now_ms, &mut source)
+        create_from_snapshot(
+            disk.clone(),
+            Options::default(),
+            position,
+            now_ms,
+            &mut source,
+        )
     });
     created.map_err(|error| not_restored(directory, error))?;
     fs::remove_file(&marker).map_err(failed_io)?;
-    File::open(directory)
-        .and_then(|it| it.sync_all())
-        .map_err(failed_io)?;
+    disk.sync_directory().map_err(failed_io)?;
     Ok(contents)
 }
 

@@ -43,8 +43,8 @@
 //! GET    /v1/changes?prefix=PREFIX   a stream of the changes of these keys, as they happen
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
-//! GET    /v1/replay?from=A&to=B&limit=N  replay recorded requests; A and B are record numbers or
-//!                                    times
+//! GET    /v1/replay?from=A&to=B&limit=N&max_fuel=N  replay recorded requests; A and B are record
+//!                                    numbers or times. N is ignored without a policy
 //! POST   /v1/replay?from=A&to=B&limit=N&max_fuel=N  the same with another policy; the body is its
 //!                                    file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
@@ -74,6 +74,7 @@ use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
 use super::query::{bad, number, text, value};
+use super::requests::drain;
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
@@ -84,8 +85,8 @@ use statehouse_core::policy::{Actor, CanaryRule, Selector};
 pub struct Api {
     gate: Arc<Gate>,
     sources: Sources,
-    /// Room for the files of policies that are being read or loaded, in KiB: one of the largest
-    /// size, or many smaller ones, so that a slow client keeps out none but large ones.
+    /// Room for the files of policies that are being read, loaded or replayed, in KiB: one of the
+    /// largest size, or many smaller ones, so that a slow client keeps out none but large ones.
     uploads: Semaphore,
     /// Policies are compiled one at a time, since that takes much memory.
     loading: Mutex<()>,
@@ -354,9 +355,14 @@ impl Api {
     /// Replays recorded requests, with the policy in the body of a POST.
     async fn replay(&self, method: &Method, request: Request<Incoming>) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
+        let mut room = None;
         let file = match *method {
             Method::POST => {
-                let (file, _room) = self.policy_file(request).await?;
+                let file;
+                (file, room) = self
+                    .policy_file(request)
+                    .await
+                    .map(|(file, it)| (file, Some(it)))?;
                 // A replay runs the policy, so it needs the same signature as one that is loaded.
                 (self.gate.trust().check(&file)).map_err(ShipError::from)?;
                 Some(file.to_vec())
@@ -365,7 +371,9 @@ impl Api {
         };
         let store_bytes = self.sources.server.usage(0).bytes;
         let wanted = self.reader.wanted(&uri, store_bytes)?;
-        wanted.run(file).await
+        let replayed = wanted.run(file).await;
+        drop(room);
+        replayed
     }
 
     async fn load(
@@ -383,15 +391,36 @@ impl Api {
         &self,
         request: Request<Incoming>,
     ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
-        let max = limits::POLICY_FILE_BYTES_MAX;
-        let size = request.body().size_hint();
-        if size.lower() > max {
-            return Err(too_large(max));
+        let announced = request.body().size_hint();
+        let max = match announced.upper() {
+            Some(_) => limits::POLICY_FILE_BYTES_MAX,
+            None => limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX,
+        };
+        let room = match announced.lower() > max {
+            true => Err(too_large(max)),
+            false => self.room(announced.upper().unwrap_or(max)).await,
+        };
+        match room {
+            Ok(room) => Ok((body(request, max).await?, room)),
+            Err(refusal) => {
+                // As of any refused request: a reset could overtake the answer.
+                tokio::spawn(drain(request.into_body()));
+                Err(refusal)
+            }
         }
-        let announced = size.upper().unwrap_or(max).min(max);
-        let room = soon(self.uploads.acquire_many(kib(announced))).await?;
-        let room = room.map_err(|_| busy())?;
-        Ok((body(request, max).await?, room))
+    }
+
+    /// Waits for room for an upload, within a limit. A smaller upload may overtake a larger one.
+    async fn room(&self, bytes: u64) -> Result<SemaphorePermit<'_>, Refusal> {
+        soon(async {
+            loop {
+                if let Ok(room) = self.uploads.try_acquire_many(kib(bytes)) {
+                    return room;
+                }
+                tokio::time::sleep(limits::ADMIN_UPLOAD_PAUSE).await;
+            }
+        })
+        .await
     }
 
     /// Runs work that may take seconds on a blocking thread, and answers with its result.

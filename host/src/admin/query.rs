@@ -10,14 +10,8 @@ pub(super) fn bad(error: impl Into<String>) -> Refusal {
     Refusal::new(StatusCode::BAD_REQUEST, error)
 }
 
-/// In place of the names of parameters: any.
-pub(super) const ANY: &[&str] = &["*"];
-
 /// Refuses parameters with other names, without a value, and given twice.
 pub(super) fn check(uri: &Uri, names: &[&str]) -> Result<(), Refusal> {
-    if names == ANY {
-        return Ok(());
-    }
     let query = uri.query().unwrap_or_default();
     let mut seen = Vec::new();
     for pair in query.split('&').filter(|it| !it.is_empty()) {

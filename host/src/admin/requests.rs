@@ -22,6 +22,7 @@ use super::api::{Api, segments};
 use super::cluster::{ClusterPlace, ReadFigures};
 use super::overview::Overviews;
 use super::past::Reader;
+use super::roles::Endpoint;
 use super::seat::Seat;
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
@@ -154,20 +155,26 @@ impl Requests {
         seat: &Arc<Seat>,
         peer: SocketAddr,
     ) -> Answer {
-        let needed = match self.check_role(operator, &request, peer) {
-            Ok(needed) => needed,
+        let endpoint = match self.check_role(operator, &request, peer) {
+            Ok(endpoint) => endpoint,
             Err(refusal) => {
                 discard(request.into_body(), seat.clone());
                 return last(refusal.answer());
             }
         };
-        let act = (needed > Role::Read).then(|| Act {
+        let act = (endpoint.role > Role::Read).then(|| Act {
             method: request.method().clone(),
             path: logged_path(request.uri()),
             operator: operator.clone(),
             status: None,
         });
-        let answer = self.route(subject, request, operator.clone()).await;
+        let answer = match endpoint.check_parameters(request.uri()) {
+            Ok(()) => self.route(subject, request, operator.clone()).await,
+            Err(refusal) => {
+                discard(request.into_body(), seat.clone());
+                Err(refusal)
+            }
+        };
         let answer = answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat));
         // A refused request may have an unread body, so its connection is closed after the answer.
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
@@ -248,18 +255,19 @@ impl Requests {
         Ok(answer)
     }
 
-    /// The role that this request needs, if that of the operator suffices.
+    /// The endpoint of this request, if the role of the operator suffices for it.
     fn check_role(
         &self,
         operator: &Operator,
         request: &Request<Incoming>,
         peer: SocketAddr,
-    ) -> Result<Role, Refusal> {
+    ) -> Result<&'static Endpoint, Refusal> {
         let path = segments(request.uri())?;
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        let needed = roles::required(request.method(), &path, request.uri())?;
+        let endpoint = roles::find(request.method(), &path)?;
+        let needed = endpoint.role;
         if operator.role.is_some_and(|role| role >= needed) {
-            return Ok(needed);
+            return Ok(endpoint);
         }
         let user = operator.user().unwrap_or_default();
         let has = match operator.role {
@@ -283,8 +291,8 @@ impl Requests {
     }
 }
 
-/// An act of an operator. It is logged when it ends, or when the client closes the connection
-/// before: then it may have its effect nevertheless.
+/// An act of an operator. It is logged when it ends, or when its connection ends before: then it
+/// may have its effect nevertheless.
 struct Act {
     method: Method,
     path: String,
@@ -303,7 +311,7 @@ impl Drop for Act {
             }
             None => tracing::info!(
                 target: audit::TARGET, %method, path, user,
-                "admin request, and the client closed the connection before the answer"
+                "admin request, and its connection ended before the answer"
             ),
         }
     }
@@ -312,25 +320,30 @@ impl Drop for Act {
 /// Discards the body of a refused request, within limits, while the answer is sent. A connection
 /// that is closed with unread bytes is reset, and the reset can overtake the answer. The connection
 /// keeps its place until then, so that newer ones can evict it.
-fn discard(mut body: Incoming, seat: Arc<Seat>) {
+fn discard(body: Incoming, seat: Arc<Seat>) {
     if body.is_end_stream() {
         return seat.arrived();
     }
     tokio::spawn(async move {
-        let mut left = limits::POLICY_FILE_BYTES_MAX;
-        let discarding = async {
-            let idle = limits::ADMIN_DISCARD_IDLE;
-            while let Ok(Some(Ok(frame))) = tokio::time::timeout(idle, body.frame()).await {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                left = left.saturating_sub(bytes as u64);
-                if left == 0 {
-                    return;
-                }
-            }
-        };
-        _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, discarding).await;
+        drain(body).await;
         seat.arrived();
     });
+}
+
+/// Reads the rest of a body, within limits.
+pub(super) async fn drain(mut body: Incoming) {
+    let mut left = limits::POLICY_FILE_BYTES_MAX;
+    let draining = async {
+        let idle = limits::ADMIN_DISCARD_IDLE;
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(idle, body.frame()).await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            left = left.saturating_sub(bytes as u64);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    _ = tokio::time::timeout(limits::ADMIN_DISCARD_TIMEOUT, draining).await;
 }
 
 /// Begins, shows or ends the session of an operator.

@@ -11,13 +11,30 @@ use super::query;
 use statehouse_access::roles::Role::{self, Operate, Read, Ship};
 
 /// An endpoint.
-struct Endpoint {
+pub(super) struct Endpoint {
     method: Method,
     /// A segment in capitals stands for any segment.
     path: &'static str,
-    role: Role,
-    /// The names of its parameters.
-    parameters: &'static [&'static str],
+    /// The role that its requests need.
+    pub(super) role: Role,
+    parameters: Parameters,
+}
+
+/// The parameters of an endpoint.
+#[derive(Clone, Copy, Debug)]
+enum Parameters {
+    Any,
+    Named(&'static [&'static str]),
+}
+
+impl Endpoint {
+    /// Refuses parameters that the endpoint does not have, without a value, or given twice.
+    pub(super) fn check_parameters(&self, uri: &Uri) -> Result<(), Refusal> {
+        match self.parameters {
+            Parameters::Any => Ok(()),
+            Parameters::Named(names) => query::check(uri, names),
+        }
+    }
 }
 
 const fn endpoint(
@@ -30,7 +47,7 @@ const fn endpoint(
         method,
         path,
         role,
-        parameters,
+        parameters: Parameters::Named(parameters),
     }
 }
 
@@ -77,7 +94,12 @@ const ENDPOINTS: &[Endpoint] = &[
     endpoint(Method::GET, "/v1/changes", Read, &["prefix"]),
     endpoint(Method::GET, "/v1/history", Read, &["key", "limit"]),
     endpoint(Method::GET, "/v1/value", Read, &["key", "as_of"]),
-    endpoint(Method::GET, "/v1/replay", Read, &["from", "to", "limit"]),
+    endpoint(
+        Method::GET,
+        "/v1/replay",
+        Read,
+        &["from", "to", "limit", "max_fuel"],
+    ),
     endpoint(
         Method::POST,
         "/v1/replay",
@@ -86,31 +108,33 @@ const ENDPOINTS: &[Endpoint] = &[
     ),
     endpoint(Method::POST, "/v1/cluster/handover", Operate, &["to"]),
     endpoint(Method::POST, "/v1/cluster/upgrade", Operate, &[]),
-    endpoint(Method::GET, "/metrics", Read, query::ANY),
+    // A scraper may have its own parameters.
+    Endpoint {
+        method: Method::GET,
+        path: "/metrics",
+        role: Read,
+        parameters: Parameters::Any,
+    },
 ];
 
-/// The role that a request needs, by its decoded path. Refuses a request without an endpoint, or
-/// with a parameter that its endpoint does not have.
-pub(super) fn required(method: &Method, path: &[&str], uri: &Uri) -> Result<Role, Refusal> {
+/// The endpoint of a request, by its decoded path.
+pub(super) fn find(method: &Method, path: &[&str]) -> Result<&'static Endpoint, Refusal> {
     let of_path = ENDPOINTS.iter().filter(|it| matches(it.path, path));
     if of_path.clone().next().is_none() {
         let error = format!("there is no resource at /{}", path.join("/"));
         return Err(Refusal::new(StatusCode::NOT_FOUND, error));
     }
-    let Some(endpoint) = of_path.clone().find(|it| it.method == *method) else {
-        let allowed = of_path.map(|it| match it.method {
-            Method::GET => "GET, HEAD",
-            _ => it.method.as_str(),
-        });
-        let allowed: Vec<&str> = allowed.collect();
-        return Err(Refusal::method(
-            method,
-            &format!("/{}", path.join("/")),
-            allowed.join(", "),
-        ));
-    };
-    query::check(uri, endpoint.parameters)?;
-    Ok(endpoint.role)
+    of_path
+        .clone()
+        .find(|it| it.method == *method)
+        .ok_or_else(|| {
+            let allowed = of_path.map(|it| match it.method {
+                Method::GET => "GET, HEAD",
+                _ => it.method.as_str(),
+            });
+            let allowed: Vec<&str> = allowed.collect();
+            Refusal::method(method, &format!("/{}", path.join("/")), allowed.join(", "))
+        })
 }
 
 fn matches(pattern: &str, path: &[&str]) -> bool {
@@ -150,22 +174,21 @@ mod tests {
             .collect()
     }
 
-    fn role(method: &Method, path: &[&str]) -> Result<Role, Refusal> {
-        required(method, path, &Uri::from_static("/"))
-    }
-
     #[test]
     fn every_documented_endpoint_has_a_role_and_the_reverse() {
         let table = ENDPOINTS.iter().map(|it| {
             let words: Vec<&str> = it.path.split('/').skip(1).collect();
             assert!(
-                role(&it.method, &words).is_ok(),
+                find(&it.method, &words).is_ok(),
                 "{} {}",
                 it.method,
                 it.path
             );
-            let names = it.parameters.iter().filter(|_| it.parameters != query::ANY);
-            let names = names.map(|name| (*name).to_owned()).collect();
+            let names = match it.parameters {
+                Parameters::Any => &[],
+                Parameters::Named(names) => names,
+            };
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
             (it.method.to_string(), it.path.to_owned(), names)
         });
         let table: BTreeSet<_> = table.collect();
@@ -188,11 +211,13 @@ mod tests {
         let check = |method: Method, path: &str, query: &str| {
             let uri: Uri = format!("{path}?{query}").parse().unwrap();
             let words: Vec<&str> = path.split('/').skip(1).collect();
-            required(&method, &words, &uri).map_err(|it| (it.status.as_u16(), it.error))
+            let endpoint = find(&method, &words).unwrap_or_else(|_| panic!("{path}"));
+            let checked = endpoint.check_parameters(&uri);
+            checked.map_err(|it| (it.status.as_u16(), it.error))
         };
         let put = |query| check(Method::PUT, "/v1/key", query);
-        assert_eq!(put("key=k&if_version=none&px=1&fence="), Ok(Operate));
-        assert_eq!(put("key=k&&"), Ok(Operate));
+        assert_eq!(put("key=k&if_version=none&px=1&fence="), Ok(()));
+        assert_eq!(put("key=k&&"), Ok(()));
         for (query, named) in [
             ("key=k&if-version=none", "if-version"),
             ("key=k&if%5Fversion=none", "if%5Fversion"),
@@ -207,14 +232,13 @@ mod tests {
         }
         assert!(check(Method::DELETE, "/v1/key", "key=k&if_version=none").is_err());
         assert!(check(Method::POST, "/v1/rollback", "to=x").is_err());
-        // A scraper may have its own parameters.
-        assert_eq!(check(Method::GET, "/metrics", "module=a&x"), Ok(Read));
+        assert_eq!(check(Method::GET, "/metrics", "module=a&x"), Ok(()));
     }
 
     #[test]
     fn a_request_without_an_endpoint_is_refused() {
         let status = |method: Method, path: &[&str]| {
-            let refused = role(&method, path).unwrap_err();
+            let refused = find(&method, path).err().expect("no endpoint");
             refused.status.as_u16()
         };
         assert_eq!(status(Method::GET, &["v1", "nothing"]), 404);
@@ -227,6 +251,7 @@ mod tests {
         assert_eq!(status(Method::PATCH, &["v1", "policies"]), 405);
         assert_eq!(status(Method::POST, &["metrics"]), 405);
         let promote = ["v1", "policies", "a/b", "promote"];
-        assert_eq!(role(&Method::POST, &promote).unwrap(), Operate);
+        let found = find(&Method::POST, &promote).ok().expect("an endpoint");
+        assert_eq!(found.role, Operate);
     }
 }

@@ -241,7 +241,7 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
     );
     let token = token.into_string().ok().filter(|it| is_bearer_token(it));
     token.map(Some).with_context(|| {
-        format!("{ADMIN_TOKEN} may have only ASCII characters and no line break, since clients send it in an HTTP header, and must not begin with a space or with `{SESSION_PREFIX}`, as the tokens of sessions do")
+        format!("{ADMIN_TOKEN} must be printable ASCII without a space at either end, since clients send it in an HTTP header, and must not begin with `{SESSION_PREFIX}`, as the tokens of sessions do")
     })
 }
 

@@ -27,7 +27,7 @@ use crate::cluster::history;
 use statehouse_config::{ClusterConfig, Config, EtcdConfig, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_files::atomic;
-use statehouse_offline::ClusterMark;
+use statehouse_offline::{ClusterMark, PastError, is_unfinished};
 
 /// The file with the id of the last process that used a data directory.
 const PROCESS_FILE: &str = "cluster-process";
@@ -125,6 +125,9 @@ fn lock(directory: &Path) -> anyhow::Result<Directory> {
 fn refuse_own_log(directory: &Directory) -> anyhow::Result<()> {
     let shown = directory.path().display();
     let unusable = || format!("the data directory {shown} cannot be used");
+    if is_unfinished(directory.path()) {
+        return Err(PastError::Unfinished(directory.path().to_owned()).into());
+    }
     anyhow::ensure!(
         !has_log(directory).with_context(unusable)?,
         "the data directory {shown} holds the store of a single host: name another directory with --data, or create the cluster from it with `statehouse cluster init --from {shown}`"

@@ -166,11 +166,8 @@ const STORE_VARIABLES: [&str; 5] = [
 /// The context with this name, or the selected one. `None` if no name is given and none is
 /// selected, or the environment names a store.
 pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
-    if name.is_none()
-        && STORE_VARIABLES
-            .iter()
-            .any(|it| std::env::var_os(it).is_some())
-    {
+    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|it| !it.is_empty());
+    if name.is_none() && STORE_VARIABLES.iter().any(is_set) {
         return Ok(None);
     }
     let Some(path) = path() else {

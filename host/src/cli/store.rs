@@ -133,9 +133,12 @@ impl Place {
         context: Option<&str>,
         credentials: &Credentials,
     ) -> Result<Found, Failure> {
-        match is_given && !self.is_given() {
-            true => Self::found(Context::default(), None, credentials),
-            false => self.find(context, credentials),
+        match (is_given, self.is_given(), context) {
+            (_, true, Some(_)) => Err(Failure::usage(
+                "name the store either by a context, or by --data or --admin",
+            )),
+            (true, false, _) => Self::found(Context::default(), None, credentials),
+            _ => self.find(context, credentials),
         }
     }
 

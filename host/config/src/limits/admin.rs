@@ -159,6 +159,12 @@ pub const ADMIN_VALUE_BYTES_MAX: usize = 1 << 20;
 /// How long the upload of a policy waits for room, and then for the policies before it.
 pub const ADMIN_UPLOAD_WAIT: Duration = Duration::from_secs(20);
 
+/// How often a waiting upload looks for room.
+pub const ADMIN_UPLOAD_PAUSE: Duration = Duration::from_millis(50);
+
+/// An upload that does not announce its length. More room than it needs would be kept from others.
+pub const ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX: u64 = 8 << 20;
+
 /// How long a change by an operator waits for the one before, and then for its response.
 pub const ADMIN_EDIT_WAIT: Duration = Duration::from_secs(20);
 

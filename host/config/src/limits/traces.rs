@@ -22,6 +22,9 @@ pub const TRACE_TEXT_BYTES_MAX: usize = 256;
 /// How long the collector may take for one message, with the connection and repetitions.
 pub const TRACE_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long the body of an answer may take after its head.
+pub const TRACE_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The body of the collector's answer, which only says how many spans it refused.
 pub const TRACE_ANSWER_BYTES_MAX: usize = 64 << 10;
 

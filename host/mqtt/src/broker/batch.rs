@@ -19,7 +19,8 @@ impl Batch<'_> {
     /// Publishes a message of the broker itself (No Local does not apply).
     ///
     /// Returns the number of sessions with a matching subscription plus the number of matching
-    /// shared subscriptions (section 4.8.2). Returns 0 if a retained message had no room.
+    /// shared subscriptions (section 4.8.2). Returns 0 if a retained message of QoS 1 or 2 had no
+    /// room.
     pub fn publish(&mut self, message: Message) -> usize {
         let source = Source::default();
         let sessions = self.core.publish(Cow::Owned(message), source, self.now);

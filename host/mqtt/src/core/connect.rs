@@ -34,6 +34,8 @@ pub(crate) struct Accepted {
     pub(crate) account: Arc<Account>,
     /// The limits that the CONNACK announced.
     pub(crate) limits: Arc<Limits>,
+    /// Whether the session was there before.
+    pub(crate) is_resumed: bool,
     /// The connection ends after this much silence: one and a half times the Keep Alive.
     pub(crate) silence_max: Option<Duration>,
     /// The output of the connection that was taken over. Its last request must be handled before
@@ -114,6 +116,7 @@ impl Core {
             version: connect.version,
             account,
             limits: self.limits.clone(),
+            is_resumed: present,
             silence_max,
             previous,
         })

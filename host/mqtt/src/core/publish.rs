@@ -2,11 +2,12 @@
 
 use std::{borrow::Cow, mem, time::Instant};
 
+use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
 use super::{Core, requester::Requester, session_at, share::Unshared, window::remaining_s};
 use crate::{
-    Message, QoS, ReasonCode, Refused, Token,
+    Message, ProtocolVersion, QoS, ReasonCode, Refused, Token,
     barrier::Barrier,
     codec::{self, Delivery, Publish, Violation},
     limits::work,
@@ -194,8 +195,8 @@ impl Core {
     /// copied if it must be stored. Returns the number of these sessions and groups, or the reason
     /// for the refusal.
     ///
-    /// If there is no room for a retained message that nobody could send again, subscribers get it
-    /// nevertheless. New subscribers then get no message, instead of an older one.
+    /// If there is no room for a retained message whose publisher cannot be refused, subscribers get
+    /// it nevertheless. New subscribers then get no message, instead of an older one.
     pub(crate) fn publish(
         &mut self,
         mut message: Cow<'_, Message>,
@@ -206,22 +207,18 @@ impl Core {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
         if message.retain && !self.retain(&message, source, now) {
-            let reason = ReasonCode::QUOTA_EXCEEDED;
             if message.qos > QoS::AtMostOnce && !source.is_will {
-                return Err(reason);
+                return Err(ReasonCode::QUOTA_EXCEEDED);
             }
             self.retained.discard(&message.topic, &mut self.change_log);
-            if let Some(publisher) = source.from {
-                let text = "there is no room for this retained message, so only connected subscribers and sessions get it";
-                self.report_refusal(publisher, Refused::Publish, reason, Some(text));
-            }
+            self.warn_of(source, "there is no room for retained messages of this client: subscribers get them, and they are not retained");
         }
         let mut matches = mem::take(&mut self.matches);
         self.find_receivers(&message.topic, source, &mut matches);
         let Matches {
             sessions, groups, ..
         } = &matches;
-        let (mut count, retain, is_kept) = (0, message.retain, message.qos > QoS::AtMostOnce);
+        let (mut count, retain) = (0, message.retain);
         let mut sessions = sessions.chunk_by(|a, b| a.0 == b.0).peekable();
         while let Some(own) = sessions.next() {
             let Some(((key, first), others)) = own.split_first() else {
@@ -253,33 +250,61 @@ impl Core {
             self.forward(*key, &mut message, last, &delivery, scope, now);
             count += 1;
         }
+        let (served, full) = self.share_among(groups, &mut message, source, now);
+        self.matches = matches;
+        if full > 0 {
+            if count + served == 0 && !retain && self.may_refuse(source) {
+                return Err(ReasonCode::QUOTA_EXCEEDED);
+            }
+            self.counts.dropped += full as u64;
+            self.warn_of(source, "no member of a shared subscription has room for messages of this client, and they are dropped");
+        }
+        Ok(count + served + full)
+    }
+
+    /// Sends a message to one session of each group. Returns the numbers of groups that got it, and
+    /// of those without room.
+    fn share_among(
+        &mut self,
+        groups: &[Bytes],
+        message: &mut Cow<'_, Message>,
+        source: Source,
+        now: Instant,
+    ) -> (usize, usize) {
+        let needs_record = message.qos > QoS::AtMostOnce;
+        let (mut served, mut full) = (0, 0);
         let mut groups = groups.iter().peekable();
-        let mut full_groups = 0;
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            match self.share(group, &mut message, last, source.requester, now) {
-                Ok(()) => count += 1,
-                Err(Unshared::NoRoom) => full_groups += u64::from(is_kept),
+            match self.share(group, message, last, source.requester, now) {
+                Err(Unshared::NoRoom | Unshared::NoLog) if needs_record => full += 1,
                 Err(Unshared::NoMember) => {
-                    count += 1;
-                    self.counts.dropped += u64::from(is_kept);
+                    served += 1;
+                    self.counts.dropped += u64::from(needs_record);
                 }
+                _ => served += 1,
             }
         }
-        self.matches = matches;
-        if full_groups > 0 {
-            let reason = ReasonCode::QUOTA_EXCEEDED;
-            // The publisher may send it again.
-            if count == 0 && !retain && source.from.is_some() && !source.is_will {
-                return Err(reason);
-            }
-            self.counts.dropped += full_groups;
-            if let Some(publisher) = source.from {
-                let text = "no member of a shared subscription has room for this message";
-                self.report_refusal(publisher, Refused::Publish, reason, Some(text));
-            }
+        (served, full)
+    }
+
+    /// Whether a refusal reaches the publisher. MQTT 3.1.1 has no code for it, and the end of its
+    /// connection would help neither the publisher nor the group.
+    fn may_refuse(&mut self, source: Source) -> bool {
+        let link = source.from.and_then(|key| self.session(key)?.link.as_ref());
+        !source.is_will && link.is_some_and(|it| it.version == ProtocolVersion::V5)
+    }
+
+    /// Logs what a publisher cannot be told, once for each of its connections.
+    fn warn_of(&mut self, source: Source, text: &'static str) {
+        let session = source
+            .from
+            .and_then(|key| session_at(&mut self.sessions, key));
+        if let Some(session) = session
+            && !mem::replace(&mut session.drop_logged, true)
+        {
+            tracing::warn!(client = &*session.client, "{text}");
         }
-        Ok(count)
     }
 
     /// Finds the subscriptions, in the order of their sessions, and the groups that get a message.
@@ -327,7 +352,7 @@ impl Core {
         });
         let requester = Requester::default();
         let groups = &mut matches.groups.iter();
-        let kept = kept || groups.any(|group| self.is_group_full(group, message, requester, now));
+        let kept = kept || groups.any(|group| self.needs_log(group, message, requester, now));
         self.matches = matches;
         kept
     }

@@ -1,9 +1,9 @@
 //! Delivers messages of shared subscriptions to one session of a group (section 4.8.2).
 //!
 //! The members of a group take turns. Members that can be sent the message at once are preferred,
-//! then connected members, then disconnected ones. If no member has room for the message, no client
-//! is disconnected: its publisher is told, unless another subscriber has got it. A message stays with its session until that session
-//! ends; see
+//! then connected members, then disconnected ones. If no member has room for the message, no member
+//! is disconnected. A publisher with MQTT 5 gets 0x97, unless another subscriber has the message;
+//! otherwise the message is dropped. A message stays with its session until that session ends; see
 //! [`SessionQueue::into_orphans`](crate::session_queue::SessionQueue::into_orphans).
 
 use std::{borrow::Cow, time::Instant};
@@ -76,8 +76,8 @@ impl Core {
         }
     }
 
-    /// Whether a group has members for a message, but none with room for it.
-    pub(super) fn is_group_full(
+    /// Whether a group gets no message because the log has no room for it.
+    pub(super) fn needs_log(
         &mut self,
         group: &Bytes,
         message: &Message,
@@ -85,7 +85,7 @@ impl Core {
         now: Instant,
     ) -> bool {
         let chosen = self.choose(group, Choice::Peek, message, requester, now);
-        chosen == Err(Unshared::NoRoom)
+        chosen == Err(Unshared::NoLog)
     }
 
     /// Chooses the next member in turn among those with the best readiness for the message.
@@ -119,18 +119,21 @@ impl Core {
             let is_free = ready == Readiness::Now && delivery.qos == QoS::AtMostOnce;
             // A full log may exclude a durable member, but another member may need no record.
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
+            if kept && !change_log.has_room() {
+                unshared = Unshared::NoLog;
+                return None;
+            }
             let has_room = is_free
-                || (!kept || change_log.has_room())
-                    && make_room(
-                        session,
-                        Scope::Session,
-                        cost_bytes,
-                        limits,
-                        change_log,
-                        counts,
-                        now,
-                    );
-            if !has_room {
+                || make_room(
+                    session,
+                    Scope::Session,
+                    cost_bytes,
+                    limits,
+                    change_log,
+                    counts,
+                    now,
+                );
+            if !has_room && unshared == Unshared::NoMember {
                 unshared = Unshared::NoRoom;
             }
             has_room.then_some(ready)
@@ -146,8 +149,10 @@ pub(super) enum Unshared {
     /// It has no member that may ever get it: QoS 0 messages are not kept for disconnected clients
     /// (section 4.3.1).
     NoMember,
-    /// No member has room, or the log has no room for one.
+    /// No member has room in its queue.
     NoRoom,
+    /// The log has no room for a member that would have it.
+    NoLog,
 }
 
 /// The options that a message is sent to a member with.

@@ -55,27 +55,35 @@ impl Core {
         self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())
     }
 
-    /// Answers a PUBLISH that waited while the PUBREL of the same exchange arrived. Returns false if
-    /// there is no such exchange.
-    pub(crate) fn repeated(&mut self, key: SessionKey, packet_id: u16) -> bool {
+    /// Whether a QoS 2 PUBLISH of this connection's client was answered and has no PUBREL yet.
+    pub(crate) fn has_answered(
+        &mut self,
+        key: SessionKey,
+        connection: ConnectionId,
+        packet_id: u16,
+    ) -> bool {
+        let is_open = self.is_open(key, connection);
+        let session = session_at(&mut self.sessions, key).filter(|_| is_open);
+        let known = session.map(|it| it.exchange(packet_id));
+        matches!(known, Some(Known::Answered(_)))
+    }
+
+    /// Sends the PUBREC of an answered QoS 2 PUBLISH again.
+    pub(crate) fn answer_again(&mut self, key: SessionKey, packet_id: u16) {
         let session = session_at(&mut self.sessions, key);
-        match session.map(|it| it.exchange(packet_id)) {
-            None | Some(Known::Nothing) => return false,
-            // Its PUBREC answers both.
-            Some(Known::Pending(_)) => {}
-            Some(Known::Answered(reason)) => self.send_when_durable(key, |out, version| {
+        if let Some(Known::Answered(reason)) = session.map(|it| it.exchange(packet_id)) {
+            self.send_when_durable(key, |out, version| {
                 codec::short_ack(out, version, kind::PUBREC, packet_id, reason);
-            }),
+            });
         }
-        true
     }
 
     /// Puts a message into a session's queue and sends as much as possible. If the queue is full,
     /// the new message is dropped: a disconnected client misses it, and a connected client is
     /// disconnected because it does not read.
     ///
-    /// While the log has no room, a connected client of a durable session is sent the message
-    /// unrecorded.
+    /// While the log has no room, a connected client of a durable session is sent a QoS 1 message
+    /// unrecorded. QoS 2 needs records of its packet ids.
     pub(super) fn enqueue(&mut self, key: SessionKey, mut queued: Queued, now: Instant) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
@@ -84,10 +92,12 @@ impl Core {
         // Answers to the client itself and messages for this connection only need not be in the
         // log.
         let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
-        if kept && queued.scope == Scope::Session && !self.change_log.has_room() {
+        let is_unrecorded = kept && queued.scope == Scope::Session && !self.change_log.has_room();
+        if is_unrecorded {
             queued.scope = Scope::Connection;
         }
-        if !present && queued.scope == Scope::Connection {
+        let is_exactly_once = queued.message.qos == QoS::ExactlyOnce;
+        if !present && queued.scope == Scope::Connection || is_unrecorded && is_exactly_once {
             self.counts.dropped += 1;
             return;
         }

@@ -133,14 +133,7 @@ impl Wire {
             read_bytes_max: accepted.limits.read_bytes,
         };
         let mut wire = Self {
-            dispatch: Dispatch::new(
-                broker.clone(),
-                accepted.session,
-                accepted.origin,
-                accepted.version,
-                &accepted.account,
-                &accepted.limits,
-            ),
+            dispatch: Dispatch::new(broker.clone(), &accepted),
             attached,
             inbox: BytesMut::new(),
             previous: accepted.previous,

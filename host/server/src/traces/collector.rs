@@ -18,6 +18,7 @@ use prost::Message;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use statehouse_config::{TracesConfig, limits};
@@ -131,10 +132,11 @@ where
     let answer = sender.send_request(request).await;
     let (head, body) = answer.map_err(io::Error::other)?.into_parts();
     let body = Limited::new(body, limits::TRACE_ANSWER_BYTES_MAX);
-    let body = match body.collect().await {
-        Ok(body) => body.to_bytes(),
+    let body = match timeout(limits::TRACE_ANSWER_TIMEOUT, body.collect()).await {
+        Ok(Ok(body)) => body.to_bytes(),
         // The collector has the message, so it must not be sent again.
-        Err(_) if head.status.is_success() => Bytes::new(),
+        _ if head.status.is_success() => Bytes::new(),
+        Ok(Err(error)) => return Err(io::Error::other(error)),
         Err(error) => return Err(io::Error::other(error)),
     };
     Ok(Response::from_parts(head, body))

@@ -361,3 +361,45 @@ fn subscription_identifiers_of_queued_messages_count() {
     };
     assert_eq!(queued(4) - queued(1), 3 * size_of::<u32>());
 }
+
+/// A repeated message may have been delivered before, and a refusal would deny that.
+#[test]
+fn rates_do_not_refuse_what_a_resumed_session_repeats() {
+    let (broker, now) = (
+        broker(Limits {
+            publishes_per_second_max: 4,
+            publishes_per_second_total_max: 6,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let accepted = |peer: &mut Peer, dup, count, now| {
+        let mut accepted = 0;
+        for id in 1..=count {
+            let mut message = publish("t", Q::AtLeastOnce, id, "x");
+            message.dup = dup;
+            peer.send(&[Packet::Publish(message)], now);
+            let answer = peer.receive().pop();
+            accepted += u16::from(matches!(
+                answer,
+                Some(Packet::PubAck(ack)) if ack.reason != wire::PubAckReason::QuotaExceeded
+            ));
+        }
+        accepted
+    };
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(accepted(&mut a, true, 10, now), 4, "the session is new");
+    a.lose(now);
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(accepted(&mut a, true, 10, now), 10);
+    assert_eq!(accepted(&mut a, false, 1, now), 0);
+    // Others pay for no more than a second.
+    let now = now + Duration::from_secs(1);
+    let mut b = Peer::new(&broker, &Hello::new("b"), now);
+    assert_eq!(accepted(&mut b, false, 10, now), 4);
+    assert_eq!(
+        accepted(&mut a, false, 1, now),
+        0,
+        "a has used its own limit"
+    );
+}

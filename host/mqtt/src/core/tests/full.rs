@@ -134,18 +134,25 @@ fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {
     assert_eq!(durable.payloads(), ["durable"]);
 }
 
-/// A client that renews a subscription of its durable session gets the retained messages.
+/// A client that renews a subscription of its durable session gets the retained messages, unless
+/// their QoS needs records.
 #[test]
 fn full_log_does_not_withhold_retained_messages() {
-    let (log, broker, now) = broker();
-    let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
-    durable.subscribe("t", Q::AtLeastOnce, now);
-    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
-    ask(&mut publisher, retained("t", 1, "kept"), now);
-    assert_eq!(durable.payloads(), ["kept"]);
-    log.set_full(true);
-    durable.subscribe("t", Q::AtLeastOnce, now);
-    assert_eq!(durable.payloads(), ["kept"]);
+    for (qos, expected) in [(Q::AtLeastOnce, &["kept"][..]), (Q::ExactlyOnce, &[])] {
+        let (log, broker, now) = broker();
+        let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
+        durable.subscribe("t", qos, now);
+        let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+        let mut message = retained("t", 1, "kept");
+        message.qos = qos;
+        publisher.send(&[Packet::Publish(message)], now);
+        assert_eq!(durable.payloads(), ["kept"]);
+        log.set_full(true);
+        let before = log.len();
+        durable.subscribe("t", qos, now);
+        assert_eq!(durable.payloads(), expected);
+        assert_eq!(log.len(), before);
+    }
 }
 
 /// The broker granted no expiry, so the client does not raise a zero of its own (section

@@ -203,37 +203,57 @@ fn member_that_cannot_take_a_message_now_is_skipped() {
     assert_eq!(narrow.payloads(), ["3"]);
 }
 
+/// A broker with a connected member that has no room for another message of 1000 bytes.
+fn full_group(now: Instant) -> (Broker, Peer, usize) {
+    let broker = broker(Limits {
+        queue_bytes_max: 4000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    });
+    let slow = member(&broker, "slow", Q::AtLeastOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    let accepted = (0..10).filter(|_| send_large(&mut publisher, "jobs", false, now) == 0);
+    let accepted = accepted.count();
+    assert!((1..5).contains(&accepted), "{accepted} were accepted");
+    (broker, slow, accepted)
+}
+
+/// Publishes a large message at QoS 1. Returns the reason code.
+fn send_large(publisher: &mut Peer, topic: &str, retain: bool, now: Instant) -> u8 {
+    let mut message = publish(topic, Q::AtLeastOnce, 1, &"x".repeat(1000));
+    message.retain = retain;
+    publisher.send(&[Packet::Publish(message)], now);
+    match &publisher.receive()[..] {
+        [Packet::PubAck(ack)] => ack.reason as u8,
+        other => panic!("{other:?} instead of a PUBACK"),
+    }
+}
+
 /// A publisher at QoS 1 must not take a dropped message for a delivered one.
 #[test]
-fn publisher_is_told_if_no_member_has_room() {
-    let (broker, now) = (
-        broker(Limits {
-            queue_bytes_max: 4000,
-            queue_bytes_reserve: 0,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
-    let mut slow = member(&broker, "slow", Q::AtLeastOnce, now);
-    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
-    let payload = "x".repeat(1000);
-    let mut send = |topic: &str| {
-        publisher.send(
-            &[Packet::Publish(publish(topic, Q::AtLeastOnce, 1, &payload))],
-            now,
-        );
-        match &publisher.receive()[..] {
-            [Packet::PubAck(ack)] => ack.reason,
-            other => panic!("{other:?} instead of a PUBACK"),
-        }
-    };
-    let accepted = (0..10)
-        .filter(|_| send("jobs") == PubAckReason::Success)
-        .count();
-    assert!((1..5).contains(&accepted), "{accepted} were accepted");
+fn publisher_is_refused_if_no_member_has_room() {
+    let now = Instant::now();
+    let (broker, mut slow, accepted) = full_group(now);
     assert_eq!(broker.stats().dropped, 0);
     assert_eq!(acknowledge(&mut slow, now).len(), accepted);
-    assert_eq!(send("jobs"), PubAckReason::Success);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    assert_eq!(send_large(&mut publisher, "jobs", false, now), 0);
+}
+
+/// If another subscriber has the message, or it is retained, it cannot be refused any more.
+#[test]
+fn message_for_a_full_group_is_dropped_if_another_receiver_has_it() {
+    let now = Instant::now();
+    let (broker, mut slow, accepted) = full_group(now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    assert_eq!(send_large(&mut publisher, "jobs", true, now), 0);
+    assert_eq!((broker.stats().retained, broker.stats().dropped), (1, 1));
+    let mut plain = Peer::new(&broker, &Hello::new("plain").expiry(0), now);
+    plain.subscribe("jobs", Q::AtMostOnce, now);
+    plain.receive();
+    assert_eq!(send_large(&mut publisher, "jobs", false, now), 0);
+    assert_eq!((plain.payloads().len(), broker.stats().dropped), (1, 2));
+    assert_eq!(acknowledge(&mut slow, now).len(), accepted);
 }
 
 #[test]

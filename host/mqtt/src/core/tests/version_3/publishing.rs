@@ -255,3 +255,26 @@ fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
     assert_eq!(a.receive(), [rec(3)]);
     assert_eq!(subscriber.payloads(), ["one", "two", "three"]);
 }
+
+/// MQTT 3.1.1 has no code for a refusal, so the publisher is not disconnected for slow members.
+#[test]
+fn message_for_a_full_group_is_acknowledged_and_dropped() {
+    let (broker, now) = (
+        broker(Limits {
+            queue_bytes_max: 4000,
+            queue_bytes_reserve: 0,
+            ..Limits::default()
+        }),
+        Instant::now(),
+    );
+    let mut slow = Client::new(&broker, "slow", false, now);
+    slow.subscribe("$share/g/jobs", Q3::AtLeastOnce, now);
+    let mut a = Client::new(&broker, "a", true, now);
+    for id in 1..=10 {
+        let message = publish_3("jobs", Q3::AtLeastOnce, id, &"x".repeat(1000));
+        assert_eq!(a.send(&[P::Publish(message)], now), Turn::Drained);
+        assert_eq!(a.receive(), [P::PubAck(v4::PubAck::new(id))]);
+    }
+    let delivered = slow.messages().len() as u64;
+    assert_eq!(broker.stats().dropped, 10 - delivered);
+}
