@@ -38,7 +38,7 @@ pub(crate) struct Link {
     pub(crate) resend: VecDeque<u16>,
     pub(crate) receive_max: usize,
     /// Whether CONNECT asked for a session that outlives the connection.
-    pub(crate) asks_to_be_kept: bool,
+    pub(crate) asked_for_expiry: bool,
     /// QoS 2 messages whose PUBREC left on this connection and whose PUBREL has not arrived.
     pub(crate) unreleased: usize,
     acks: VecDeque<PendingAck>,
@@ -79,7 +79,7 @@ pub(crate) struct LinkOptions {
     pub(crate) packet_bytes_max: u32,
     pub(crate) problem_info: bool,
     pub(crate) receive_max: u16,
-    pub(crate) asks_to_be_kept: bool,
+    pub(crate) asked_for_expiry: bool,
     pub(crate) resend: VecDeque<u16>,
 }
 
@@ -103,7 +103,7 @@ impl Link {
             problem_info: options.problem_info,
             resend: options.resend,
             receive_max: options.receive_max.into(),
-            asks_to_be_kept: options.asks_to_be_kept,
+            asked_for_expiry: options.asked_for_expiry,
             unreleased: 0,
             acks: VecDeque::new(),
             acks_from: 0,

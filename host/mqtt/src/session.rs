@@ -260,7 +260,7 @@ impl Session {
     /// Changes the Session Expiry Interval for a DISCONNECT. Returns false if the client tries to
     /// raise the zero of its CONNECT (section 3.14.2.2.2). A zero of the broker stays.
     pub(crate) fn set_expiry(&mut self, expiry_s: u32, change_log: &mut ChangeLog) -> bool {
-        if expiry_s > 0 && self.link.as_ref().is_none_or(|it| !it.asks_to_be_kept) {
+        if expiry_s > 0 && self.link.as_ref().is_none_or(|it| !it.asked_for_expiry) {
             return false;
         }
         if self.expiry_s != expiry_s && self.expiry_s > 0 {

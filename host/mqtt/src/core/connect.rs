@@ -303,7 +303,7 @@ impl Core {
             packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
             problem_info: connect.problem_info,
             receive_max: self.limits.receive_max.max(1),
-            asks_to_be_kept: connect.session_expiry_s > 0,
+            asked_for_expiry: connect.session_expiry_s > 0,
             resend: session.queue.in_order(),
         };
         let link = Link::new(

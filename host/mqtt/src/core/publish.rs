@@ -32,6 +32,14 @@ pub(crate) enum Begun {
 const NO_ROOM_FOR_EXCHANGE: &str =
     "unfinished QoS 2 messages of this user or address, or of all clients, exceed their limit";
 
+/// Log line if a message that is not refused cannot be retained.
+const NOT_RETAINED: &str =
+    "no room for retained messages of this client: subscribers get them, and they are not retained";
+
+/// Log line if a message that is not refused is dropped for a group.
+const NOT_SHARED: &str =
+    "no member of a shared subscription has room for messages of this client: they are dropped";
+
 /// The origin of a message.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Source {
@@ -211,7 +219,7 @@ impl Core {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
             self.retained.discard(&message.topic, &mut self.change_log);
-            self.warn_of(source, "there is no room for retained messages of this client: subscribers get them, and they are not retained");
+            self.warn_of(source, NOT_RETAINED);
         }
         let mut matches = mem::take(&mut self.matches);
         self.find_receivers(&message.topic, source, &mut matches);
@@ -257,7 +265,7 @@ impl Core {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
             self.counts.dropped += full as u64;
-            self.warn_of(source, "no member of a shared subscription has room for messages of this client, and they are dropped");
+            self.warn_of(source, NOT_SHARED);
         }
         Ok(count + served + full)
     }
@@ -277,8 +285,8 @@ impl Core {
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
             match self.share(group, message, last, source.requester, now) {
-                Err(Unshared::NoRoom | Unshared::NoLog) if needs_record => full += 1,
-                Err(Unshared::NoMember) => {
+                Err(Unshared::QueuesFull | Unshared::LogFull) if needs_record => full += 1,
+                Err(Unshared::Memberless) => {
                     served += 1;
                     self.counts.dropped += u64::from(needs_record);
                 }
@@ -295,7 +303,7 @@ impl Core {
         !source.is_will && link.is_some_and(|it| it.version == ProtocolVersion::V5)
     }
 
-    /// Logs what a publisher cannot be told, once for each of its connections.
+    /// Logs what no reason code says to a publisher, once for each of its connections.
     fn warn_of(&mut self, source: Source, text: &'static str) {
         let session = source
             .from

@@ -85,7 +85,7 @@ impl Core {
         now: Instant,
     ) -> bool {
         let chosen = self.choose(group, Choice::Peek, message, requester, now);
-        chosen == Err(Unshared::NoLog)
+        chosen == Err(Unshared::LogFull)
     }
 
     /// Chooses the next member in turn among those with the best readiness for the message.
@@ -106,7 +106,7 @@ impl Core {
             access,
             ..
         } = self;
-        let mut unshared = Unshared::NoMember;
+        let mut unshared = Unshared::Memberless;
         let (chosen, asked) = router.choose(group, choice, |(key, subscription)| {
             if !requester.may_reach(*key, &message.topic, sessions, &**access) {
                 return None;
@@ -120,7 +120,7 @@ impl Core {
             // A full log may exclude a durable member, but another member may need no record.
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
             if kept && !change_log.has_room() {
-                unshared = Unshared::NoLog;
+                unshared = Unshared::LogFull;
                 return None;
             }
             let has_room = is_free
@@ -133,8 +133,8 @@ impl Core {
                     counts,
                     now,
                 );
-            if !has_room && unshared == Unshared::NoMember {
-                unshared = Unshared::NoRoom;
+            if !has_room && unshared == Unshared::Memberless {
+                unshared = Unshared::QueuesFull;
             }
             has_room.then_some(ready)
         });
@@ -148,11 +148,11 @@ impl Core {
 pub(super) enum Unshared {
     /// It has no member that may ever get it: QoS 0 messages are not kept for disconnected clients
     /// (section 4.3.1).
-    NoMember,
+    Memberless,
     /// No member has room in its queue.
-    NoRoom,
+    QueuesFull,
     /// The log has no room for a member that would have it.
-    NoLog,
+    LogFull,
 }
 
 /// The options that a message is sent to a member with.
