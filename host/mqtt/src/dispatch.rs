@@ -452,8 +452,8 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the PUBREL
-    /// they would be new messages. MQTT 3.1.1 allows repetitions at any time.
+    /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the
+    /// PUBREL they would be new messages. MQTT 3.1.1 allows repetitions at any time.
     fn answer_repetitions(&mut self, packet_id: u16, core: &mut Guard<'_>) {
         let (key, connection) = (self.session, self.origin.connection);
         if self.packets.is_empty() || !core.has_answered(key, connection, packet_id) {

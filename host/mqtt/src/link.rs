@@ -134,7 +134,8 @@ impl Link {
     }
 
     /// Whether the client has as many unacknowledged messages as the Receive Maximum allows. A
-    /// client of MQTT 3.1.1 does not know it and may send its PUBRELs behind any number of messages.
+    /// client of MQTT 3.1.1 does not know it, and may send its PUBRELs behind any number of
+    /// messages.
     pub(crate) fn is_receive_max_reached(&self) -> bool {
         let unreleased = match self.version {
             ProtocolVersion::V311 => 0,

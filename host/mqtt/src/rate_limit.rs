@@ -93,7 +93,8 @@ struct ByClient {
 
 impl ClientRateLimits {
     /// The limit of a client. Entries are kept while a connection holds them and while they count
-    /// events, which is some seconds at most. So there are no more than connections and recent ones.
+    /// events, which is some seconds at most. So there are no more than connections and recent
+    /// ones.
     pub(crate) fn of(&self, client: &Arc<str>, now: Instant) -> Arc<RateLimit> {
         // A panic under this lock leaves a valid map.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

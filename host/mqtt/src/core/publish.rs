@@ -203,8 +203,8 @@ impl Core {
     /// copied if it must be stored. Returns the number of these sessions and groups, or the reason
     /// for the refusal.
     ///
-    /// If there is no room for a retained message whose publisher cannot be refused, subscribers get
-    /// it nevertheless. New subscribers then get no message, instead of an older one.
+    /// If there is no room for a retained message whose publisher cannot be refused, subscribers
+    /// get it nevertheless. New subscribers then get no message, instead of an older one.
     pub(crate) fn publish(
         &mut self,
         mut message: Cow<'_, Message>,
@@ -341,8 +341,8 @@ impl Core {
         has_room && (self.retained).set(message, publisher, limits, now, change_log, &mut self.work)
     }
 
-    /// Whether routing this message must add it to the log, which has no room: as a retained message
-    /// or in the queue of a durable session.
+    /// Whether routing this message must add it to the log, which has no room: as a retained
+    /// message or in the queue of a durable session.
     fn must_be_recorded(&mut self, message: &Message, from: SessionKey, now: Instant) -> bool {
         if message.qos == QoS::AtMostOnce {
             return false;
