@@ -227,8 +227,8 @@ settings! {
         #[arg(long, value_name = "DIALECT", env = "STATEHOUSE_DIALECT")]
         pub dialect: Option<DialectSetting>,
 
-        /// The node name of this store in versions, also of values that are stored already: fencing
-        /// tokens with another name no longer equal theirs [default: StateStore]
+        /// The node name of this store in versions. It also changes the versions of stored values, so
+        /// versions and fencing tokens that clients hold no longer match [default: StateStore]
         #[arg(long, value_name = "NAME", env = "STATEHOUSE_NODE")]
         pub node: Option<Node>,
 

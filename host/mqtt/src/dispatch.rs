@@ -23,8 +23,8 @@ use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
 use topic_aliases::TopicAliases;
 
 use crate::{
-    Access, Broker, Claim, Message, Origin, ProtocolVersion, QoS, ReasonCode, Refused, Request,
-    Service, Token,
+    Access, Broker, Claim, Message, Origin, ProtocolVersion, ReasonCode, Refused, Request, Service,
+    Token,
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::{Accepted, Begun, FilterResults},
@@ -55,9 +55,6 @@ const FORBIDDEN: Claim = Claim::Refuse(
     ReasonCode::NOT_AUTHORIZED,
     "this client may not publish to this topic",
 );
-
-/// Waiting packets that are examined for one unit of work: some nanoseconds each.
-const WAITING_PER_WORK: u64 = 16;
 
 /// How one turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -450,24 +447,6 @@ impl Dispatch {
         }
         self.immediate = packets;
         Ok(())
-    }
-
-    /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the
-    /// PUBREL they would be new messages. MQTT 3.1.1 allows repetitions at any time.
-    fn answer_repetitions(&mut self, packet_id: u16, core: &mut Guard<'_>) {
-        let (key, connection) = (self.session, self.origin.connection);
-        if self.packets.is_empty() || !core.has_answered(key, connection, packet_id) {
-            return;
-        }
-        core.work_done(self.packets.len() as u64 / WAITING_PER_WORK);
-        let before = self.packets.len();
-        self.packets.retain(|(packet, _)| match packet {
-            Packet::Publish(it) => it.qos != QoS::ExactlyOnce || it.packet_id != packet_id,
-            _ => true,
-        });
-        for _ in self.packets.len()..before {
-            core.answer_again(key, packet_id);
-        }
     }
 
     /// Returns true if the client has disconnected.

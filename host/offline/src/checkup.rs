@@ -180,69 +180,70 @@ impl Checkup {
     /// meanwhile remove the snapshots from before the first state. Then both are of different
     /// moments, so they are read again.
     fn check_opening(&mut self, past: &Past) -> Result<(), PastError> {
-        let (decoded, modules) = (self.records, past.modules());
-        for attempt in 1.. {
-            self.records = decoded;
-            let mut newest = Decoder::of(Image::new(EVERYTHING));
-            let newest_range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
-                Ok(range) => range,
+        let mut attempt = 1;
+        let (newest, range, oldest) = loop {
+            let newest = match Newest::read(past) {
+                Ok(newest) => newest,
                 // Nothing is wrong, and another call may succeed.
-                Err(error @ PastError::Log(_, Error::Moved)) => return Err(error),
-                Err(error) => {
+                Err((_, error @ PastError::Log(_, Error::Moved))) => return Err(error),
+                Err((records, error)) => {
                     if let PastError::Log(_, error) = &error {
                         self.of_later_version = error.is_of_later_version();
                     }
                     let why = why(&error);
-                    self.records += newest.records;
+                    self.records += records;
                     self.problems.push(format!("a start refuses this: {why}"));
                     self.opening = Err(why);
                     return Ok(());
                 }
             };
-            let newest = RecoveredState::of(newest.image);
-            let contents =
-                newest.contents(newest_range.end, |digest| ModuleState::of(&modules, digest));
-            let state = fingerprint(newest.state());
-            drop(newest);
-
             // Only keys, because the requests since then may not fit into memory.
             let mut oldest = Decoder::of(Image::of_keys());
-            let oldest_range = past.read(Base::Oldest, newest_range.end, &mut oldest);
-            self.records += oldest.records;
-            let is_past = match &oldest_range {
-                Ok(range) => range.complete > newest_range.end,
-                Err(PastError::Log(_, Error::NotRetained { .. } | Error::Moved)) => true,
-                Err(_) => false,
-            };
-            if is_past && attempt < limits::CHECKUP_ATTEMPTS_MAX {
-                std::thread::sleep(Duration::from_millis(limits::CHECKUP_RETRY_MS));
-                continue;
+            let range = past.read(Base::Oldest, newest.end, &mut oldest);
+            if attempt == limits::CHECKUP_ATTEMPTS_MAX || !is_later(&range, newest.end) {
+                self.records += oldest.records;
+                break (newest, range, oldest.image);
             }
-            self.check_modules(&contents);
-            let mut reach = None;
-            match oldest_range {
-                _ if is_past => self.notes.push(
-                    "the server writes too fast for a comparison of the log with the newest snapshot"
-                        .to_owned(),
-                ),
-                Ok(range) => {
-                    if fingerprint(&oldest.image.state) != state {
-                        self.problems.push(format!(
-                            "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
-                            range.base.0 + 1
-                        ));
-                    }
-                    reach = Some(range.into());
-                }
-                Err(error) => {
-                    let why = why(&error);
-                    self.problems.push(format!("the history cannot be read: {why}"));
-                }
-            }
-            self.opening = Ok(Opening { contents, reach });
-            break;
-        }
+            attempt += 1;
+            std::thread::sleep(Duration::from_millis(limits::CHECKUP_RETRY_MS));
+        };
+        self.check_modules(&newest.contents);
+        let reach = self.compare(&newest, range, &oldest.state);
+        let contents = newest.contents;
+        self.opening = Ok(Opening { contents, reach });
         Ok(())
+    }
+
+    /// Compares the newest state with the one from the oldest snapshot on.
+    fn compare(
+        &mut self,
+        newest: &Newest,
+        range: Result<Range, PastError>,
+        oldest: &State,
+    ) -> Option<Reach> {
+        if is_later(&range, newest.end) {
+            let note =
+                "the server writes too fast for a comparison of the log with the newest snapshot";
+            self.notes.push(note.to_owned());
+            return None;
+        }
+        match range {
+            Ok(range) => {
+                if fingerprint(oldest) != newest.fingerprint {
+                    self.problems.push(format!(
+                        "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
+                        range.base.0 + 1
+                    ));
+                }
+                Some(range.into())
+            }
+            Err(error) => {
+                let why = why(&error);
+                self.problems
+                    .push(format!("the history cannot be read: {why}"));
+                None
+            }
+        }
     }
 
     fn check_modules(&mut self, contents: &Contents) {
@@ -285,6 +286,40 @@ impl Checkup {
                     .push(format!("{found}; only a replay would need it"));
             }
         }
+    }
+}
+
+/// What a start would recover.
+struct Newest {
+    contents: Contents,
+    fingerprint: blake3::Hash,
+    /// The last record.
+    end: LogPosition,
+}
+
+impl Newest {
+    /// Fails with the number of records before the error.
+    fn read(past: &Past) -> Result<Self, (u64, PastError)> {
+        let mut newest = Decoder::of(Image::new(EVERYTHING));
+        let range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
+            Ok(range) => range,
+            Err(error) => return Err((newest.records, error)),
+        };
+        let (modules, newest) = (past.modules(), RecoveredState::of(newest.image));
+        Ok(Self {
+            contents: newest.contents(range.end, |digest| ModuleState::of(&modules, digest)),
+            fingerprint: fingerprint(newest.state()),
+            end: range.end,
+        })
+    }
+}
+
+/// Whether the history that was read begins after this position.
+fn is_later(oldest: &Result<Range, PastError>, end: LogPosition) -> bool {
+    match oldest {
+        Ok(range) => range.complete > end,
+        Err(PastError::Log(_, Error::NotRetained { .. } | Error::Moved)) => true,
+        Err(_) => false,
     }
 }
 

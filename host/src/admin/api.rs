@@ -355,25 +355,18 @@ impl Api {
     /// Replays recorded requests, with the policy in the body of a POST.
     async fn replay(&self, method: &Method, request: Request<Incoming>) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
-        let mut room = None;
-        let file = match *method {
+        let (file, _room) = match *method {
             Method::POST => {
-                let file;
-                (file, room) = self
-                    .policy_file(request)
-                    .await
-                    .map(|(file, it)| (file, Some(it)))?;
+                let (file, room) = self.policy_file(request).await?;
                 // A replay runs the policy, so it needs the same signature as one that is loaded.
                 (self.gate.trust().check(&file)).map_err(ShipError::from)?;
-                Some(file.to_vec())
+                (Some(file.to_vec()), Some(room))
             }
-            _ => None,
+            _ => (None, None),
         };
         let store_bytes = self.sources.server.usage(0).bytes;
         let wanted = self.reader.wanted(&uri, store_bytes)?;
-        let replayed = wanted.run(file).await;
-        drop(room);
-        replayed
+        wanted.run(file).await
     }
 
     async fn load(

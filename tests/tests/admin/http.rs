@@ -221,13 +221,18 @@ fn act_of_a_client_that_closes_its_connection_is_logged() {
 fn slow_upload_of_a_policy_delays_no_other() {
     let server = Server::start();
     let (api, admin) = (api(&server), Admin::of(&server));
-    let head = api.head(
-        "POST /v1/policies",
-        &[&api.bearer(), "Content-Length: 100000"],
-    );
-    let slow: Vec<_> = (0..4).map(|_| api.open()).collect();
-    for mut stream in &slow {
+    let mut slow = Vec::new();
+    // The last one waits for room until it is refused.
+    for length in [
+        "Content-Length: 100000",
+        "Transfer-Encoding: chunked",
+        "Content-Length: 67108864",
+    ] {
+        let head = api.head("POST /v1/policies", &[&api.bearer(), length]);
+        let mut stream = api.open();
         stream.write_all(head.as_bytes()).unwrap();
+        slow.push(stream);
+        thread::sleep(Duration::from_millis(100));
     }
     let began = Instant::now();
     assert_eq!(admin.ask("POST", "/v1/policies", b"no policy").0, 422);

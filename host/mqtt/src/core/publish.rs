@@ -2,10 +2,9 @@
 
 use std::{borrow::Cow, mem, time::Instant};
 
-use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, requester::Requester, session_at, share::Unshared, window::remaining_s};
+use super::{Core, requester::Requester, session_at, window::remaining_s};
 use crate::{
     Message, ProtocolVersion, QoS, ReasonCode, Refused, Token,
     barrier::Barrier,
@@ -268,32 +267,6 @@ impl Core {
             self.warn_of(source, NOT_SHARED);
         }
         Ok(count + served + full)
-    }
-
-    /// Sends a message to one session of each group. Returns the numbers of groups that got it, and
-    /// of those without room.
-    fn share_among(
-        &mut self,
-        groups: &[Bytes],
-        message: &mut Cow<'_, Message>,
-        source: Source,
-        now: Instant,
-    ) -> (usize, usize) {
-        let needs_record = message.qos > QoS::AtMostOnce;
-        let (mut served, mut full) = (0, 0);
-        let mut groups = groups.iter().peekable();
-        while let Some(group) = groups.next() {
-            let last = groups.peek().is_none();
-            match self.share(group, message, last, source.requester, now) {
-                Err(Unshared::QueuesFull | Unshared::LogFull) if needs_record => full += 1,
-                Err(Unshared::Memberless) => {
-                    served += 1;
-                    self.counts.dropped += u64::from(needs_record);
-                }
-                _ => served += 1,
-            }
-        }
-        (served, full)
     }
 
     /// Whether a refusal reaches the publisher. MQTT 3.1.1 has no code for it, and the end of its

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::{
     Core,
-    publish::message_for_queue,
+    publish::{Source, message_for_queue},
     requester::Requester,
     session_at,
     window::{make_room, remaining_s},
@@ -28,9 +28,35 @@ use crate::{
 };
 
 impl Core {
+    /// Sends a message to one session of each group. Returns the numbers of groups that got it, and
+    /// of those without room.
+    pub(super) fn share_among(
+        &mut self,
+        groups: &[Bytes],
+        message: &mut Cow<'_, Message>,
+        source: Source,
+        now: Instant,
+    ) -> (usize, usize) {
+        let needs_record = message.qos > QoS::AtMostOnce;
+        let (mut served, mut full) = (0, 0);
+        let mut groups = groups.iter().peekable();
+        while let Some(group) = groups.next() {
+            let last = groups.peek().is_none();
+            match self.share(group, message, last, source.requester, now) {
+                Err(Unshared::QueuesFull | Unshared::LogFull) if needs_record => full += 1,
+                Err(Unshared::Memberless) => {
+                    served += 1;
+                    self.counts.dropped += u64::from(needs_record);
+                }
+                _ => served += 1,
+            }
+        }
+        (served, full)
+    }
+
     /// Sends a routed message to one session of a group. The last receiver takes the message itself
     /// instead of a copy.
-    pub(super) fn share(
+    fn share(
         &mut self,
         group: &Bytes,
         message: &mut Cow<'_, Message>,
@@ -145,7 +171,7 @@ impl Core {
 
 /// Why a group gets no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unshared {
+enum Unshared {
     /// It has no member that may ever get it: QoS 0 messages are not kept for disconnected clients
     /// (section 4.3.1).
     Memberless,
