@@ -16,7 +16,7 @@ use crate::head::{COUNTER_MAX, Chain, check_format};
 use crate::limits;
 
 /// The format of frames that this version writes, and the latest that it reads.
-pub const FRAME_FORMAT: u16 = 1;
+const FRAME_FORMAT: u16 = 1;
 
 /// Bytes before the body.
 pub const FRAME_HEADER_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 4 + 8 + 32;

@@ -15,6 +15,10 @@ use crate::limits;
 /// The format of heads that this version writes, and the latest that it reads.
 pub const HEAD_FORMAT: u16 = 1;
 
+/// The latest format of the log that this version reads and, once all hosts read it, writes. In
+/// format 2 a record can say that a subscription is owed retained messages.
+pub const LOG_FORMAT: u16 = 2;
+
 /// A hash over a frame and, through the hash in it, over all frames before.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Chain(pub [u8; 32]);
@@ -70,7 +74,7 @@ pub struct SnapshotInfo {
 /// The head of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The latest format of frames and pieces that the log may contain.
+    /// The latest format of frames, records and pieces that the log may contain.
     pub log_format: u16,
     /// The id of the cluster.
     pub cluster: Id,
@@ -112,7 +116,7 @@ impl Head {
     #[must_use]
     pub fn first(cluster: Id, now_ms: u64) -> Self {
         Self {
-            log_format: crate::frame::FRAME_FORMAT,
+            log_format: LOG_FORMAT,
             cluster,
             epoch: 0,
             change: 0,
@@ -184,7 +188,7 @@ impl Head {
     /// # Errors
     /// [`Malformed`] for every input that [`Self::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        Self::decode_up_to(bytes, crate::frame::FRAME_FORMAT)
+        Self::decode_up_to(bytes, LOG_FORMAT)
     }
 
     /// Decodes a head for a host that reads the log up to this format.

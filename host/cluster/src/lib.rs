@@ -153,8 +153,8 @@ pub use engine::{
 };
 pub use error::Stop;
 pub use figures::{After, Figures};
-pub use frame::{Assembler, FRAME_FORMAT, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
-pub use head::{Chain, HEAD_FORMAT, Head, Id, SnapshotInfo};
+pub use frame::{Assembler, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
+pub use head::{Chain, HEAD_FORMAT, Head, Id, LOG_FORMAT, SnapshotInfo};
 pub use leader::{LeaderLog, NotLeading, TooLarge};
 pub use member::Member;
 pub use modules::{ModuleInfo, Modules};

@@ -29,7 +29,7 @@ pub struct Options {
     pub sizes: Sizes,
     /// Whether the leader compacts the engine after truncation.
     pub compacts: bool,
-    /// The latest format of the log that this host reads: [`crate::FRAME_FORMAT`], except in tests
+    /// The latest format of the log that this host reads: [`crate::LOG_FORMAT`], except in tests
     /// of hosts of different versions.
     pub log_format: u16,
     /// A rule that a test breaks on purpose.
@@ -162,7 +162,7 @@ impl Options {
             timing: Timing::default(),
             sizes: Sizes::default(),
             compacts: true,
-            log_format: crate::frame::FRAME_FORMAT,
+            log_format: crate::LOG_FORMAT,
             #[cfg(any(test, feature = "simulation"))]
             broken: None,
         }

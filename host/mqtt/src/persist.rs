@@ -50,6 +50,12 @@ pub trait Persistence: Send + Sync + 'static {
         true
     }
 
+    /// Whether every reader of the log knows the change of a subscription that is owed retained
+    /// messages. If not, a restart forgets these messages.
+    fn knows_owed_retained(&self) -> bool {
+        true
+    }
+
     /// Whether connections that add to the log should pause. Called before every turn of a
     /// connection, so it must be cheap.
     fn is_behind(&self) -> bool {
@@ -116,6 +122,12 @@ impl ChangeLog {
     /// Whether durable state may grow.
     pub(crate) fn has_room(&self) -> bool {
         self.persistence.as_ref().is_none_or(|log| log.has_room())
+    }
+
+    /// Whether the log takes searches for retained messages.
+    pub(crate) fn can_record_searches(&self) -> bool {
+        let log = self.persistence.as_ref();
+        log.is_some_and(|log| log.knows_owed_retained() && log.has_room())
     }
 
     pub(crate) fn clock(&self) -> &Clock {

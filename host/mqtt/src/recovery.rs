@@ -68,9 +68,16 @@ pub(crate) struct SavedSession {
     pub(crate) will: Option<Will>,
     /// When the connection was lost. `None` if the session was connected.
     pub(crate) detached_ms: Option<u64>,
-    pub(crate) subscriptions: HashMap<Bytes, Subscription>,
+    pub(crate) subscriptions: HashMap<Bytes, SavedSubscription>,
     pub(crate) messages: BTreeMap<u64, SavedMessage>,
     pub(crate) received: BTreeMap<u16, ReasonCode>,
+}
+
+/// A recovered subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SavedSubscription {
+    pub(crate) subscription: Subscription,
+    pub(crate) owes_retained: bool,
 }
 
 /// A recovered message of a session.
@@ -299,9 +306,14 @@ impl SavedSession {
             Part::Subscribe {
                 filter,
                 subscription,
+                owes_retained,
             } => {
+                let saved = SavedSubscription {
+                    subscription,
+                    owes_retained,
+                };
                 self.subscriptions
-                    .insert(Bytes::copy_from_slice(filter), subscription);
+                    .insert(Bytes::copy_from_slice(filter), saved);
             }
             Part::Unsubscribe { filter } => _ = self.subscriptions.remove(filter),
             Part::Sent { number, packet_id } => {

@@ -81,8 +81,10 @@ pub(crate) struct RetainedSearch {
     /// The newest retained message at the time of the SUBSCRIBE. Later ones are sent when they are
     /// published.
     pub(crate) newest: u64,
-    /// The connection of the SUBSCRIBE.
+    /// The connection of the SUBSCRIBE. None after a restart.
     pub(crate) connection: ConnectionId,
+    /// Whether the log holds that the search is not over.
+    pub(crate) recorded: bool,
 }
 
 /// How to handle a QoS 2 PUBLISH.
@@ -395,17 +397,69 @@ impl Session {
     ) -> bool {
         let old = (self.subscriptions).insert(filter, subscription, &self.client);
         if old != Some(subscription) {
+            self.record_subscription(filter, change_log);
+        }
+        old.is_none()
+    }
+
+    fn record_subscription(&self, filter: &Bytes, change_log: &mut ChangeLog) {
+        if let Some(subscription) = self.subscriptions.get(filter) {
             self.log(change_log).write(Part::Subscribe {
                 filter,
                 subscription,
+                owes_retained: self.owes_retained(filter),
             });
         }
-        old.is_none()
     }
 
     /// Restores a recovered subscription.
     pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
         (self.subscriptions).insert(filter, subscription, &self.client);
+    }
+
+    /// Begins a search for the retained messages of a new subscription. A pending search for the
+    /// same filter begins again: all messages must be sent after this SUBSCRIBE (section 3.8.4),
+    /// and a client that repeats it holds no more memory.
+    pub(crate) fn begin_retained_search(&mut self, filter: Bytes, mut search: RetainedSearch) {
+        search.recorded = self.owes_retained(&filter);
+        self.retained_searches.insert(filter, search);
+    }
+
+    /// Records the searches that are not over when the lock is released, so that they begin again
+    /// after a restart. Most searches are over before that.
+    pub(crate) fn record_retained_searches(&mut self, change_log: &mut ChangeLog) {
+        if !self.durable || !change_log.can_record_searches() {
+            return;
+        }
+        let searches = self.retained_searches.iter_mut();
+        let unrecorded: Vec<_> = searches
+            .filter(|(_, search)| !search.recorded)
+            .map(|(filter, search)| {
+                search.recorded = true;
+                filter.clone()
+            })
+            .collect();
+        for filter in unrecorded {
+            self.record_subscription(&filter, change_log);
+        }
+    }
+
+    /// Records the end of a search that was taken out of the table.
+    pub(crate) fn end_retained_search(
+        &self,
+        filter: &Bytes,
+        search: &RetainedSearch,
+        change_log: &mut ChangeLog,
+    ) {
+        if search.recorded {
+            self.record_subscription(filter, change_log);
+        }
+    }
+
+    /// Whether the log holds that retained messages are still to be sent for this subscription.
+    pub(crate) fn owes_retained(&self, filter: &Bytes) -> bool {
+        let search = self.retained_searches.get(filter);
+        search.is_some_and(|search| search.recorded)
     }
 
     /// Whether there is room for one more subscription in the owner's share or, if not `shares`

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use statehouse_cluster::{
-    After, Clock, Engine, FRAME_FORMAT, Figures, OperationError, Upgraded, check_successor, upgrade,
+    After, Clock, Engine, Figures, LOG_FORMAT, OperationError, Upgraded, check_successor, upgrade,
 };
 
 use tokio::time::{sleep, timeout};
@@ -77,7 +77,7 @@ impl Leadership for Operations {
         Box::pin(async move {
             let (engine, clock) = (&*self.engine, &*self.clock);
             let log = self.log.leader();
-            let done = upgrade(engine, clock, &self.cluster, log, FRAME_FORMAT).await;
+            let done = upgrade(engine, clock, &self.cluster, log, LOG_FORMAT).await;
             Ok(match done.map_err(refusal)? {
                 Upgraded::Unchanged(format) => json!({"log_format": format, "raised": false}),
                 Upgraded::Raised(format) => json!({"log_format": format, "raised": true}),

@@ -16,6 +16,9 @@ use crate::data_directory::appended;
 use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_server::{EXIT_STATE_LOST, logging};
 
+/// The format of the log that announces records of owed retained messages.
+const OWED_RETAINED_FORMAT: u16 = 2;
+
 /// Writes the records of the store and of the broker to the log of a cluster.
 #[derive(Clone)]
 pub struct ClusterLog(Arc<LeaderLog>);
@@ -119,6 +122,10 @@ impl Persistence for ClusterLog {
 
     fn has_room(&self) -> bool {
         self.0.has_room()
+    }
+
+    fn knows_owed_retained(&self) -> bool {
+        self.0.log_format() >= OWED_RETAINED_FORMAT
     }
 
     fn is_behind(&self) -> bool {

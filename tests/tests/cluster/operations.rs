@@ -167,7 +167,7 @@ fn status_lists_every_host() {
             .then_some(json)
     });
     assert_eq!(json["leader"], *leader);
-    assert_eq!(json["log_format"], 1);
+    assert_eq!(json["log_format"], 2);
     let text = cluster.ask(&["status"]).code(0).text();
     assert!(text.contains("1 epoch behind"), "{text}");
     for host in [&killed, &leader] {
@@ -188,7 +188,7 @@ fn upgrade_says_that_the_log_has_the_newest_format() {
         )
     };
     let done = upgrade(before.host).code(0).text();
-    assert!(done.contains("format 1, the newest"), "{done}");
+    assert!(done.contains("format 2, the newest"), "{done}");
     upgrade(cluster.follower())
         .code(4)
         .says("use the admin API");
@@ -218,8 +218,8 @@ fn host_that_is_too_old_for_the_log_stops_with_78() {
     // That host raised the format.
     let key = format!("/statehouse/{}/0/head", cluster::NAME);
     cluster.etcd.change(&key, |head| {
-        assert_eq!(head[2..4], [1, 0]);
-        head[2] = 2;
+        assert_eq!(head[2..4], [2, 0]);
+        head[2] = 3;
     });
     // The leader looks at the head when it writes.
     let follower = cluster.follower();
@@ -231,12 +231,12 @@ fn host_that_is_too_old_for_the_log_stops_with_78() {
         }
         let ended = cluster[host].wait(Duration::from_secs(30));
         assert_eq!(ended.code(), Some(78), "while it runs");
-        cluster[host].wait_for_log("reads up to format 1: update this host");
+        cluster[host].wait_for_log("reads up to format 2: update this host");
         cluster[host].wait_for_log("install Statehouse 9.");
         cluster[host].start_again(&[]);
         let ended = cluster[host].wait(Duration::from_secs(30));
         assert_eq!(ended.code(), Some(78), "when it starts");
-        cluster[host].wait_for_log("reads up to format 1: update this host");
+        cluster[host].wait_for_log("reads up to format 2: update this host");
         cluster[host].wait_for_log("install Statehouse 9.");
     }
 }

@@ -9,7 +9,7 @@ use super::cluster::{Host, clock, simulate, world};
 use crate::codec::Malformed;
 use crate::simulated::World;
 use crate::{
-    After, FRAME_FORMAT, LeaderLog, Stop, Upgraded, check_successor, remove_member, upgrade,
+    After, LOG_FORMAT, LeaderLog, Stop, Upgraded, check_successor, remove_member, upgrade,
 };
 
 const SEEDS: u64 = 40;
@@ -133,24 +133,21 @@ async fn upgraded(world: &World, log: &LeaderLog, newest: u16) -> Result<Upgrade
 
 #[test]
 fn upgrade_waits_for_all_members_and_stops_those_that_return() {
-    const NEWER: u16 = FRAME_FORMAT + 1;
+    const NEWER: u16 = LOG_FORMAT + 1;
     simulate(async {
         let world = world(1).await;
         let engine = world.engine(0);
         let leader = reads(&world, "a", NEWER);
         let log = leader.leads().await;
-        let (follower, older) = (
-            reads(&world, "b", NEWER),
-            reads(&world, "old", FRAME_FORMAT),
-        );
+        let (follower, older) = (reads(&world, "b", NEWER), reads(&world, "old", LOG_FORMAT));
         sleep(Duration::from_secs(2)).await;
-        let done = upgraded(&world, &log, FRAME_FORMAT).await;
-        assert_eq!(done, Ok(Upgraded::Unchanged(FRAME_FORMAT)));
+        let done = upgraded(&world, &log, LOG_FORMAT).await;
+        assert_eq!(done, Ok(Upgraded::Unchanged(LOG_FORMAT)));
 
         let error = upgraded(&world, &log, NEWER).await.unwrap_err();
         assert!(error.contains("host old (version 1.2.3) reads"), "{error}");
         assert!(error.contains("cluster remove old"), "{error}");
-        assert_eq!(log.log_format(), FRAME_FORMAT, "it was raised nevertheless");
+        assert_eq!(log.log_format(), LOG_FORMAT, "it was raised nevertheless");
 
         drop(older);
         remove_member(&*engine, &*clock(), "c", "old")
@@ -164,10 +161,10 @@ fn upgrade_waits_for_all_members_and_stops_those_that_return() {
         let log = follower.leads().await;
         assert_eq!(log.log_format(), NEWER);
 
-        let stop = reads(&world, "old", FRAME_FORMAT).stops().await;
+        let stop = reads(&world, "old", LOG_FORMAT).stops().await;
         let refused = Malformed::LaterFormat {
             format: NEWER,
-            readable: FRAME_FORMAT,
+            readable: LOG_FORMAT,
         };
         assert!(
             matches!(&stop, Stop::Head(it) if *it == refused),
@@ -179,13 +176,13 @@ fn upgrade_waits_for_all_members_and_stops_those_that_return() {
 
 #[test]
 fn upgrade_stops_a_running_host_that_it_did_not_know() {
-    const NEWER: u16 = FRAME_FORMAT + 1;
+    const NEWER: u16 = LOG_FORMAT + 1;
     simulate(async {
         let world = world(1).await;
         let engine = world.engine(0);
         let leader = reads(&world, "a", NEWER);
         let log = leader.leads().await;
-        let older = reads(&world, "old", FRAME_FORMAT);
+        let older = reads(&world, "old", LOG_FORMAT);
         older.wait(|it| (it.leader == "a").then_some(())).await;
         sleep(Duration::from_secs(1)).await;
         remove_member(&*engine, &*clock(), "c", "old")
@@ -199,7 +196,7 @@ fn upgrade_stops_a_running_host_that_it_did_not_know() {
 
 #[test]
 fn upgrade_is_refused_by_a_record_of_an_earlier_leadership() {
-    const NEWER: u16 = FRAME_FORMAT + 1;
+    const NEWER: u16 = LOG_FORMAT + 1;
     simulate(async {
         let world = world(1).await;
         let engine = world.engine(0);

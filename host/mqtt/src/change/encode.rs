@@ -4,8 +4,8 @@ use bytes::Bytes;
 use statehouse_protocol::SessionId;
 
 use super::{
-    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN, RecordedWill,
-    SAME_BYTES, Sharing, tag,
+    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, OWES_RETAINED, Part, RETAIN,
+    RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{
     Message, clock::Clock, limits::BATCH_BYTES, router::Subscription, session_queue::Queued,
@@ -130,7 +130,8 @@ fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
         Part::Subscribe {
             filter,
             subscription,
-        } => write_subscription(out, filter, subscription),
+            owes_retained,
+        } => write_subscription(out, filter, subscription, *owes_retained),
         Part::Unsubscribe { filter } => write_bytes(out, filter),
         Part::Message {
             number,
@@ -162,13 +163,19 @@ fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
     }
 }
 
-fn write_subscription(out: &mut Vec<u8>, filter: &[u8], subscription: &Subscription) {
+fn write_subscription(
+    out: &mut Vec<u8>,
+    filter: &[u8],
+    subscription: &Subscription,
+    owes_retained: bool,
+) {
     let flag = |set: bool, bit: u8| if set { bit } else { 0 };
     out.push(
         subscription.qos as u8
             | flag(subscription.no_local, NO_LOCAL)
             | flag(subscription.retain_as_published, AS_PUBLISHED)
-            | flag(subscription.id.is_some(), HAS_ID),
+            | flag(subscription.id.is_some(), HAS_ID)
+            | flag(owes_retained, OWES_RETAINED),
     );
     write_bytes(out, filter);
     if let Some(id) = subscription.id {

@@ -47,7 +47,7 @@ proptest! {
         client in "\\PC{1,20}",
         seconds in any::<u32>(),
         expiry_s in any::<Option<u32>>(),
-        flags in any::<(bool, bool)>(),
+        flags in any::<(bool, bool, bool)>(),
         reason in any::<u8>(),
     ) {
         let bytes = ContentBytes { topic: &topic, payload: &payload, properties: b"" };
@@ -64,7 +64,7 @@ proptest! {
             Part::NoWill,
             Part::Detach { at_ms: number },
             Part::End,
-            Part::Subscribe { filter: &topic, subscription },
+            Part::Subscribe { filter: &topic, subscription, owes_retained: flags.2 },
             Part::Unsubscribe { filter: &topic },
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: None },
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: Some(sharing) },

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Core, publish::Source, session_at};
+use super::{Core, publish::Source, requester::Requester, session_at};
 use crate::{
     Identity, Limits, Origin, ProtocolVersion, ReasonCode, Refusal, Refused,
     change::Part,
@@ -547,7 +547,8 @@ impl Core {
             self.free.push(key);
             // Must be in the same batch as the end of the session, or a crash in between loses
             // these messages.
-            self.redistribute(session.queue.into_orphans(), now);
+            let orphans = session.queue.into_orphans();
+            self.redistribute(orphans, Requester::Ended, now);
         }
     }
 

@@ -14,6 +14,9 @@ pub(crate) enum Requester {
     Session(SessionKey),
     /// A session that has ended.
     Ended,
+    /// Unknown, like a session that has ended. The rules have changed, and not all subscriptions
+    /// were checked yet.
+    UnderNewRules,
 }
 
 impl Requester {
@@ -38,14 +41,19 @@ impl Requester {
         sessions: &[Option<Box<Session>>],
         access: &dyn Access,
     ) -> bool {
-        let client = |key: SessionKey| {
-            let session = sessions.get(key as usize)?.as_deref()?;
-            Some(&*session.client)
-        };
+        let session = |key: SessionKey| sessions.get(key as usize)?.as_deref();
+        let client = |key: SessionKey| Some(&*session(key)?.client);
         let requester = match self {
             Self::None => return true,
             Self::Session(requester) if requester == key => return true,
             Self::Session(requester) => client(requester),
+            Self::UnderNewRules => {
+                let origin = session(key).and_then(Session::origin);
+                if origin.is_some_and(|origin| !access.may_subscribe(&origin, topic)) {
+                    return false;
+                }
+                None
+            }
             Self::Ended => None,
         };
         client(key).is_some_and(|it| access.may_have_answer(it, requester, topic))

@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::HashMap, hash::BuildHasher, sync::Arc};
 
 use bytes::Bytes;
 use rustc_hash::FxBuildHasher;
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::{Core, session_at};
 use crate::{
@@ -15,10 +15,12 @@ use crate::{
     change::{Change, Part},
     ledger::{Account, Kind, Owner},
     limits::WILL_GRACE,
-    recovery::{Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession},
+    recovery::{
+        Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession, SavedSubscription,
+    },
     retained::Publisher,
-    router::{SessionKey, Subscription, cost_bytes},
-    session::{RestoredSession, Session},
+    router::{SessionKey, cost_bytes},
+    session::{RestoredSession, RetainedSearch, Session},
     session_queue::{Queued, Restored, Scope, SessionQueue},
     topic,
 };
@@ -58,6 +60,11 @@ impl Core {
         for (topic, saved) in recovery.retained {
             self.restore_retained(&topic, saved, &mut dropped);
             self.change_log.checkpoint();
+        }
+        for session in self.sessions.iter_mut().flatten() {
+            for search in session.retained_searches.values_mut() {
+                search.newest = self.retained.newest();
+            }
         }
         let Dropped {
             sessions,
@@ -216,12 +223,16 @@ impl Core {
         &mut self,
         key: SessionKey,
         filter: &Bytes,
-        subscription: Subscription,
+        saved: SavedSubscription,
         dropped: &mut Dropped,
     ) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
+        let SavedSubscription {
+            subscription,
+            owes_retained,
+        } = saved;
         let cost = cost_bytes(filter);
         let fits = topic::check_filter(filter).is_ok()
             && topic::levels(topic::of_topics(filter))
@@ -241,6 +252,18 @@ impl Core {
         if fits {
             session.restore_subscription(filter, subscription);
             self.router.subscribe(filter, key, subscription, false);
+            if owes_retained {
+                // All messages, since it is not recorded which ones were sent.
+                let search = RetainedSearch {
+                    subscription,
+                    after: None,
+                    // Known when the retained messages are restored.
+                    newest: 0,
+                    connection: ConnectionId::NONE,
+                    recorded: true,
+                };
+                session.retained_searches.insert(filter.clone(), search);
+            }
         } else {
             dropped.subscriptions += 1;
             session

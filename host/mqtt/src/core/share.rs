@@ -89,11 +89,16 @@ impl Core {
     }
 
     /// Sends undelivered messages of shared subscriptions to other sessions of their groups.
-    pub(super) fn redistribute(&mut self, orphans: Vec<Orphan>, now: Instant) {
+    ///
+    /// The queue does not record which request a message answers, so access is checked as for a
+    /// requester that has ended.
+    pub(super) fn redistribute(
+        &mut self,
+        orphans: Vec<Orphan>,
+        requester: Requester,
+        now: Instant,
+    ) {
         for Orphan { filter, message } in orphans {
-            // The queue does not record which request a message answers, so access is checked as
-            // for a requester that has ended.
-            let requester = Requester::Ended;
             let is_lost = message.is_expired(now)
                 || self
                     .share(&filter, &mut Cow::Owned(message), true, requester, now)

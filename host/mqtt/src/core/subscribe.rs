@@ -5,7 +5,7 @@ use std::{borrow::Cow, mem, sync::Arc, time::Instant};
 use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, session_at};
+use super::{Core, requester::Requester, session_at};
 use crate::{
     Origin, QoS, ReasonCode, Refused,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
@@ -57,6 +57,7 @@ impl Core {
                             after: None,
                             newest: self.retained.newest(),
                             connection,
+                            recorded: false,
                         };
                         searches.push((filter.filter.clone(), search));
                     }
@@ -75,19 +76,17 @@ impl Core {
         if !is_last {
             return;
         }
-        let FilterResults {
-            reasons,
-            mut searches,
-        } = mem::take(results);
+        let FilterResults { reasons, searches } = mem::take(results);
         self.send_when_durable(key, |out, version| {
             codec::suback(out, version, subscribe.packet_id, &reasons);
         });
         if let Some(session) = self.session(key) {
-            // A pending search for the same filter begins again: all messages must be sent after
-            // this SUBSCRIBE (section 3.8.4), and a client that repeats it holds no more memory.
-            // The rules may have ended a subscription between two steps.
-            searches.retain(|(filter, _)| session.subscriptions().get(filter).is_some());
-            session.retained_searches.extend(searches);
+            for (filter, search) in searches {
+                // The rules may have ended the subscription between two steps.
+                if session.subscriptions().get(&filter).is_some() {
+                    session.begin_retained_search(filter, search);
+                }
+            }
         }
     }
 
@@ -194,11 +193,16 @@ impl Core {
                 }
             };
             self.retained = retained;
+            let session = session_at(&mut self.sessions, key);
             if ended != Some(true) {
-                if let Some(session) = self.session(key) {
+                if let Some(session) = session {
                     session.retained_searches.insert(filter, search);
+                    session.record_retained_searches(&mut self.change_log);
                 }
                 return ended.is_none();
+            }
+            if let Some(session) = session {
+                session.end_retained_search(&filter, &search, &mut self.change_log);
             }
         }
         true
@@ -253,11 +257,10 @@ impl Core {
         let forbidden: Vec<_> = filters
             .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
             .collect();
-        // Another subscription may have queued the same message, so it stays if the client may
-        // subscribe to its exact topic.
-        let may_subscribe =
-            |topic: &[u8]| forbidden.is_empty() || access.may_subscribe(origin, topic);
-        let allowed = |topic: &[u8]| access.may_receive(origin, topic) && may_subscribe(topic);
+        // The subscription that queued a message may have ended before, and others may have queued
+        // it too. So it stays if the client may subscribe to its exact topic.
+        let allowed =
+            |topic: &[u8]| access.may_receive(origin, topic) && access.may_subscribe(origin, topic);
         self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
         let mut log = session.log(&mut self.change_log);
         let (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
@@ -273,7 +276,7 @@ impl Core {
             session.unsubscribe(&filter, &mut self.change_log);
             self.router.unsubscribe(&filter, key);
         }
-        self.redistribute(orphans, now);
+        self.redistribute(orphans, Requester::UnderNewRules, now);
     }
 
     pub(crate) fn unsubscribe(

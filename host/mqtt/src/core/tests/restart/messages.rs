@@ -3,7 +3,7 @@
 use wire::{Packet, PubRec, PubRel};
 
 use super::{Life, SECOND, message};
-use crate::{QoS, testing::*};
+use crate::{ImageCursor, Limits, QoS, Recovery, dispatch::Turn, testing::*};
 
 #[test]
 fn subscriptions_survive_a_restart_with_their_options() {
@@ -230,4 +230,72 @@ fn retained_messages_survive_a_restart_with_their_publishers() {
         })
         .collect();
     assert_eq!(seen, [(&b"one"[..], None), (b"two", Some(7))]);
+}
+
+/// The client takes one message at a time, and the server restarts before it has sent them all.
+#[test]
+fn retained_messages_that_were_not_sent_yet_survive_a_restart() {
+    let (mut life, now) = Life::new();
+    let small = || Limits {
+        queue_bytes_max: 4096,
+        queue_bytes_reserve: 1,
+        ..Limits::default()
+    };
+    life.kill_with(small(), now);
+    let mut publisher = Peer::new(&life.broker, &Hello::new("p"), now);
+    let payloads: Vec<String> = (0..30).map(|n| format!("{n:0>500}")).collect();
+    for (n, payload) in payloads.iter().enumerate() {
+        let mut publish = publish(&format!("r/{n:02}"), Q::AtLeastOnce, n as u16 + 1, payload);
+        publish.retain = true;
+        publisher.send(&[Packet::Publish(publish)], now);
+    }
+    let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let take = |peer: &mut Peer, count: usize| -> Vec<String> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            for message in peer.messages() {
+                assert!(message.retain);
+                taken.push(String::from_utf8(message.payload.to_vec()).unwrap());
+                let ack = wire::PubAck::new(message.pkid, None);
+                peer.send(&[Packet::PubAck(ack)], now);
+            }
+        }
+        taken
+    };
+    let mut peer = Peer::new(&life.broker, &narrow(), now);
+    let mut subscribe = wire::Subscribe::new(wire::Filter::new("r/#", Q::AtLeastOnce), None);
+    subscribe.pkid = 1;
+    assert_eq!(
+        peer.send(&[Packet::Subscribe(subscribe)], now),
+        Turn::Paused
+    );
+    let mut received = take(&mut peer, 5);
+    assert_eq!(received, payloads[..5]);
+    // Twice: the second restart recovers what the first one did, and a snapshot of it.
+    for _ in 0..2 {
+        life.kill_with(small(), now);
+        let (mut image, mut cursor) = (Recovery::default(), ImageCursor::default());
+        while let Some(piece) = life.broker.image(&mut cursor, 1000) {
+            image.apply(&piece).unwrap();
+        }
+        assert_eq!(image, life.log.recovery());
+        let mut peer = Peer::new(&life.broker, &narrow(), now);
+        assert!(peer.connack.session_present);
+        peer.send(&[], now);
+        // Those that were queued are first, and then all are sent again.
+        let taken = take(&mut peer, 10);
+        assert!(payloads[..10].contains(&taken[9]), "{taken:?}");
+        received.extend(taken);
+    }
+    let mut peer = Peer::new(&life.broker, &narrow(), now);
+    peer.send(&[], now);
+    while received.last() != payloads.last() {
+        received.extend(take(&mut peer, 1));
+    }
+    assert!(payloads.iter().all(|payload| received.contains(payload)));
+    // The search is over, and so it is after a restart.
+    life.kill_with(small(), now);
+    let mut peer = Peer::new(&life.broker, &narrow(), now);
+    peer.send(&[], now);
+    assert_eq!(peer.messages().len(), 0);
 }
