@@ -101,7 +101,7 @@ impl Broker {
     ///
     /// A session that was connected is treated as if its connection ended now; its will waits some
     /// seconds for the client to reconnect. Sessions and messages beyond the limits are dropped and
-    /// logged. Expired sessions end as soon as the timers run.
+    /// logged, unless [`Options::keeps_all`] is set. Expired sessions end as soon as the timers run.
     #[must_use]
     pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
         Self::restore_at(options, service, recovery, Clock::now())
@@ -119,14 +119,19 @@ impl Broker {
         let change_log = ChangeLog::new(persistence.clone(), durability_gate.clone(), clock);
         let access = options.access;
         let refusals = Arc::new(Refusals::new(access.clone()));
+        let restoring = match options.keeps_all {
+            true => Arc::new(limits.without_limits_of_state()),
+            false => limits.clone(),
+        };
         let mut core = Core::new(
-            limits.clone(),
+            restoring,
             access.clone(),
             refusals.clone(),
             options.run,
             change_log,
         );
         core.restore(recovery);
+        core.set_limits(limits.clone());
         Self(Arc::new(Shared {
             service,
             access,

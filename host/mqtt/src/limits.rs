@@ -123,6 +123,27 @@ pub struct Limits {
     pub read_bytes: usize,
 }
 
+impl Limits {
+    /// These limits, but none on the state that a restart restores.
+    pub(crate) fn without_limits_of_state(&self) -> Self {
+        Self {
+            sessions_max: usize::MAX,
+            session_expiry_max_s: u32::MAX,
+            topic_levels_max: usize::MAX,
+            subscriptions_per_session_max: usize::MAX,
+            subscription_bytes_per_session_max: usize::MAX,
+            subscription_bytes_total_max: usize::MAX,
+            shared_subscriptions_per_session_max: usize::MAX,
+            state_bytes_total_max: usize::MAX,
+            queue_bytes_max: usize::MAX,
+            queue_bytes_total_max: usize::MAX,
+            retained_max: usize::MAX,
+            retained_bytes_max: usize::MAX,
+            ..self.clone()
+        }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use statehouse_cluster::{Description, Ended, Head, Modules as SharedModules};
-use statehouse_mqtt::{Broker, Recovery};
+use statehouse_mqtt::Broker;
 use statehouse_precompiled::Modules;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
@@ -24,7 +24,7 @@ use crate::policies::manager::{Control, Publish};
 use crate::policies::startup::Opening;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
-use statehouse_config::{ClusterConfig, Config, Followed, PolicyChoice, limits};
+use statehouse_config::{Bounds, ClusterConfig, Config, Followed, PolicyChoice, limits};
 use statehouse_core::clock::Clock;
 use statehouse_core::log::Image;
 use statehouse_core::policy::{Engine, Policy};
@@ -113,6 +113,14 @@ impl Host {
         })
     }
 
+    /// The limits that are in force now.
+    fn bounds(&self) -> Bounds {
+        match &self.followed {
+            Some(followed) => (*followed.current()).clone(),
+            None => self.config.bounds.clone(),
+        }
+    }
+
     fn begin_tasks(
         &self,
         server: &Arc<Server>,
@@ -140,10 +148,8 @@ impl Host {
 
 impl Roles for Host {
     fn empty(&self) -> Image {
-        let storage = &self.config.storage;
-        let mut image = Image::new(storage.duplicates);
-        image.sessions = Recovery::within(&storage.sessions);
-        image
+        // Without limits for sessions: those of another host, which may be larger, were in force.
+        Image::new(self.config.storage.duplicates)
     }
 
     fn may_lead(&self, image: &Image) -> Result<(), String> {
@@ -200,7 +206,8 @@ impl Roles for Host {
             image,
         };
         let epoch = log.epoch();
-        let serving = Serving::begin_recorded(&self.config, state, Arc::new(log.clone()), clock);
+        let (bounds, journal) = (self.bounds(), Arc::new(log.clone()));
+        let serving = Serving::begin_recorded(&self.config, &bounds, state, journal, clock);
         let server = serving.server.clone();
         server.set_audit(self.audit.clone());
         if let Some(traces) = &self.traces {
@@ -217,15 +224,12 @@ impl Roles for Host {
         let gate = Arc::new(Gate::new(control, self.trust.clone()));
         let orders = PolicyOrders::new(gate.clone(), self.audit.clone());
         let broker = serving.through_embedded_broker(
-            self.config.bounds.broker.clone(),
+            bounds.broker.clone(),
             Some(Arc::new(log.clone())),
             Some(Arc::new(log.clone())),
             orders.clone(),
             &self.access,
         );
-        if let Some(bounds) = &self.followed {
-            apply(&bounds.current(), &server, Some(&broker));
-        }
         let tasks = Tasks {
             serving: self.begin_tasks(&server, &broker, &log),
             _deliveries: (self.administration).deliver(&gate, &orders, Some(broker.clone())),
@@ -255,6 +259,8 @@ impl Roles for Host {
             log,
             tasks: Arc::new(tasks),
         }));
+        // A change of the limits since then found no store.
+        apply(&self.bounds(), &server, Some(&broker));
         self.shared.subject.send_replace(Subject::Store(api));
         self.shared.role.send_replace(Role::Leading(broker.clone()));
         Ok(Leading { server, broker })

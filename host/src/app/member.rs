@@ -115,10 +115,16 @@ pub(super) async fn serve(
     .map_err(Failure::usage)?;
 
     let accepts_clock = host.config.storage.accept_clock;
-    let connections_max = host.config.bounds.broker.connections_max;
     // A client of another host's store takes two sockets here.
-    let connections_max = connections_max
-        .min(connections_for_open_files().map_or(usize::MAX, |most| most.div_ceil(2)));
+    let half = connections_for_open_files().map_or(usize::MAX, |most| most.div_ceil(2));
+    let bounds = (
+        host.followed.clone(),
+        host.config.bounds.broker.connections_max,
+    );
+    let connections_max = move || match &bounds {
+        (Some(followed), _) => followed.current().broker.connections_max.min(half),
+        (None, at_start) => half.min(*at_start),
+    };
     let (audit, traces) = (host.audit.clone(), host.traces.clone());
     let mut history = Keeper::start(&host.config.storage, &cluster, &joined, &member, &shared)
         .map_err(Failure::usage)?;
@@ -126,7 +132,7 @@ pub(super) async fn serve(
     let options = FrontOptions {
         host: cluster.host.parse().map_err(Failure::Usage)?,
         secret: joined.secret,
-        connections_max,
+        connections_max: Arc::new(connections_max),
         suspect: {
             let member = member.clone();
             Arc::new(move || member.suspect())

@@ -243,27 +243,38 @@ impl Serving {
     fn begin(config: &Config, state: State, log: Arc<dyn Journal>) -> Self {
         let clock = Clock::resume(Arc::new(SystemSource::default()), state.image.now_ms);
         let run = state.image.run + 1;
-        Self::with(config, state, log, clock, run, |core, named, now_ms| {
-            core.begin(config.transport.mode(), named, now_ms);
-        })
+        let bounds = &config.bounds;
+        Self::with(
+            config,
+            bounds,
+            state,
+            log,
+            clock,
+            run,
+            |core, named, now_ms| {
+                core.begin(config.transport.mode(), named, now_ms);
+            },
+        )
     }
 
-    /// Begins a run whose start is the last record of the state.
+    /// Begins a run whose start is the last record of the state, with the limits of now.
     #[cfg(feature = "cluster")]
     pub(super) fn begin_recorded(
         config: &Config,
+        bounds: &Bounds,
         state: State,
         log: Arc<dyn Journal>,
         clock: Clock,
     ) -> Self {
         let run = state.image.run;
-        Self::with(config, state, log, clock, run, |core, named, _| {
+        Self::with(config, bounds, state, log, clock, run, |core, named, _| {
             core.begin_recorded(named);
         })
     }
 
     fn with(
         config: &Config,
+        bounds: &Bounds,
         state: State,
         log: Arc<dyn Journal>,
         mut clock: Clock,
@@ -278,9 +289,9 @@ impl Serving {
         } = state;
         let expired = image.ends();
         let recorder = Recorder::new(log, image.policies, image.active);
-        let quota = config.bounds.quota;
+        let quota = bounds.quota;
         let mut store = Store::restore(registry, quota, image.state, image.duplicates);
-        *store.supervision() = config.bounds.supervision;
+        *store.supervision() = bounds.supervision;
         let settings = Settings {
             node: config.node.clone(),
             dialect: config.dialect,
@@ -312,6 +323,7 @@ impl Serving {
         let server = self.server;
         let options = Options {
             limits,
+            keeps_all: lease.is_some(),
             persistence: log,
             lease,
             access: access.clone(),

@@ -55,6 +55,40 @@ fn session_over_a_failover_has_its_messages() {
     assert_eq!(payloads(&mut later, "news/kept", 1), [b"kept".to_vec()]);
 }
 
+/// Regression: the next leader removed what exceeded its own limits, or those of its start.
+#[test]
+fn sessions_survive_a_failover_to_a_host_with_lower_limits() {
+    const SESSIONS: usize = 20;
+    let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE]);
+    cluster.add_hosts(1);
+    let limits = [("max_sessions", "10"), ("max_total_queue_bytes", "2097152")];
+    cluster.add_with(&limits);
+    cluster[1].wait_until_ready();
+    let id = |n: usize| format!("reader{n}");
+    for n in 0..SESSIONS {
+        let mut reader = client(&cluster, 0, &id(n), false);
+        assert_eq!(reader.subscribe(&format!("news/{n}"), 1), 1);
+        reader.disconnect();
+    }
+    let mut writer = client(&cluster, 0, "writer", false);
+    let text = "x".repeat(200_000);
+    for n in 0..SESSIONS {
+        let message = Publish::new(&format!("news/{n}"), text.as_str()).qos(1);
+        assert_eq!(writer.publish(message).reason, 0);
+    }
+    let (_, new) = cluster.fail_over();
+    assert_eq!(new.host, 1);
+    for n in 0..SESSIONS {
+        let mut reader = client(&cluster, 1, &id(n), true);
+        let queued = payloads(&mut reader, &format!("news/{n}"), 1);
+        assert_eq!(queued, [text.as_bytes()]);
+        reader.disconnect();
+    }
+    // The limit refuses a new session.
+    let (_, refused) = Client::try_connect(cluster[1].address(), &connect("another"));
+    assert_eq!(refused.reason, 0x97);
+}
+
 /// A message that was delivered but not acknowledged is delivered again, with its packet id.
 #[test]
 fn unacknowledged_message_is_delivered_again_over_a_failover() {

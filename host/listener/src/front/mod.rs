@@ -45,14 +45,18 @@ pub use role::Role;
 use statehouse_access::audit::Audit;
 use statehouse_config::limits;
 
+/// More streams than there can be. The number in use is compared with the limit.
+const STREAMS: usize = Semaphore::MAX_PERMITS;
+
 /// The settings of a front.
 pub struct FrontOptions {
     /// The name of this host, for the logs of the leader.
     pub host: HostName,
     /// The secret that all hosts of the cluster know.
     pub secret: [u8; 32],
-    /// The limit of the broker. No more streams than that are passed on or wait.
-    pub connections_max: usize,
+    /// The limit of the broker, which may change. No more streams than that are passed on or wait.
+    /// It must return at once.
+    pub connections_max: Arc<dyn Fn() -> usize + Send + Sync>,
     /// Called if the leader does not answer: once for each failure. It must return at once.
     pub suspect: Arc<dyn Fn() + Send + Sync>,
     /// Whether this host, while it leads, reaches the log. If not, its followers suspect it.
@@ -77,8 +81,9 @@ pub struct Front {
     times: Arc<dyn Fn() -> Option<Times> + Send + Sync>,
     compare: Arc<dyn Fn(Times) + Send + Sync>,
     links: Arc<Links>,
-    /// One permit per stream that is passed on or waits.
-    streams: Arc<Semaphore>,
+    connections_max: Arc<dyn Fn() -> usize + Send + Sync>,
+    /// One of [`STREAMS`] permits per stream that is passed on or waits.
+    streams: Semaphore,
     /// One permit per connection to the leader that has no answer yet.
     connecting: Semaphore,
     /// The address of the leader that accepted no stream, and when. Streams wait before the next
@@ -116,7 +121,6 @@ impl Front {
             compare,
             links,
         } = options;
-        let streams = connections_max.min(Semaphore::MAX_PERMITS);
         Self {
             role,
             key: Key::new(&secret),
@@ -127,7 +131,8 @@ impl Front {
             times,
             compare,
             links,
-            streams: Arc::new(Semaphore::new(streams)),
+            connections_max,
+            streams: Semaphore::new(STREAMS),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
             unready: Mutex::default(),
             hold: limits::CLUSTER_HOLD,

@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::preface::{self, Answer, PrefaceError, Purpose, Request};
 use super::role::Leader;
 use super::splice::{detect_dead_peer, is_closed, limit_unacknowledged, splice};
-use super::{Front, Role};
+use super::{Front, Role, STREAMS};
 use crate::Acceptor;
 use statehouse_access::audit::Refused;
 use statehouse_config::{Scheme, limits};
@@ -101,8 +101,10 @@ impl Front {
         socket: TcpStream,
         peer: SocketAddr,
     ) -> Result<Option<(Broker, TcpStream)>, PassError> {
-        let permit = self.streams.try_acquire();
-        let _permit = permit.map_err(|_| PassError::Full)?;
+        let _permit = self.streams.try_acquire().map_err(|_| PassError::Full)?;
+        if STREAMS - self.streams.available_permits() > (self.connections_max)() {
+            return Err(PassError::Full);
+        }
         let purpose = Purpose::Stream {
             scheme,
             client: peer,

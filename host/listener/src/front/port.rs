@@ -181,7 +181,7 @@ mod tests {
         let options = FrontOptions {
             host: "gw1".parse().unwrap(),
             secret: [7; 32],
-            connections_max: 10,
+            connections_max: Arc::new(|| 10),
             suspect: Arc::new(|| {}),
             reaches_log: Arc::new(|| true),
             times: Arc::new(|| None),

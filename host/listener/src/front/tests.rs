@@ -106,7 +106,7 @@ impl Host {
         let options = FrontOptions {
             host: name.parse().unwrap(),
             secret: SECRET,
-            connections_max: 1000,
+            connections_max: Arc::new(|| 1000),
             suspect: Arc::new(move || {
                 count.fetch_add(1, Ordering::SeqCst);
             }),

@@ -9,6 +9,9 @@ use crate::{Access, Anyone, Lease, Limits, Persistence};
 pub struct Options {
     /// The limits at the start.
     pub limits: Limits,
+    /// Whether restored state beyond the limits is kept. Another host may have accepted it under
+    /// limits of its own.
+    pub keeps_all: bool,
     /// Receives changes of durable state. None: all state is lost at a restart.
     pub persistence: Option<Arc<dyn Persistence>>,
     /// The permission to decide. None: no other host can serve these clients.
@@ -33,6 +36,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
+            keeps_all: false,
             persistence: None,
             lease: None,
             run: 0,

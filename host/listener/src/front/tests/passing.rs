@@ -183,7 +183,7 @@ async fn streams_end_when_another_host_leads() {
 async fn the_streams_that_wait_or_are_passed_on_are_limited() {
     let [leader, _] = ["gw1", "gw3"].map(Host::plain);
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
-        front.streams = Arc::new(tokio::sync::Semaphore::new(2));
+        front.connections_max = Arc::new(|| 2);
     });
     let (broker, _) = broker();
     leader.lead(&broker);
