@@ -9,8 +9,8 @@ use bytes::Bytes;
 use crate::access::{Access, ClusterError, always};
 use crate::clock::Clock;
 use crate::engine::{Engine, KeyRange, Status};
-use crate::frame::FRAME_FORMAT;
 use crate::head::Head;
+use crate::head::LOG_FORMAT;
 use crate::keys::Keys;
 use crate::limits;
 use crate::presence::{self, MemberEntry, MemberInfo};
@@ -195,6 +195,11 @@ fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
             Severity::Warning,
             "raise etcd's --quota-backend-bytes before the state doubles",
         )
+    } else if quota < limits::QUOTA_BYTES_ADVISED {
+        (
+            Severity::Warning,
+            "raise etcd's --quota-backend-bytes to 1 GiB or more: under load, writes are refused for seconds until etcd has removed the log before a snapshot",
+        )
     } else {
         (Severity::Good, "")
     };
@@ -324,7 +329,7 @@ fn check_members(report: &mut Report, members: &[MemberEntry]) {
             let advice = "it cannot lead: store the modules again at the leader";
             report.add(Severity::Warning, measured, advice);
         }
-        if info.log_format < FRAME_FORMAT {
+        if info.log_format < LOG_FORMAT {
             let measured = format!("host {} reads logs up to {}", info.host, info.log_format);
             report.add(Severity::Warning, measured, "update it");
         }

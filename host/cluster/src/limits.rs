@@ -71,6 +71,14 @@ pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 /// refused before the next snapshot would take it.
 pub const RESERVE_QUOTA_PART: u64 = 8;
 
+/// How long a snapshot may still make room after its last piece: the log before it is truncated, the
+/// engine is compacted, and counts the free pages.
+pub const MAKING_ROOM: Duration = Duration::from_secs(5);
+
+/// The least quota of etcd that `cluster check` accepts without a warning. The log grows while a
+/// snapshot is written, and etcd needs seconds to reuse the pages of what is removed.
+pub const QUOTA_BYTES_ADVISED: u64 = 1 << 30;
+
 /// Part of the quota, in eighths, above which no module is stored and a check fails: the
 /// rest hardly holds another snapshot.
 pub const QUOTA_EIGHTHS_MAX: u64 = 6;

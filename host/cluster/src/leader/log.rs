@@ -36,6 +36,8 @@ pub struct LeaderLog {
     /// Wakes waiting turns when something was released, renewed or ended.
     progress: Notify,
     released: AtomicU64,
+    /// Until when the last snapshot may still make room, on this host's clock, in nanoseconds.
+    makes_room_until_ns: AtomicU64,
     /// The end of the lease on this host's clock, in nanoseconds.
     lease_end_ns: AtomicU64,
     space: Space,
@@ -148,6 +150,7 @@ impl LeaderLog {
             work: Notify::new(),
             progress: Notify::new(),
             released: AtomicU64::new(won.previous.position.0),
+            makes_room_until_ns: AtomicU64::new(0),
             lease_end_ns: AtomicU64::new(0),
             space: Space::new(host.options.sizes.quota_bytes, won.log_bytes, &won.head),
             fullness: Arc::clone(&host.fullness),
@@ -229,6 +232,19 @@ impl LeaderLog {
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.space.waiting_bytes() > limits::WAITING_BYTES_MAX as u64
+            || self.space.is_short() && self.is_making_room()
+    }
+
+    /// A snapshot goes on, behind which the log can be truncated.
+    pub(super) fn makes_room(&self) {
+        let until = self.clock.now() + limits::MAKING_ROOM;
+        let until_ns = until.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.makes_room_until_ns.store(until_ns, Ordering::Relaxed);
+    }
+
+    fn is_making_room(&self) -> bool {
+        let until = Duration::from_nanos(self.makes_room_until_ns.load(Ordering::Relaxed));
+        self.clock.now() < until
     }
 
     /// Whether input that arrived before this call may be decided now. Always false with

@@ -214,7 +214,7 @@ impl Leader<'_> {
             self.snapshots
                 .begin_if_due(self.host, &self.head, log, appended, embedder);
         }
-        let piece = self.snapshots.piece(self.host, || log.appended(), embedder);
+        let piece = self.snapshots.piece(self.host, log, embedder);
         let work = log.take(&self.host.options.sizes);
         let mut head = self.head.clone();
         let deletes = snapshot::truncate(self.host, &mut head);

@@ -176,11 +176,12 @@ impl Snapshots {
         )
     }
 
-    /// The next piece, if its time has come. `appended` is called after the last capture.
+    /// The next piece, if its time has come. With little room, that is at once: meanwhile the log
+    /// grows.
     pub(super) fn piece(
         &mut self,
         host: &Host,
-        appended: impl Fn() -> LogPosition,
+        log: &LeaderLog,
         embedder: &mut dyn Embedder,
     ) -> Option<Piece> {
         let running = self.running.as_mut()?;
@@ -191,7 +192,7 @@ impl Snapshots {
         match filled {
             Ok(true) => {}
             Ok(false) if running.complete.is_some() => {}
-            Ok(false) => running.complete = Some(appended()),
+            Ok(false) => running.complete = Some(log.appended()),
             Err(message) => {
                 self.cancel(host, &message);
                 return None;
@@ -200,7 +201,12 @@ impl Snapshots {
         if running.buffer.is_empty() {
             return None;
         }
-        self.next_at = host.now() + host.options.timing.piece;
+        log.makes_room();
+        let is_tight = log.space().is_tight();
+        self.next_at = host.now();
+        if !is_tight {
+            self.next_at += host.options.timing.piece;
+        }
         let bytes = running.buffer.len().min(host.options.sizes.piece_bytes);
         // A block can have many pieces, so the rest must not be copied for each.
         let piece = running.buffer.split_to(bytes).freeze();

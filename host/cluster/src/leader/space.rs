@@ -107,6 +107,12 @@ impl Space {
         !self.leaves(2 * self.reserve())
     }
 
+    /// Whether clients that write should wait if room is being made: without it, they would soon be
+    /// refused.
+    pub(super) fn is_short(&self) -> bool {
+        !self.leaves(self.reserve() / 2 * 3)
+    }
+
     /// Whether a snapshot may begin. Removals have used a part of the reserve.
     pub(super) fn fits_snapshot(&self) -> bool {
         self.leaves(self.reserve() / 2)
