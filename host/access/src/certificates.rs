@@ -15,16 +15,17 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
-use statehouse_mqtt::Identity;
+use statehouse_mqtt::{Identity, Proof};
 use x509_cert::Certificate;
 use x509_cert::der::oid::db::rfc4519::CN;
 use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::name::Name;
 
 use crate::limits;
-use statehouse_files::watch::{FileError, read_file};
+use statehouse_files::watch::{FileError, Watched, read_file};
 
 /// Why a table is refused. The text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -138,6 +139,47 @@ impl Owners {
             }
         }
     }
+}
+
+/// The identity that a table gave a connected client. It ends when the table gives it another one.
+struct Mapped {
+    owners: Arc<Watched<Owners>>,
+    chain: Arc<[Vec<u8>]>,
+    identity: Identity,
+    /// The table that gave this identity last.
+    given_by: Mutex<Arc<Owners>>,
+}
+
+impl Proof for Mapped {
+    fn is_good(&self) -> bool {
+        let current = self.owners.current();
+        let mut given_by = self.given_by.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&given_by, &current) {
+            return true;
+        }
+        let is_good = current.identify(&self.chain).as_ref() == Some(&self.identity);
+        if is_good {
+            *given_by = current;
+        }
+        is_good
+    }
+}
+
+/// Like [`Owners::identify`], by the current owners. With a table, a proof says whether a later one
+/// still gives the same identity.
+pub(super) fn identify(owners: &Arc<Watched<Owners>>, chain: &Arc<[Vec<u8>]>) -> Option<Identity> {
+    let current = owners.current();
+    let identity = current.identify(chain)?;
+    let proofs: Vec<Arc<dyn Proof>> = match *current {
+        Owners::CommonName => Vec::new(),
+        Owners::Table(_) => vec![Arc::new(Mapped {
+            owners: owners.clone(),
+            chain: chain.clone(),
+            identity: identity.clone(),
+            given_by: Mutex::new(current),
+        })],
+    };
+    Some(Identity { proofs, ..identity })
 }
 
 fn subject(der: &[u8]) -> Option<Name> {

@@ -318,11 +318,14 @@ impl Inner {
             Some(logins) if attempt.user.is_some() || attempt.password.is_some() => {
                 let name = attempt.user.as_deref().unwrap_or_default();
                 let password = attempt.password.clone().unwrap_or_default();
-                let user = logins.check(name, password, attempt.door.peer.ip()).await?;
+                let mut user = logins.check(name, password, attempt.door.peer.ip()).await?;
                 // With both a password and a certificate, the user comes from the password and the
                 // attributes from the certificate.
-                let attributes = owner.map(|owner| owner.attributes).unwrap_or_default();
-                Ok(Identity { attributes, ..user })
+                if let Some(owner) = owner {
+                    user.attributes = owner.attributes;
+                    user.proofs.extend(owner.proofs);
+                }
+                Ok(user)
             }
             _ => match owner {
                 Some(owner) => Ok(owner),
@@ -383,9 +386,7 @@ impl Inner {
             // The listener has verified the certificate, so the client is authenticated although it
             // has no user name.
             None => Ok(Some(Identity::default())),
-            Some(owners) => owners
-                .current()
-                .identify(&attempt.door.certificates)
+            Some(owners) => certificates::identify(owners, &attempt.door.certificates)
                 .map(Some)
                 .ok_or((
                     ReasonCode::NOT_AUTHORIZED,
@@ -442,8 +443,7 @@ impl Access for AccessControl {
             return false;
         }
         if !origin.identity.is_proven() {
-            let why =
-                "the password, the token or the certificate of this client is no longer valid";
+            let why = "the password, the token or the certificate of this client is no longer valid, or stands for another user";
             let refused = Refused::of_client("authenticate", origin, &why);
             self.0.audit.refused(&refused);
             return false;

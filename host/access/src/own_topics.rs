@@ -74,6 +74,13 @@ pub(super) fn may_have_answer(client: &str, requester: Option<&str>, topic: &[u8
     }
 }
 
+/// Whether the filter matches notification topics only. Responses to a client with the id
+/// `statestore` are beside these.
+fn is_for_notifications(filter: &[u8]) -> bool {
+    let below = filter.strip_prefix(NOTIFICATION_TOPICS.as_bytes());
+    below.is_some_and(|below| below.starts_with(b"/"))
+}
+
 /// Whether the filter matches a topic below `clients/{level}/` that is not the client's own.
 pub(super) fn reaches_other_clients(client: &str, filter: &[u8]) -> bool {
     let mut levels = filter.split(|byte| *byte == b'/');
@@ -83,7 +90,7 @@ pub(super) fn reaches_other_clients(client: &str, filter: &[u8]) -> bool {
         (Some(b"+" | CLIENTS), Some(b"#")) => true,
         (Some(b"+" | CLIENTS), Some(b"+")) => third.is_some(),
         (Some(b"+" | CLIENTS), Some(id)) => {
-            third.is_some() && id != STORE && !is_level_of(client, id)
+            third.is_some() && !is_level_of(client, id) && !is_for_notifications(filter)
         }
         _ => false,
     }
@@ -122,7 +129,13 @@ mod tests {
             ("+/temperature", false),
             ("+", false),
             ("news/+/#", false),
-            ("clients/statestore/v1/store/+/command/notify/+", false),
+            (
+                "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/+/command/notify/+",
+                false,
+            ),
+            ("clients/statestore/v1/store/response", true),
+            ("clients/statestore/response", true),
+            ("clients/statestore/#", true),
         ] {
             assert_eq!(
                 reaches_other_clients("me", filter.as_bytes()),

@@ -151,3 +151,33 @@ fn removed_authority_disconnects_its_clients() {
     site.store.get("nothing", Some("press")).code(3);
     site.store.server.wait_for_log("UnknownIssuer");
 }
+
+/// Regression: a connected client kept the user and the attributes of its certificate.
+#[test]
+fn changed_owners_of_certificates_disconnect_their_clients() {
+    let owners = |press: &str| {
+        format!(
+            "[[certificate]]\nsubject = \"CN=press\"\nuser = \"press-4\"\n{press}\n\n\
+             [[certificate]]\nsubject = \"CN=lathe\"\nuser = \"lathe-1\"\n"
+        )
+    };
+    let mut file = None;
+    let site = Site::start(|plant, _| {
+        let path = plant.certificate.with_file_name("owners.toml");
+        fs::write(&path, owners("attributes = { role = \"maintenance\" }")).unwrap();
+        let arguments = vec!["--certificate-users".to_owned(), text(&path)];
+        file = Some(path);
+        arguments
+    });
+    let press = subscriber(&site.store, "press");
+    let lathe = subscriber(&site.store, "lathe");
+    let since = Instant::now();
+    let file = file.unwrap();
+    site.store.server.change_file(&file, &owners(""));
+    site.expect_ended(&press, since, &[&lathe]);
+    let press = subscriber(&site.store, "press");
+    site.store
+        .server
+        .change_file(&file, &owners("attributes = { a = \"b\" }"));
+    press.wait_for("DISCONNECT (135)");
+}

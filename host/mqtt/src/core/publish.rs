@@ -402,6 +402,19 @@ impl Core {
         true
     }
 
+    /// Whether a message would wait for a client that may not receive it any more. It was decided
+    /// before the rules changed, and may arrive after the queue was searched for such messages.
+    fn is_forbidden_to_wait(&mut self, key: SessionKey, message: &Message) -> bool {
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return false;
+        };
+        let waits = !session.queue.is_queue_empty()
+            || (session.link.as_ref()).is_some_and(|link| link.unacknowledged >= link.window);
+        waits
+            && (session.origin())
+                .is_some_and(|origin| !self.access.may_receive(&origin, &message.topic))
+    }
+
     /// Sends a message of the embedder to one connection only. Returns false if that connection is
     /// closed.
     pub(crate) fn deliver(
@@ -444,7 +457,7 @@ impl Core {
             .filter_map(|(_, subscription)| subscription.id)
             .collect();
         self.matches = matches;
-        if message.topic.len() > usize::from(u16::MAX) {
+        if message.topic.len() > usize::from(u16::MAX) || self.is_forbidden_to_wait(key, &message) {
             self.counts.dropped += 1;
             return true;
         }

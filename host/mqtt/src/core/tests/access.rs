@@ -21,7 +21,8 @@ use crate::{
 #[derive(Default)]
 struct Rules {
     strangers: Mutex<BTreeSet<String>>,
-    /// Whether publishing to `valve` is forbidden too, and a queued `secret` may not be sent.
+    /// Whether publishing to `valve` and subscribing below `plans/` are forbidden too, and a queued
+    /// `secret` may not be sent.
     strict: AtomicBool,
 }
 
@@ -43,8 +44,8 @@ impl Access for Rules {
         topic != b"secret" || !self.strict.load(Ordering::Relaxed)
     }
 
-    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
-        true
+    fn may_subscribe(&self, _: &Origin, filter: &[u8]) -> bool {
+        !filter.starts_with(b"plans/") || !self.strict.load(Ordering::Relaxed)
     }
 
     fn may_have_answer(&self, client: &str, requester: Option<&str>, _: &[u8]) -> bool {
@@ -195,6 +196,83 @@ fn waiting_messages_obey_the_new_rules() {
     assert_eq!(topics, ["secret", "open"]);
     assert_eq!(reasons, [PubAckReason::NotAuthorized]);
     assert_eq!(b.messages().len(), 0);
+}
+
+/// Regression: a client kept what was queued for a subscription that it had ended before the rules
+/// changed, and a group's messages went to another member that had lost the right, too.
+#[test]
+fn queued_messages_of_withdrawn_topics_reach_no_client() {
+    let (broker, rules) = ruled(Limits::default());
+    let now = Instant::now();
+    let narrow = |id| Hello::new(id).set(|it| it.receive_maximum = Some(1));
+    let mut former = Peer::new(&broker, &narrow("former"), now);
+    former.subscribe("plans/#", Q::AtLeastOnce, now);
+    former.subscribe("open", Q::AtLeastOnce, now);
+    let mut first = Peer::new(&broker, &narrow("first"), now);
+    first.subscribe("$share/g/plans/#", Q::AtLeastOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    for (topic, id) in [("plans/1", 1), ("plans/2", 2), ("open", 3)] {
+        let message = publish(topic, Q::AtLeastOnce, id, topic);
+        publisher.send(&[Packet::Publish(message)], now);
+    }
+    former.send(
+        &[Packet::Unsubscribe({
+            let mut unsubscribe = wire::Unsubscribe::new("plans/#", None);
+            unsubscribe.pkid = 7;
+            unsubscribe
+        })],
+        now,
+    );
+    let mut second = Peer::new(&broker, &Hello::new("second"), now);
+    second.subscribe("$share/g/plans/#", Q::AtLeastOnce, now);
+    rules.strict.store(true, Ordering::Relaxed);
+    broker.recheck();
+    let rest = |peer: &mut Peer| {
+        let mut payloads = Vec::new();
+        loop {
+            let messages = peer.messages();
+            if messages.is_empty() {
+                return payloads;
+            }
+            for message in messages {
+                payloads.push(message.topic.clone());
+                peer.send(&[puback(message.pkid)], now);
+            }
+        }
+    };
+    // The first message of each was in flight.
+    assert_eq!(rest(&mut former), ["plans/1", "open"]);
+    assert_eq!(rest(&mut first), ["plans/1"]);
+    assert_eq!(rest(&mut second), [""; 0]);
+}
+
+/// Regression: a message of the service that was decided before the rules changed, and arrived after
+/// they were applied, stayed in the queue.
+#[test]
+fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
+    let (broker, rules) = ruled(Limits::default());
+    let now = Instant::now();
+    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+    let mut a = Peer::new(&broker, &hello, now);
+    let deliver = |topic: &'static str| {
+        let message = Message::new(topic, topic.to_owned(), QoS::AtLeastOnce);
+        let mut core = broker.lock();
+        assert!(core.deliver("a", a.origin.connection, message, now));
+    };
+    deliver("secret");
+    deliver("open");
+    rules.strict.store(true, Ordering::Relaxed);
+    broker.recheck();
+    deliver("secret");
+    deliver("open");
+    let mut topics = Vec::new();
+    while let [message] = &a.messages()[..] {
+        topics.push(message.topic.clone());
+        a.send(&[puback(message.pkid)], now);
+    }
+    // The first was sent before.
+    assert_eq!(topics, ["secret", "open", "open"]);
+    assert_eq!(broker.stats().dropped, 1);
 }
 
 /// Regression: a token was verified with keys that were then replaced, and the recheck asked about
