@@ -81,33 +81,38 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Why the client may not do this, whatever the rules say. `orders` are the topics of orders, which
-/// clients may publish although the topics around them are reserved.
+/// Why the client may not do this, whatever the rules say.
 #[must_use]
-pub fn reservation(client: &str, question: Question<'_>, orders: &[&str]) -> Option<&'static str> {
+pub fn reservation(client: &str, question: Question<'_>) -> Option<&'static str> {
     if client == OPERATOR_CLIENT {
         return Some(OPERATORS_ONLY);
     }
     let begins = |prefix: &&str| question.on.starts_with(prefix.as_bytes());
     let is_reserved = question.action == Action::Publish
-        && [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins)
-        && !orders.iter().any(begins);
+        && [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins);
     is_reserved.then_some("only the state store publishes there")
 }
 
 /// Why there is nothing to decide: the topic or the filter is not valid, or it is a topic of
-/// requests, which need no right to publish.
+/// requests or signed orders, which need no right to publish. `is_order` recognizes the latter.
 ///
 /// # Errors
 ///
 /// The reason, for the operator who asks.
-pub fn check(command: Wanted, on: &[u8]) -> Result<(), &'static str> {
+pub fn check(
+    command: Wanted,
+    on: &[u8],
+    is_order: impl Fn(&[u8]) -> bool,
+) -> Result<(), &'static str> {
     let requests = [REQUEST_TOPIC, PREVIEW_TOPIC];
     match command {
         Wanted::Subscribe => check_topic_filter(on),
         Wanted::Publish if requests.iter().any(|topic| topic.as_bytes() == on) => Err(
             "the store takes requests from each client and checks their keys: ask about a key, such as SET KEY",
         ),
+        Wanted::Publish if is_order(on) => {
+            Err("the store takes orders from each client: the signature decides, and no rule")
+        }
         Wanted::Publish => check_topic_name(on),
         _ => Ok(()),
     }

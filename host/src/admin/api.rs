@@ -76,8 +76,9 @@ use super::past::Reader;
 use super::query::{bad, number, text, value};
 use super::requests::drain;
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
-use crate::policies::delivery::{Gate, ShipError};
+use crate::policies::delivery::{Gate, ShipError, is_order};
 use crate::policies::manager::{Control, Listing};
+use statehouse_access::explain;
 use statehouse_config::{limits, percent};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
@@ -305,6 +306,7 @@ impl Api {
                 let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
                 let on =
                     percent::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
+                explain::check(ask.command, &on, is_order).map_err(bad)?;
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }

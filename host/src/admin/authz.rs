@@ -10,7 +10,6 @@ use statehouse_mqtt::{Broker, ClientStatus};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::Sources;
-use crate::policies::delivery::{CHUNKS, ORDER};
 use statehouse_access::explain::{Explanation, Question, Wanted, reservation};
 use statehouse_access::rules::Principal;
 use statehouse_core::store::Peer;
@@ -73,7 +72,7 @@ impl Decision {
 
 /// Why the client may not do this, regardless of rules and limits.
 pub(crate) fn reserved(client: &str, question: Question<'_>) -> Option<String> {
-    reservation(client, question, &[ORDER, CHUNKS]).map(str::to_owned)
+    reservation(client, question).map(str::to_owned)
 }
 
 /// Evaluates the question. `on` is the decoded key, topic or filter.
@@ -105,8 +104,9 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
     };
     let limit = match bound {
         Err(exceeded) => Some(exceeded.to_string()),
-        Ok(()) => (sources.broker.as_ref())
-            .and_then(|broker| at_the_broker(broker, standing.as_ref(), ask.command, on)),
+        Ok(()) => (sources.broker.as_ref()).and_then(|broker| {
+            at_the_broker(broker, &ask.client, standing.as_ref(), ask.command, on)
+        }),
     };
     let note = (sources.broker.as_ref())
         .filter(|_| limit.is_none() && standing.is_none() && ask.command == Wanted::Connect)
@@ -137,12 +137,24 @@ fn share(broker: &Broker) -> Option<String> {
 /// The limit of the broker that would refuse the action.
 fn at_the_broker(
     broker: &Broker,
+    client: &str,
     standing: Option<&ClientStatus>,
     command: Wanted,
     on: &[u8],
 ) -> Option<String> {
     let limits: Arc<_> = broker.limits();
+    let levels = Question::of(command, on)
+        .on
+        .split(|byte| *byte == b'/')
+        .count();
     match (command, standing) {
+        (Wanted::Publish | Wanted::Subscribe, _) if levels > limits.topic_levels_max => Some(
+            format!("it has more than {} levels", limits.topic_levels_max),
+        ),
+        (Wanted::Connect, _) if client.len() > limits.client_id_bytes_max => Some(format!(
+            "the client id has more than {} bytes",
+            limits.client_id_bytes_max
+        )),
         (Wanted::Connect, None) => {
             let stats = broker.stats();
             if stats.sessions >= limits.sessions_max {

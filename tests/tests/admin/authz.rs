@@ -117,6 +117,48 @@ fn limit(server: &Server, question: &[&str]) -> Option<String> {
     limit.map(str::to_owned)
 }
 
+/// Regression: all of these were allowed.
+#[test]
+fn explain_names_limits_of_topics_and_client_ids() {
+    let server = Server::start();
+    let deep = "a/".repeat(64);
+    for command in ["PUBLISH", "SUBSCRIBE"] {
+        let levels = limit(&server, &["press-4", command, &deep]);
+        assert_eq!(levels.as_deref(), Some("it has more than 64 levels"));
+        assert_eq!(limit(&server, &["press-4", command, &deep[1..127]]), None);
+    }
+    let shared = format!("$share/group/{}", &deep[..127]);
+    assert_eq!(limit(&server, &["press-4", "SUBSCRIBE", &shared]), None);
+    let long = limit(&server, &[&"x".repeat(1025), "CONNECT"]);
+    let bytes = "the client id has more than 1024 bytes";
+    assert_eq!(long.as_deref(), Some(bytes));
+}
+
+/// Orders need no right to publish, so a denial was wrong, and a topic beside them was allowed.
+#[test]
+fn explain_does_not_judge_orders() {
+    let server = Server::start();
+    for topic in ["order", "chunk/00/1"] {
+        let topic = format!("statehouse/v1/admin/policy/{topic}");
+        explain(&server, &["press-4", "PUBLISH", &topic])
+            .code(2)
+            .says("the signature decides");
+    }
+    let beside = "statehouse/v1/admin/policy/order/x";
+    explain(&server, &["press-4", "PUBLISH", beside]).code(1);
+    // The admin API checks what is asked, like the command.
+    let ask = |on: &str| {
+        let body = format!(r#"{{"client": "c", "command": "SUBSCRIBE", "on": "{on}"}}"#);
+        Admin::of(&server)
+            .ask("POST", "/v1/authz", body.as_bytes())
+            .0
+    };
+    assert_eq!(ask("a%2F%23"), 200);
+    for wrong in ["$share%2F%2Fa", "$share%2Fg%2F", "a%2F%23%2Fb"] {
+        assert_eq!(ask(wrong), 400, "{wrong}");
+    }
+}
+
 #[test]
 fn explain_names_an_exhausted_client_quota() {
     let server = Server::with_config("max_client_keys = 1\n");
