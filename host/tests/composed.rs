@@ -97,6 +97,10 @@ fn rule_refuses_counts_and_fails_by_the_key() {
         let answer = send(&mut harness, &["SET", "twice/a", "1", "NEX"]);
         assert_eq!(answer.payload, expected.as_bytes());
     }
+    // The rule wrote, so a duplicate must not run again.
+    let read = send(&mut Harness::of(composed()).unwrap(), &["GET", "twice/a"]);
+    assert_eq!(read.payload, b"$-1\r\n");
+    assert!(read.same_for_duplicate);
     // A duplicate of a refused change gets the refusal again.
     assert!(send(&mut harness, &["SET", "refused/a", "1"]).same_for_duplicate);
     assert!(!send(&mut harness, &["GET", "refused/a"]).same_for_duplicate);

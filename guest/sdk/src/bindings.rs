@@ -258,7 +258,7 @@ pub mod statehouse {
             }
             /// How the host answers a redelivery of this request. `free`: it executes the request again on
             /// the current state (reads, malformed requests). `same`: it returns this reply, regardless of
-            /// later changes.
+            /// later changes. A request that wrote and began no watch is always `same`.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Repeat {

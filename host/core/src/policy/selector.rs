@@ -8,7 +8,7 @@ use super::digest::Digest;
 use crate::limits;
 
 /// Selects the policy that is part of the program.
-const BUILT_IN: &str = "builtin";
+pub(super) const BUILT_IN: &str = "builtin";
 
 /// A digest prefix of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
 #[derive(Clone, Debug, PartialEq, Eq)]

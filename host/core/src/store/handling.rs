@@ -215,6 +215,7 @@ impl Store {
             notifications,
             missed,
         } = decision;
+        let begins_watch = transaction.begins_watch();
         let (state, writes, watches) = transaction.commit();
         let watches_durable = state.watches.are_durable();
         if watches_durable && !watches.is_empty() {
@@ -232,6 +233,10 @@ impl Store {
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
         let may_remember = !writes.is_empty() || self.may_remember();
+        // A rule may write before the standard policy executes a read. A watch must begin again.
+        if !writes.is_empty() && !begins_watch {
+            answer.repeat = Repeat::Same;
+        }
         let repeatable = answer.repeat == Repeat::Same && may_remember;
         if repeatable || !writes.is_empty() {
             let identity = identified.unwrap_or_else(|| identity(request));

@@ -182,6 +182,11 @@ impl Transaction {
         visible.map(|it| &it.change)
     }
 
+    /// Whether the request begins a watch.
+    pub(super) fn begins_watch(&self) -> bool {
+        self.watches.iter().any(|(.., on)| *on)
+    }
+
     /// The watches that the request ends.
     pub(super) fn ended_watches(&self) -> impl Iterator<Item = (Scope, Key)> {
         let ended = self.watches.iter().filter(|(.., on)| !on);

@@ -1,7 +1,7 @@
 //! A rule that admits every command, except for keys with these prefixes:
 //!
 //! * `refused/`: it refuses changes.
-//! * `twice/`: it admits two changes, and counts them in a hidden key.
+//! * `twice/`: it admits two commands, and counts them in a hidden key.
 //! * `fault/`: it returns the fault of the table, which no client has the right to read.
 //! * `crash/`: it fails, and logs why.
 
@@ -36,7 +36,7 @@ impl Guest for Rule {
                 let name = command.name;
                 Err(Fault::Other(format!("no {name}\r\n+OK")))
             }
-            Some(b"twice") if command.changes => {
+            Some(b"twice") => {
                 let count = Bytes::Owned(b"rule/count".to_vec());
                 let before = table::head(&count, Access::Hidden)?.map_or(0, |it| it.len);
                 let after = vec![b'|'; before as usize + 1];
