@@ -39,6 +39,11 @@ pub const STATUS: &str = "statehouse/v1/admin/policy/status";
 /// The user property with the signature of an order.
 pub const SIGNATURE: &str = "signature";
 
+/// Whether a topic is one of orders or of their chunks.
+pub fn is_order(topic: &[u8]) -> bool {
+    topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes())
+}
+
 /// Receives orders and carries them out.
 pub struct PolicyOrders {
     gate: Arc<Gate>,
@@ -198,6 +203,12 @@ impl PolicyOrders {
             );
             return Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error));
         }
+        if let Some(displaced) = state.now.take().and_then(|now| now.assembly) {
+            let serial = displaced.order().serial;
+            tracing::warn!(serial, by = order.serial, "a newer order replaced an order");
+            let error = json!({ "error": "a newer order replaced it" });
+            self.publish(broker, "failed", Some(displaced.order()), error);
+        }
         let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
         let user = from.identity.user.as_deref();
         let by = Actor::order(&from.client, user, order.serial, key);
@@ -207,7 +218,8 @@ impl PolicyOrders {
             by: by.clone(),
             assembly,
         });
-        tracing::info!(target: audit::TARGET, serial = order.serial, action = ?order.action, missing, "accepted an order over MQTT");
+        let (client, serial, action) = (&*from.client, order.serial, order.action);
+        tracing::info!(target: audit::TARGET, client, user, serial, ?action, missing, "accepted an order over MQTT");
         if missing > 0 {
             let more = json!({ "missing": missing });
             self.publish(broker, "receiving", Some(&order), more);
@@ -332,11 +344,11 @@ impl PolicyOrders {
     fn carry_out(&self, order: &Order, by: Actor, file: Option<Vec<u8>>) -> Result<(), ShipError> {
         let gate = self.gate.by(by);
         let control = gate.control();
-        // Accepted first: if the process ends now, the order is lost, but never carried out twice.
+        // A load takes long and may be repeated. Behind it, the order is accepted first: if the
+        // process ends then, the order is lost, but never carried out twice.
+        let loaded = file.map(|file| gate.load(&file));
         control.accept_order(order.serial)?;
-        if let Some(file) = file {
-            gate.load(&file)?;
-        }
+        loaded.transpose()?;
         let which = order.digest.map(Selector::from);
         match (order.action, &which) {
             (Action::Promote, Some(which)) => drop(control.promote(which)?),
@@ -392,8 +404,7 @@ impl Orders for PolicyOrders {
         if !topic.starts_with(ADMIN_TOPICS.as_bytes()) {
             return None;
         }
-        let taken = topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes());
-        Some(if taken {
+        Some(if is_order(topic) {
             Claim::Take
         } else {
             Claim::Refuse(
