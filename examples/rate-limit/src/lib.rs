@@ -30,7 +30,15 @@ impl Rule for RateLimit {
 
     fn admit(host: &mut impl Host, request: &Request, command: &Command) -> Result<(), Refusal> {
         match (command.written(), &request.client) {
-            (Some(_), Some(client)) => take(host, client, request.now),
+            (Some(_), Some(client)) => match take(host, client, request.now) {
+                // Without room for the bucket, removals must still be possible.
+                Err(Refusal::Quota)
+                    if matches!(command, Command::Del { .. } | Command::Vdel { .. }) =>
+                {
+                    Ok(())
+                }
+                taken => taken,
+            },
             _ => Ok(()),
         }
     }

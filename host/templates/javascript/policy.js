@@ -21,7 +21,9 @@ export const admission = {
   describe: () => ({ name: "{{name}}", version: "1.0.0" }),
   admit(command) {
     try {
-      admit(command);
+      if (admit(command) !== undefined) {
+        throw new Error("admit returns a value: it refuses by throwing, and must not be async");
+      }
     } catch (error) {
       if (error?.payload?.tag) throw error.payload; // a refusal of the table
       if (error instanceof Error) {

@@ -29,7 +29,8 @@ class Admission(exports.Admission):
 
     def admit(self, command):
         try:
-            admit(command)
+            if admit(command) is not None:
+                raise TypeError("admit returns a value: it refuses by raising, and must not be async")
         except Err:
             raise
         except Exception as bug:
