@@ -309,6 +309,8 @@ export class Store {
   #number = 0;
   // From the event "connect": before it MQTT.js resends, and assigns packet ids late.
   #online = false;
+  /** What the store accepts (MQTT 5 section 3.2.2.3.6). */
+  #requestBytesMax = Infinity;
   #answers;
   #notifications;
   /** @type {Map<string, Request>} */ #pending = new Map();
@@ -334,6 +336,10 @@ export class Store {
       if (packet.reasonCode === SESSION_TAKEN_OVER) this.#end(new StoreError("transport", why));
     });
     client.on("close", () => (this.#online = false));
+    client.on("packetreceive", (packet) => {
+      if (packet.cmd !== "connack") return;
+      this.#requestBytesMax = packet.properties?.maximumPacketSize ?? Infinity;
+    });
     // MQTT.js connects again after each error of a connection.
     client.on("error", () => {});
   }
@@ -503,10 +509,18 @@ export class Store {
       messageExpiryInterval: Math.max(1, Math.ceil(this.timeoutMs / 1000)),
       userProperties,
     };
+    const payload = encode(command);
+    // Names, lengths and the header of the packet take less than 128 bytes beside the texts.
+    const texts = [REQUESTS, this.#answers, correlation, ...Object.values(userProperties)];
+    const bytes = payload.length + texts.reduce((sum, text) => sum + encoder.encode(text).length, 128);
+    if (bytes > this.#requestBytesMax) {
+      const why = `the request has ${bytes} bytes, and the store takes ${this.#requestBytesMax}`;
+      return Promise.reject(new StoreError("denied", why));
+    }
     return new Promise((resolve, reject) => {
       /** @type {Request} */
       const request = {
-        payload: encode(command),
+        payload,
         properties,
         deadline: performance.now() + this.timeoutMs,
         packetId: null,

@@ -43,6 +43,8 @@ WATCH_EVENTS_MAX = 1024
 """Events that a watch buffers for a slow reader before it reports a gap."""
 WATCH_BYTES_MAX = 16 << 20
 """Bytes of values that a watch buffers for a slow reader before it reports a gap."""
+MQTT_PACKET_BYTES_MAX = 268_435_460
+"""The largest packet that MQTT can express."""
 PACKET_BYTES_MAX = 4 << 20
 """The largest packet that is accepted."""
 RESP_DEPTH_MAX = 16
@@ -367,6 +369,8 @@ class Store:
         self._early: dict[int, ReasonCode] = {}
         self._watches: dict[bytes, list[Watch]] = {}
         self._connections = 0
+        # What the store accepts (MQTT 5 section 3.2.2.3.6).
+        self._request_bytes_max = MQTT_PACKET_BYTES_MAX
         self._closed: StoreError | None = None
         self._ready: Future[None] = Future()
         self._mqtt = mqtt.Client(
@@ -537,6 +541,13 @@ class Store:
         return _Request(correlation, _command(arguments), properties, deadline)
 
     def _send(self, request: _Request) -> None:
+        # A connection that sends more is closed, and paho would send it again on the next one.
+        head = 5 + 2 + len(REQUESTS) + 2
+        properties = request.properties.pack()  # type: ignore[no-untyped-call]
+        size = head + len(properties) + len(request.payload)
+        if size > self._request_bytes_max:
+            most = self._request_bytes_max
+            raise DeniedError(f"the request has {size} bytes, and the store takes {most}")
         with self._mutex:
             if self._closed:
                 raise self._closed
@@ -601,8 +612,10 @@ class Store:
         _data: object,
         _flags: mqtt.ConnectFlags,
         reason: ReasonCode,
-        _properties: Properties | None,
+        properties: Properties | None,
     ) -> None:
+        most = getattr(properties, "MaximumPacketSize", None)
+        self._request_bytes_max = most or MQTT_PACKET_BYTES_MAX
         if reason.is_failure:
             # A store that refuses a later connection may accept the next one.
             if not self._ready.done():

@@ -23,7 +23,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("export STATEHOUSE_DATA=", &[]),
     ("statehouse set greeting hello", &[]),
     ("statehouse get greeting", &["hello"]),
-    ("statehouse watch greeting --count 1 &", &[]),
+    ("statehouse watch greeting --count 1 & sleep 1", &[]),
     ("statehouse set greeting hi", &["\thi"]),
     ("statehouse lock nightly-job -- echo working", &["working"]),
     ("TOPIC=statestore/v1/", &[]),

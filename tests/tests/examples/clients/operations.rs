@@ -86,6 +86,25 @@ fn javascript_client_executes_each_operation() {
     assert_operations(Language::JavaScript);
 }
 
+/// Regression: the store closed the connection, and the Python client sent the request again on each
+/// later one.
+#[test]
+fn request_that_the_store_does_not_take_is_refused_before_it_is_sent() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let large = hex(vec![b'x'; 2 << 20]);
+        let refused = store.attempt(json!({"do": "set", "key": hex("large"), "value": large}));
+        let text = refused["text"].as_str().unwrap_or_default();
+        assert!(
+            text.contains("the store takes 2097152"),
+            "{language:?}: {refused}"
+        );
+        let set = store.ask(json!({"do": "set", "key": hex("small"), "value": hex("x")}));
+        assert_eq!(set["applied"], true, "{language:?}");
+    }
+}
+
 #[test]
 fn scan_continues_over_pages() {
     let server = Server::start();
