@@ -25,8 +25,8 @@ const NAME_BYTES_MAX: usize = 64;
 /// Name stores, so that commands find them by --context
 ///
 /// A context holds the addresses of a store and how to log in. `context use` selects one for all
-/// commands that name no store. --context takes precedence over environment variables that name a
-/// store. Other flags, and environment variables, take precedence over the selected context; if
+/// commands that name no store. --context and STATEHOUSE_CONTEXT take precedence over environment
+/// variables that name a store, and other flags over STATEHOUSE_CONTEXT. Flags, and environment variables, take precedence over the selected context; if
 /// they name another store, nothing of the context is used. The file is contexts.toml in
 /// $XDG_CONFIG_HOME/statehouse, or in ~/.config/statehouse.
 #[derive(Debug, clap::Args)]

@@ -1,9 +1,10 @@
 //! Options and output shared by the commands that read a data directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
+use super::context;
 use super::output::{Failure, printable};
 use crate::past::bytes_of;
 pub(super) use crate::past::{fence_json, policy_json};
@@ -15,15 +16,50 @@ use statehouse_offline::PastError;
 #[derive(Debug, clap::Args)]
 pub(super) struct Data {
     /// The data directory of the store. It is read directly, on this machine and without a lock,
-    /// even while a server runs
+    /// even while a server runs [default: that of the context, or statehouse-data]
+    #[arg(long, value_name = "DIR", env = "STATEHOUSE_DATA")]
+    data: Option<PathBuf>,
+
+    #[command(flatten)]
+    context: ByContext,
+}
+
+impl Data {
+    /// The data directory.
+    pub(super) fn find(&self) -> Result<PathBuf, Failure> {
+        self.context.directory(self.data.as_deref())
+    }
+}
+
+/// The option --context of commands that read the option `data`, a data directory.
+#[derive(Debug, clap::Args)]
+pub(super) struct ByContext {
+    /// The context that names the data directory (see `statehouse context`) [default: the selected
+    /// one]
     #[arg(
-        id = "data",
-        long = "data",
-        value_name = "DIR",
-        env = "STATEHOUSE_DATA",
-        default_value = "statehouse-data"
+        long,
+        value_name = "NAME",
+        env = "STATEHOUSE_CONTEXT",
+        conflicts_with = "data"
     )]
-    pub(super) path: PathBuf,
+    context: Option<String>,
+}
+
+impl ByContext {
+    /// The data directory that was given, or that of the context.
+    pub(super) fn directory(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
+        if let Some(path) = given {
+            return Ok(path.to_owned());
+        }
+        let Some(found) = context::find(self.context.as_deref())? else {
+            return Ok("statehouse-data".into());
+        };
+        found.data.ok_or_else(|| {
+            Failure::usage(
+                "the context names no data directory, and this command reads one on this machine: name it",
+            )
+        })
+    }
 }
 
 /// The option --node.

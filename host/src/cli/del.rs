@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use bytes::Bytes;
 use clap::builder::TypedValueParser;
 use serde_json::json;
-use statehouse_client::{Client, Version};
+use statehouse_client::{Client, Error, Version};
 
 use super::data;
 use super::entries;
@@ -17,7 +17,8 @@ use super::remote::Remote;
 /// Delete a key, or all keys that start with a prefix
 ///
 /// Exit code 1 if the key does not exist, or no key has the prefix. With --prefix, keys are deleted
-/// one after the other: a key that is set during the command may remain.
+/// one after the other: a key that is set during the command may remain. If the store refuses to
+/// delete some keys, the command deletes the others and ends with exit code 4.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -69,7 +70,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     Ok(Exit::of(deleted.is_some()))
 }
 
-/// Deletes all keys that match a pattern. Returns their number.
+/// Deletes all keys that match a pattern, except those that the store refuses to delete. Returns
+/// their number.
 async fn delete_all(
     client: &Client,
     pattern: &[u8],
@@ -77,6 +79,7 @@ async fn delete_all(
 ) -> Result<u64, Failure> {
     let mut scan = client.scan(pattern);
     let mut count = 0;
+    let (mut refused, mut refusal) = (0, None);
     let failed = |error: Failure, count| {
         let count = data::count(count, "key");
         error.with(&format!(
@@ -91,15 +94,32 @@ async fn delete_all(
         for keys in keys.chunks(entries::IN_FLIGHT) {
             let delete = |key: &Bytes| {
                 let (client, key, token) = (client.clone(), key.clone(), token.cloned());
-                tokio::spawn(async move { client.del(&key, token.as_ref()).await })
+                tokio::spawn(async move {
+                    match client.del(&key, token.as_ref()).await {
+                        Err(error @ Error::Refused(_)) => Ok(Err(error)),
+                        deleted => deleted.map(Ok),
+                    }
+                })
             };
             for deleted in entries::in_order(keys.iter().map(delete).collect()).await {
-                let deleted = deleted.map_err(|error| failed(error, count))?;
-                count += u64::from(deleted.is_some());
+                match deleted.map_err(|error| failed(error, count))? {
+                    Ok(deleted) => count += u64::from(deleted.is_some()),
+                    Err(error) => {
+                        refused += 1;
+                        refusal.get_or_insert(error);
+                    }
+                }
             }
         }
     }
-    Ok(count)
+    match refusal {
+        None => Ok(count),
+        Some(error) => {
+            let (count, refused) = (data::count(count, "key"), data::count(refused, "key"));
+            let counts = format!("{refused} refused, {count} deleted");
+            Err(Failure::from(error).with(&counts))
+        }
+    }
 }
 
 fn not_empty(prefix: OsString) -> Result<OsString, &'static str> {

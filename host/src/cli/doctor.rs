@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use statehouse_wal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
 
-use super::data;
+use super::data::{self, ByContext};
 use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
 use super::snapshot::{contents_json, contents_text, state_text, target};
 use super::time::utc;
@@ -26,13 +26,9 @@ Examples:
   statehouse doctor /var/lib/statehouse --json
   statehouse doctor /var/lib/statehouse --salvage rescued.statehouse")]
 pub(super) struct Args {
-    /// The data directory of a store
-    #[arg(
-        value_name = "DIR",
-        env = "STATEHOUSE_DATA",
-        default_value = "statehouse-data"
-    )]
-    directory: PathBuf,
+    /// The data directory of a store [default: that of the context, or statehouse-data]
+    #[arg(value_name = "DIR", env = "STATEHOUSE_DATA")]
+    data: Option<PathBuf>,
 
     /// Write everything that is readable, up to the damage, to a backup
     #[arg(long, value_name = "FILE")]
@@ -45,16 +41,20 @@ pub(super) struct Args {
     /// Print the findings as a JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    context: ByContext,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let salvage = args.salvage.as_ref();
     let salvage = salvage.map(|file| Ok::<_, Failure>((file, target(file, args.force)?)));
     let salvage = salvage.transpose()?;
-    let past = Past::open(&args.directory)?;
+    let directory = args.context.directory(args.data.as_deref())?;
+    let past = Past::open(&directory)?;
     let checkup = past.checkup()?;
     if !args.json {
-        emit(in_words(&args.directory, &checkup).as_bytes())?;
+        emit(in_words(&directory, &checkup).as_bytes())?;
     }
     let (mut salvaged, mut failed) = (None, None);
     if let Some((file, target)) = &salvage {
@@ -65,11 +65,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     if args.json {
         let salvaged = salvaged.as_ref().map(|(_, salvaged)| salvaged);
-        emit_json(&in_json(&args.directory, &checkup, salvaged))?;
+        emit_json(&in_json(&directory, &checkup, salvaged))?;
     } else if let Some((file, salvaged)) = &salvaged {
         emit(rescued(file, salvaged).as_bytes())?;
     } else if !checkup.is_well() && args.salvage.is_none() {
-        emit(advice(&args.directory, &checkup).as_bytes())?;
+        emit(advice(&directory, &checkup).as_bytes())?;
     }
     match (checkup.is_well(), failed) {
         (true, None) => Ok(Exit::Done),

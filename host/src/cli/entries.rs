@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use statehouse_client::{Client, Error, Meta, Value, Version};
+use statehouse_client::{Client, Meta, Value, Version};
 use statehouse_protocol::pattern;
 use tokio::task::JoinHandle;
 
-use super::output::Failure;
+use super::output::{Failure, printable};
 use super::time::utc;
 
 /// Requests in flight, which keeps a store busy over a slow link.
 pub(super) const IN_FLIGHT: usize = 64;
 
 /// Attempts to read the value and the description of the same version of a key that changes.
-const ATTEMPTS: usize = 5;
+/// Value and description are asked for together, and mostly handled together.
+const ATTEMPTS: usize = 100;
 
 /// The parts of an entry to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,26 +35,26 @@ pub(super) struct Entry {
     pub(super) meta: Option<Meta>,
 }
 
-/// The entries of these keys, in order, without those that do not exist any more.
+/// The entries of these keys, in order, without those that do not exist any more. All keys are asked
+/// for at once, so there should be at most [`IN_FLIGHT`].
 pub(super) async fn read(
     client: &Client,
     keys: &[Bytes],
     parts: Parts,
 ) -> Result<Vec<Entry>, Failure> {
     let mut entries = Vec::with_capacity(keys.len());
-    for keys in keys.chunks(IN_FLIGHT) {
-        let read = |key: &Bytes| tokio::spawn(read_one(client.clone(), key.clone(), parts));
-        for entry in in_order(keys.iter().map(read).collect()).await {
-            entries.extend(entry?);
-        }
+    let read = |key: &Bytes| tokio::spawn(read_one(client.clone(), key.clone(), parts));
+    for entry in in_order(keys.iter().map(read).collect()).await {
+        entries.extend(entry?);
     }
     Ok(entries)
 }
 
 /// The results of tasks, in the order in which they were started.
-pub(super) async fn in_order<T>(
-    tasks: Vec<JoinHandle<Result<T, Error>>>,
-) -> Vec<Result<T, Failure>> {
+pub(super) async fn in_order<T, E>(tasks: Vec<JoinHandle<Result<T, E>>>) -> Vec<Result<T, Failure>>
+where
+    Failure: From<E>,
+{
     let mut results = Vec::with_capacity(tasks.len());
     for task in tasks {
         results.push(match task.await {
@@ -64,30 +65,34 @@ pub(super) async fn in_order<T>(
     results
 }
 
-async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Entry>, Error> {
-    let mut attempt = 0;
-    loop {
-        attempt += 1;
-        let value = match parts {
-            Parts::Meta => None,
-            Parts::Value | Parts::Both => client.get(&key).await?,
+async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Entry>, Failure> {
+    for _ in 0..ATTEMPTS {
+        let value = async {
+            match parts {
+                Parts::Meta => Ok(None),
+                Parts::Value | Parts::Both => client.get(&key).await,
+            }
         };
-        if value.is_none() && parts != Parts::Meta {
+        let meta = async {
+            match parts {
+                Parts::Value => Ok(None),
+                Parts::Meta | Parts::Both => client.meta(&key).await,
+            }
+        };
+        let (value, meta) = tokio::try_join!(value, meta)?;
+        let is_gone = value.is_none() && parts != Parts::Meta;
+        if is_gone || meta.is_none() && parts != Parts::Value {
             return Ok(None);
         }
-        let meta = match parts {
-            Parts::Value => None,
-            Parts::Meta | Parts::Both => match client.meta(&key).await? {
-                None => return Ok(None),
-                meta => meta,
-            },
-        };
         let versions = value.as_ref().zip(meta.as_ref());
-        let differ = versions.is_some_and(|(value, meta)| value.version != meta.version);
-        if !differ || attempt == ATTEMPTS {
+        if versions.is_none_or(|(value, meta)| value.version == meta.version) {
             return Ok(Some(Entry { key, value, meta }));
         }
     }
+    let key = printable(&key);
+    Err(Failure::transport(format!(
+        "the key {key} changes too fast to read its value and its expiry together. Repeat the command"
+    )))
 }
 
 /// The pattern of all keys that start with `prefix`.

@@ -18,18 +18,19 @@ const ADDRESSES: [(&str, &str); 5] = [
 const CONTEXT: (&str, &str) = ("--context", "STATEHOUSE_CONTEXT");
 
 /// Ignores the variables of addresses if the arguments name a context, and the variable of the
-/// context if they name an address. Otherwise clap reports a conflict with a flag that is not among the
-/// arguments.
+/// context if they name an address. Without such an argument the variable of the context takes
+/// precedence. Otherwise clap reports a conflict with a flag that is not among the arguments.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
     let has = |flag: &str| {
         let flags = arguments.iter().take_while(|it| *it != "--");
         let mut flags = flags.filter_map(|it| it.to_str());
         flags.any(|it| it.split('=').next() == Some(flag))
     };
-    if has(CONTEXT.0) {
-        ignoring(program, &ADDRESSES.map(|(_, variable)| variable))
-    } else if ADDRESSES.iter().any(|(flag, _)| has(flag)) {
+    let is_set = std::env::var_os(CONTEXT.1).is_some_and(|it| !it.is_empty());
+    if !has(CONTEXT.0) && ADDRESSES.iter().any(|(flag, _)| has(flag)) {
         ignoring(program, &[CONTEXT.1])
+    } else if has(CONTEXT.0) || is_set {
+        ignoring(program, &ADDRESSES.map(|(_, variable)| variable))
     } else {
         program
     }

@@ -76,19 +76,21 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
             ));
             parts = Parts::Value;
         }
-        let entries = entries::read(client, &keys, parts).await;
-        let mut out = Vec::new();
-        for entry in entries.map_err(|it| resumable(it, count, last.as_deref()))? {
-            out.extend(line(&entry).to_string().into_bytes());
-            out.push(b'\n');
-            last = Some(entry.key.to_vec());
-        }
-        count += out.iter().filter(|byte| **byte == b'\n').count() as u64;
-        if !emit(&out)? {
-            break;
-        }
-        if let Some(progress) = &mut progress {
-            progress.text(|| format!("{} written", data::count(count, "key")));
+        for keys in keys.chunks(entries::IN_FLIGHT) {
+            let entries = entries::read(client, keys, parts).await;
+            let mut out = Vec::new();
+            for entry in entries.map_err(|it| resumable(it, count, last.as_deref()))? {
+                out.extend(line(&entry).to_string().into_bytes());
+                out.push(b'\n');
+                last = Some(entry.key.to_vec());
+                count += 1;
+            }
+            if !emit(&out)? {
+                return Ok(count);
+            }
+            if let Some(progress) = &mut progress {
+                progress.text(|| format!("{} written", data::count(count, "key")));
+            }
         }
     }
     Ok(count)

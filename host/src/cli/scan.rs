@@ -62,23 +62,26 @@ async fn print(client: &Client, args: &Args) -> Result<Exit, Failure> {
     let escape = !args.null && io::stdout().is_terminal();
     let mut scan = client.scan(args.pattern.as_bytes());
     let mut exit = Exit::Negative;
-    while let Some(keys) = scan.next_page().await? {
-        let mut out = Vec::new();
+    'pages: while let Some(keys) = scan.next_page().await? {
         if let Some(parts) = args.parts() {
-            for entry in entries::read(client, &keys, parts).await? {
-                exit = Exit::Done;
-                let line = match args.remote.json {
-                    true => in_json(&entry).to_string(),
-                    false => in_columns(&entry),
-                };
-                out.extend(line.into_bytes());
-                out.push(b'\n');
+            for keys in keys.chunks(entries::IN_FLIGHT) {
+                let mut out = Vec::new();
+                for entry in entries::read(client, keys, parts).await? {
+                    exit = Exit::Done;
+                    let line = match args.remote.json {
+                        true => in_json(&entry).to_string(),
+                        false => in_columns(&entry),
+                    };
+                    out.extend(line.into_bytes());
+                    out.push(b'\n');
+                }
+                if !emit(&out)? {
+                    break 'pages;
+                }
             }
-            if emit(&out)? {
-                continue;
-            }
-            break;
+            continue;
         }
+        let mut out = Vec::new();
         for key in &keys {
             exit = Exit::Done;
             if args.remote.json {

@@ -42,7 +42,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = target(&args.file, args.force)?;
-    let contents = Past::open(&args.data.path)?.snapshot(&file, wall_ms())?;
+    let contents = Past::open(&args.data.find()?)?.snapshot(&file, wall_ms())?;
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }

@@ -77,6 +77,36 @@ fn flags_take_precedence_over_variables_of_another_store() {
     let context = [("STATEHOUSE_CONTEXT", "nowhere")];
     with(&["get", "k", "--port", &port], &context).code(0);
     with(&["usage", "--data", data], &context).code(0);
+    let both = [("STATEHOUSE_CONTEXT", "plant7"), elsewhere[0], elsewhere[1]];
+    with(&["get", "k"], &both).code(0);
+    with(&["usage"], &both).code(0);
+}
+
+/// Regression: `doctor` and `snapshot` took the data directory of another store.
+#[test]
+fn commands_that_read_a_data_directory_take_that_of_the_context() {
+    let server = Server::start();
+    server.store("writer").set("k", "v");
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let data = server.directory().join("statehouse-data");
+    let data = data.to_str().unwrap();
+    run(home, &["context", "add", "here", "--data", data]).code(0);
+    run(home, &["context", "add", "far", "--url", "mqtt://far:1"]).code(0);
+    for named in [&["--context", "here"][..], &[]] {
+        run(home, &["context", "use", "here"]).code(0);
+        let doctor = run(home, &[&["doctor"], named].concat()).code(0);
+        assert!(doctor.text().contains("1 key"), "{doctor:?}");
+        let file = format!("backup{}", named.len());
+        let snapshot = run(home, &[&["snapshot", &file], named].concat()).code(0);
+        assert!(snapshot.text().contains("1 key"), "{snapshot:?}");
+    }
+    run(home, &["doctor", data, "--context", "far"]).code(2);
+    run(home, &["context", "use", "far"]).code(0);
+    run(home, &["doctor"])
+        .code(2)
+        .says("names no data directory");
+    run(home, &["doctor", data]).code(0);
 }
 
 /// A password of a context must never be sent to a store that flags name.

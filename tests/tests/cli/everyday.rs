@@ -149,6 +149,30 @@ fn del_prefix_deletes_exactly_these_keys() {
     ask(&server, &["del"]).code(2);
 }
 
+/// Regression: it stopped at the first key that the store refused to delete, told a wrong number, and
+/// stopped at the same key when it was repeated.
+#[test]
+fn del_prefix_deletes_the_keys_beside_a_fenced_one() {
+    let server = Server::start();
+    let mut store = server.store("writer");
+    for number in 100..300 {
+        store.set(format!("k/{number}"), "v");
+    }
+    let token = "009999999999999:00000:writer";
+    ask(&server, &["set", "k/120", "a", "--fencing-token", token]).code(4);
+    let lock = store.set("lock", "1").to_string();
+    ask(&server, &["set", "k/120", "a", "--fencing-token", &lock]).code(0);
+    ask(&server, &["del", "--prefix", "k/"])
+        .code(4)
+        .says("1 key refused, 199 keys deleted");
+    assert_eq!(ask(&server, &["scan", "k/*"]).code(0).text(), "k/120\n");
+    ask(
+        &server,
+        &["del", "--prefix", "k/", "--fencing-token", &lock],
+    )
+    .code(0);
+}
+
 #[test]
 fn import_restores_what_export_wrote() {
     let (source, target) = (Server::start(), Server::start());

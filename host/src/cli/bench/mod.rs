@@ -21,7 +21,7 @@ use self::sweep::Sweep;
 use super::data::count;
 use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
-use super::remote::{START_ONE, Target};
+use super::remote::{Credentials, START_ONE, Target};
 use crate::admin::Endpoint;
 use crate::time::millis;
 use statehouse_config::{BrokerUrl, limits, size};
@@ -186,7 +186,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let bench = Bench {
         args,
         address,
-        encryption: encryption(args, &url)?,
+        encryption: encryption(&target.credentials, &url)?,
         login: target.credentials.login(&url)?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
@@ -406,8 +406,8 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
 }
 
 /// The TLS configuration, if the URL is encrypted.
-fn encryption(args: &Args, url: &BrokerUrl) -> Result<Option<Encryption>, Failure> {
-    let Some(tls) = args.target.credentials.tls(url)? else {
+fn encryption(credentials: &Credentials, url: &BrokerUrl) -> Result<Option<Encryption>, Failure> {
+    let Some(tls) = credentials.tls(url)? else {
         return Ok(None);
     };
     let own = tls.certificate.as_ref();
