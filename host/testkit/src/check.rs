@@ -92,11 +92,21 @@ pub fn check(file: &[u8]) -> Checked {
         [0, b'a', b's', b'm', ..] => Kind::Component,
         _ => Kind::Other,
     };
+    let fit = fit(file);
+    // Only the compiler has limits: other files may take any time to decode.
+    let has_compiled = !matches!(
+        &fit,
+        Err(LoadError::Size(_)
+            | LoadError::Compile(_)
+            | LoadError::Costly(_)
+            | LoadError::Compiler(_))
+    );
     let (imports, exports) = match kind {
         Kind::Other => Default::default(),
-        _ => interfaces(file).unwrap_or_default(),
+        _ if has_compiled => interfaces(file).unwrap_or_default(),
+        _ => Default::default(),
     };
-    let policy = fit(file).map_err(|error| Wrong {
+    let policy = fit.map_err(|error| Wrong {
         what: error.to_string(),
         advice: advice(&error, &imports),
     });
