@@ -16,7 +16,7 @@ use crate::limits;
 pub const HEAD_FORMAT: u16 = 1;
 
 /// The latest format of the log that this version reads and, once all hosts read it, writes. In
-/// format 2 a record can say that a subscription is owed retained messages.
+/// format 2 a record can say that retained messages of a subscription are pending.
 pub const LOG_FORMAT: u16 = 2;
 
 /// A hash over a frame and, through the hash in it, over all frames before.

@@ -136,7 +136,7 @@ fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
         put(Part::Subscribe {
             filter,
             subscription,
-            owes_retained: session.owes_retained(filter),
+            retained_pending: session.retained_pending(filter),
         });
     }
     for (packet_id, reason) in session.answered() {

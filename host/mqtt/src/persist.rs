@@ -50,9 +50,9 @@ pub trait Persistence: Send + Sync + 'static {
         true
     }
 
-    /// Whether every reader of the log knows the change of a subscription that is owed retained
+    /// Whether every reader of the log knows the change of a subscription with pending retained
     /// messages. If not, a restart forgets these messages.
-    fn knows_owed_retained(&self) -> bool {
+    fn knows_retained_pending(&self) -> bool {
         true
     }
 
@@ -127,7 +127,7 @@ impl ChangeLog {
     /// Whether the log takes searches for retained messages.
     pub(crate) fn can_record_searches(&self) -> bool {
         let log = self.persistence.as_ref();
-        log.is_some_and(|log| log.knows_owed_retained() && log.has_room())
+        log.is_some_and(|log| log.knows_retained_pending() && log.has_room())
     }
 
     pub(crate) fn clock(&self) -> &Clock {

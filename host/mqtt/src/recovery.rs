@@ -77,7 +77,7 @@ pub(crate) struct SavedSession {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SavedSubscription {
     pub(crate) subscription: Subscription,
-    pub(crate) owes_retained: bool,
+    pub(crate) retained_pending: bool,
 }
 
 /// A recovered message of a session.
@@ -306,11 +306,11 @@ impl SavedSession {
             Part::Subscribe {
                 filter,
                 subscription,
-                owes_retained,
+                retained_pending,
             } => {
                 let saved = SavedSubscription {
                     subscription,
-                    owes_retained,
+                    retained_pending,
                 };
                 self.subscriptions
                     .insert(Bytes::copy_from_slice(filter), saved);

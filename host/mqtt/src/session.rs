@@ -407,7 +407,7 @@ impl Session {
             self.log(change_log).write(Part::Subscribe {
                 filter,
                 subscription,
-                owes_retained: self.owes_retained(filter),
+                retained_pending: self.retained_pending(filter),
             });
         }
     }
@@ -421,7 +421,7 @@ impl Session {
     /// same filter begins again: all messages must be sent after this SUBSCRIBE (section 3.8.4),
     /// and a client that repeats it holds no more memory.
     pub(crate) fn begin_retained_search(&mut self, filter: Bytes, mut search: RetainedSearch) {
-        search.recorded = self.owes_retained(&filter);
+        search.recorded = self.retained_pending(&filter);
         self.retained_searches.insert(filter, search);
     }
 
@@ -457,7 +457,7 @@ impl Session {
     }
 
     /// Whether the log holds that retained messages are still to be sent for this subscription.
-    pub(crate) fn owes_retained(&self, filter: &Bytes) -> bool {
+    pub(crate) fn retained_pending(&self, filter: &Bytes) -> bool {
         let search = self.retained_searches.get(filter);
         search.is_some_and(|search| search.recorded)
     }

@@ -16,8 +16,8 @@ use crate::data_directory::appended;
 use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_server::{EXIT_STATE_LOST, logging};
 
-/// The format of the log that announces records of owed retained messages.
-const OWED_RETAINED_FORMAT: u16 = 2;
+/// The format of the log that announces records of pending retained messages.
+const RETAINED_PENDING_FORMAT: u16 = 2;
 
 /// Writes the records of the store and of the broker to the log of a cluster.
 #[derive(Clone)]
@@ -124,8 +124,8 @@ impl Persistence for ClusterLog {
         self.0.has_room()
     }
 
-    fn knows_owed_retained(&self) -> bool {
-        self.0.log_format() >= OWED_RETAINED_FORMAT
+    fn knows_retained_pending(&self) -> bool {
+        self.0.log_format() >= RETAINED_PENDING_FORMAT
     }
 
     fn is_behind(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::{
     AS_PUBLISHED, Change, Content, ContentBytes, CorruptChanges, EXPIRES, FORMAT, HAS_ID, NO_LOCAL,
-    OWES_RETAINED, Part, RETAIN, RecordedWill, SAME_BYTES, Sharing, tag,
+    Part, RETAIN, RETAINED_PENDING, RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{QoS, ReasonCode, limits::SUBSCRIPTION_ID_OVER, router::Subscription};
 use statehouse_protocol::SessionId;
@@ -126,7 +126,7 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
 
 fn read_subscribe<'a>(rest: &mut &'a [u8]) -> Read<Part<'a>> {
     let flags = read_byte(rest)?;
-    if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID | OWES_RETAINED) != 0 {
+    if flags & !(3 | NO_LOCAL | AS_PUBLISHED | HAS_ID | RETAINED_PENDING) != 0 {
         return Err("a subscription has unknown options");
     }
     let filter = read_topic(rest)?;
@@ -143,7 +143,7 @@ fn read_subscribe<'a>(rest: &mut &'a [u8]) -> Read<Part<'a>> {
             retain_as_published: flags & AS_PUBLISHED != 0,
             id,
         },
-        owes_retained: flags & OWES_RETAINED != 0,
+        retained_pending: flags & RETAINED_PENDING != 0,
     })
 }
 

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use statehouse_protocol::SessionId;
 
 use super::{
-    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, OWES_RETAINED, Part, RETAIN,
-    RecordedWill, SAME_BYTES, Sharing, tag,
+    AS_PUBLISHED, Change, Content, EXPIRES, FORMAT, HAS_ID, NO_LOCAL, Part, RETAIN,
+    RETAINED_PENDING, RecordedWill, SAME_BYTES, Sharing, tag,
 };
 use crate::{
     Message, clock::Clock, limits::BATCH_BYTES, router::Subscription, session_queue::Queued,
@@ -130,8 +130,8 @@ fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
         Part::Subscribe {
             filter,
             subscription,
-            owes_retained,
-        } => write_subscription(out, filter, subscription, *owes_retained),
+            retained_pending,
+        } => write_subscription(out, filter, subscription, *retained_pending),
         Part::Unsubscribe { filter } => write_bytes(out, filter),
         Part::Message {
             number,
@@ -167,7 +167,7 @@ fn write_subscription(
     out: &mut Vec<u8>,
     filter: &[u8],
     subscription: &Subscription,
-    owes_retained: bool,
+    retained_pending: bool,
 ) {
     let flag = |set: bool, bit: u8| if set { bit } else { 0 };
     out.push(
@@ -175,7 +175,7 @@ fn write_subscription(
             | flag(subscription.no_local, NO_LOCAL)
             | flag(subscription.retain_as_published, AS_PUBLISHED)
             | flag(subscription.id.is_some(), HAS_ID)
-            | flag(owes_retained, OWES_RETAINED),
+            | flag(retained_pending, RETAINED_PENDING),
     );
     write_bytes(out, filter);
     if let Some(id) = subscription.id {

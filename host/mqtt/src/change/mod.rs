@@ -80,7 +80,7 @@ pub(crate) enum Part<'a> {
         filter: &'a [u8],
         subscription: Subscription,
         /// Whether retained messages are still to be sent for it.
-        owes_retained: bool,
+        retained_pending: bool,
     },
     Unsubscribe {
         filter: &'a [u8],
@@ -234,4 +234,4 @@ const SAME_BYTES: u8 = 16;
 const NO_LOCAL: u8 = 4;
 const AS_PUBLISHED: u8 = 8;
 const HAS_ID: u8 = 16;
-const OWES_RETAINED: u8 = 32;
+const RETAINED_PENDING: u8 = 32;

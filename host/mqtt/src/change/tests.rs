@@ -64,7 +64,7 @@ proptest! {
             Part::NoWill,
             Part::Detach { at_ms: number },
             Part::End,
-            Part::Subscribe { filter: &topic, subscription, owes_retained: flags.2 },
+            Part::Subscribe { filter: &topic, subscription, retained_pending: flags.2 },
             Part::Unsubscribe { filter: &topic },
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: None },
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: Some(sharing) },

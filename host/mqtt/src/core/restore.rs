@@ -231,7 +231,7 @@ impl Core {
         };
         let SavedSubscription {
             subscription,
-            owes_retained,
+            retained_pending,
         } = saved;
         let cost = cost_bytes(filter);
         let fits = topic::check_filter(filter).is_ok()
@@ -252,7 +252,7 @@ impl Core {
         if fits {
             session.restore_subscription(filter, subscription);
             self.router.subscribe(filter, key, subscription, false);
-            if owes_retained {
+            if retained_pending {
                 // All messages, since it is not recorded which ones were sent.
                 let search = RetainedSearch {
                     subscription,

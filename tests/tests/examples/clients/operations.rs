@@ -86,8 +86,8 @@ fn javascript_client_executes_each_operation() {
     assert_operations(Language::JavaScript);
 }
 
-/// Regression: the store closed the connection, and the Python client sent the request again on each
-/// later one.
+/// Regression: the store closed the connection, and the Python client sent the request again on
+/// each later one.
 #[test]
 fn request_that_the_store_does_not_take_is_refused_before_it_is_sent() {
     let server = Server::start();
