@@ -71,8 +71,8 @@ pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 /// refused before the next snapshot would take it.
 pub const RESERVE_QUOTA_PART: u64 = 8;
 
-/// How long a snapshot may still make room after its last piece: the log before it is truncated, the
-/// engine is compacted, and counts the free pages.
+/// How long a snapshot may still make room after its last piece: the log before it is truncated,
+/// the engine is compacted, and counts the free pages.
 pub const MAKING_ROOM: Duration = Duration::from_secs(5);
 
 /// The least quota of etcd that `cluster check` accepts without a warning. The log grows while a

@@ -101,7 +101,8 @@ impl Broker {
     ///
     /// A session that was connected is treated as if its connection ended now; its will waits some
     /// seconds for the client to reconnect. Sessions and messages beyond the limits are dropped and
-    /// logged, unless [`Options::keeps_all`] is set. Expired sessions end as soon as the timers run.
+    /// logged, unless [`Options::keeps_all`] is set. Expired sessions end as soon as the timers
+    /// run.
     #[must_use]
     pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
         Self::restore_at(options, service, recovery, Clock::now())

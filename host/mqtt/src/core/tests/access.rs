@@ -246,8 +246,8 @@ fn queued_messages_of_withdrawn_topics_reach_no_client() {
     assert_eq!(rest(&mut second), [""; 0]);
 }
 
-/// Regression: a message of the service that was decided before the rules changed, and arrived after
-/// they were applied, stayed in the queue.
+/// Regression: a message of the service that was decided before the rules changed, and arrived
+/// after they were applied, stayed in the queue.
 #[test]
 fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
     let (broker, rules) = ruled(Limits::default());
