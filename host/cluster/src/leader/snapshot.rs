@@ -34,6 +34,8 @@ pub(super) struct Snapshots {
 struct Running {
     info: SnapshotInfo,
     hasher: blake3::Hasher,
+    /// Bytes of the snapshot and the frames before it.
+    replaced_bytes: u64,
     /// Blocks that are not yet in a piece.
     buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
@@ -114,6 +116,7 @@ impl Snapshots {
                 hash: [0; 32],
             },
             hasher: blake3::Hasher::new(),
+            replaced_bytes: last_bytes + self.log_bytes,
             buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
@@ -201,7 +204,7 @@ impl Snapshots {
         if running.buffer.is_empty() {
             return None;
         }
-        log.makes_room();
+        log.makes_room(running.replaced_bytes);
         let is_tight = log.space().is_tight();
         self.next_at = host.now();
         if !is_tight {

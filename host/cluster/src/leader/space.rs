@@ -32,6 +32,8 @@ pub(in crate::leader) struct Space {
     /// What the engine must still take before the next snapshot is complete. Appended bytes count
     /// until the state was measured again.
     next: AtomicU64,
+    /// What the running snapshot, or the last one, replaces.
+    replaced: AtomicU64,
 }
 
 impl Space {
@@ -45,6 +47,7 @@ impl Space {
             report_due: Notify::new(),
             waiting: AtomicU64::new(0),
             next: AtomicU64::new(snapshot_bytes),
+            replaced: AtomicU64::new(0),
         }
     }
 
@@ -107,10 +110,16 @@ impl Space {
         !self.leaves(2 * self.reserve())
     }
 
-    /// Whether clients that write should wait if room is being made: without it, they would soon be
-    /// refused.
+    /// The running snapshot will replace so many bytes.
+    pub(super) fn replaces(&self, bytes: u64) {
+        self.replaced.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether clients that write should wait for the running snapshot: it makes room, and without
+    /// that they would soon be refused.
     pub(super) fn is_short(&self) -> bool {
-        !self.leaves(self.reserve() / 2 * 3)
+        let replaced = self.replaced.load(Ordering::Relaxed);
+        self.is_tight() && self.leaves_without(replaced, 2 * self.reserve())
     }
 
     /// Whether a snapshot may begin. Removals have used a part of the reserve.
@@ -129,8 +138,14 @@ impl Space {
 
     /// Whether the next snapshot leaves so many bytes of the quota.
     fn leaves(&self, bytes: u64) -> bool {
+        self.leaves_without(0, bytes)
+    }
+
+    /// Like [`leaves`](Self::leaves), after so many bytes were removed.
+    fn leaves_without(&self, removed: u64, bytes: u64) -> bool {
         let [used, waiting, next] =
             [&self.used, &self.waiting, &self.next].map(|it| it.load(Ordering::Relaxed));
+        let used = used.saturating_sub(removed);
         let unwritten = waiting.saturating_add(next);
         [used, unwritten, unwritten / limits::OVERHEAD_PART]
             .iter()
@@ -184,6 +199,18 @@ mod tests {
             ];
             assert_eq!(found, expected, "{used} bytes in use");
         }
+    }
+
+    #[test]
+    fn writers_wait_for_a_snapshot_only_if_it_makes_room() {
+        let space = space(376, 200);
+        assert!(!space.is_short());
+        space.replaces(1);
+        assert!(space.is_short());
+        space.appended(1);
+        assert!(!space.is_short(), "it would not suffice");
+        space.replaces(4);
+        assert!(space.is_short());
     }
 
     #[test]
