@@ -3,6 +3,9 @@
 
 use std::process::ExitCode;
 
+#[cfg(all(target_arch = "x86_64", target_env = "musl"))]
+use statehouse_memory as _;
+
 fn main() -> ExitCode {
     statehouse::cli::main()
 }
