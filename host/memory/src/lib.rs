@@ -26,7 +26,7 @@ const PIECE: usize = 64;
 #[cfg_attr(target_env = "musl", unsafe(no_mangle))]
 pub unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
     // SAFETY: the same requirements.
-    unsafe { memmove(to, from, len) }
+    unsafe { copy(to, from, len) }
 }
 
 /// Copies `len` bytes that may overlap, as in C.
@@ -35,6 +35,12 @@ pub unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mu
 /// `from` must be valid for reads and `to` for writes of `len` bytes.
 #[cfg_attr(target_env = "musl", unsafe(no_mangle))]
 pub unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
+    // SAFETY: the same requirements.
+    unsafe { copy(to, from, len) }
+}
+
+#[inline(always)]
+unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
     // SAFETY: each function gets a length that it supports, and accesses only these bytes.
     unsafe {
         match len {
@@ -60,6 +66,12 @@ pub unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *m
 /// Both pointers must be valid for reads of `len` bytes.
 #[cfg_attr(target_env = "musl", unsafe(no_mangle))]
 pub unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
+    // SAFETY: the same requirements.
+    unsafe { compare(a, b, len) }
+}
+
+#[inline(always)]
+unsafe fn compare(a: *const u8, b: *const u8, len: usize) -> i32 {
     // SAFETY: no access is beyond `len`.
     unsafe {
         match len {
@@ -109,7 +121,7 @@ pub unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
 #[cfg_attr(target_env = "musl", unsafe(no_mangle))]
 pub unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
     // SAFETY: the same requirements.
-    unsafe { memcmp(a, b, len) }
+    unsafe { compare(a, b, len) }
 }
 
 fn order<T: PartialOrd>(a: T, b: T) -> i32 {
