@@ -514,7 +514,7 @@ export class Store {
     const texts = [REQUESTS, this.#answers, correlation, ...Object.values(userProperties)];
     const bytes = payload.length + texts.reduce((sum, text) => sum + encoder.encode(text).length, 128);
     if (bytes > this.#requestBytesMax) {
-      const why = `the request has ${bytes} bytes, and the store takes ${this.#requestBytesMax}`;
+      const why = `the request has about ${bytes} bytes, and the store takes ${this.#requestBytesMax}`;
       return Promise.reject(new StoreError("denied", why));
     }
     return new Promise((resolve, reject) => {

@@ -145,6 +145,8 @@ impl Owners {
 struct Mapped {
     owners: Arc<Watched<Owners>>,
     chain: Arc<[Vec<u8>]>,
+    /// False if a password says who the user is.
+    names_user: bool,
     identity: Identity,
     /// The table that gave this identity last.
     given_by: Mutex<Arc<Owners>>,
@@ -157,7 +159,10 @@ impl Proof for Mapped {
         if Arc::ptr_eq(&given_by, &current) {
             return true;
         }
-        let is_good = current.identify(&self.chain).as_ref() == Some(&self.identity);
+        let is_good = current.identify(&self.chain).is_some_and(|identity| {
+            identity.attributes == self.identity.attributes
+                && (!self.names_user || identity.user == self.identity.user)
+        });
         if is_good {
             *given_by = current;
         }
@@ -166,8 +171,12 @@ impl Proof for Mapped {
 }
 
 /// Like [`Owners::identify`], by the current owners. With a table, a proof says whether a later one
-/// still gives the same identity.
-pub(super) fn identify(owners: &Arc<Watched<Owners>>, chain: &Arc<[Vec<u8>]>) -> Option<Identity> {
+/// still gives the same attributes and, if the certificate `names_user`, the same user.
+pub(super) fn identify(
+    owners: &Arc<Watched<Owners>>,
+    chain: &Arc<[Vec<u8>]>,
+    names_user: bool,
+) -> Option<Identity> {
     let current = owners.current();
     let identity = current.identify(chain)?;
     let proofs: Vec<Arc<dyn Proof>> = match *current {
@@ -175,6 +184,7 @@ pub(super) fn identify(owners: &Arc<Watched<Owners>>, chain: &Arc<[Vec<u8>]>) ->
         Owners::Table(_) => vec![Arc::new(Mapped {
             owners: owners.clone(),
             chain: chain.clone(),
+            names_user,
             identity: identity.clone(),
             given_by: Mutex::new(current),
         })],

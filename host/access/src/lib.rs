@@ -382,11 +382,14 @@ impl Inner {
         if attempt.door.certificates.is_empty() {
             return Ok(None);
         }
+        // With a password, only the attributes are those of the certificate.
+        let has_login = attempt.user.is_some() || attempt.password.is_some();
+        let names_user = !(has_login && self.logins.is_some());
         match &self.owners {
             // The listener has verified the certificate, so the client is authenticated although it
             // has no user name.
             None => Ok(Some(Identity::default())),
-            Some(owners) => certificates::identify(owners, &attempt.door.certificates)
+            Some(owners) => certificates::identify(owners, &attempt.door.certificates, names_user)
                 .map(Some)
                 .ok_or((
                     ReasonCode::NOT_AUTHORIZED,
@@ -479,6 +482,16 @@ impl Access for AccessControl {
             return true;
         };
         rules.grants(origin).may_read(&key)
+    }
+
+    fn may_keep(&self, origin: &Origin, topic: &[u8]) -> bool {
+        let is_of_others =
+            self.0.own_topics && own_topics::reaches_other_clients(&origin.client, topic);
+        let may_subscribe = |rules: &Arc<Authorizer>| rules.grants(origin).may_subscribe(topic);
+        // Not audited either.
+        !is_of_others
+            && self.0.rules.as_ref().is_none_or(may_subscribe)
+            && self.may_receive(origin, topic)
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {

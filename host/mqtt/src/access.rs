@@ -218,10 +218,13 @@ pub trait Access: Send + Sync + 'static {
 
     /// Whether this client may subscribe to this well-formed filter. For a shared subscription it
     /// is the filter after `$share/NAME/`.
-    ///
-    /// If a session has lost the right to a filter, the broker calls this with the topic of each of
-    /// its messages.
     fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool;
+
+    /// Whether a message to this topic may wait for this client. Called for each queued message
+    /// after a change of rules. A refusal is no news: the client may have asked long ago.
+    fn may_keep(&self, origin: &Origin, topic: &[u8]) -> bool {
+        self.may_receive(origin, topic) && self.may_subscribe(origin, topic)
+    }
 
     /// Whether this client may receive the answer to a request of another client at this topic.
     /// Only called for clients that subscribed to the topic; `asker` is none if the session of the

@@ -26,9 +26,10 @@ const NAME_BYTES_MAX: usize = 64;
 ///
 /// A context holds the addresses of a store and how to log in. `context use` selects one for all
 /// commands that name no store. --context and STATEHOUSE_CONTEXT take precedence over environment
-/// variables that name a store, and other flags over STATEHOUSE_CONTEXT. Flags, and environment variables, take precedence over the selected context; if
-/// they name another store, nothing of the context is used. The file is contexts.toml in
-/// $XDG_CONFIG_HOME/statehouse, or in ~/.config/statehouse.
+/// variables that name a store, and other flags over STATEHOUSE_CONTEXT. Flags, and environment
+/// variables, take precedence over the selected context; if they name another store, nothing of
+/// the context is used. The file is contexts.toml in $XDG_CONFIG_HOME/statehouse, or in
+/// ~/.config/statehouse.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -31,27 +31,24 @@ impl Data {
     }
 }
 
-/// The option --context of commands that read the option `data`, a data directory.
+/// The option --context of commands that read a data directory. A directory that is given takes
+/// precedence.
 #[derive(Debug, clap::Args)]
 pub(super) struct ByContext {
     /// The context that names the data directory (see `statehouse context`) [default: the selected
     /// one]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "STATEHOUSE_CONTEXT",
-        conflicts_with = "data"
-    )]
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_CONTEXT")]
     context: Option<String>,
 }
 
 impl ByContext {
     /// The data directory that was given, or that of the context.
     pub(super) fn directory(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
+        let context = self.context.as_deref().filter(|name| !name.is_empty());
         if let Some(path) = given {
             return Ok(path.to_owned());
         }
-        let Some(found) = context::find(self.context.as_deref())? else {
+        let Some(found) = context::find(context)? else {
             return Ok("statehouse-data".into());
         };
         found.data.ok_or_else(|| {

@@ -20,6 +20,7 @@ const CONTEXT: (&str, &str) = ("--context", "STATEHOUSE_CONTEXT");
 /// Ignores the variables of addresses if the arguments name a context, and the variable of the
 /// context if they name an address. Without such an argument the variable of the context takes
 /// precedence. Otherwise clap reports a conflict with a flag that is not among the arguments.
+/// Subcommands without the option --context keep all variables.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
     let has = |flag: &str| {
         let flags = arguments.iter().take_while(|it| *it != "--");
@@ -37,9 +38,10 @@ pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> C
 }
 
 fn ignoring(command: Command, variables: &[&str]) -> Command {
+    let takes_contexts = (command.get_arguments()).any(|it| it.get_long() == Some("context"));
     let names = |arg: &Arg| {
-        arg.get_env()
-            .is_some_and(|it| variables.iter().any(|variable| it == *variable))
+        let is_ignored = |it| variables.iter().any(|variable| it == *variable);
+        takes_contexts && arg.get_env().is_some_and(is_ignored)
     };
     command
         .mut_args(|arg| match names(&arg) {

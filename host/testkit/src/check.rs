@@ -96,7 +96,11 @@ pub fn check(file: &[u8]) -> Checked {
     // Only the compiler has limits: other files may take any time to decode.
     let has_compiled = !matches!(
         &fit,
-        Err(LoadError::Size(_)
+        Err(LoadError::Engine(_)
+            | LoadError::Size(_)
+            | LoadError::NotWasm
+            | LoadError::Cut
+            | LoadError::Encode(_)
             | LoadError::Compile(_)
             | LoadError::Costly(_)
             | LoadError::Compiler(_))

@@ -101,12 +101,28 @@ fn commands_that_read_a_data_directory_take_that_of_the_context() {
         let snapshot = run(home, &[&["snapshot", &file], named].concat()).code(0);
         assert!(snapshot.text().contains("1 key"), "{snapshot:?}");
     }
-    run(home, &["doctor", data, "--context", "far"]).code(2);
     run(home, &["context", "use", "far"]).code(0);
     run(home, &["doctor"])
         .code(2)
         .says("names no data directory");
     run(home, &["doctor", data]).code(0);
+    // `doctor` takes the directory as an argument, and `restore` has no context.
+    run(home, &["context", "use", "here"]).code(0);
+    for context in ["far", ""] {
+        let with = |arguments: &[&str], data: &str| {
+            let mut command = command(arguments);
+            command.env("XDG_CONFIG_HOME", home).current_dir(home);
+            command.env("STATEHOUSE_CONTEXT", context);
+            if !data.is_empty() {
+                command.env("STATEHOUSE_DATA", data);
+            }
+            finish(command, b"")
+        };
+        with(&["doctor", data], "").code(0);
+        let restored = format!("restored{}", context.len());
+        with(&["restore", "backup0"], &restored).code(0);
+        assert!(home.join(&restored).is_dir());
+    }
 }
 
 /// A password of a context must never be sent to a store that flags name.

@@ -36,6 +36,8 @@ struct Running {
     hasher: blake3::Hasher,
     /// Bytes of the snapshot and the frames before it.
     replaced_bytes: u64,
+    /// Bytes of the state at its beginning.
+    state_bytes: u64,
     /// Blocks that are not yet in a piece.
     buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
@@ -117,6 +119,7 @@ impl Snapshots {
             },
             hasher: blake3::Hasher::new(),
             replaced_bytes: last_bytes + self.log_bytes,
+            state_bytes: embedder.snapshot_bytes(),
             buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
@@ -148,11 +151,12 @@ impl Snapshots {
     /// Cancels a snapshot whose rest does not fit the engine any more.
     pub(super) fn cancel_if_too_large(&mut self, host: &Host, log: &LeaderLog) {
         if self.running.is_some() && !log.space().fits_rest() {
-            self.cancel(host, "it does not fit etcd's quota any more");
+            self.cancel(host, log, "it does not fit etcd's quota any more");
         }
     }
 
-    fn cancel(&mut self, host: &Host, why: &str) {
+    fn cancel(&mut self, host: &Host, log: &LeaderLog, why: &str) {
+        log.makes_no_room();
         tracing::warn!("the snapshot was cancelled: {why}");
         self.running = None;
         self.has_leftovers = true;
@@ -197,14 +201,14 @@ impl Snapshots {
             Ok(false) if running.complete.is_some() => {}
             Ok(false) => running.complete = Some(log.appended()),
             Err(message) => {
-                self.cancel(host, &message);
+                self.cancel(host, log, &message);
                 return None;
             }
         }
         if running.buffer.is_empty() {
             return None;
         }
-        log.makes_room(running.replaced_bytes);
+        log.makes_room(running.replaced_bytes, running.state_bytes);
         let is_tight = log.space().is_tight();
         self.next_at = host.now();
         if !is_tight {

@@ -13,7 +13,6 @@ use super::guest::{Guest, Host};
 use super::instance::Instance;
 use super::lines::Lines;
 use super::sections;
-use super::selector::BUILT_IN;
 use super::work::Work;
 use crate::limits;
 
@@ -234,11 +233,6 @@ impl<H: Host> Engine<H> {
         if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
             return Err(LoadError::Description(
                 "its name is empty or longer than 64 bytes",
-            ));
-        }
-        if info.name == BUILT_IN {
-            return Err(LoadError::Description(
-                "its name is reserved for the built-in policy",
             ));
         }
         if info.version.is_empty() || info.version.len() > limits::POLICY_NAME_BYTES_MAX {

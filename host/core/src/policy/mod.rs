@@ -45,6 +45,6 @@ pub use instance::{Call, Instance};
 pub use lines::{Batch, Line, Lines, on_one_line};
 pub use origin::{Act, Actor, Origin};
 pub use registry::{Absent, Choice, KeyLookup, Part, Registry, Routes};
-pub use selector::{Candidate, Selector, SelectorError};
+pub use selector::{BUILT_IN, Candidate, Selector, SelectorError};
 pub use swaps::{Swap, Swaps};
 pub use work::{Done, Failures, LastFailure, Work};

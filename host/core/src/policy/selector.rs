@@ -8,7 +8,8 @@ use super::digest::Digest;
 use crate::limits;
 
 /// Selects the policy that is part of the program.
-pub(super) const BUILT_IN: &str = "builtin";
+/// The selector of the built-in policy, which no loaded policy may have as its name.
+pub const BUILT_IN: &str = "builtin";
 
 /// A digest prefix of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
 #[derive(Clone, Debug, PartialEq, Eq)]

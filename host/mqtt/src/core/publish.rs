@@ -409,7 +409,11 @@ impl Core {
             return false;
         };
         let waits = !session.queue.is_queue_empty()
-            || (session.link.as_ref()).is_some_and(|link| link.unacknowledged >= link.window);
+            || session.link.as_ref().is_some_and(|link| {
+                link.unacknowledged >= link.window
+                    || !link.resend.is_empty()
+                    || !link.output.has_room(message.cost_bytes())
+            });
         waits
             && (session.origin())
                 .is_some_and(|origin| !self.access.may_receive(&origin, &message.topic))

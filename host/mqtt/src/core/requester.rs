@@ -49,7 +49,7 @@ impl Requester {
             Self::Session(requester) => client(requester),
             Self::UnderNewRules => {
                 let origin = session(key).and_then(Session::origin);
-                if origin.is_some_and(|origin| !access.may_subscribe(&origin, topic)) {
+                if origin.is_some_and(|origin| !access.may_keep(&origin, topic)) {
                     return false;
                 }
                 None

@@ -259,8 +259,7 @@ impl Core {
             .collect();
         // The subscription that queued a message may have ended before, and others may have queued
         // it too. So it stays if the client may subscribe to its exact topic.
-        let allowed =
-            |topic: &[u8]| access.may_receive(origin, topic) && access.may_subscribe(origin, topic);
+        let allowed = |topic: &[u8]| access.may_keep(origin, topic);
         self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
         let mut log = session.log(&mut self.change_log);
         let (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);

@@ -14,8 +14,9 @@ use serde::Serialize;
 use statehouse_access::audit;
 use statehouse_config::limits;
 use statehouse_core::policy::{
-    Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Delivered, Digest,
-    Done, Engine, Instance, Lines, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+    Act, Actor, Assignment, AssignmentError, BUILT_IN, Canary, CanaryRule, Candidate, Delivered,
+    Digest, Done, Engine, Instance, Lines, LoadError, Policy, Role, Selector, SelectorError,
+    Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
@@ -260,6 +261,10 @@ impl Control {
             return Ok(view);
         }
         let policy = self.compile(file)?;
+        if policy.name == BUILT_IN {
+            let why = "its name is reserved for the built-in policy";
+            return Err(LoadError::Description(why).into());
+        }
         let mut unloaded = None;
         self.change_signed(signed_by, |seen, ready| {
             // A second caller with the same file may have been faster.

@@ -253,7 +253,9 @@ fn retained_messages_that_were_not_sent_yet_survive_a_restart() {
     let take = |peer: &mut Peer, count: usize| -> Vec<String> {
         let mut taken = Vec::new();
         while taken.len() < count {
-            for message in peer.messages() {
+            let messages = peer.messages();
+            assert!(!messages.is_empty(), "after {taken:?}");
+            for message in messages {
                 assert!(message.retain);
                 taken.push(String::from_utf8(message.payload.to_vec()).unwrap());
                 let ack = wire::PubAck::new(message.pkid, None);
