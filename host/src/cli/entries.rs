@@ -35,8 +35,8 @@ pub(super) struct Entry {
     pub(super) meta: Option<Meta>,
 }
 
-/// The entries of these keys, in order, without those that do not exist any more. All keys are asked
-/// for at once, so there should be at most [`IN_FLIGHT`].
+/// The entries of these keys, in order, without those that do not exist any more. All keys are
+/// asked for at once, so there should be at most [`IN_FLIGHT`].
 pub(super) async fn read(
     client: &Client,
     keys: &[Bytes],

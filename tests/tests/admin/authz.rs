@@ -134,7 +134,7 @@ fn explain_names_limits_of_topics_and_client_ids() {
     assert_eq!(long.as_deref(), Some(bytes));
 }
 
-/// Orders need no right to publish, so a denial was wrong, and a topic beside them was allowed.
+/// Regression: orders need no right to publish, and were denied; similar topics were allowed.
 #[test]
 fn explain_does_not_judge_orders() {
     let server = Server::start();

@@ -149,8 +149,8 @@ fn del_prefix_deletes_exactly_these_keys() {
     ask(&server, &["del"]).code(2);
 }
 
-/// Regression: it stopped at the first key that the store refused to delete, printed a wrong number,
-/// and stopped at the same key when it was repeated.
+/// Regression: it stopped at the first key that the store refused to delete, printed a wrong
+/// number, and stopped at the same key when it was repeated.
 #[test]
 fn del_prefix_deletes_the_keys_beside_a_fenced_one() {
     let server = Server::start();
