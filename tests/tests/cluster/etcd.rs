@@ -20,7 +20,7 @@ const ELECTION: Duration = Duration::from_secs(8);
 const ROOM: Duration = Duration::from_secs(60);
 
 /// How often etcd is filled until no host makes room any more.
-const FILLINGS: usize = 10;
+const FILLINGS: usize = 20;
 
 const QUOTA: u64 = 16 << 20;
 const REFUSED: &str = "-ERR the quota has been exceeded\\r\\n";
