@@ -235,9 +235,9 @@ impl LeaderLog {
             || self.space.is_short() && self.is_making_room()
     }
 
-    /// A snapshot goes on, and will replace so many bytes. The one after it needs `state_bytes`.
-    pub(super) fn makes_room(&self, replaced_bytes: u64, state_bytes: u64) {
-        self.space.replaces(replaced_bytes, state_bytes);
+    /// A snapshot goes on, and will replace so many bytes.
+    pub(super) fn makes_room(&self, replaced_bytes: u64) {
+        self.space.replaces(replaced_bytes);
         let until = self.clock.now() + limits::MAKING_ROOM;
         let until_ns = until.as_nanos().try_into().unwrap_or(u64::MAX);
         self.makes_room_until_ns.store(until_ns, Ordering::Relaxed);

@@ -36,8 +36,6 @@ struct Running {
     hasher: blake3::Hasher,
     /// Bytes of the snapshot and the frames before it.
     replaced_bytes: u64,
-    /// Bytes of the state at its beginning.
-    state_bytes: u64,
     /// Blocks that are not yet in a piece.
     buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
@@ -119,7 +117,6 @@ impl Snapshots {
             },
             hasher: blake3::Hasher::new(),
             replaced_bytes: last_bytes + self.log_bytes,
-            state_bytes: embedder.snapshot_bytes(),
             buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
@@ -208,7 +205,7 @@ impl Snapshots {
         if running.buffer.is_empty() {
             return None;
         }
-        log.makes_room(running.replaced_bytes, running.state_bytes);
+        log.makes_room(running.replaced_bytes);
         let is_tight = log.space().is_tight();
         self.next_at = host.now();
         if !is_tight {

@@ -34,8 +34,6 @@ pub(in crate::leader) struct Space {
     next: AtomicU64,
     /// What the running snapshot, or the last one, replaces.
     replaced: AtomicU64,
-    /// What the snapshot after it needs.
-    following: AtomicU64,
 }
 
 impl Space {
@@ -50,7 +48,6 @@ impl Space {
             waiting: AtomicU64::new(0),
             next: AtomicU64::new(snapshot_bytes),
             replaced: AtomicU64::new(0),
-            following: AtomicU64::new(0),
         }
     }
 
@@ -113,19 +110,16 @@ impl Space {
         !self.leaves(2 * self.reserve())
     }
 
-    /// The running snapshot will replace so many bytes, and the one after it needs `state_bytes`.
-    pub(super) fn replaces(&self, bytes: u64, state_bytes: u64) {
+    /// The running snapshot will replace so many bytes.
+    pub(super) fn replaces(&self, bytes: u64) {
         self.replaced.store(bytes, Ordering::Relaxed);
-        self.following.store(state_bytes, Ordering::Relaxed);
     }
 
     /// Whether clients that write should wait for the running snapshot: it makes room, and without
     /// that they would soon be refused.
     pub(super) fn is_short(&self) -> bool {
-        let [replaced, following] =
-            [&self.replaced, &self.following].map(|it| it.load(Ordering::Relaxed));
-        let needed = following + following / limits::OVERHEAD_PART + 2 * self.reserve();
-        self.is_tight() && self.leaves_without(replaced, needed)
+        let replaced = self.replaced.load(Ordering::Relaxed);
+        self.is_tight() && self.leaves_without(replaced, 2 * self.reserve())
     }
 
     /// Whether a snapshot may begin. Removals have used a part of the reserve.
@@ -211,13 +205,12 @@ mod tests {
     fn writers_wait_for_a_snapshot_only_if_it_makes_room() {
         let space = space(376, 200);
         assert!(!space.is_short());
-        // 100 bytes of the next snapshot are still to be written.
-        space.needs(100);
-        space.appended(100);
-        space.replaces(391, 80);
+        space.replaces(1);
         assert!(space.is_short());
-        space.replaces(90, 80);
+        space.appended(1);
         assert!(!space.is_short(), "it would not suffice");
+        space.replaces(4);
+        assert!(space.is_short());
     }
 
     #[test]
