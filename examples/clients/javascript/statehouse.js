@@ -512,9 +512,11 @@ export class Store {
     const payload = encode(command);
     // Names, lengths and the header of the packet take less than 128 bytes beside the texts.
     const texts = [REQUESTS, this.#answers, correlation, ...Object.values(userProperties)];
-    const bytes = payload.length + texts.reduce((sum, text) => sum + encoder.encode(text).length, 128);
+    const sizes = [128, payload.length, ...texts.map((text) => encoder.encode(text).length)];
+    const bytes = sizes.reduce((sum, size) => sum + size);
     if (bytes > this.#requestBytesMax) {
-      const why = `the request has about ${bytes} bytes, and the store takes ${this.#requestBytesMax}`;
+      const most = this.#requestBytesMax;
+      const why = `the request has about ${bytes} bytes, and the store takes ${most}`;
       return Promise.reject(new StoreError("denied", why));
     }
     return new Promise((resolve, reject) => {

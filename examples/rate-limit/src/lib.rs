@@ -88,6 +88,30 @@ mod tests {
         table.call(policy, &request).bytes
     }
 
+    /// Regression: on a full disk, and at a quota, no client could remove a key.
+    #[test]
+    fn removals_pass_without_room_for_the_bucket() {
+        let policy = Ruled::<RateLimit>::configure(&[]).expect("it takes no options");
+        let mut table = Table::new(NOW_MS);
+        let ask = |table: &mut Table, words: &[&[u8]], client: &str| {
+            let request = Request {
+                timestamp: Some(format!("{NOW_MS}:0:{client}")),
+                client: Some(client.to_owned()),
+                ..cases::request(words)
+            };
+            table.call(&policy, &request).bytes
+        };
+        assert_eq!(
+            ask(&mut table, &[b"SET", b"key", b"value"], "a"),
+            b"+OK\r\n"
+        );
+        // The key and the bucket of its client.
+        table.limit_keys(2);
+        let full = b"-ERR the quota has been exceeded\r\n";
+        assert_eq!(ask(&mut table, &[b"SET", b"key", b"other"], "b"), full);
+        assert_eq!(ask(&mut table, &[b"DEL", b"key"], "b"), b":1\r\n");
+    }
+
     #[test]
     fn burst_is_allowed_then_the_rate_for_each_client() {
         let policy = Ruled::<RateLimit>::configure(&[]).expect("it takes no options");

@@ -11,7 +11,7 @@ use statehouse_mqtt::{check_topic_filter, check_topic_name};
 use statehouse_protocol::OPERATOR_CLIENT;
 use statehouse_protocol::pattern;
 use statehouse_protocol::topics::{
-    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
+    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, is_order,
 };
 
 /// Why no client may connect as [`OPERATOR_CLIENT`].
@@ -94,16 +94,12 @@ pub fn reservation(client: &str, question: Question<'_>) -> Option<&'static str>
 }
 
 /// Why there is nothing to decide: the topic or the filter is not valid, or it is a topic of
-/// requests or signed orders, which need no right to publish. `is_order` recognizes the latter.
+/// requests or signed orders, which need no right to publish.
 ///
 /// # Errors
 ///
 /// The reason, for the operator who asks.
-pub fn check(
-    command: Wanted,
-    on: &[u8],
-    is_order: impl Fn(&[u8]) -> bool,
-) -> Result<(), &'static str> {
+pub fn check(command: Wanted, on: &[u8]) -> Result<(), &'static str> {
     let requests = [REQUEST_TOPIC, PREVIEW_TOPIC];
     match command {
         Wanted::Subscribe => check_topic_filter(on),

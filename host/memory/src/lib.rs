@@ -62,6 +62,16 @@ unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
     to
 }
 
+/// Both ends of at least one and at most two `$half`s as one number, which orders like the bytes.
+macro_rules! ends {
+    ($at:expr, $len:expr, $half:ty, $whole:ty) => {{
+        let behind = $len - size_of::<$half>();
+        let first = <$half>::from_be($at.cast::<$half>().read_unaligned());
+        let last = <$half>::from_be($at.add(behind).cast::<$half>().read_unaligned());
+        (first as $whole) << <$half>::BITS | last as $whole
+    }};
+}
+
 /// Compares `len` bytes, as in C.
 ///
 /// # Safety
@@ -79,38 +89,9 @@ unsafe fn compare(a: *const u8, b: *const u8, len: usize) -> i32 {
         match len {
             0 => 0,
             1 => i32::from(a.read()) - i32::from(b.read()),
-            2..4 => {
-                let first = i32::from(a.read()) - i32::from(b.read());
-                let a = a.add(len - 2).cast::<u16>().read_unaligned();
-                let b = b.add(len - 2).cast::<u16>().read_unaligned();
-                if first != 0 {
-                    first
-                } else {
-                    order(u16::from_be(a), u16::from_be(b))
-                }
-            }
-            4..8 => {
-                let last = len - 4;
-                let heads = (a.cast::<u32>(), b.cast::<u32>());
-                let tails = (a.add(last).cast::<u32>(), b.add(last).cast::<u32>());
-                let (head_a, head_b) = (heads.0.read_unaligned(), heads.1.read_unaligned());
-                let (tail_a, tail_b) = (tails.0.read_unaligned(), tails.1.read_unaligned());
-                match order(u32::from_be(head_a), u32::from_be(head_b)) {
-                    0 => order(u32::from_be(tail_a), u32::from_be(tail_b)),
-                    found => found,
-                }
-            }
-            8..16 => {
-                let last = len - 8;
-                let heads = (a.cast::<u64>(), b.cast::<u64>());
-                let tails = (a.add(last).cast::<u64>(), b.add(last).cast::<u64>());
-                let (head_a, head_b) = (heads.0.read_unaligned(), heads.1.read_unaligned());
-                let (tail_a, tail_b) = (tails.0.read_unaligned(), tails.1.read_unaligned());
-                match order(u64::from_be(head_a), u64::from_be(head_b)) {
-                    0 => order(u64::from_be(tail_a), u64::from_be(tail_b)),
-                    found => found,
-                }
-            }
+            2..4 => order(ends!(a, len, u16, u32), ends!(b, len, u16, u32)),
+            4..8 => order(ends!(a, len, u32, u64), ends!(b, len, u32, u64)),
+            8..16 => order(ends!(a, len, u64, u128), ends!(b, len, u64, u128)),
             _ => {
                 let mut at = 0;
                 while at + 16 <= len {

@@ -11,6 +11,16 @@ pub const NOTIFICATION_TOPICS: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-
 /// The prefix of the topics for orders and their status (protocol, section 12). Of all topics below,
 /// clients publish only orders and pieces of policies.
 pub const ADMIN_TOPICS: &str = "statehouse/v1/admin/";
+/// The topic of orders.
+pub const ORDER_TOPIC: &str = "statehouse/v1/admin/policy/order";
+/// The prefix of the topics of chunks. The file's digest and the number of the chunk follow.
+pub const CHUNK_TOPICS: &str = "statehouse/v1/admin/policy/chunk/";
+
+/// Whether a topic is that of orders, or of a chunk.
+#[must_use]
+pub fn is_order(topic: &[u8]) -> bool {
+    topic == ORDER_TOPIC.as_bytes() || topic.starts_with(CHUNK_TOPICS.as_bytes())
+}
 
 /// The topic of a client's notifications about a key: both in Base 16 (protocol, section 8).
 #[must_use]

@@ -76,7 +76,7 @@ use super::past::Reader;
 use super::query::{bad, number, text, value};
 use super::requests::drain;
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
-use crate::policies::delivery::{Gate, ShipError, is_order};
+use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use statehouse_access::explain;
 use statehouse_config::{limits, percent};
@@ -306,7 +306,7 @@ impl Api {
                 let ask: Ask = read(request, limits::ADMIN_QUESTION_BYTES_MAX).await?;
                 let on =
                     percent::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
-                explain::check(ask.command, &on, is_order).map_err(bad)?;
+                explain::check(ask.command, &on).map_err(bad)?;
                 self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
                     .await
             }

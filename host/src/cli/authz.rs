@@ -15,7 +15,6 @@ use super::data::count;
 use super::output::{Exit, Failure, emit, emit_either, one_line, printable};
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who, reserved};
-use crate::policies::delivery::is_order;
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
 use statehouse_config::percent;
@@ -138,7 +137,7 @@ async fn explain(args: &ExplainArgs) -> Result<Exit, Failure> {
         }
         (Some(key), _) => key.as_bytes(),
     };
-    explain::check(args.command, on, is_order).map_err(Failure::usage)?;
+    explain::check(args.command, on).map_err(Failure::usage)?;
     let decision = match &args.rules {
         Some(file) => by_file(args, file, on)?,
         None => by_store(args, on).await?,

@@ -44,10 +44,10 @@ pub(super) struct ByContext {
 impl ByContext {
     /// The data directory that was given, or that of the context.
     pub(super) fn directory(&self, given: Option<&Path>) -> Result<PathBuf, Failure> {
-        let context = self.context.as_deref().filter(|name| !name.is_empty());
         if let Some(path) = given {
             return Ok(path.to_owned());
         }
+        let context = self.context.as_deref().filter(|name| !name.is_empty());
         let Some(found) = context::find(context)? else {
             return Ok("statehouse-data".into());
         };

@@ -22,7 +22,7 @@ export const admission = {
   admit(command) {
     try {
       if (admit(command) !== undefined) {
-        throw new Error("admit returns a value: it refuses by throwing, and must not be async");
+        throw new Error("admit returns a value: it refuses by throwing, and is not async");
       }
     } catch (error) {
       if (error?.payload?.tag) throw error.payload; // a refusal of the table

@@ -48,7 +48,7 @@ class Admission(exports.Admission):
     def admit(self, command):
         try:
             if admit(command) is not None:
-                raise TypeError("admit returns a value: it refuses by raising, and must not be async")
+                raise TypeError("admit returns a value: it refuses by raising, and is not async")
         except Err:
             raise
         except Exception as bug:

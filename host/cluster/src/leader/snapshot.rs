@@ -206,11 +206,11 @@ impl Snapshots {
             return None;
         }
         log.makes_room(running.replaced_bytes);
-        let is_tight = log.space().is_tight();
-        self.next_at = host.now();
-        if !is_tight {
-            self.next_at += host.options.timing.piece;
-        }
+        let pause = match log.space().is_tight() {
+            true => Duration::ZERO,
+            false => host.options.timing.piece,
+        };
+        self.next_at = host.now() + pause;
         let bytes = running.buffer.len().min(host.options.sizes.piece_bytes);
         // A block can have many pieces, so the rest must not be copied for each.
         let piece = running.buffer.split_to(bytes).freeze();

@@ -7,8 +7,7 @@ use std::str::FromStr;
 use super::digest::Digest;
 use crate::limits;
 
-/// Selects the policy that is part of the program.
-/// The selector of the built-in policy, which no loaded policy may have as its name.
+/// Selects the policy that is part of the program. No loaded policy may have this name.
 pub const BUILT_IN: &str = "builtin";
 
 /// A digest prefix of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.

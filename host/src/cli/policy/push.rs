@@ -14,6 +14,7 @@ use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
 use statehouse_link::{Place, describe, is_refusal};
+use statehouse_protocol::topics;
 use tokio::time::{Instant, timeout_at};
 
 use super::words;
@@ -328,7 +329,7 @@ impl<'a> Push<'a> {
         self.waiting = (chunks.enumerate())
             .map(|(index, chunk)| {
                 (
-                    format!("{}{digest}/{index}", delivery::CHUNKS),
+                    format!("{}{digest}/{index}", topics::CHUNK_TOPICS),
                     chunk.to_vec(),
                     None,
                 )
@@ -336,7 +337,7 @@ impl<'a> Push<'a> {
             .rev()
             .collect();
         self.waiting
-            .push((delivery::ORDER.to_owned(), payload, Some(signature)));
+            .push((topics::ORDER_TOPIC.to_owned(), payload, Some(signature)));
         Ok(())
     }
 

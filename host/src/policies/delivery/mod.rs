@@ -17,5 +17,5 @@ pub use gate::{Gate, ShipError};
 pub use keys::{KeyError, generate, public_key, secret_key};
 pub use order::{Action, Order, OrderError};
 pub use signature::{SignatureError, public, sign, signers, verify};
-pub use topic::{CHUNKS, ORDER, PolicyOrders, SIGNATURE, STATUS, is_order};
+pub use topic::{PolicyOrders, SIGNATURE, STATUS};
 pub use trust::{Trust, TrustError, digits, id, sign_order};

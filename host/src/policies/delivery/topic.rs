@@ -24,25 +24,14 @@ use super::order::{Action, Assembly, Order, OrderError};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_config::limits;
 use statehouse_core::policy::{Actor, Digest, Selector};
-use statehouse_protocol::topics::ADMIN_TOPICS;
+use statehouse_protocol::topics::{ADMIN_TOPICS, CHUNK_TOPICS, is_order};
 use statehouse_transport::embedded::Orders;
-
-/// The topic of orders.
-pub const ORDER: &str = "statehouse/v1/admin/policy/order";
-
-/// The prefix of the topics of chunks. The file's digest and the number of the chunk follow.
-pub const CHUNKS: &str = "statehouse/v1/admin/policy/chunk/";
 
 /// The topic of the status.
 pub const STATUS: &str = "statehouse/v1/admin/policy/status";
 
 /// The user property with the signature of an order.
 pub const SIGNATURE: &str = "signature";
-
-/// Whether a topic is one of orders or of their chunks.
-pub fn is_order(topic: &[u8]) -> bool {
-    topic == ORDER.as_bytes() || topic.starts_with(CHUNKS.as_bytes())
-}
 
 /// Receives orders and carries them out.
 pub struct PolicyOrders {
@@ -141,7 +130,7 @@ impl PolicyOrders {
         }
         // The broker has checked that the topic is UTF-8.
         let topic = std::str::from_utf8(&request.topic).unwrap_or_default();
-        match topic.strip_prefix(CHUNKS) {
+        match topic.strip_prefix(CHUNK_TOPICS) {
             Some(place) => self.chunk(broker, place, &request.payload),
             None => {
                 let mut user = request.properties.user();

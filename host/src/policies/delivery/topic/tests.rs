@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
+use statehouse_protocol::topics::ORDER_TOPIC;
 use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -192,7 +193,7 @@ fn a_policy_names_its_order_and_the_keys_that_signed_it() {
 async fn a_refused_order_is_counted_by_the_audit() {
     let it = order_rig();
     let request = Request {
-        topic: ORDER.into(),
+        topic: ORDER_TOPIC.into(),
         payload: "{}".into(),
         properties: Properties::default(),
         qos: QoS::AtMostOnce,
