@@ -86,6 +86,7 @@ impl Access<'_> {
         limit: Duration,
         call: impl Fn() -> Call<'c, T>,
     ) -> Result<T, ClusterError> {
+        let began = self.clock.now();
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -96,7 +97,10 @@ impl Access<'_> {
                     | EngineError::NoSpace
                     | EngineError::Compacted),
                 ) => return Err(ClusterError::Engine { what, error }),
-                Err(error) if attempts == limits::CALL_ATTEMPTS_MAX => {
+                Err(error)
+                    if attempts == limits::CALL_ATTEMPTS_MAX
+                        || self.clock.now() - began >= limits::CALL_TIME_MAX =>
+                {
                     return Err(ClusterError::Engine { what, error });
                 }
                 Err(_) => self.clock.sleep(RETRY).await,

@@ -130,6 +130,11 @@ pub async fn check(
     }
     let began = clock.now();
     let before = access.head().await;
+    if let Err(error @ ClusterError::Engine { .. }) = &before {
+        // Other calls would fail as well, each after some time.
+        report.failed(error);
+        return report;
+    }
     check_commits(&mut report, &access).await;
     let heads = match (before, access.head().await) {
         (Ok(before), Ok(after)) => Ok((before, after)),

@@ -91,6 +91,10 @@ pub const DISARMED_SIXTEENTHS_MAX: u64 = 15;
 /// The size of the state is measured again after a log of this part of the quota: 16 MiB of 2 GiB.
 pub const MEASURED_QUOTA_PART: u64 = 128;
 
+/// How long one server of the engine has for a login. It may compute the hash of the password for
+/// many clients at once.
+pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long one server of the engine has to answer before it is skipped.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -137,6 +141,9 @@ pub const COPY_RETRY: Duration = Duration::from_secs(1);
 /// Attempts of a call by an operator before it is reported as failed. Each asks the next server, so
 /// an election in etcd is survived, and an operator waits some seconds at most.
 pub const CALL_ATTEMPTS_MAX: u32 = 12;
+
+/// After this time no further attempt of such a call begins.
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(8);
 
 /// Largest policy module in bytes: the largest file that the admin API accepts.
 pub const MODULE_BYTES_MAX: u64 = 64 << 20;

@@ -184,6 +184,18 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// The stream of a client, as a listener or another host passes it on.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Serves it as MQTT, without a handshake, until it ends.
+    fn serve(self, broker: &Broker, peer: SocketAddr) -> impl Future<Output = ()> + Send;
+}
+
+impl Socket for TcpStream {
+    async fn serve(self, broker: &Broker, peer: SocketAddr) {
+        broker.serve_socket(self, peer).await;
+    }
+}
+
 /// Why a handshake failed. The text is for the log.
 #[derive(Debug, thiserror::Error)]
 enum HandshakeError {
@@ -234,7 +246,7 @@ fn probe_if_silent(socket: &TcpStream) {
 
 /// Reads and discards bytes until the peer closes. A socket that is closed with unread bytes is
 /// reset, and the reset can overtake the alert that names the error.
-async fn drain(mut socket: TcpStream) {
+async fn drain(mut socket: impl AsyncRead + AsyncWrite + Unpin) {
     // The peer may have disconnected already.
     _ = socket.shutdown().await;
     let mut discarded = [0; 512];
@@ -242,10 +254,10 @@ async fn drain(mut socket: TcpStream) {
 }
 
 /// Does the handshake of TLS. A peer that fails it gets an alert, if it waits for one.
-pub async fn accept_tls(
+pub async fn accept_tls<S: AsyncRead + AsyncWrite + Unpin>(
     certificates: &Certificates,
-    socket: TcpStream,
-) -> io::Result<TlsStream<TcpStream>> {
+    socket: S,
+) -> io::Result<TlsStream<S>> {
     let acceptor = TlsAcceptor::from(certificates.config.clone());
     match acceptor.accept(socket).into_fallible().await {
         Ok(stream) => Ok(stream),
@@ -267,13 +279,13 @@ impl Acceptor {
     pub(crate) fn serve(
         self: Arc<Self>,
         broker: Broker,
-        socket: TcpStream,
+        socket: impl Socket,
         peer: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
         let place = (!self.is_plain()).then(|| self.handshakes.begin(peer.ip()));
         async move {
             let Some(place) = place else {
-                return broker.serve_socket(socket, peer).await;
+                return socket.serve(&broker, peer).await;
             };
             let done = tokio::select! {
                 done = Box::pin(self.handshake(socket, peer)) => done,
@@ -290,7 +302,7 @@ impl Acceptor {
 
     async fn handshake(
         &self,
-        socket: TcpStream,
+        socket: impl Socket,
         peer: SocketAddr,
     ) -> Result<(Box<dyn Stream>, Door), HandshakeError> {
         let mut door = Door::open(peer);

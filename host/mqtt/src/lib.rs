@@ -98,6 +98,7 @@ pub use image::ImageCursor;
 pub use lease::Lease;
 pub use limits::Limits;
 pub use message::{Message, QoS};
+pub use output::Direct;
 pub use persist::Persistence;
 pub use properties::{Properties, PropertiesBuilder, PropertyError};
 pub use reason::ReasonCode;

@@ -28,8 +28,9 @@ use crate::{
 };
 
 /// A socket that can be written to without waiting.
-pub(crate) trait Direct: fmt::Debug + Send + Sync {
-    /// Writes the bytes that the socket has room for; `WouldBlock` if it has none.
+pub trait Direct: fmt::Debug + Send + Sync {
+    /// Writes the bytes that the socket has room for; `WouldBlock` if it has none. It must not call
+    /// the broker.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Acknowledges received bytes at once instead of with the next bytes sent.

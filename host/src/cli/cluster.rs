@@ -4,16 +4,18 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::Method;
 use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
-    ClusterError, FirstState, Id, MachineClock, Modules, Overview, Severity, Sizes, check, create,
-    create_from, identity, members, overview, remove_member,
+    ClusterError, Engine as _, EngineError, FirstState, Id, MachineClock, Modules, Overview,
+    Severity, Sizes, check, create, create_from, identity, members, overview, remove_member,
 };
 use statehouse_offline::{Contents, Past};
 use statehouse_wal::Directory;
+use tokio::time::timeout;
 
 use super::data::count;
 use super::output::{self, Exit, Failure, emit, emit_either, notice};
@@ -199,15 +201,25 @@ impl Log {
 /// The failure of a call to these servers.
 fn failed(config: &EtcdConfig, error: &ClusterError) -> Failure {
     match error {
-        ClusterError::Engine { .. } => {
-            let urls = config.urls.join(", ");
-            Failure::transport(format!(
-                "etcd at {urls} does not answer: {error}. Check the addresses with `statehouse cluster check`"
-            ))
-        }
+        ClusterError::Engine {
+            error: EngineError::Refused(_),
+            ..
+        } => Failure::transport(error.to_string()),
+        ClusterError::Engine { .. } => unanswered(config, &error.to_string()),
         ClusterError::NotCreated(_) => Failure::negative(error.to_string()),
         _ => Failure::refused(error.to_string()),
     }
+}
+
+/// How long one server of etcd may take to create a cluster.
+const CREATION: Duration = Duration::from_secs(4);
+
+/// No server executed a call.
+fn unanswered(config: &EtcdConfig, error: &str) -> Failure {
+    let urls = config.urls.join(", ");
+    Failure::transport(format!(
+        "etcd at {urls} does not answer: {error}. Check the addresses with `statehouse cluster check`"
+    ))
 }
 
 fn usage(error: anyhow::Error) -> Failure {
@@ -225,8 +237,8 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
     let name = &config.name;
     let (created, what) = match &args.from {
         None => {
-            let created = create(&etcd, name, id, wall_ms()).await;
-            let created = created.map_err(|error| Failure::transport(error.to_string()))?;
+            let created = create_empty(&etcd, &config, id).await;
+            let created = created.map_err(|error| unanswered(&config, &error))?;
             (created, String::new())
         }
         Some(directory) => create_from_directory(etcd, &config, id, directory).await?,
@@ -238,6 +250,21 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
     }
     emit(format!("created the cluster {name}{what}\n").as_bytes())?;
     Ok(Exit::Done)
+}
+
+/// Creates a cluster without a state: each server may be the one that does not answer.
+async fn create_empty(etcd: &Etcd, config: &EtcdConfig, id: Id) -> Result<bool, String> {
+    let mut result = Err(String::new());
+    for _ in &config.urls {
+        let creation = create(etcd, &config.name, id, wall_ms());
+        result = match timeout(CREATION, creation).await {
+            Ok(Ok(created)) => return Ok(created),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {CREATION:?}")),
+        };
+        etcd.next_endpoint();
+    }
+    result
 }
 
 /// Creates a cluster with the store of a directory. Returns what it holds, as a phrase.

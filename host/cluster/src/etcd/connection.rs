@@ -52,9 +52,9 @@ impl Server {
     }
 
     /// Logs in again before the next request.
-    pub(super) async fn expire_login(&self) {
+    pub(super) fn expire_login(&self) {
         if let Some(session) = &self.session {
-            session.expire().await;
+            session.expire();
         }
     }
 

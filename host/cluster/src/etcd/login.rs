@@ -8,12 +8,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use tokio::sync::Mutex;
+use tokio::task::JoinError;
+use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 
 use super::connection::call;
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
 use crate::engine::EngineError;
+use crate::limits;
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
@@ -41,26 +44,38 @@ impl fmt::Debug for Login {
 #[derive(Debug)]
 pub(super) struct Session {
     login: Login,
-    /// None before the first login, and after the server has forgotten the token.
-    token: Mutex<Option<Token>>,
+    /// None before the first login, and after the server has forgotten the token. A login in
+    /// progress holds the lock.
+    token: Arc<Mutex<Option<Token>>>,
 }
 
 impl Session {
     pub(super) fn new(login: Login) -> Self {
         Self {
             login,
-            token: Mutex::new(None),
+            token: Arc::default(),
         }
     }
 
     /// The token of this login. Requests at the same time wait for one login.
+    ///
+    /// A server computes the hash of the password to the end, on a small machine for longer than a
+    /// request waits. So a request that gives up must not end the login: each later one would begin
+    /// another, and none would finish.
     pub(super) async fn token(&self, channel: &Channel) -> Result<Token, EngineError> {
-        let mut known = self.token.lock().await;
+        let mut known = self.token.clone().lock_owned().await;
         if let Some(token) = &*known {
             return Ok(token.clone());
         }
-        let token = self.authenticate(channel).await?;
-        Ok(known.insert(token).clone())
+        let (login, channel) = (self.login.clone(), channel.clone());
+        let logging_in = tokio::spawn(async move {
+            let limit = limits::LOGIN_TIMEOUT;
+            let token = timeout(limit, login.authenticate(&channel)).await;
+            let late = |_| EngineError::NotApplied(format!("etcd took {limit:?} for a login"));
+            Ok(known.insert(token.map_err(late)??).clone())
+        });
+        let ended = |error: JoinError| EngineError::NotApplied(error.to_string());
+        logging_in.await.map_err(ended)?
     }
 
     /// Logs in again before the next request, unless another request did so already.
@@ -68,16 +83,20 @@ impl Session {
         self.token.lock().await.take_if(|known| known == token);
     }
 
-    /// Logs in again before the next request.
-    pub(super) async fn expire(&self) {
-        *self.token.lock().await = None;
+    /// Logs in again before the next request. The token of a login in progress is new enough.
+    pub(super) fn expire(&self) {
+        if let Ok(mut known) = self.token.try_lock() {
+            *known = None;
+        }
     }
+}
 
+impl Login {
     async fn authenticate(&self, channel: &Channel) -> Result<Token, EngineError> {
-        let user = &self.login.user;
+        let user = &self.user;
         let request = AuthenticateRequest {
             name: user.clone(),
-            password: (self.login.password)().map_err(EngineError::Refused)?,
+            password: (self.password)().map_err(EngineError::Refused)?,
         };
         let answer = call(channel.clone(), AUTHENTICATE, request, None).await;
         let response: AuthenticateResponse = match answer {

@@ -380,7 +380,7 @@ impl Engine for Etcd {
             let first = next(&mut responses).await;
             if first.is_err() {
                 // etcd also ends a watch whose login it has forgotten.
-                server.expire_login().await;
+                server.expire_login();
             }
             if !first?.created {
                 return Err(EngineError::Unknown("a watch was not created".into()));
@@ -406,12 +406,20 @@ impl Engine for Etcd {
 
     fn shrink(&self, to: Revision) -> Call<'_, ()> {
         Box::pin(async move {
-            let mut result = compact(self.server(), to, true).await;
-            for server in &self.endpoints {
-                let call = unary::<_, Empty>(server, DEFRAGMENT, Empty {});
-                result = call.await.map(|_| ()).and(result);
+            let compacted = compact(self.server(), to, true).await;
+            let mut defragmented = Err(EngineError::NotApplied("no server answers".into()));
+            for (url, server) in self.urls.iter().zip(&self.endpoints) {
+                // A server that does not answer is large when it returns. It then arms the alarm
+                // again, and is defragmented.
+                match defragment(server).await {
+                    Ok(()) => defragmented = Ok(()),
+                    Err(error) => {
+                        tracing::warn!("etcd at {url} was not defragmented: {error}");
+                        defragmented = defragmented.or(Err(error));
+                    }
+                }
             }
-            result
+            defragmented.and(compacted)
         })
     }
 
@@ -459,6 +467,17 @@ impl Engine for Etcd {
     }
 }
 
+/// Defragments a server that answers: one that is frozen must not delay the others.
+async fn defragment(server: &Server) -> Result<(), EngineError> {
+    let limit = limits::PROBE_TIMEOUT;
+    let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
+    let late = |_| EngineError::NotApplied(format!("no answer within {limit:?}"));
+    tokio::time::timeout(limit, status).await.map_err(late)??;
+    let done: Empty = unary(server, DEFRAGMENT, Empty {}).await?;
+    let Empty {} = done;
+    Ok(())
+}
+
 /// Compacts, and waits for the end if `physical`.
 async fn compact(server: &Server, to: Revision, physical: bool) -> Result<(), EngineError> {
     let request = CompactionRequest {
@@ -494,26 +513,44 @@ async fn disarm(server: &Server) -> Result<(), EngineError> {
 async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
     let subject = format!("etcd at {url}");
     let limit = limits::PROBE_TIMEOUT;
+    let late = || format!("no answer within {limit:?}");
+    let warning = |measured: String, advice: &str| Finding {
+        severity: Severity::Warning,
+        measured,
+        advice: advice.into(),
+    };
     let (cluster, status) = match tokio::time::timeout(limit, read_member(server)).await {
         Ok(Ok(member)) => member,
+        // The refusal says what to do.
+        Ok(Err(EngineError::Refused(reason))) => {
+            let measured = format!("{subject} refuses this client: {reason}");
+            let severity = Severity::Failure;
+            return (
+                None,
+                Finding {
+                    severity,
+                    ..warning(measured, "")
+                },
+            );
+        }
         failed => {
             let reason = match failed {
                 Ok(Err(error)) => error.to_string(),
-                _ => format!("no answer within {limit:?}"),
+                _ => late(),
             };
-            let finding = Finding {
-                severity: Severity::Warning,
-                measured: format!("{subject} does not answer: {reason}"),
-                advice: "start it, or correct the address".into(),
-            };
-            return (None, finding);
+            let measured = format!("{subject} does not answer: {reason}");
+            return (None, warning(measured, "start it, or correct the address"));
         }
     };
-    let version = match probe(server).await {
+    let probed = tokio::time::timeout(limit, probe(server)).await;
+    let version = match probed.unwrap_or_else(|_| Err(CheckError::NoAnswer(late()))) {
         Ok(()) => judge(&status.version),
-        Err(CheckError::NoAnswer(reason) | CheckError::Unusable(reason)) => {
-            Verdict::Unusable(reason)
+        Err(CheckError::NoAnswer(reason)) => {
+            let measured = format!("{subject} executes no request: {reason}");
+            let advice = "start the other servers of etcd: it needs more than half of them";
+            return (Some(cluster), warning(measured, advice));
         }
+        Err(CheckError::Unusable(reason)) => Verdict::Unusable(reason),
     };
     let (severity, advice, reason) = match version {
         Verdict::Good => (Severity::Good, "", String::new()),

@@ -38,6 +38,14 @@ pub const CLUSTER_RETRY: Duration = Duration::from_millis(200);
 /// one of at most this size while its receiver is slow.
 pub const CLUSTER_SPLICE_BYTES: usize = 16 << 10;
 
+/// Bytes of a passed-on stream that may be sent before the other host has read them. A host holds
+/// at most this much for a client that reads nothing. With half a millisecond between the hosts, one
+/// client can get 64 MB/s.
+pub const CLUSTER_WINDOW_BYTES: usize = 32 << 10;
+
+/// Bytes for another host that wait for the socket. Beyond this limit streams wait.
+pub const CLUSTER_OUT_BYTES_MAX: usize = 256 << 10;
+
 /// How long the other direction of a passed-on stream may continue after one has ended, so that the
 /// last packets arrive. MQTT has no half-closed connections.
 pub const CLUSTER_SPLICE_LINGER: Duration = Duration::from_secs(2);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client ─ listener ─┬─ this host leads ──────── acceptor (TLS, WebSocket) ─ broker
-//!                    ├─ another host leads ───── splice ─ its cluster port ─ acceptor ─ broker
+//!                    ├─ another host leads ───── mux ─ its cluster port ─ acceptor ─ broker
 //!                    └─ no leader is known ───── wait, then one of the two
 //! ```
 //!
@@ -13,13 +13,15 @@
 //!
 //! * [`Role`]: whether this host leads, follows a leader, or knows none.
 //! * `passing`: a client's socket is served here, passed on, or waits.
-//! * `preface`: how two hosts recognize each other. `splice`: passes bytes.
+//! * `preface`: how two hosts recognize each other. `mux`: the streams of many clients on one
+//!   connection. `splice`: passes bytes.
 //! * `port`: the cluster port, where other hosts connect to a leader.
 //! * `link`: a follower detects that the leader has died, and compares its clock with the leader's.
 //!
 //! Between hosts, streams are as encrypted as between client and host: a plain one stays plain.
 
 mod link;
+mod mux;
 mod passing;
 mod port;
 mod preface;
@@ -38,6 +40,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::{Listeners, OpenListener, accept};
 pub use link::{Links, Times};
+use passing::ToLeader;
 use port::Port;
 pub use preface::HostName;
 use preface::Key;
@@ -89,6 +92,8 @@ pub struct Front {
     /// The address of the leader that accepted no stream, and when. Streams wait before the next
     /// attempt.
     unready: Mutex<Option<(String, Instant)>>,
+    /// The connection to the present leader.
+    to_leader: tokio::sync::Mutex<Option<ToLeader>>,
     /// [`limits::CLUSTER_HOLD`]; shorter in tests.
     hold: Duration,
 }
@@ -135,6 +140,7 @@ impl Front {
             streams: Semaphore::new(STREAMS),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
             unready: Mutex::default(),
+            to_leader: tokio::sync::Mutex::default(),
             hold: limits::CLUSTER_HOLD,
         }
     }

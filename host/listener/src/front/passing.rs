@@ -1,5 +1,6 @@
 //! A client's socket: served by this host, passed on to the leader, or waiting for one of the two.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -8,6 +9,7 @@ use statehouse_mqtt::Broker;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
+use super::mux::{self, Mux};
 use super::preface::{self, Answer, PrefaceError, Purpose, Request};
 use super::role::Leader;
 use super::splice::{detect_dead_peer, is_closed, limit_unacknowledged, splice};
@@ -27,6 +29,10 @@ pub(super) enum ConnectError {
     Preface(#[from] PrefaceError),
     #[error("it does not lead")]
     NotLeading,
+    #[error("it accepted no connection a moment ago")]
+    Unready,
+    #[error("the connection that all clients share failed: {0}")]
+    Shared(io::Error),
     #[error(
         "it has no listener {0}://: give all hosts of a cluster listeners of the same schemes with --listen"
     )]
@@ -39,22 +45,35 @@ impl ConnectError {
     /// Whether the leader may be dead.
     fn is_suspicious(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Timeout => true,
+            Self::Unreachable(_) | Self::Timeout | Self::Shared(_) => true,
             Self::Preface(error) => matches!(error, PrefaceError::Io(_)),
-            Self::NotLeading | Self::NoListener(_) | Self::Refused => false,
+            Self::NotLeading | Self::Unready | Self::NoListener(_) | Self::Refused => false,
         }
     }
 
     /// Whether the same leader may accept the next attempt.
     fn is_temporary(&self) -> bool {
-        self.is_suspicious() || matches!(self, Self::NotLeading)
+        self.is_suspicious() || matches!(self, Self::NotLeading | Self::Unready)
     }
+}
+
+/// The way to a leader, for all clients.
+pub(super) struct ToLeader {
+    leader: Leader,
+    /// None if the leader is a program that does not know [`Purpose::Streams`].
+    mux: Option<Mux>,
+}
+
+/// The stream of one client at the leader.
+enum Upstream {
+    Shared(mux::Stream),
+    Alone(TcpStream),
 }
 
 /// Where a client is served.
 enum Place {
     Here(Broker),
-    At(Leader, TcpStream),
+    At(Leader, Upstream),
 }
 
 /// Why a client is served nowhere. The text is for the log.
@@ -105,19 +124,23 @@ impl Front {
         if STREAMS - self.streams.available_permits() > (self.connections_max)() {
             return Err(PassError::Full);
         }
-        let purpose = Purpose::Stream {
-            scheme,
-            client: peer,
-        };
-        let placed = timeout(self.hold, self.place(&socket, purpose)).await;
+        let placed = timeout(self.hold, self.place(&socket, scheme, peer)).await;
         match placed.map_err(|_| PassError::NoLeader(self.hold.as_secs()))?? {
             Place::Here(broker) => Ok(Some((broker, socket))),
             Place::At(leader, upstream) => {
-                limit_unacknowledged(&upstream);
                 let mut role = self.role.clone();
+                let passing = async {
+                    match upstream {
+                        Upstream::Shared(stream) => splice(socket, stream.clone(), stream).await,
+                        Upstream::Alone(mut leader) => {
+                            let (from_leader, to_leader) = leader.split();
+                            splice(socket, from_leader, to_leader).await;
+                        }
+                    }
+                };
                 tokio::select! {
                     biased;
-                    () = splice(socket, upstream) => {}
+                    () = passing => {}
                     () = leader.replaced(&mut role) => {}
                 }
                 Ok(None)
@@ -129,7 +152,12 @@ impl Front {
     ///
     /// A client that has disconnected must never be passed on: its CONNECT would take the session
     /// over from the client's next connection, and some clients do not reconnect after that.
-    async fn place(&self, socket: &TcpStream, purpose: Purpose) -> Result<Place, PassError> {
+    async fn place(
+        &self,
+        socket: &TcpStream,
+        scheme: Scheme,
+        client: SocketAddr,
+    ) -> Result<Place, PassError> {
         let mut role = self.role.clone();
         loop {
             if is_closed(socket).await {
@@ -145,7 +173,7 @@ impl Front {
                     sleep(limits::CLUSTER_HOLD_CHECK).await;
                     return Ok(None);
                 };
-                let offered = self.offer(&leader, purpose).await?;
+                let offered = self.offer(&leader, scheme, client).await?;
                 if offered.is_none() {
                     sleep(limits::CLUSTER_RETRY).await;
                 }
@@ -171,14 +199,15 @@ impl Front {
     async fn offer(
         &self,
         leader: &Leader,
-        purpose: Purpose,
-    ) -> Result<Option<TcpStream>, PassError> {
+        scheme: Scheme,
+        client: SocketAddr,
+    ) -> Result<Option<Upstream>, PassError> {
         let permit = self.connecting.acquire().await;
         let _permit = permit.map_err(|_| PassError::Ended)?;
         if self.is_unready(leader) {
             return Ok(None);
         }
-        match self.connect(leader, purpose).await {
+        match self.upstream(leader, scheme, client).await {
             Ok(upstream) => Ok(Some(upstream)),
             Err(error) if error.is_temporary() => {
                 // Of all streams that fail at once, one reports it.
@@ -191,6 +220,88 @@ impl Front {
                 let Leader { name, address } = leader.clone();
                 Err(PassError::Leader(name, address, error))
             }
+        }
+    }
+
+    /// A stream for a client at the leader.
+    async fn upstream(
+        &self,
+        leader: &Leader,
+        scheme: Scheme,
+        client: SocketAddr,
+    ) -> Result<Upstream, ConnectError> {
+        let Some(stream) = self.open_shared(leader, scheme, client).await? else {
+            let purpose = Purpose::Stream { scheme, client };
+            let socket = self.connect(leader, purpose).await?;
+            limit_unacknowledged(&socket);
+            return Ok(Upstream::Alone(socket));
+        };
+        let answer = match timeout(limits::CLUSTER_CONNECT_TIMEOUT, stream.answered()).await {
+            Ok(answer) => answer.map_err(ConnectError::Shared)?,
+            Err(_) => {
+                // The connection may be dead, or slow to recover. The next stream opens another;
+                // the streams on this one may continue.
+                self.forget(&stream).await;
+                return Err(ConnectError::Timeout);
+            }
+        };
+        accepted(answer, scheme.name())?;
+        Ok(Upstream::Shared(stream))
+    }
+
+    /// Opens a stream on the connection to the leader, which it opens first if there is none.
+    /// `None` if the leader does not accept such a connection.
+    async fn open_shared(
+        &self,
+        leader: &Leader,
+        scheme: Scheme,
+        client: SocketAddr,
+    ) -> Result<Option<mux::Stream>, ConnectError> {
+        let mut to_leader = self.to_leader.lock().await;
+        if let Some(present) = &*to_leader
+            && present.leader == *leader
+        {
+            match &present.mux {
+                None => return Ok(None),
+                Some(mux) => {
+                    if let Some(stream) = mux.open(scheme, client) {
+                        return Ok(Some(stream));
+                    }
+                }
+            }
+        }
+        // Another stream may have failed to connect in the meantime.
+        if self.is_unready(leader) {
+            return Err(ConnectError::Unready);
+        }
+        let mux = match self.connect(leader, Purpose::Streams).await {
+            Ok(socket) => {
+                limit_unacknowledged(&socket);
+                let (reader, writer) = socket.into_split();
+                Some(Mux::start(reader, writer))
+            }
+            Err(ConnectError::Refused) => None,
+            Err(error) => return Err(error),
+        };
+        let present = to_leader.insert(ToLeader {
+            leader: leader.clone(),
+            mux,
+        });
+        match &present.mux {
+            None => Ok(None),
+            Some(mux) => mux
+                .open(scheme, client)
+                .map(Some)
+                .ok_or_else(|| ConnectError::Shared(io::ErrorKind::ConnectionReset.into())),
+        }
+    }
+
+    /// Opens no more streams on the connection of this stream.
+    async fn forget(&self, stream: &mux::Stream) {
+        let mut to_leader = self.to_leader.lock().await;
+        let mux = to_leader.as_ref().and_then(|it| it.mux.as_ref());
+        if mux.is_some_and(|it| it.has(stream)) {
+            *to_leader = None;
         }
     }
 
@@ -224,7 +335,7 @@ impl Front {
         };
         let scheme = match purpose {
             Purpose::Stream { scheme, .. } => scheme.name(),
-            Purpose::Link => "",
+            Purpose::Link | Purpose::Streams => "",
         };
         let connecting = async {
             let stream = TcpStream::connect(&leader.address).await;
@@ -232,14 +343,21 @@ impl Front {
             // Clients wait for small packets. If this fails the socket is dead.
             _ = stream.set_nodelay(true);
             detect_dead_peer(&stream);
-            match preface::send(&mut stream, &self.key, &request).await? {
-                Answer::Accepted => Ok(stream),
-                Answer::NotLeading => Err(ConnectError::NotLeading),
-                Answer::NoListener => Err(ConnectError::NoListener(scheme)),
-                Answer::Refused => Err(ConnectError::Refused),
-            }
+            let answer = preface::send(&mut stream, &self.key, &request).await?;
+            accepted(answer, scheme)?;
+            Ok(stream)
         };
         let connected = timeout(limits::CLUSTER_CONNECT_TIMEOUT, connecting).await;
         connected.map_err(|_| ConnectError::Timeout)?
+    }
+}
+
+/// An error, unless the leader accepted a connection, or the client of a listener of this scheme.
+fn accepted(answer: Answer, scheme: &'static str) -> Result<(), ConnectError> {
+    match answer {
+        Answer::Accepted => Ok(()),
+        Answer::NotLeading => Err(ConnectError::NotLeading),
+        Answer::NoListener => Err(ConnectError::NoListener(scheme)),
+        Answer::Refused => Err(ConnectError::Refused),
     }
 }

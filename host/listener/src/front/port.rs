@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use super::preface::{self, Answer, HostName, PrefaceError, Purpose};
 use super::splice::detect_dead_peer;
-use super::{Front, link};
+use super::{Front, link, mux};
 use crate::Acceptor;
 use crate::handshakes::Handshakes;
 use statehouse_access::audit::Refused;
@@ -28,16 +28,22 @@ pub(super) struct Port {
     handshakes: Arc<Handshakes>,
     /// One permit per link.
     links: Arc<Semaphore>,
+    /// One permit per connection that carries streams.
+    muxes: Arc<Semaphore>,
 }
 
 /// A connection of another host that was accepted.
 enum Accepted {
     Link(HostName, OwnedSemaphorePermit),
-    Stream {
-        broker: Broker,
-        acceptor: Arc<Acceptor>,
-        client: SocketAddr,
-    },
+    Stream(Served),
+    Streams(HostName, OwnedSemaphorePermit),
+}
+
+/// A client that this host serves.
+struct Served {
+    broker: Broker,
+    acceptor: Arc<Acceptor>,
+    client: SocketAddr,
 }
 
 /// Why a connection to the cluster port was refused. The text is for the log.
@@ -54,16 +60,25 @@ enum PortError {
         files: &'static str,
     },
     #[error(
-        "host {0} opened a link, and this host already serves {max}: check that no foreign program knows the secret of the cluster",
+        "host {0} opened a connection, and this host already serves {max}: check that no foreign program knows the secret of the cluster",
         max = limits::CLUSTER_LINKS_MAX
     )]
-    Links(HostName),
+    Connections(HostName),
     #[error("the handshake took longer than {} s", limits::CLUSTER_PREFACE_TIMEOUT.as_secs())]
     Timeout,
     #[error(
         "too many handshakes are in progress, and this was the oldest of the address with the most"
     )]
     Evicted,
+}
+
+impl PortError {
+    fn answer(&self) -> Answer {
+        match self {
+            Self::NoListener { .. } => Answer::NoListener,
+            _ => Answer::Refused,
+        }
+    }
 }
 
 impl Port {
@@ -73,6 +88,7 @@ impl Port {
             acceptors,
             handshakes: Arc::new(Handshakes::new(limits::CLUSTER_PREFACES_MAX)),
             links: Arc::new(Semaphore::new(limits::CLUSTER_LINKS_MAX)),
+            muxes: Arc::new(Semaphore::new(limits::CLUSTER_LINKS_MAX)),
         }
     }
 
@@ -98,11 +114,18 @@ impl Port {
                     link::serve(&self.front, &host, socket).await;
                     drop(permit);
                 }
-                Ok(Some(Accepted::Stream {
-                    broker,
-                    acceptor,
-                    client,
-                })) => acceptor.serve(broker, socket, client).await,
+                Ok(Some(Accepted::Stream(served))) => {
+                    let Served {
+                        broker,
+                        acceptor,
+                        client,
+                    } = served;
+                    acceptor.serve(broker, socket, client).await;
+                }
+                Ok(Some(Accepted::Streams(host, permit))) => {
+                    self.serve_streams(socket, peer, &host).await;
+                    drop(permit);
+                }
                 Err(error) => self.report(peer, &error),
             }
         }
@@ -116,8 +139,7 @@ impl Port {
         let answer = match &decided {
             Ok(Some(_)) => Answer::Accepted,
             Ok(None) => Answer::NotLeading,
-            Err(PortError::NoListener { .. }) => Answer::NoListener,
-            Err(_) => Answer::Refused,
+            Err(error) => error.answer(),
         };
         let answered = received.answer(socket, key, answer).await;
         let accepted = decided?;
@@ -126,17 +148,56 @@ impl Port {
     }
 
     fn decide(&self, request: &preface::Request) -> Result<Option<Accepted>, PortError> {
+        let host = &request.host;
+        if let Purpose::Stream { scheme, client } = request.purpose {
+            let served = self.decide_client(host, scheme, client)?;
+            return Ok(served.map(Accepted::Stream));
+        }
+        if self.front.role.borrow().broker().is_none() {
+            return Ok(None);
+        }
+        let is_link = request.purpose == Purpose::Link;
+        let permits = if is_link { &self.links } else { &self.muxes };
+        let permit = permits.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| PortError::Connections(host.clone()))?;
+        Ok(Some(match is_link {
+            true => Accepted::Link(host.clone(), permit),
+            false => Accepted::Streams(host.clone(), permit),
+        }))
+    }
+
+    /// Serves the clients that another host passes on over one connection, until it ends.
+    async fn serve_streams(&self, socket: TcpStream, peer: SocketAddr, host: &HostName) {
+        let (reader, writer) = socket.into_split();
+        let decide = |scheme, client| match self.decide_client(host, scheme, client) {
+            Ok(Some(served)) => Ok(move |stream| {
+                let Served {
+                    broker,
+                    acceptor,
+                    client,
+                } = served;
+                tokio::spawn(acceptor.serve(broker, stream, client));
+            }),
+            Ok(None) => Err(Answer::NotLeading),
+            Err(error) => {
+                self.report(peer, &error);
+                Err(error.answer())
+            }
+        };
+        if let Err(error) = mux::accept(reader, writer, decide).await {
+            tracing::debug!("the connection of host {host} ended: {error}");
+        }
+    }
+
+    /// How this host serves a client that another host passes on. None if it does not lead.
+    fn decide_client(
+        &self,
+        host: &HostName,
+        scheme: Scheme,
+        client: SocketAddr,
+    ) -> Result<Option<Served>, PortError> {
         let Some(broker) = self.front.role.borrow().broker().cloned() else {
             return Ok(None);
-        };
-        let host = &request.host;
-        let (scheme, client) = match request.purpose {
-            Purpose::Stream { scheme, client } => (scheme, client),
-            Purpose::Link => {
-                let permit = self.links.clone().try_acquire_owned();
-                let permit = permit.map_err(|_| PortError::Links(host.clone()))?;
-                return Ok(Some(Accepted::Link(host.clone(), permit)));
-            }
         };
         let mut acceptors = self.acceptors.iter();
         let Some((_, acceptor)) = acceptors.find(|(own, _)| *own == scheme) else {
@@ -149,7 +210,7 @@ impl Port {
                 },
             });
         };
-        Ok(Some(Accepted::Stream {
+        Ok(Some(Served {
             broker,
             acceptor: acceptor.clone(),
             client,

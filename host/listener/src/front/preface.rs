@@ -32,7 +32,9 @@ const NONCE_BYTES: usize = 16;
 const MAC_BYTES: usize = blake3::OUT_LEN;
 const HELLO_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES;
 /// Purpose, scheme, family, address, port and name.
-const BODY_BYTES: usize = 3 + 16 + 2 + 1 + limits::CLUSTER_HOST_NAME_BYTES_MAX;
+const BODY_BYTES: usize = 1 + CLIENT_BYTES + 1 + limits::CLUSTER_HOST_NAME_BYTES_MAX;
+/// Scheme, family, address and port of a client.
+const CLIENT_BYTES: usize = 2 + 16 + 2;
 const REQUEST_BYTES: usize = NONCE_BYTES + BODY_BYTES;
 
 type Nonce = [u8; NONCE_BYTES];
@@ -108,8 +110,11 @@ impl Key {
 pub(super) enum Purpose {
     /// The leader sends bytes at regular intervals, which prove that it runs.
     Link,
-    /// The stream of a client of this address, accepted by a listener of this scheme.
+    /// The stream of a client of this address, accepted by a listener of this scheme. Programs
+    /// before [`Self::Streams`] know only this.
     Stream { scheme: Scheme, client: SocketAddr },
+    /// The streams of many clients.
+    Streams,
 }
 
 /// The message of a host to the leader.
@@ -133,7 +138,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    fn from_byte(byte: u8) -> Option<Self> {
+    pub(super) fn from_byte(byte: u8) -> Option<Self> {
         let all = [
             Self::Accepted,
             Self::NotLeading,
@@ -253,21 +258,13 @@ fn nonce() -> io::Result<Nonce> {
 impl Request {
     /// Appends [`BODY_BYTES`]. Unused bytes are zero.
     fn encode(&self, out: &mut Vec<u8>) {
-        let (purpose, scheme, client) = match self.purpose {
-            Purpose::Link => (0, 0, None),
-            Purpose::Stream { scheme, client } => {
-                let scheme = u8::from(scheme.tls) | u8::from(scheme.websocket) << 1;
-                (1, scheme, Some(client))
-            }
+        let (purpose, client) = match self.purpose {
+            Purpose::Link => (0, [0; CLIENT_BYTES]),
+            Purpose::Stream { scheme, client } => (1, encode_client(scheme, client)),
+            Purpose::Streams => (2, [0; CLIENT_BYTES]),
         };
-        let (family, address) = match client.map(|it| it.ip()) {
-            None => (0, [0; 16]),
-            Some(IpAddr::V4(address)) => (4, address.to_ipv6_mapped().octets()),
-            Some(IpAddr::V6(address)) => (6, address.octets()),
-        };
-        out.extend_from_slice(&[purpose, scheme, family]);
-        out.extend_from_slice(&address);
-        out.extend_from_slice(&client.map_or(0, |it| it.port()).to_be_bytes());
+        out.push(purpose);
+        out.extend_from_slice(&client);
         let mut name = [0; 1 + limits::CLUSTER_HOST_NAME_BYTES_MAX];
         let bytes = self.host.0.as_bytes();
         // At most `CLUSTER_HOST_NAME_BYTES_MAX`, which is less than 256.
@@ -277,33 +274,59 @@ impl Request {
     }
 
     fn decode(body: &[u8]) -> Result<Self, &'static str> {
-        let (&[purpose, scheme, family], body) = split(body)?;
-        let (address, body) = split::<16>(body)?;
-        let (&port, body) = split(body)?;
+        let (&[purpose], body) = split(body)?;
+        let (client, body) = split::<CLIENT_BYTES>(body)?;
         let (&[length], name) = split(body)?;
         let name = name.get(..length.into()).ok_or("its name is too long")?;
         let name = str::from_utf8(name).map_err(|_| "its name is not UTF-8")?;
         let host = name.parse().map_err(|_| "its name is no name of a host")?;
-        let address = Ipv6Addr::from(*address);
-        let ip = match (family, address.to_ipv4_mapped()) {
-            (0, _) => None,
-            (4, Some(address)) => Some(IpAddr::V4(address)),
-            (6, _) => Some(IpAddr::V6(address)),
-            _ => return Err("the address of the client is unknown"),
-        };
-        let purpose = match (purpose, scheme, ip) {
-            (0, 0, None) => Purpose::Link,
-            (1, 0..=3, Some(ip)) => Purpose::Stream {
-                scheme: Scheme {
-                    tls: scheme & 1 != 0,
-                    websocket: scheme & 2 != 0,
-                },
-                client: SocketAddr::new(ip, u16::from_be_bytes(port)),
-            },
-            _ => return Err("its purpose or the protocol of the client is unknown"),
+        let purpose = match purpose {
+            1 => {
+                let (scheme, client) = decode_client(client)?;
+                Purpose::Stream { scheme, client }
+            }
+            0 if *client == [0; CLIENT_BYTES] => Purpose::Link,
+            2 if *client == [0; CLIENT_BYTES] => Purpose::Streams,
+            _ => return Err("its purpose is unknown"),
         };
         Ok(Self { host, purpose })
     }
+}
+
+/// The scheme of a listener, and the address of its client.
+pub(super) fn encode_client(scheme: Scheme, client: SocketAddr) -> [u8; CLIENT_BYTES] {
+    let (family, address) = match client.ip() {
+        IpAddr::V4(address) => (4, address.to_ipv6_mapped().octets()),
+        IpAddr::V6(address) => (6, address.octets()),
+    };
+    let mut out = [0; CLIENT_BYTES];
+    out[0] = u8::from(scheme.tls) | u8::from(scheme.websocket) << 1;
+    out[1] = family;
+    out[2..18].copy_from_slice(&address);
+    out[18..].copy_from_slice(&client.port().to_be_bytes());
+    out
+}
+
+pub(super) fn decode_client(
+    bytes: &[u8; CLIENT_BYTES],
+) -> Result<(Scheme, SocketAddr), &'static str> {
+    let (&[scheme, family], rest) = split(bytes)?;
+    let (address, port) = split::<16>(rest)?;
+    let (&port, _) = split(port)?;
+    let address = Ipv6Addr::from(*address);
+    let ip = match (family, address.to_ipv4_mapped()) {
+        (4, Some(address)) => IpAddr::V4(address),
+        (6, _) => IpAddr::V6(address),
+        _ => return Err("the address of the client is unknown"),
+    };
+    if scheme > 3 {
+        return Err("the protocol of the client is unknown");
+    }
+    let scheme = Scheme {
+        tls: scheme & 1 != 0,
+        websocket: scheme & 2 != 0,
+    };
+    Ok((scheme, SocketAddr::new(ip, u16::from_be_bytes(port))))
 }
 
 /// The first bytes and the rest.

@@ -1,4 +1,4 @@
-//! Passes the bytes of a client's socket to the leader's, and back.
+//! Passes the bytes of a client's socket to the leader, and back.
 //!
 //! An idle stream must hold no buffer, because a host may pass on ten thousand of them. The bytes
 //! go through a buffer of the thread. Only those that the receiver does not take at once are
@@ -11,9 +11,8 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWriteExt, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::timeout;
 
 use statehouse_config::limits;
@@ -23,11 +22,14 @@ thread_local! {
         RefCell::new(vec![0; limits::CLUSTER_SPLICE_BYTES].into_boxed_slice());
 }
 
-/// Passes bytes between two sockets until one direction has ended, or one socket has failed. The
-/// other direction then has a limited time.
-pub(super) async fn splice(mut client: TcpStream, mut leader: TcpStream) {
+/// Passes bytes between a client and the leader until one direction has ended, or one side has
+/// failed. The other direction then has a limited time.
+pub(super) async fn splice(
+    mut client: TcpStream,
+    mut from_leader: impl AsyncRead + Unpin,
+    mut to_leader: impl AsyncWrite + Unpin,
+) {
     let (mut from_client, mut to_client) = client.split();
-    let (mut from_leader, mut to_leader) = leader.split();
     let mut up = pin!(copy(&mut from_client, &mut to_leader));
     let mut down = pin!(copy(&mut from_leader, &mut to_client));
     let linger = limits::CLUSTER_SPLICE_LINGER;
@@ -42,7 +44,11 @@ pub(super) async fn splice(mut client: TcpStream, mut leader: TcpStream) {
 }
 
 /// Copies until the reader ends, and then shuts the writer down.
-async fn copy(reader: &mut ReadHalf<'_>, writer: &mut WriteHalf<'_>) -> io::Result<()> {
+async fn copy<R, W>(reader: &mut R, writer: &mut W) -> io::Result<()>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     loop {
         match poll_fn(|cx| poll_pass(reader, writer, cx)).await? {
             Passed::All => {}
@@ -62,11 +68,11 @@ enum Passed {
 }
 
 /// Reads once and writes what was read.
-fn poll_pass(
-    reader: &mut ReadHalf<'_>,
-    writer: &WriteHalf<'_>,
-    cx: &mut Context<'_>,
-) -> Poll<io::Result<Passed>> {
+fn poll_pass<R, W>(reader: &mut R, writer: &mut W, cx: &mut Context<'_>) -> Poll<io::Result<Passed>>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     BUFFER.with_borrow_mut(|buffer| {
         let mut read = ReadBuf::new(buffer);
         ready!(Pin::new(reader).poll_read(cx, &mut read))?;
@@ -74,10 +80,9 @@ fn poll_pass(
         if bytes.is_empty() {
             return Poll::Ready(Ok(Passed::End));
         }
-        let written = match writer.try_write(bytes) {
-            Ok(written) => written,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            Err(error) => return Poll::Ready(Err(error)),
+        let written = match Pin::new(writer).poll_write(cx, bytes) {
+            Poll::Ready(written) => written?,
+            Poll::Pending => 0,
         };
         Poll::Ready(Ok(match &bytes[written..] {
             [] => Passed::All,
@@ -143,7 +148,10 @@ mod tests {
     async fn spliced() -> (TcpStream, TcpStream) {
         let (client, from_client) = pair().await;
         let (leader, to_leader) = pair().await;
-        tokio::spawn(splice(from_client, to_leader));
+        tokio::spawn(async {
+            let (from_leader, to_leader) = to_leader.into_split();
+            splice(from_client, from_leader, to_leader).await;
+        });
         (client, leader)
     }
 

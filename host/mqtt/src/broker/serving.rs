@@ -64,6 +64,16 @@ impl Broker {
         self.serve(reader, writer, Some(direct), door).await;
     }
 
+    /// Serves a stream of a client at `peer` that any thread can write to, until it ends.
+    pub async fn serve_direct<S>(&self, stream: S, peer: SocketAddr)
+    where
+        S: AsyncRead + AsyncWrite + Direct + Clone + Unpin + Send + 'static,
+    {
+        let direct = Arc::new(stream.clone());
+        self.serve(stream.clone(), stream, Some(direct), Door::open(peer))
+            .await;
+    }
+
     /// Serves one connection over any byte stream until it ends.
     pub async fn serve_connection<S>(&self, stream: S, door: Door)
     where

@@ -69,7 +69,7 @@ fn is_secret<T>(result: &Result<T, PrefaceError>) -> bool {
 
 #[tokio::test]
 async fn both_sides_agree_on_every_request_and_answer() {
-    let mut requests = vec![request(Purpose::Link)];
+    let mut requests = vec![request(Purpose::Link), request(Purpose::Streams)];
     let mapped = "[::ffff:10.0.0.7]:1".parse().unwrap();
     let clients = ["10.0.0.7:65535", "[2001:db8::1]:1883"].map(|it| it.parse().unwrap());
     for client in clients.into_iter().chain([mapped]) {

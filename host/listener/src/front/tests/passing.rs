@@ -2,10 +2,12 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::client::{Client, connect, connect_3};
 use super::*;
-use crate::front::preface::{Answer, Key, Purpose, receive};
+use crate::front::mux;
+use crate::front::preface::{Answer, Key, Purpose, Request, receive, send};
 
 #[tokio::test]
 async fn a_follower_passes_clients_of_every_scheme_on() {
@@ -144,39 +146,185 @@ async fn a_client_that_disconnected_while_it_waited_is_not_passed_on() {
 async fn streams_end_when_another_host_leads() {
     let follower = Host::plain("gw2");
     // A leader that accepts streams and then is silent, as if its machine had lost its power.
-    let lost = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    follower.follow_at("gw1", lost.local_addr().unwrap());
-    let (accepted, mut is_accepted) = tokio::sync::mpsc::unbounded_channel();
-    let leading = tokio::spawn(async move {
-        let mut sockets = Vec::new();
-        loop {
-            let (mut socket, _) = lost.accept().await.unwrap();
-            let key = Key::new(&SECRET);
-            let received = receive(&mut socket, &key).await.unwrap();
-            let answered = received.answer(&mut socket, &key, Answer::Accepted);
-            answered.await.unwrap();
-            let purpose = received.request.purpose;
-            if purpose != Purpose::Link {
-                // The stream is spliced once its first byte arrives.
-                socket.read_u8().await.unwrap();
+    let (accepted, mut is_accepted) = unbounded_channel();
+    let lost = FakeLeader::start(move |purpose, socket| {
+        let accepted = accepted.clone();
+        async move {
+            if purpose == Purpose::Streams {
+                let (reader, writer) = socket.into_split();
+                let decide = |_, _| Ok(|stream| accepted.send(stream).unwrap());
+                _ = mux::accept(reader, writer, decide).await;
             }
-            accepted.send(purpose).unwrap();
-            sockets.push(socket);
         }
     });
+    follower.follow_at("gw1", lost.address);
     let mut socket = follower.connect().await;
     socket.write_all(&connect("one")).await.unwrap();
-    let streaming = async { while is_accepted.recv().await == Some(Purpose::Link) {} };
-    timeout(PATIENCE, streaming)
-        .await
-        .expect("the stream is passed on");
+    let passed = timeout(PATIENCE, is_accepted.recv()).await;
+    let mut stream = passed.expect("the stream is passed on").unwrap();
+    stream.read_u8().await.unwrap();
     // While no leader is known, the last one may still serve.
     follower.role.send_replace(Role::Waiting);
     let still = timeout(Duration::from_millis(100), is_closed(&mut socket)).await;
     assert!(still.is_err());
     follower.follow_at("gw3", dead_address());
     is_closed(&mut socket).await;
-    leading.abort();
+}
+
+#[tokio::test]
+async fn clients_reach_a_leader_of_a_program_that_knows_single_streams_only() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, clients) = broker();
+    leader.lead(&broker);
+    // It refuses purposes that it does not know.
+    let port = leader.port;
+    let attempts = Arc::<AtomicUsize>::default();
+    let attempted = attempts.clone();
+    let older = FakeLeader::start_with(
+        move |purpose| {
+            if purpose == Purpose::Streams {
+                attempted.fetch_add(1, Ordering::SeqCst);
+                return Answer::Refused;
+            }
+            Answer::Accepted
+        },
+        move |purpose, mut socket| async move {
+            if matches!(purpose, Purpose::Stream { .. }) {
+                let mut next = TcpStream::connect(port).await.unwrap();
+                let request = Request {
+                    host: "gw2".parse().unwrap(),
+                    purpose,
+                };
+                let answer = send(&mut next, &Key::new(&SECRET), &request).await;
+                assert_eq!(answer.unwrap(), Answer::Accepted);
+                _ = tokio::io::copy_bidirectional(&mut socket, &mut next).await;
+            }
+        },
+    );
+    follower.follow_at("gw1", older.address);
+    for name in ["one", "two"] {
+        let socket = follower.connect().await;
+        let address = socket.local_addr().unwrap();
+        let mut client = Client::on(socket).connected(name).await;
+        client.publish(1).await;
+        assert_eq!(clients.seen().last(), Some(&(name.to_owned(), address)));
+    }
+    assert_eq!(attempts.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_leader_that_answers_no_streams_is_suspected_and_its_clients_go_on() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    // A connection that is lost behind its handshake, and then a working one to the same leader.
+    let port = leader.port;
+    let lost = Arc::<AtomicUsize>::default();
+    let silent = lost.clone();
+    let network = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    follower.follow_at("gw1", network.local_addr().unwrap());
+    let network = tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = network.accept().await.unwrap();
+            let silent = silent.clone();
+            tokio::spawn(async move {
+                let mut next = TcpStream::connect(port).await.unwrap();
+                let (mut from_host, mut to_host) = socket.split();
+                let (mut from_leader, mut to_leader) = next.split();
+                let back = tokio::io::copy(&mut from_leader, &mut to_host);
+                let forth = async {
+                    // The request of the preface, which names its purpose.
+                    let mut request = [0; 16 + 85 + 32];
+                    from_host.read_exact(&mut request).await.unwrap();
+                    to_leader.write_all(&request).await.unwrap();
+                    if request[16] == 2 && silent.fetch_add(1, Ordering::SeqCst) == 0 {
+                        tokio::io::copy(&mut from_host, &mut tokio::io::sink()).await
+                    } else {
+                        tokio::io::copy(&mut from_host, &mut to_leader).await
+                    }
+                };
+                _ = tokio::join!(back, forth);
+            });
+        }
+    });
+    let mut client = Client::on(follower.connect().await).connected("one").await;
+    client.publish(1).await;
+    assert_eq!(lost.load(Ordering::SeqCst), 2);
+    assert!(follower.suspicions() > 0);
+    network.abort();
+}
+
+#[tokio::test]
+async fn clients_of_a_host_that_passes_them_on_one_by_one_are_served() {
+    let leader = Host::plain("gw1");
+    let (broker, clients) = broker();
+    leader.lead(&broker);
+    let mut socket = TcpStream::connect(leader.port).await.unwrap();
+    let client = "10.0.0.7:40000".parse().unwrap();
+    let request = Request {
+        host: "gw2".parse().unwrap(),
+        purpose: Purpose::Stream {
+            scheme: leader.listeners[0].scheme,
+            client,
+        },
+    };
+    let answer = send(&mut socket, &Key::new(&SECRET), &request).await;
+    assert_eq!(answer.unwrap(), Answer::Accepted);
+    Client::on(socket).connected("one").await.publish(1).await;
+    assert_eq!(clients.seen(), [("one".to_owned(), client)]);
+}
+
+/// A leader that answers requests by hand.
+struct FakeLeader {
+    address: SocketAddr,
+    accepting: JoinHandle<()>,
+}
+
+impl FakeLeader {
+    /// Accepts every request.
+    fn start<F>(serve: impl Fn(Purpose, TcpStream) -> F + Clone + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send,
+    {
+        Self::start_with(|_| Answer::Accepted, serve)
+    }
+
+    fn start_with<F>(
+        decide: impl Fn(Purpose) -> Answer + Send + Sync + Clone + 'static,
+        serve: impl Fn(Purpose, TcpStream) -> F + Clone + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send,
+    {
+        let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepting = tokio::spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let (decide, serve) = (decide.clone(), serve.clone());
+                tokio::spawn(async move {
+                    let key = Key::new(&SECRET);
+                    let received = receive(&mut socket, &key).await.unwrap();
+                    let purpose = received.request.purpose;
+                    let answer = decide(purpose);
+                    received.answer(&mut socket, &key, answer).await.unwrap();
+                    if answer == Answer::Accepted {
+                        serve(purpose, socket).await;
+                        std::future::pending().await
+                    }
+                });
+            }
+        });
+        Self { address, accepting }
+    }
+}
+
+impl Drop for FakeLeader {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
 }
 
 #[tokio::test]

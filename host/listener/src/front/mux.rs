@@ -1,0 +1,624 @@
+//! The streams of many clients over one connection between two hosts.
+//!
+//! A connection of its own for each client would cost both hosts the system calls of a second
+//! client. Here the bytes of all clients that are ready travel together.
+//!
+//! ```text
+//! frame: stream u32 | kind u8 | length u24 | body      (little-endian)
+//! ```
+//!
+//! | kind | body | meaning |
+//! |---|---|---|
+//! | 1 OPEN | scheme and address of the client, as in the preface | only from the host that connected, which numbers the streams |
+//! | 2 ANSWER | an [`Answer`] | whether the leader serves the client |
+//! | 3 DATA | bytes of the client, or for it | |
+//! | 4 CREDIT | u32 | the sender has read so many bytes more of the stream |
+//! | 5 END | | the sender sends no more DATA |
+//! | 6 CLOSE | | the sender sends nothing more, and discards what it receives |
+//!
+//! No more than [`limits::CLUSTER_WINDOW_BYTES`] of a stream may be sent before the other side has
+//! read them. So a client that reads nothing holds that much memory, and delays no other client.
+//! Nothing here waits for a single stream.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::mem;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Buf, BufMut, BytesMut};
+use rustc_hash::FxBuildHasher;
+use statehouse_mqtt::{Broker, Direct};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+
+use super::preface::{Answer, decode_client, encode_client};
+use crate::Socket;
+use statehouse_config::{Scheme, limits};
+
+const HEADER_BYTES: usize = 8;
+
+/// The body of a longer DATA is divided.
+const FRAME_BYTES_MAX: usize = 16 << 10;
+
+/// What one read of the connection takes.
+const READ_BYTES: usize = 64 << 10;
+
+/// A buffer of a stream that is empty keeps no more memory than this.
+const IDLE_BYTES_MAX: usize = 1 << 10;
+
+const OPEN: u8 = 1;
+const ANSWER: u8 = 2;
+const DATA: u8 = 3;
+const CREDIT: u8 = 4;
+const END: u8 = 5;
+const CLOSE: u8 = 6;
+
+/// Why a connection ended. The text is for the log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MuxError {
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+    #[error("the other host closed it")]
+    Closed,
+    #[error("it has no more streams")]
+    Unused,
+    #[error("the other host sent an invalid frame: {0}")]
+    Invalid(&'static str),
+}
+
+/// A connection over which this host opens streams. When it is dropped, the connection ends with
+/// its last stream.
+pub(super) struct Mux(Arc<Shared>);
+
+impl Mux {
+    /// Begins to use a connection, in a task of its own.
+    pub(super) fn start<R, W>(reader: R, writer: W) -> Self
+    where
+        R: AsyncRead + Send + Unpin + 'static,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
+        let shared = Arc::<Shared>::default();
+        let mux = Self(shared.clone());
+        tokio::spawn(async move {
+            let refuse = |_, _| Err::<fn(Stream), _>(None);
+            if let Err(error) = shared.run(reader, writer, refuse).await {
+                tracing::debug!("a connection to the leader ended: {error}");
+            }
+        });
+        mux
+    }
+
+    /// Whether this connection carries a stream.
+    pub(super) fn has(&self, stream: &Stream) -> bool {
+        Arc::ptr_eq(&self.0, &stream.0.shared)
+    }
+
+    /// Offers a client to the leader. The stream carries no bytes before the leader's answer.
+    /// `None` if this connection can open no more streams.
+    pub(super) fn open(&self, scheme: Scheme, client: SocketAddr) -> Option<Stream> {
+        let mut state = self.0.lock();
+        if state.over {
+            return None;
+        }
+        let id = state.next;
+        state.next = id.checked_add(1)?;
+        state.streams.insert(id, Entry::default());
+        state.push(id, OPEN, &encode_client(scheme, client));
+        self.0.wake(state);
+        Some(Stream::new(&self.0, id))
+    }
+}
+
+impl Drop for Mux {
+    fn drop(&mut self) {
+        self.0.lock().retired = true;
+        self.0.work.notify_one();
+    }
+}
+
+/// Accepts streams of another host until the connection ends. `decide` returns for each client how
+/// its stream is served, or the answer that refuses it.
+pub(super) async fn accept<R, W, F>(
+    reader: R,
+    writer: W,
+    mut decide: impl FnMut(Scheme, SocketAddr) -> Result<F, Answer>,
+) -> Result<(), MuxError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+    F: FnOnce(Stream),
+{
+    let shared = Arc::<Shared>::default();
+    let decide = |scheme, client| decide(scheme, client).map_err(Some);
+    shared.run(reader, writer, decide).await
+}
+
+/// A client's stream. It is closed when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Stream(Arc<Handle>);
+
+struct Handle {
+    shared: Arc<Shared>,
+    id: u32,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Handle").field(&self.id).finish()
+    }
+}
+
+/// What the streams of a connection share with its task.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Wakes the sender.
+    work: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Frames to send.
+    out: BytesMut,
+    streams: HashMap<u32, Entry, FxBuildHasher>,
+    /// The number of the next stream.
+    next: u32,
+    sender_sleeps: bool,
+    /// No more streams are opened: the connection ends with the last one.
+    retired: bool,
+    over: bool,
+}
+
+struct Entry {
+    answer: Option<Answer>,
+    /// Received bytes that were not read yet.
+    inbound: BytesMut,
+    /// Bytes that the other side may send.
+    window: usize,
+    /// Bytes that were read since the last CREDIT.
+    read: usize,
+    /// Bytes that this side may send.
+    credit: usize,
+    /// The other side sends no more.
+    ended: bool,
+    /// The other side discards what it receives.
+    closed: bool,
+    end_sent: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self {
+            answer: None,
+            inbound: BytesMut::new(),
+            window: limits::CLUSTER_WINDOW_BYTES,
+            read: 0,
+            credit: limits::CLUSTER_WINDOW_BYTES,
+            ended: false,
+            closed: false,
+            end_sent: false,
+            reader: None,
+            writer: None,
+        }
+    }
+}
+
+impl State {
+    fn push(&mut self, id: u32, kind: u8, body: &[u8]) {
+        push(&mut self.out, id, kind, body);
+    }
+
+    /// Whether streams must wait before they send more.
+    fn is_full(&self) -> bool {
+        self.out.len() >= limits::CLUSTER_OUT_BYTES_MAX
+    }
+
+    /// Handles one frame of the other side. Returns the client of a stream that it opens.
+    fn receive(
+        &mut self,
+        frame: &Frame<'_>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<Option<(Scheme, SocketAddr)>, MuxError> {
+        let &Frame { stream, kind, body } = frame;
+        if kind == OPEN {
+            let body = body.try_into();
+            let body = body.map_err(|_| MuxError::Invalid("OPEN has another length"))?;
+            let client = decode_client(body).map_err(MuxError::Invalid)?;
+            if self.streams.insert(stream, Entry::default()).is_some() {
+                return Err(MuxError::Invalid("a stream was opened twice"));
+            }
+            return Ok(Some(client));
+        }
+        // This side may have closed the stream already.
+        let Some(entry) = self.streams.get_mut(&stream) else {
+            return Ok(None);
+        };
+        match (kind, body) {
+            (ANSWER, &[code]) => {
+                let answer = Answer::from_byte(code);
+                entry.answer = Some(answer.ok_or(MuxError::Invalid("its answer is unknown"))?);
+                wakers.extend(entry.reader.take());
+            }
+            (DATA, body) => {
+                let window = entry.window.checked_sub(body.len());
+                entry.window = window.ok_or(MuxError::Invalid("DATA exceeds the window"))?;
+                entry.inbound.extend_from_slice(body);
+                wakers.extend(entry.reader.take());
+            }
+            (CREDIT, &[a, b, c, d]) => {
+                let credit = u64::from(u32::from_le_bytes([a, b, c, d])) + entry.credit as u64;
+                if credit > limits::CLUSTER_WINDOW_BYTES as u64 {
+                    return Err(MuxError::Invalid("CREDIT exceeds the window"));
+                }
+                entry.credit = credit as usize;
+                wakers.extend(entry.writer.take());
+            }
+            (END, []) => {
+                entry.ended = true;
+                wakers.extend(entry.reader.take());
+            }
+            (CLOSE, []) => {
+                (entry.ended, entry.closed) = (true, true);
+                wakers.extend(entry.reader.take());
+                wakers.extend(entry.writer.take());
+            }
+            _ => return Err(MuxError::Invalid("its kind or length is unknown")),
+        }
+        Ok(None)
+    }
+}
+
+/// A received frame.
+struct Frame<'a> {
+    stream: u32,
+    kind: u8,
+    body: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The first frame and its length. `None` if it is not complete.
+    fn first(bytes: &'a [u8]) -> Result<Option<(Self, usize)>, MuxError> {
+        let Some((&[a, b, c, d, kind, x, y, z], rest)) = bytes.split_first_chunk() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes([x, y, z, 0]) as usize;
+        if length > FRAME_BYTES_MAX {
+            return Err(MuxError::Invalid("it is too long"));
+        }
+        let stream = u32::from_le_bytes([a, b, c, d]);
+        let frame = rest.get(..length);
+        let frame = frame.map(|body| Self { stream, kind, body });
+        Ok(frame.map(|it| (it, HEADER_BYTES + length)))
+    }
+}
+
+fn push(out: &mut BytesMut, id: u32, kind: u8, body: &[u8]) {
+    out.reserve(HEADER_BYTES + body.len());
+    out.put_u32_le(id);
+    // No body has more bytes than `FRAME_BYTES_MAX`.
+    out.put_u32_le(u32::from(kind) | (body.len() as u32) << 8);
+    out.extend_from_slice(body);
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The code under this lock does not panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the lock, and wakes the sender for frames that were added.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let sleeps = mem::take(&mut state.sender_sleeps);
+        drop(state);
+        if sleeps {
+            self.work.notify_one();
+        }
+    }
+
+    /// Sends and receives until the connection has ended, or has no more streams and is retired.
+    /// `decide` returns no answer if the other side must not open streams.
+    async fn run<R, W, F>(
+        self: &Arc<Self>,
+        reader: R,
+        writer: W,
+        decide: impl FnMut(Scheme, SocketAddr) -> Result<F, Option<Answer>>,
+    ) -> Result<(), MuxError>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+        F: FnOnce(Stream),
+    {
+        let _over = Over(self);
+        tokio::select! {
+            ended = self.receive(reader, decide) => ended,
+            ended = self.send(writer) => ended,
+        }
+    }
+
+    async fn receive<R, F>(
+        self: &Arc<Self>,
+        mut reader: R,
+        mut decide: impl FnMut(Scheme, SocketAddr) -> Result<F, Option<Answer>>,
+    ) -> Result<(), MuxError>
+    where
+        R: AsyncRead + Unpin,
+        F: FnOnce(Stream),
+    {
+        let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let (mut wakers, mut opened) = (Vec::new(), Vec::new());
+        loop {
+            buffer.reserve(HEADER_BYTES + FRAME_BYTES_MAX);
+            if reader.read_buf(&mut buffer).await? == 0 {
+                return Err(MuxError::Closed);
+            }
+            {
+                let mut state = self.lock();
+                while let Some((frame, length)) = Frame::first(&buffer)? {
+                    if let Some(client) = state.receive(&frame, &mut wakers)? {
+                        opened.push((frame.stream, client));
+                    }
+                    buffer.advance(length);
+                }
+            }
+            wakers.drain(..).for_each(Waker::wake);
+            for (id, (scheme, client)) in opened.drain(..) {
+                self.answer(id, decide(scheme, client))?;
+            }
+        }
+    }
+
+    /// Answers a host that has opened a stream. The answer precedes everything else of the stream.
+    fn answer<F: FnOnce(Stream)>(
+        self: &Arc<Self>,
+        id: u32,
+        decided: Result<F, Option<Answer>>,
+    ) -> Result<(), MuxError> {
+        let (answer, serve) = match decided {
+            Ok(serve) => (Answer::Accepted, Some(serve)),
+            Err(Some(answer)) => (answer, None),
+            Err(None) => return Err(MuxError::Invalid("only the other side opens streams")),
+        };
+        let mut state = self.lock();
+        state.push(id, ANSWER, &[answer as u8]);
+        if serve.is_none() {
+            state.streams.remove(&id);
+        }
+        self.wake(state);
+        if let Some(serve) = serve {
+            serve(Stream::new(self, id));
+        }
+        Ok(())
+    }
+
+    async fn send<W: AsyncWrite + Unpin>(&self, mut writer: W) -> Result<(), MuxError> {
+        let mut chunk = BytesMut::new();
+        loop {
+            while !self.has_frames()? {
+                self.work.notified().await;
+                // Streams that are ready too add their bytes.
+                yield_now().await;
+            }
+            self.take(&mut chunk);
+            writer.write_all(&chunk).await?;
+            chunk.clear();
+            if chunk.capacity() > READ_BYTES {
+                chunk = BytesMut::new();
+            }
+        }
+    }
+
+    /// Whether there are frames to send. If not, the sender will be woken.
+    fn has_frames(&self) -> Result<bool, MuxError> {
+        let mut state = self.lock();
+        if state.out.is_empty() && state.retired && state.streams.is_empty() {
+            return Err(MuxError::Unused);
+        }
+        state.sender_sleeps = state.out.is_empty();
+        Ok(!state.sender_sleeps)
+    }
+
+    /// Moves all frames into the empty `chunk`, and wakes the streams that waited for room.
+    fn take(&self, chunk: &mut BytesMut) {
+        let mut state = self.lock();
+        let was_full = state.is_full();
+        mem::swap(&mut state.out, chunk);
+        let mut wakers = Vec::new();
+        if was_full {
+            let entries = state.streams.values_mut();
+            wakers.extend(entries.filter_map(|it| it.writer.take()));
+        }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Ends all streams of a connection when it is dropped.
+struct Over<'a>(&'a Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.over = true;
+        let mut wakers = Vec::new();
+        for entry in state.streams.values_mut() {
+            wakers.extend(entry.reader.take());
+            wakers.extend(entry.writer.take());
+        }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Stream {
+    fn new(shared: &Arc<Shared>, id: u32) -> Self {
+        let shared = shared.clone();
+        Self(Arc::new(Handle { shared, id }))
+    }
+
+    /// Waits for the answer of the leader.
+    pub(super) async fn answered(&self) -> io::Result<Answer> {
+        poll_fn(|cx| {
+            let mut state = self.0.shared.lock();
+            if state.over {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            let entry = state.entry(self.0.id)?;
+            match entry.answer {
+                Some(answer) => Poll::Ready(Ok(answer)),
+                None if entry.closed => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
+                None => {
+                    entry.reader = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl State {
+    /// The entry of a stream that is not dropped yet.
+    fn entry(&mut self, id: u32) -> io::Result<&mut Entry> {
+        let entry = self.streams.get_mut(&id);
+        entry.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Handle {
+    /// Adds bytes to those that are sent, as many as may be. If none, arranges that `waker` is
+    /// woken.
+    fn write(&self, bytes: &[u8], waker: Option<&Waker>) -> io::Result<usize> {
+        let mut locked = self.shared.lock();
+        let state = &mut *locked;
+        if state.over {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let is_full = state.is_full();
+        let State { streams, out, .. } = state;
+        let entry = streams.get_mut(&self.id);
+        let entry = entry.ok_or(io::ErrorKind::NotConnected)?;
+        if entry.closed || entry.end_sent {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if is_full || entry.credit == 0 {
+            if waker.is_some() {
+                entry.writer = waker.cloned();
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let bytes = &bytes[..bytes.len().min(entry.credit)];
+        entry.credit -= bytes.len();
+        for body in bytes.chunks(FRAME_BYTES_MAX) {
+            push(out, self.id, DATA, body);
+        }
+        self.shared.wake(locked);
+        Ok(bytes.len())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        let entry = state.streams.remove(&self.id);
+        if !state.over && entry.is_some_and(|it| !it.closed) {
+            state.push(self.id, CLOSE, &[]);
+        }
+        self.shared.wake(state);
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Handle { shared, id } = &*self.0;
+        let mut state = shared.lock();
+        let over = state.over;
+        let entry = state.entry(*id)?;
+        if entry.inbound.is_empty() {
+            if entry.ended {
+                return Poll::Ready(Ok(()));
+            }
+            if over {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            entry.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let count = entry.inbound.len().min(into.remaining());
+        into.put_slice(&entry.inbound[..count]);
+        entry.inbound.advance(count);
+        if entry.inbound.is_empty() {
+            entry.inbound.clear();
+            if entry.inbound.capacity() > IDLE_BYTES_MAX {
+                entry.inbound = BytesMut::new();
+            }
+        }
+        entry.read += count;
+        // Small reads share a CREDIT.
+        if entry.read >= limits::CLUSTER_WINDOW_BYTES / 2 && !entry.ended {
+            let read = mem::take(&mut entry.read);
+            entry.window += read;
+            // No more than the window, which is far less than 4 GiB.
+            state.push(*id, CREDIT, &(read as u32).to_le_bytes());
+            shared.wake(state);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.0.write(bytes, Some(cx.waker())) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            written => Poll::Ready(written),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Handle { shared, id } = &*self.0;
+        let mut state = shared.lock();
+        if state.over {
+            return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
+        }
+        let entry = state.entry(*id)?;
+        if !mem::replace(&mut entry.end_sent, true) && !entry.closed {
+            state.push(*id, END, &[]);
+            shared.wake(state);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Direct for Stream {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes, None)
+    }
+}
+
+impl Socket for Stream {
+    async fn serve(self, broker: &Broker, peer: SocketAddr) {
+        broker.serve_direct(self, peer).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+use std::time::Duration;
+
+use tokio::io::{DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const SCHEME: Scheme = Scheme {
+    tls: true,
+    websocket: false,
+};
+
+fn client(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, 7], port))
+}
+
+/// A leader that accepts clients of ports above 9, and refuses others.
+struct Leader {
+    streams: UnboundedReceiver<(Stream, Scheme, SocketAddr)>,
+    accepting: JoinHandle<Result<(), MuxError>>,
+}
+
+impl Leader {
+    fn on(reader: ReadHalf<DuplexStream>, writer: WriteHalf<DuplexStream>) -> Self {
+        let (sender, streams) = unbounded_channel();
+        let accepting = tokio::spawn(accept(reader, writer, move |scheme, client| {
+            let sender = sender.clone();
+            match client.port() {
+                ..10 => Err(Answer::NoListener),
+                _ => Ok(move |stream| sender.send((stream, scheme, client)).unwrap()),
+            }
+        }));
+        Self { streams, accepting }
+    }
+
+    async fn next(&mut self) -> Stream {
+        self.streams.recv().await.unwrap().0
+    }
+
+    async fn ended(self) -> Result<(), MuxError> {
+        let ended = timeout(PATIENCE, self.accepting).await;
+        ended.expect("it ends").unwrap()
+    }
+}
+
+/// A host and the leader to which it passes clients on.
+fn hosts() -> (Mux, Leader) {
+    let (host, leader) = duplex(4096);
+    let (reader, writer) = split(host);
+    let mux = Mux::start(reader, writer);
+    let (reader, writer) = split(leader);
+    (mux, Leader::on(reader, writer))
+}
+
+/// A stream at both hosts.
+async fn stream(mux: &Mux, leader: &mut Leader) -> (Stream, Stream) {
+    let near = mux.open(SCHEME, client(40_000)).unwrap();
+    assert_eq!(near.answered().await.unwrap(), Answer::Accepted);
+    (near, leader.next().await)
+}
+
+/// A leader, and its connection as a peer that writes frames by hand.
+fn peer() -> (DuplexStream, Leader) {
+    let (peer, leader) = duplex(1 << 20);
+    let (reader, writer) = split(leader);
+    (peer, Leader::on(reader, writer))
+}
+
+fn frame(id: u32, kind: u8, body: &[u8]) -> BytesMut {
+    let mut out = BytesMut::new();
+    push(&mut out, id, kind, body);
+    out
+}
+
+fn open() -> BytesMut {
+    frame(0, OPEN, &encode_client(SCHEME, client(40_000)))
+}
+
+fn bytes(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 251) as u8 ^ seed).collect()
+}
+
+#[tokio::test]
+async fn a_leader_serves_or_refuses_each_client() {
+    let (mux, mut leader) = hosts();
+    for port in [1, 40_000, 2, 40_001] {
+        let stream = mux.open(SCHEME, client(port)).unwrap();
+        let answer = stream.answered().await.unwrap();
+        if port < 10 {
+            assert_eq!(answer, Answer::NoListener);
+        } else {
+            assert_eq!(answer, Answer::Accepted);
+            let (_, scheme, seen) = leader.streams.recv().await.unwrap();
+            assert_eq!((scheme, seen), (SCHEME, client(port)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn streams_carry_bytes_of_any_length_side_by_side() {
+    let (mux, mut leader) = hosts();
+    let mut tasks = Vec::new();
+    for seed in 0..20 {
+        let (near, far) = stream(&mux, &mut leader).await;
+        for (mut from, mut to, seed) in [
+            (near.clone(), far.clone(), seed),
+            (far.clone(), near.clone(), seed | 0x40),
+        ] {
+            let sent = bytes(seed, 5 * limits::CLUSTER_WINDOW_BYTES + usize::from(seed));
+            let expected = sent.clone();
+            tasks.push(tokio::spawn(async move {
+                from.write_all(&sent).await.unwrap();
+                from.shutdown().await.unwrap();
+            }));
+            tasks.push(tokio::spawn(async move {
+                let mut received = Vec::new();
+                to.read_to_end(&mut received).await.unwrap();
+                assert!(received == expected);
+            }));
+        }
+    }
+    for task in tasks {
+        timeout(PATIENCE, task).await.expect("it ends").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_holds_a_window_and_delays_no_other() {
+    let (mux, mut leader) = hosts();
+    let (mut slow, mut unread) = stream(&mux, &mut leader).await;
+    let (mut other, mut read) = stream(&mux, &mut leader).await;
+    let sent = bytes(1, 2 * limits::CLUSTER_WINDOW_BYTES);
+    let writing = slow.write_all(&sent);
+    assert!(timeout(Duration::from_millis(50), writing).await.is_err());
+    {
+        let state = unread.0.shared.lock();
+        let held = state.streams[&unread.0.id].inbound.len();
+        assert_eq!(held, limits::CLUSTER_WINDOW_BYTES);
+    }
+    assert_eq!(
+        Direct::try_write(&slow, b"x").unwrap_err().kind(),
+        io::ErrorKind::WouldBlock
+    );
+    for _ in 0..10 {
+        other.write_all(&sent[..1000]).await.unwrap();
+        let mut received = [0; 1000];
+        timeout(PATIENCE, read.read_exact(&mut received))
+            .await
+            .expect("it arrives")
+            .unwrap();
+    }
+    // It continues when it is read.
+    let (mut held, rest) = (vec![0; sent.len()], &sent[limits::CLUSTER_WINDOW_BYTES..]);
+    let both = async { tokio::join!(slow.write_all(rest), unread.read_exact(&mut held)) };
+    let (written, read) = timeout(PATIENCE, both).await.expect("it continues");
+    written.and(read.map(drop)).unwrap();
+    assert!(held == sent);
+}
+
+#[tokio::test]
+async fn streams_wait_while_the_connection_is_full() {
+    let (host, leader) = duplex(4096);
+    let (reader, writer) = split(host);
+    let mux = Mux::start(reader, writer);
+    // Nothing is read until all streams wait.
+    let streams: Vec<Stream> = (0..20)
+        .map(|port| mux.open(SCHEME, client(100 + port)).unwrap())
+        .collect();
+    let sent = bytes(1, limits::CLUSTER_WINDOW_BYTES);
+    let mut written = Vec::new();
+    for mut stream in streams.clone() {
+        let sent = sent.clone();
+        written.push(tokio::spawn(async move { stream.write_all(&sent).await }));
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let waiting = mux.0.lock().out.len();
+    let max = limits::CLUSTER_OUT_BYTES_MAX + limits::CLUSTER_WINDOW_BYTES + 1000;
+    assert!(
+        (limits::CLUSTER_OUT_BYTES_MAX..max).contains(&waiting),
+        "{waiting}"
+    );
+    assert!(written.iter().any(|it| !it.is_finished()));
+    let (reader, writer) = split(leader);
+    let mut leader = Leader::on(reader, writer);
+    for task in written {
+        timeout(PATIENCE, task)
+            .await
+            .expect("it continues")
+            .unwrap()
+            .unwrap();
+    }
+    for _ in 0..streams.len() {
+        let mut received = vec![0; sent.len()];
+        let mut stream = leader.next().await;
+        stream.read_exact(&mut received).await.unwrap();
+        assert!(received == sent);
+    }
+}
+
+#[tokio::test]
+async fn the_last_bytes_arrive_before_the_end_of_a_closed_stream() {
+    let (mux, mut leader) = hosts();
+    let (mut near, mut far) = stream(&mux, &mut leader).await;
+    far.write_all(b"last").await.unwrap();
+    drop(far);
+    let mut received = Vec::new();
+    near.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"last");
+    let refused = near.write_all(b"more").await.unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    // A stream waits for its answer no longer than it lives.
+    let unanswered = mux.open(SCHEME, client(40_000)).unwrap();
+    drop(leader);
+    _ = timeout(PATIENCE, unanswered.answered())
+        .await
+        .expect("it returns");
+}
+
+#[tokio::test]
+async fn the_end_of_a_connection_ends_its_streams() {
+    let (mux, mut leader) = hosts();
+    let (mut near, mut far) = stream(&mux, &mut leader).await;
+    far.write_all(b"last").await.unwrap();
+    let mut received = [0; 4];
+    near.read_exact(&mut received).await.unwrap();
+    leader.accepting.abort();
+    for stream in [&mut near, &mut far] {
+        let read = timeout(PATIENCE, stream.read(&mut received)).await;
+        let error = read.expect("it ends").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        let error = stream.write(b"more").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+    assert!(mux.open(SCHEME, client(40_000)).is_none());
+}
+
+#[tokio::test]
+async fn an_unused_connection_ends_with_its_last_stream() {
+    let (mux, mut leader) = hosts();
+    let (mut near, mut far) = stream(&mux, &mut leader).await;
+    assert!(mux.has(&near) && !mux.has(&far));
+    drop(mux);
+    near.write_all(b"still").await.unwrap();
+    let mut received = [0; 5];
+    far.read_exact(&mut received).await.unwrap();
+    assert!(!leader.accepting.is_finished());
+    drop(near);
+    assert_eq!(far.read(&mut received).await.unwrap(), 0);
+    assert!(matches!(leader.ended().await, Err(MuxError::Closed)));
+}
+
+#[tokio::test]
+async fn frames_arrive_in_any_portions() {
+    let (mut peer, mut leader) = peer();
+    let frames = [
+        open(),
+        frame(0, DATA, b"one"),
+        frame(0, DATA, b""),
+        frame(0, END, b""),
+    ];
+    for byte in frames.concat() {
+        peer.write_all(&[byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let mut received = Vec::new();
+    leader
+        .next()
+        .await
+        .read_to_end(&mut received)
+        .await
+        .unwrap();
+    assert_eq!(received, b"one");
+    // What arrives for a closed stream is ignored.
+    peer.write_all(&frame(0, DATA, b"late")).await.unwrap();
+    peer.write_all(&frame(0, CREDIT, &[0; 4])).await.unwrap();
+    peer.write_all(&frame(7, CLOSE, b"")).await.unwrap();
+    peer.write_all(&open()).await.unwrap();
+    leader.next().await;
+}
+
+#[tokio::test]
+async fn invalid_frames_end_the_connection() {
+    let too_much = vec![0; FRAME_BYTES_MAX];
+    let window = [open(), frame(0, DATA, &too_much)].concat();
+    let window = [
+        window,
+        frame(0, DATA, &too_much).to_vec(),
+        frame(0, DATA, &[1]).to_vec(),
+    ];
+    let mut too_long = frame(0, DATA, b"");
+    too_long[5..].copy_from_slice(&[0xff, 0xff, 0xff]);
+    let mut scheme = open();
+    scheme[HEADER_BYTES] = 4;
+    for (what, bytes) in [
+        ("window", window.concat()),
+        (
+            "credit",
+            [open(), frame(0, CREDIT, &1u32.to_le_bytes())].concat(),
+        ),
+        ("opened twice", [open(), open()].concat()),
+        ("length of OPEN", frame(0, OPEN, &[0; 19]).to_vec()),
+        ("scheme", scheme.to_vec()),
+        ("too long", too_long.to_vec()),
+        ("kind", [open(), frame(0, 7, b"")].concat()),
+        ("length of END", [open(), frame(0, END, b"x")].concat()),
+        (
+            "length of CREDIT",
+            [open(), frame(0, CREDIT, b"x")].concat(),
+        ),
+        ("answer", [open(), frame(0, ANSWER, b"\x09")].concat()),
+    ] {
+        let (mut peer, mut leader) = peer();
+        peer.write_all(&bytes).await.unwrap();
+        // A stream stays until the connection ends.
+        let stream = match bytes.starts_with(&open()) {
+            true => leader.streams.recv().await,
+            false => None,
+        };
+        let ended = leader.ended().await;
+        assert!(
+            matches!(ended, Err(MuxError::Invalid(_))),
+            "{what}: {ended:?}"
+        );
+        drop(stream);
+    }
+}
+
+#[tokio::test]
+async fn only_the_host_that_connected_opens_streams() {
+    let (host, mut leader) = duplex(4096);
+    let (reader, writer) = split(host);
+    let mux = Mux::start(reader, writer);
+    let mut stream = mux.open(SCHEME, client(40_000)).unwrap();
+    leader
+        .write_all(&frame(9, OPEN, &encode_client(SCHEME, client(40_000))))
+        .await
+        .unwrap();
+    let read = timeout(PATIENCE, stream.read(&mut [0])).await;
+    assert!(read.expect("it ends").is_err());
+}
