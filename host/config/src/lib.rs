@@ -59,7 +59,9 @@ pub use values::{
 use layer::Layer;
 use memory::Memory;
 
-pub use open_files::{connections_for_open_files, open_files_max};
+pub use open_files::{
+    admin_arriving_max, connections_for_open_files, handshakes_max, open_files_max,
+};
 
 /// The environment variable that sets the admin API's token. There is no flag for it, since other
 /// accounts can see the flags of a process.
@@ -69,6 +71,17 @@ pub const ADMIN_TOKEN: &str = "STATEHOUSE_ADMIN_TOKEN";
 /// it.
 pub fn memory_bytes() -> Option<u64> {
     Memory::here().bytes()
+}
+
+/// One of so many equal parts of that memory, but at most `most` bytes.
+pub fn part_of_memory(parts: u64, most: u64) -> u64 {
+    memory_bytes().map_or(most, |memory| most.min(memory / parts))
+}
+
+/// The largest policy file that a store takes, in bytes: a file and what checks it must fit beside
+/// the store.
+pub fn policy_file_bytes_max() -> u64 {
+    part_of_memory(4, limits::POLICY_FILE_BYTES_MAX)
 }
 
 /// How clients reach the store.

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use super::limits::OPEN_FILES_RESERVED;
+use super::limits::{ADMIN_ARRIVING_MAX, ADMIN_LISTENERS_MAX, HANDSHAKES_MAX, OPEN_FILES_RESERVED};
 
 /// The number of files that this process may open (`RLIMIT_NOFILE`), or none if the system does not
 /// report it.
@@ -27,8 +27,33 @@ fn soft_limit(limits: &str) -> Option<u64> {
 }
 
 fn connections(files: u64) -> usize {
-    let left = files.saturating_sub(OPEN_FILES_RESERVED).max(files / 2);
+    let arriving = arriving(files) * ADMIN_LISTENERS_MAX;
+    let others = OPEN_FILES_RESERVED + (handshakes(files) + arriving) as u64;
+    let left = files.saturating_sub(others).max(files / 2);
     usize::try_from(left).unwrap_or(usize::MAX)
+}
+
+/// The most unfinished handshakes of clients: peers that are not authenticated must not use up the
+/// files that the log needs.
+pub fn handshakes_max() -> usize {
+    open_files_max().map_or(HANDSHAKES_MAX, handshakes)
+}
+
+/// The most connections of an admin listener without a complete request.
+pub fn admin_arriving_max() -> usize {
+    open_files_max().map_or(ADMIN_ARRIVING_MAX, arriving)
+}
+
+fn handshakes(files: u64) -> usize {
+    part(files, 8, HANDSHAKES_MAX)
+}
+
+fn arriving(files: u64) -> usize {
+    part(files, 32, ADMIN_ARRIVING_MAX)
+}
+
+fn part(files: u64, parts: u64, most: usize) -> usize {
+    usize::try_from(files / parts).map_or(most, |it| it.clamp(1, most))
 }
 
 #[cfg(test)]
@@ -48,8 +73,17 @@ mod tests {
 
     #[test]
     fn some_files_are_left_for_everything_else() {
-        assert_eq!(connections(65_536), 65_280);
-        assert_eq!(connections(1024), 768);
+        assert_eq!(connections(65_536), 64_384);
+        assert_eq!(connections(4096), 2944);
+        assert_eq!(connections(1024), 544);
         assert_eq!(connections(200), 100);
+        for files in [40, 200, 1024, 4096, 16_384, 65_536] {
+            let peers = connections(files) + handshakes(files) + 3 * arriving(files);
+            let left = files - peers as u64;
+            assert!(
+                left >= OPEN_FILES_RESERVED.min(files / 4),
+                "{files}: {left}"
+            );
+        }
     }
 }

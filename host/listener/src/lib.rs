@@ -31,7 +31,7 @@ use tokio_rustls::server::TlsStream;
 
 use handshakes::Handshakes;
 use statehouse_access::audit::{Audit, Refused};
-use statehouse_config::{Listen, ListenConfig, Origin, Scheme, limits};
+use statehouse_config::{Listen, ListenConfig, Origin, Scheme, handshakes_max, limits};
 use statehouse_files::watch::{Reloads, Watched};
 use tls::ClientChain;
 pub use tls::{Certificates, TlsError};
@@ -140,7 +140,7 @@ impl Listeners {
     /// The system refuses to use a bound socket.
     pub(crate) fn entrances(self, audit: &Arc<Audit>) -> io::Result<Vec<Entrance>> {
         // All listeners share one limit, because it bounds the memory of all handshakes.
-        let handshakes = Arc::new(Handshakes::new(limits::HANDSHAKES_MAX));
+        let handshakes = Arc::new(Handshakes::new(handshakes_max()));
         let mut entrances = Vec::new();
         for (listen, listener) in self.listeners {
             let listener = TcpListener::from_std(listener)?;

@@ -76,6 +76,8 @@ pub struct History {
     pub since_ms: Option<u64>,
     /// The entry before the first recorded change, if it is known.
     pub before: Option<Entry>,
+    /// The memory of `changes`.
+    bytes: usize,
 }
 
 /// A point in the history.
@@ -104,9 +106,14 @@ pub enum AsOf {
 }
 
 impl Past {
-    /// The last changes of a key, at most `limit` of them.
-    pub fn history(&self, key: &[u8], limit: usize) -> Result<History, PastError> {
-        History::read(key, limit, |sink| self.read_oldest(sink))
+    /// The last changes of a key, at most `limit` of them and `bytes_max` bytes of memory.
+    pub fn history(
+        &self,
+        key: &[u8],
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<History, PastError> {
+        History::read(key, limit, bytes_max, |sink| self.read_oldest(sink))
     }
 
     /// The state of a key at a moment.
@@ -124,6 +131,7 @@ impl History {
     fn read<E>(
         key: &[u8],
         limit: usize,
+        bytes_max: usize,
         reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut history = Self::default();
@@ -135,24 +143,27 @@ impl History {
             KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            KeyEvent::Written(write, origin) => history.add(write, origin, limit),
+            KeyEvent::Written(write, origin) => history.add(write, origin, limit, bytes_max),
             KeyEvent::Deadline { .. } => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(history)
     }
 
-    fn add(&mut self, write: &Write, origin: &Origin<'_>, limit: usize) {
+    fn add(&mut self, write: &Write, origin: &Origin<'_>, limit: usize, bytes_max: usize) {
         // The snapshot already contains this write, so the entry before it is unknown.
         if (self.before.as_ref()).is_some_and(|entry| entry.version() == write.version()) {
             self.before = None;
         }
         self.count += 1;
-        if self.changes.len() == limit {
-            self.changes.pop_front();
-        }
-        if limit > 0 {
-            self.changes.push_back(Change::new(write, origin));
+        let change = Change::new(write, origin);
+        self.bytes += change.bytes();
+        self.changes.push_back(change);
+        while self.changes.len() > limit || self.bytes > bytes_max {
+            let Some(oldest) = self.changes.pop_front() else {
+                break;
+            };
+            self.bytes -= oldest.bytes();
         }
     }
 }
@@ -211,6 +222,15 @@ impl AsOf {
 }
 
 impl Change {
+    /// The memory of this change.
+    fn bytes(&self) -> usize {
+        let value = match &self.what {
+            What::Set { value, .. } => value.len(),
+            What::Deleted | What::Expired => 0,
+        };
+        size_of::<Self>() + value + self.client.as_ref().map_or(0, String::len)
+    }
+
     fn new(write: &Write, origin: &Origin<'_>) -> Self {
         let what = match &write.change {
             store::Change::Set(entry) => {

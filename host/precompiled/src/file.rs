@@ -1,20 +1,16 @@
 //! Reads the file of a policy from any path.
 //!
-//! Must never read more than [`POLICY_FILE_BYTES_MAX`] and one byte: the path may name a device or
-//! a pipe without end.
+//! Must never read more than a limit and one byte: the path may name a device or a pipe without end.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::POLICY_FILE_BYTES_MAX;
-
-/// Reads a file.
+/// Reads a file of at most `max` bytes.
 ///
 /// # Errors
-/// If the file cannot be read, or is larger than [`POLICY_FILE_BYTES_MAX`].
-pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let max = POLICY_FILE_BYTES_MAX;
+/// If the file cannot be read, or is larger.
+pub fn read_file(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut length = file.metadata()?.len();
     let mut bytes = Vec::new();
@@ -38,19 +34,19 @@ mod tests {
 
     #[test]
     fn endless_and_too_large_files_are_refused() {
-        let error = read_file(Path::new("/dev/zero")).unwrap_err();
+        let max = 5_000;
+        let error = read_file(Path::new("/dev/zero"), max).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("large");
-        let max = POLICY_FILE_BYTES_MAX;
         let file = File::create(&path).unwrap();
         file.set_len(max + 1).unwrap();
-        let says = read_file(&path).unwrap_err().to_string();
+        let says = read_file(&path, max).unwrap_err().to_string();
         assert_eq!(
             says,
             format!("it has {} bytes, and a policy at most {max}", max + 1)
         );
         file.set_len(max).unwrap();
-        assert_eq!(read_file(&path).unwrap().len() as u64, max);
+        assert_eq!(read_file(&path, max).unwrap().len() as u64, max);
     }
 }

@@ -79,7 +79,7 @@ use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage}
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use statehouse_access::explain;
-use statehouse_config::{limits, percent};
+use statehouse_config::{limits, percent, policy_file_bytes_max};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
 
 /// The endpoints of one store.
@@ -123,7 +123,7 @@ impl Api {
             gate,
             reader: Reader::new(sources.directory.clone()),
             sources,
-            uploads: Semaphore::new(kib(limits::POLICY_FILE_BYTES_MAX) as usize),
+            uploads: Semaphore::new(kib(policy_file_bytes_max()) as usize),
             loading: Mutex::default(),
             followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
@@ -388,8 +388,8 @@ impl Api {
     ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
         let announced = request.body().size_hint();
         let max = match announced.upper() {
-            Some(_) => limits::POLICY_FILE_BYTES_MAX,
-            None => limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX,
+            Some(_) => policy_file_bytes_max(),
+            None => policy_file_bytes_max().min(limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX),
         };
         let room = match announced.lower() > max {
             true => Err(too_large(max)),

@@ -68,7 +68,7 @@ use seat::{Seat, Seats};
 use stall::StallLimit;
 use statehouse_access::AccessControl;
 use statehouse_access::audit::{Audit, Refused};
-use statehouse_config::{AdminPlace, limits};
+use statehouse_config::{AdminPlace, admin_arriving_max, limits};
 use statehouse_files::watch::{Reloads, Watched};
 use statehouse_listener::{Certificates, handshakes::Handshakes};
 use statehouse_server::Server;
@@ -199,7 +199,7 @@ impl Admin {
     ) {
         let requests = Requests::new(self.access, self.scope, audit.clone(), subject, overviews);
         let requests = Arc::new(requests);
-        let arriving = Arc::new(Handshakes::new(limits::ADMIN_ARRIVING_MAX));
+        let arriving = Arc::new(Handshakes::new(admin_arriving_max()));
         let seats = Arc::new(Seats::default());
         loop {
             let (socket, peer) = match self.listener.accept().await {

@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::answer::{Answer, Refusal, with};
 use super::query::{bad, key, number, text};
 use crate::past;
-use statehouse_config::{Fuel, limits, memory_bytes};
+use statehouse_config::{Fuel, limits, part_of_memory};
 use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
 
@@ -49,6 +49,11 @@ pub(super) struct Wanted {
     fuel: Fuel,
     directory: DataDirectory,
     turn: Turn,
+}
+
+/// The most bytes of changes or differences in one answer, which needs a multiple of them in memory.
+fn answer_bytes_max() -> usize {
+    part_of_memory(128, limits::ADMIN_PAST_BYTES_MAX) as usize
 }
 
 /// The permission to do work, and to keep its answer until it is sent.
@@ -86,13 +91,9 @@ impl Reader {
         let key = key(uri)?;
         let limit = number(uri, "limit", 100, max)?;
         self.read(move |DataDirectory { path, node }| {
-            let found = Past::open(path)?.history(&key, limit)?;
-            Ok(past::history(
-                &key,
-                &found,
-                node,
-                limits::ADMIN_PAST_BYTES_MAX,
-            ))
+            let max = answer_bytes_max();
+            let found = Past::open(path)?.history(&key, limit, max)?;
+            Ok(past::history(&key, &found, node, max))
         })
         .await
     }
@@ -140,8 +141,7 @@ impl Reader {
         let fuel = text(uri, "max_fuel")?.map(|it| Fuel::from_str(&it).map_err(bad));
         let (from, to) = (bound("from")?, bound("to")?);
         let limit = number(uri, "limit", 20, limits::ADMIN_REPLAY_DIFFERENCES_MAX)?;
-        let max = limits::ADMIN_REPLAY_STORE_BYTES_MAX;
-        let max = memory_bytes().map_or(max, |memory| max.min(memory / 4));
+        let max = part_of_memory(4, limits::ADMIN_REPLAY_STORE_BYTES_MAX);
         if store_bytes > max {
             let error = format!(
                 "a replay holds a copy of all keys, and the store has {store_bytes} bytes, more than the {max} that it may add: run `statehouse replay` on a copy of the data directory"
@@ -237,7 +237,7 @@ impl Observer for Differences {
         }
         let document = past::difference(difference, &self.node);
         self.bytes += document.to_string().len();
-        if self.bytes > limits::ADMIN_PAST_BYTES_MAX {
+        if self.bytes > answer_bytes_max() {
             self.left = 0;
             return;
         }

@@ -51,7 +51,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let key = args.key.as_bytes();
     let answer = match args.reach.find()? {
         Found::Data(data) => {
-            let history = Past::open(&data)?.history(key, args.limit as usize)?;
+            let history = Past::open(&data)?.history(key, args.limit as usize, usize::MAX)?;
             past::history(key, &history, &args.node.name, usize::MAX)
         }
         Found::Admin(asked) => {

@@ -199,7 +199,7 @@ async fn since(args: &Args, held: &Value) -> Option<Since> {
     let name = args.name.as_bytes();
     let answer = match args.remote.find(&args.place).ok()? {
         Found::Data(path) if path.is_dir() => Past::open(&path)
-            .and_then(|past| past.history(name, RENEWALS_MAX))
+            .and_then(|past| past.history(name, RENEWALS_MAX, usize::MAX))
             .map(|it| past::history(name, &it, held.version.node(), usize::MAX))
             .map_err(|error| error.to_string()),
         Found::Data(_) => return None,

@@ -11,7 +11,7 @@ use anyhow::Context;
 
 use crate::policies::delivery::Trust;
 use crate::policies::manager::trial;
-use statehouse_config::{PolicyChoice, limits};
+use statehouse_config::{PolicyChoice, limits, policy_file_bytes_max};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::Image;
 use statehouse_core::log::record::PolicyRecord;
@@ -135,7 +135,7 @@ impl Opening<'_> {
 
     /// Loads the policy of the setting `policy` and tries it out.
     fn read(&self, path: &Path) -> anyhow::Result<Configured> {
-        let file = read_file(path)
+        let file = read_file(path, policy_file_bytes_max())
             .with_context(|| format!("cannot read the policy {}", path.display()))?;
         let unusable = || format!("{} cannot be used", path.display());
         let signed_by = self.trust.check(&file).with_context(unusable)?;

@@ -11,7 +11,7 @@ use statehouse_core::limits;
 use statehouse_core::policy::{Engine, LoadError, Policy};
 use statehouse_core::store::{State, Transaction};
 use statehouse_offline::{self as offline, Past, PastError};
-use statehouse_precompiled::{Bounds, Directory, read_file};
+use statehouse_precompiled::{Bounds, Directory, POLICY_FILE_BYTES_MAX, read_file};
 
 /// Why a harness cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,8 @@ pub fn read_policy(path: &Path) -> Result<Vec<u8>, KitError> {
     if path.as_os_str() == "builtin" {
         return Ok(STANDARD_POLICY.to_vec());
     }
-    read_file(path).map_err(|error| KitError::Unreadable(path.to_owned(), error))
+    let file = read_file(path, POLICY_FILE_BYTES_MAX);
+    file.map_err(|error| KitError::Unreadable(path.to_owned(), error))
 }
 
 /// An engine that limits calls only by fuel, so that a test has the same result on every machine.

@@ -59,8 +59,12 @@ fn replaced_server_of_etcd_carries_the_store() {
 
 /// A cluster on an etcd with a small quota, which the hosts know.
 fn small(hosts: usize) -> Cluster {
+    small_on(1, hosts)
+}
+
+fn small_on(nodes: usize, hosts: usize) -> Cluster {
     let quota = format!("--quota-backend-bytes={QUOTA}");
-    let etcd = Etcd::start_with(1, "http", &[quota]);
+    let etcd = Etcd::start_with(nodes, "http", &[quota]);
     let settings = [SHORT_LEASE, ("cluster_quota", &QUOTA.to_string())];
     let mut cluster = Cluster::without_hosts_on(etcd, &settings);
     cluster.add_hosts(hosts);
@@ -209,6 +213,33 @@ fn quota_used_up_by_another_client_loses_nothing() {
     let (_, next) = cluster.fail_over();
     let found = cluster.store(next.host, "next").get("key");
     assert_eq!(found, Some(value));
+}
+
+/// The server that is down cannot be defragmented, and the others suffice.
+#[test]
+fn hosts_make_room_while_a_server_of_etcd_is_down() {
+    let mut cluster = small_on(3, 2);
+    let follower = cluster.follower();
+    begin(&cluster[follower], "store").set("key", "before");
+    let down = (cluster.etcd.leader() + 1) % 3;
+    cluster.etcd.kill(down);
+    cluster.etcd.fill();
+    let leader = cluster.present_leader().host;
+    cluster[leader].wait_for_log("etcd's quota is used up and it accepts no writes");
+    cluster.etcd.delete_filling();
+    let mut store = eventually("a host serves", || {
+        let client = Client::attempt(cluster[follower].address(), &connect("store"))?;
+        Some(Store::on(client, "store"))
+    });
+    let began = Instant::now();
+    while store.ask(&["SET", "key", "after"]).text() == REFUSED {
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(store.get("key"), Some(b"after".to_vec()));
+    cluster.etcd.restart(down);
+    cluster.etcd.wait_until_ready();
+    store.set("key", "all servers");
 }
 
 /// Also with `--auto-compaction`, or by a tool. A host that was down must join again from the

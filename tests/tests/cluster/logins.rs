@@ -54,8 +54,43 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
     fs::write(file, "wrong\n").unwrap();
     let wrong = [&["status"], &login[..], &[file]].concat();
     cluster.ask(&wrong).code(3).says("check --cluster-user");
+    for (arguments, says) in [
+        (vec!["check"], "refuses this client"),
+        (
+            [&["check"], &login[..], &[file]].concat(),
+            "check --cluster-user",
+        ),
+    ] {
+        let text = cluster.ask(&arguments).code(1).text();
+        assert!(text.contains(says), "{text}");
+        for wrong in ["does not answer", "use etcd 3.5"] {
+            assert!(!text.contains(wrong), "{text}");
+        }
+    }
     let missing = [&["status"], &login[..], &["missing"]].concat();
     cluster.ask(&missing).code(2).says("password file missing");
+}
+
+/// etcd computes the hash of a password for longer than a request waits, as it does on a small
+/// machine.
+#[test]
+fn hosts_log_in_at_an_etcd_that_takes_its_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    fs::write(&file, "first\n").unwrap();
+    let file = file.to_str().unwrap();
+    let etcd = Etcd::start_with(1, "http", &["--bcrypt-cost=13".to_owned()]);
+    let user = ("cluster_user", "statehouse");
+    let settings = [SHORT_LEASE, user, ("cluster_password_file", file)];
+    let mut cluster = Cluster::without_hosts_on(etcd, &settings);
+    cluster.etcd.enable_authentication("first");
+    cluster.add_hosts(2);
+    let mut store = cluster.store(cluster.follower(), "store");
+    store.set("key", "value");
+    cluster.etcd.kill_all();
+    cluster.etcd.restart_all();
+    store.set("key", "restarted etcd");
+    assert_eq!(store.get("key"), Some(b"restarted etcd".to_vec()));
 }
 
 #[test]

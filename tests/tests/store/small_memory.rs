@@ -1,7 +1,8 @@
 //! A gateway with 64 MiB of memory for the store: its control group kills what needs more.
 
-use std::fs;
+use std::{fs, thread};
 
+use serde_json::Value as Json;
 use statehouse_tests::{Admin, Server, Store, command, policies};
 
 #[path = "../../policies/wasm.rs"]
@@ -78,9 +79,48 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
     assert_eq!(kills(&server), 1);
     assert_holds_all(&mut before);
 
+    // A file that would not fit beside the store is refused before it is read.
+    fs::write(directory.join("large.wasm"), vec![0; 40 << 20]).unwrap();
+    let refused = command::run_in(&directory, &["policy", "load", "large.wasm"], b"");
+    refused
+        .code(4)
+        .says("larger than the limit of 16777216 bytes");
+    assert_eq!(kills(&server), 1);
+
     server.kill();
     server.restart();
     let mut after = clients(&server);
     assert_holds_all(&mut after);
     assert_eq!(kills(&server), 1);
+}
+
+/// Each of four operators at once reads the longest history that there is.
+#[test]
+#[ignore = "writes a long history"]
+fn histories_of_large_values_fit_64_mib() {
+    const CHANGES: usize = 2200;
+    let Some(server) = Server::limited(LIMIT_MIB, &[]) else {
+        return;
+    };
+    fill(&mut clients(&server));
+    let mut store = server.store("writer");
+    let value = [b'v'; 4096];
+    for _ in 0..CHANGES {
+        store.set("hot", value);
+    }
+    let admin = Admin::of(&server);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let asked = admin.ask("GET", "/v1/history?key=hot&limit=2000", b"");
+                assert_eq!(asked.0, 200, "{}", asked.1);
+                let answer: Json = serde_json::from_str(&asked.1).unwrap();
+                let listed = answer["changes"].as_array().unwrap().len();
+                assert!((10..2000).contains(&listed), "{listed}");
+                assert_eq!(answer["beginning"]["changes"], CHANGES);
+            });
+        }
+    });
+    assert_eq!(kills(&server), 0);
+    assert_eq!(store.get("hot"), Some(value.to_vec()));
 }

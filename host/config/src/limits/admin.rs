@@ -36,10 +36,13 @@ pub const ADMIN_STREAM_KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub const ADMIN_STREAM_CHECK: Duration = Duration::from_secs(1);
 
 /// Connections of a listener whose first request is incomplete, or whose password is not checked
-/// yet. Beyond this limit the address with most of them
-/// loses its oldest. A probe that is sent in one packet needs its place for some milliseconds. This
-/// many places let it through even during a flood of new connections.
+/// yet. Beyond this limit the address with most of them loses its oldest. A probe that is sent in
+/// one packet needs its place for some milliseconds. This many places let it through even during a
+/// flood of new connections. There are less if the process may open less than 4096 files.
 pub const ADMIN_ARRIVING_MAX: usize = 128;
+
+/// Listeners of the admin API: for this machine, for TLS and for metrics.
+pub const ADMIN_LISTENERS_MAX: usize = 3;
 
 /// The time limit for the check of a password. A gateway does some ten checks in a second.
 pub const ADMIN_LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,13 +117,14 @@ pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 /// How often such a response looks for a line.
 pub const ADMIN_LOG_POLL: Duration = Duration::from_millis(100);
 
-/// Changes of a key in one answer. Their excerpts take at most 8 MiB of memory.
+/// Changes of a key in one answer.
 pub const ADMIN_HISTORY_CHANGES_MAX: usize = 2_000;
 
-/// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`].
-pub const ADMIN_PAST_BYTES_MAX: usize = 8 << 20;
+/// Bytes of changes or differences in one answer, in JSON: half of [`ADMIN_ANSWER_BYTES_MAX`]. Less
+/// on a machine with less than 128 times this memory.
+pub const ADMIN_PAST_BYTES_MAX: u64 = 8 << 20;
 
-/// Answers about the past in memory, from the read until they are sent: 64 MiB at most.
+/// Answers about the past in memory, from the read until they are sent.
 pub const ADMIN_PAST_ANSWERS_MAX: usize = 4;
 
 /// Differences in the answer to a replay.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// TLS and WebSocket handshakes in progress at once. Each costs some ten kilobytes. Beyond this
 /// limit the address with most of them loses its oldest. An honest handshake takes a fraction of a
-/// second.
+/// second. There are less if the process may open less than 4096 files.
 pub const HANDSHAKES_MAX: usize = 512;
 
 /// The time limit for such a handshake: some round trips, even over a slow link. The time limit for

@@ -18,7 +18,7 @@ use super::{Front, link, mux};
 use crate::Acceptor;
 use crate::handshakes::Handshakes;
 use statehouse_access::audit::Refused;
-use statehouse_config::{Scheme, limits};
+use statehouse_config::{Scheme, handshakes_max, limits};
 
 /// What the cluster port needs to serve other hosts.
 pub(super) struct Port {
@@ -72,6 +72,11 @@ enum PortError {
     Evicted,
 }
 
+/// The most unfinished handshakes of other hosts.
+fn prefaces_max() -> usize {
+    limits::CLUSTER_PREFACES_MAX.min(handshakes_max())
+}
+
 impl PortError {
     fn answer(&self) -> Answer {
         match self {
@@ -86,7 +91,7 @@ impl Port {
         Self {
             front,
             acceptors,
-            handshakes: Arc::new(Handshakes::new(limits::CLUSTER_PREFACES_MAX)),
+            handshakes: Arc::new(Handshakes::new(prefaces_max())),
             links: Arc::new(Semaphore::new(limits::CLUSTER_LINKS_MAX)),
             muxes: Arc::new(Semaphore::new(limits::CLUSTER_LINKS_MAX)),
         }

@@ -92,7 +92,7 @@ impl TestJournal {
     }
 
     fn history(&self, key: &str) -> History {
-        History::read(key.as_bytes(), 10, |sink| self.read(sink)).unwrap()
+        History::read(key.as_bytes(), 10, usize::MAX, |sink| self.read(sink)).unwrap()
     }
 
     fn as_of(&self, key: &str, moment: Moment) -> Result<Option<String>, AsOf> {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::gate::{Gate, ShipError};
 use crate::policies::manager::PolicyView;
 use statehouse_access::audit;
-use statehouse_config::{DropAction, limits};
+use statehouse_config::{DropAction, limits, policy_file_bytes_max};
 use statehouse_core::policy::{Actor, Delivered, Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_precompiled::read_file;
@@ -140,7 +140,7 @@ impl DropDirectory {
         // The writers of this directory choose the file names, which must not forge log lines.
         let shown = path.to_string_lossy();
         let shown = shown.escape_debug();
-        let status = match read_file(path) {
+        let status = match read_file(path, policy_file_bytes_max()) {
             Err(error) => {
                 tracing::warn!("drop directory: {shown} cannot be read: {error}");
                 format!("refused: the file cannot be read: {error}\n")
