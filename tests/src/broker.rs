@@ -22,7 +22,8 @@ pub struct Broker(TcpListener);
 
 /// One connection of the client. Drop closes it.
 pub struct Peer {
-    stream: TcpStream,
+    /// The socket, to which a test may write any bytes.
+    pub stream: TcpStream,
     unread: Vec<u8>,
     /// The Clean Start flag of the CONNECT.
     pub clean_start: bool,
@@ -96,7 +97,9 @@ impl Peer {
 
     /// The unread bytes up to the end of the connection, which the client must close.
     pub async fn rest(&mut self) -> &[u8] {
-        while self.stream.read_buf(&mut self.unread).await.unwrap() > 0 {}
+        let reading = self.stream.read_to_end(&mut self.unread);
+        let read = timeout(STEP_TIMEOUT, reading).await;
+        read.expect("the client closes the connection").unwrap();
         &self.unread
     }
 

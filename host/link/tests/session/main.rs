@@ -8,23 +8,20 @@ mod owner;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::BytesMut;
-use rumqttc::v5::mqttbytes::QoS;
-use rumqttc::v5::mqttbytes::v5::{Packet, SubAck, SubscribeReasonCode};
 use statehouse_link::{Arrival, End, Options, Owner, Place, Verdict};
+use statehouse_tests::{
+    Property,
+    broker::{Broker, Greeting},
+    packet::{kind, suback},
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::timeout;
 
-use broker::{Greeting, Peer, Seen};
+use broker::{Peer, Seen};
 use owner::{Note, Tester, note};
 
-/// Time limit of a step on a busy machine.
-const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-
 struct SessionTest {
-    listener: TcpListener,
+    broker: Broker,
     owner: Arc<Tester>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     /// Whether the link resumes the session of an earlier process.
@@ -37,7 +34,7 @@ impl SessionTest {
     }
 
     async fn start_with(resume: bool) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let broker = Broker::start().await;
         let (arrived, arrivals) = mpsc::unbounded_channel();
         let owner = Arc::new(Tester {
             outlet: Mutex::default(),
@@ -52,7 +49,7 @@ impl SessionTest {
         let options = Options {
             place: Place {
                 host: "127.0.0.1".into(),
-                port: listener.local_addr().unwrap().port(),
+                port: broker.address().port(),
                 tls: None,
                 websocket: None,
                 login: None,
@@ -71,7 +68,7 @@ impl SessionTest {
         };
         tokio::spawn(statehouse_link::run(owner.clone(), options));
         Self {
-            listener,
+            broker,
             owner,
             arrivals,
             resume,
@@ -81,31 +78,20 @@ impl SessionTest {
     /// Accepts the next connection up to SUBACK. The resends of a resumed session precede its
     /// SUBSCRIBE.
     async fn accept(&self, greeting: Greeting) -> Peer {
-        let accepted = timeout(STEP_TIMEOUT, self.listener.accept()).await;
-        let (stream, _) = accepted.expect("the link connects").unwrap();
         let mut peer = Peer {
-            stream,
-            unread: BytesMut::new(),
+            mqtt: self.broker.accept().await,
             early: Vec::new(),
         };
-        let Packet::Connect(connect, ..) = peer.read().await else {
-            panic!("not a CONNECT");
-        };
-        assert_eq!(connect.clean_start, !self.resume);
-        peer.greet(greeting).await;
+        assert_eq!(peer.mqtt.clean_start, !self.resume);
+        peer.mqtt.greet(&greeting).await;
         loop {
-            match peer.read().await {
-                Packet::Subscribe(subscribe) => {
-                    peer.write(Packet::SubAck(SubAck {
-                        pkid: subscribe.pkid,
-                        return_codes: vec![SubscribeReasonCode::Success(QoS::AtLeastOnce)],
-                        properties: None,
-                    }))
-                    .await;
-                    return peer;
-                }
-                early => peer.early.push(early),
+            let packet = peer.mqtt.read().await;
+            if packet.kind() == kind::SUBSCRIBE {
+                let (packet_id, _) = packet.subscribe();
+                peer.mqtt.send(&suback(packet_id, &[1])).await;
+                return peer;
             }
+            peer.early.push(packet);
         }
     }
 
@@ -189,10 +175,7 @@ async fn responses_to_lost_requests_precede_acknowledgements() {
             peer.text_and_packet_id().await,
         ];
         drop(peer);
-        let greeting = Greeting {
-            session_present: true,
-            ..Greeting::default()
-        };
+        let greeting = Greeting::resumed();
         let mut peer = test.accept(greeting).await;
         peer.publish(31).await;
         let again = test.receipt().await;
@@ -215,12 +198,7 @@ async fn acknowledgement_of_an_earlier_connection_is_not_sent() {
     peer.publish(31).await;
     let before = test.receipt().await;
     drop(peer);
-    let mut peer = test
-        .accept(Greeting {
-            session_present: true,
-            ..Greeting::default()
-        })
-        .await;
+    let mut peer = test.accept(Greeting::resumed()).await;
     peer.publish(31).await;
     let again = test.receipt().await;
     test.settle(before);
@@ -232,10 +210,7 @@ async fn acknowledgement_of_an_earlier_connection_is_not_sent() {
 #[tokio::test]
 async fn acknowledgements_continue_when_the_window_is_full() {
     let mut test = SessionTest::start().await;
-    let greeting = Greeting {
-        receive_max: Some(3),
-        ..Greeting::default()
-    };
+    let greeting = Greeting::default().with(Property::ReceiveMaximum(3));
     let mut peer = test.accept(greeting).await;
     peer.publish(31).await;
     let receipt = test.receipt().await;
@@ -267,10 +242,7 @@ async fn acknowledgements_continue_when_the_window_is_full() {
 #[tokio::test]
 async fn unacknowledged_messages_are_resent_first() {
     let test = SessionTest::start().await;
-    let greeting = Greeting {
-        receive_max: Some(3),
-        ..Greeting::default()
-    };
+    let greeting = Greeting::default().with(Property::ReceiveMaximum(3));
     let mut peer = test.accept(greeting).await;
     test.add(["a", "b", "c"].map(note));
     let sent = [
@@ -279,11 +251,7 @@ async fn unacknowledged_messages_are_resent_first() {
     ];
     drop(peer);
     let mut peer = test
-        .accept(Greeting {
-            session_present: true,
-            receive_max: Some(3),
-            ..Greeting::default()
-        })
+        .accept(Greeting::resumed().with(Property::ReceiveMaximum(3)))
         .await;
     for (text, packet_id) in sent.clone() {
         let again = Seen::Publish {
@@ -333,11 +301,7 @@ async fn oversized_message_is_replaced_or_removed() {
     drop(peer);
     // The broker reconnects with a limit that these messages exceed.
     let mut peer = test
-        .accept(Greeting {
-            session_present: true,
-            max_packet_size: Some(100),
-            ..Greeting::default()
-        })
+        .accept(Greeting::resumed().with(Property::MaximumPacketSize(100)))
         .await;
     assert_eq!(
         [peer.text().await, peer.text().await],
@@ -349,11 +313,8 @@ async fn oversized_message_is_replaced_or_removed() {
 #[tokio::test]
 async fn oversized_replacement_is_removed() {
     let test = SessionTest::start().await;
-    let greeting = Greeting {
-        // One byte less than the shorter message, but more than the SUBSCRIBE.
-        max_packet_size: Some(19),
-        ..Greeting::default()
-    };
+    // One byte less than the shorter message, but more than the SUBSCRIBE.
+    let greeting = Greeting::default().with(Property::MaximumPacketSize(19));
     let mut peer = test.accept(greeting).await;
     test.owner.subscribed.notified().await;
     let replaceable = Note {
@@ -386,17 +347,13 @@ async fn publish_rejected_message(reply: &[u8]) -> usize {
             }
             continue;
         }
-        peer.stream.write_all(reply).await.unwrap();
-        peer.stream.shutdown().await.unwrap();
-        while peer.stream.read_buf(&mut peer.unread).await.unwrap_or(0) > 0 {}
+        let stream = &mut peer.mqtt.stream;
+        stream.write_all(reply).await.unwrap();
+        stream.shutdown().await.unwrap();
+        while stream.read_buf(&mut Vec::new()).await.unwrap_or(0) > 0 {}
         ended += 1;
         assert!(ended < 20, "it is sent again for ever");
-        peer = test
-            .accept(Greeting {
-                session_present: true,
-                ..Greeting::default()
-            })
-            .await;
+        peer = test.accept(Greeting::resumed()).await;
     }
     assert_eq!(taken, ["good", "fine"]);
     assert_eq!(*test.owner.hopeless.lock().unwrap(), ["rejected"]);
@@ -425,7 +382,7 @@ async fn rejected_subscription_is_retried() {
     let refused = Verdict::TryAgain("it is not allowed".into());
     test.owner.verdicts.lock().unwrap().push(refused);
     let mut peer = test.accept(Greeting::default()).await;
-    assert_eq!(peer.stream.read_buf(&mut peer.unread).await.unwrap(), 0);
+    assert!(peer.mqtt.rest().await.is_empty());
     let mut peer = test.accept(Greeting::default()).await;
     test.add([note("a")]);
     assert_eq!(peer.text().await, "a");
@@ -456,7 +413,7 @@ async fn end_of_a_session_for_one_process_unsubscribes() {
     let mut peer = test.accept(Greeting::default()).await;
     test.owner.subscribed.notified().await;
     test.owner.stopping.notify_one();
-    let rest = peer.rest().await;
+    let rest = peer.mqtt.rest().await;
     let filter = rest
         .strip_suffix(&[0xe0, 0])
         .expect("a DISCONNECT at the end");
@@ -469,8 +426,7 @@ async fn requested_end_sends_disconnect() {
     let mut peer = test.accept(Greeting::default()).await;
     test.owner.subscribed.notified().await;
     test.owner.stopping.notify_one();
-    while peer.stream.read_buf(&mut peer.unread).await.unwrap() > 0 {}
-    assert_eq!(peer.unread.as_ref(), [0xe0, 0]);
+    assert_eq!(peer.mqtt.rest().await, [0xe0, 0]);
     tokio::task::yield_now().await;
     assert_eq!(*test.owner.ended.lock().unwrap(), Some(End::Closed));
 }
