@@ -319,6 +319,19 @@ impl Peer {
         self.send_raw(&bytes, now)
     }
 
+    /// Sends a PUBLISH.
+    pub(crate) fn publish(
+        &mut self,
+        topic: &str,
+        qos: Q,
+        packet_id: u16,
+        payload: &str,
+        now: Instant,
+    ) -> Turn {
+        let publish = publish(topic, qos, packet_id, payload);
+        self.send(&[Packet::Publish(publish)], now)
+    }
+
     pub(crate) fn send_raw(&mut self, bytes: &[u8], now: Instant) -> Turn {
         self.turns(bytes, now).0
     }
@@ -374,8 +387,7 @@ impl Peer {
         now: Instant,
     ) -> Option<wire::DisconnectReasonCode> {
         for packet_id in packet_ids {
-            let message = publish("t", Q::ExactlyOnce, packet_id, "");
-            self.send(&[Packet::Publish(message)], now);
+            self.publish("t", Q::ExactlyOnce, packet_id, "", now);
         }
         disconnected(&self.receive())
     }

@@ -139,10 +139,7 @@ fn refused_messages_do_not_use_up_the_shared_rate() {
         ]
     );
     // Requests count against the same rate.
-    honest.send(
-        &[Packet::Publish(publish("req/t", Q::AtLeastOnce, 4, ""))],
-        now,
-    );
+    honest.publish("req/t", Q::AtLeastOnce, 4, "", now);
     assert_eq!(acknowledged(&mut honest), [PubAckReason::QuotaExceeded]);
 }
 
@@ -309,10 +306,7 @@ fn reauthentication_of_a_forbidden_client_disconnects() {
 
 /// Sends a request to the service and returns its token.
 fn ask(peer: &mut Peer, service: &RecordingService, now: Instant) -> crate::Token {
-    peer.send(
-        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
-        now,
-    );
+    peer.publish("req/x", Q::AtLeastOnce, 1, "", now);
     let (_, request) = service.requests.lock().unwrap().pop().unwrap();
     request.token.unwrap()
 }

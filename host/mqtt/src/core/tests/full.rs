@@ -80,19 +80,13 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
         let accepted = ask(&mut publisher, message(topic), now);
         assert_eq!(accepted, PubAckReason::Success, "{topic}");
     }
-    publisher.send(
-        &[Packet::Publish(publish("kept", Q::ExactlyOnce, 2, "x"))],
-        now,
-    );
+    publisher.publish("kept", Q::ExactlyOnce, 2, "x", now);
     assert!(matches!(
         publisher.receive()[..],
         [Packet::PubRec(ref ack)] if ack.reason == PubRecReason::QuotaExceeded
     ));
     // QoS 0 messages are not stored, so they pass.
-    publisher.send(
-        &[Packet::Publish(publish("kept", Q::AtMostOnce, 0, "0"))],
-        now,
-    );
+    publisher.publish("kept", Q::AtMostOnce, 0, "0", now);
     assert_eq!(durable.payloads(), ["lost", "0"]);
     assert_eq!(transient.payloads(), ["own", "lost", "0"]);
     // Messages of the embedder, which cannot be told, reach connected clients unrecorded.

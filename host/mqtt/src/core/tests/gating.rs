@@ -158,10 +158,7 @@ fn unrecorded_packets_leave_at_once() {
     passing.send(&[subscribe("t", Q::ExactlyOnce)], held.now);
     assert!(matches!(passing.receive()[..], [Packet::SubAck(_)]));
     for (qos, packet_id) in [(Q::AtMostOnce, 0), (Q::AtLeastOnce, 1), (Q::AtLeastOnce, 2)] {
-        peer.send(
-            &[Packet::Publish(publish("t", qos, packet_id, "x"))],
-            held.now,
-        );
+        peer.publish("t", qos, packet_id, "x", held.now);
         assert_eq!(passing.messages().len(), 1);
         assert_eq!(peer.receive().len(), packet_id.min(1).into());
     }

@@ -95,10 +95,7 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     for n in 0..40 {
         let mut peer = Peer::new(&broker, &Hello::new(&format!("peer-{n}")), now);
         for id in 1..=1024 {
-            peer.send(
-                &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
-                now,
-            );
+            peer.publish("t", Q::ExactlyOnce, id, "", now);
         }
         peers.push(peer);
     }
@@ -118,10 +115,7 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     }
     let last = &mut peers[39];
     for id in 1..=1024 {
-        last.send(
-            &[Packet::Publish(publish("t", Q::ExactlyOnce, id, ""))],
-            now,
-        );
+        last.publish("t", Q::ExactlyOnce, id, "", now);
     }
     let answers = reasons(&last.receive());
     assert_eq!(answers, [PubRecReason::NoMatchingSubscribers; 1024]);
@@ -233,10 +227,7 @@ fn recovery_limits_wills_and_messages() {
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     for id in 1..=100 {
         let payload = "x".repeat(1000);
-        writer.send(
-            &[Packet::Publish(publish("t", Q::AtLeastOnce, id, &payload))],
-            now,
-        );
+        writer.publish("t", Q::AtLeastOnce, id, &payload, now);
     }
     assert_eq!(visits(&broker, "greedy", 100, now), 100);
     let limits = Limits {

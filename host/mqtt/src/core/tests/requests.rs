@@ -110,10 +110,7 @@ fn reason_strings_are_omitted_without_problem_information() {
         &Hello::new("a").set(|p| p.request_problem_info = Some(0)),
         now,
     );
-    a.send(
-        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
-        now,
-    );
+    a.publish("req/x", Q::AtLeastOnce, 1, "", now);
     let token = taken(&service)[0].1.token.unwrap();
     broker.batch(|batch| batch.acknowledge(token, ReasonCode::QUOTA_EXCEEDED, Some("text")));
     let Some(Packet::PubAck(ack)) = a.receive().pop() else {
@@ -255,16 +252,10 @@ fn ordinary_qos_2_messages_are_routed_once() {
 fn a_stale_token_does_nothing() {
     let (broker, service, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    a.send(
-        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
-        now,
-    );
+    a.publish("req/x", Q::AtLeastOnce, 1, "", now);
     a.lose(now);
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    a.send(
-        &[Packet::Publish(publish("req/x", Q::AtLeastOnce, 1, ""))],
-        now,
-    );
+    a.publish("req/x", Q::AtLeastOnce, 1, "", now);
     let requests = taken(&service);
     acknowledge(&broker, &requests[0].1, ReasonCode::SUCCESS);
     assert_eq!(a.receive(), []);
@@ -388,10 +379,7 @@ fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
         now,
     );
     let ask = |a: &mut Peer, id| {
-        a.send(
-            &[Packet::Publish(publish("req/x", Q::AtLeastOnce, id, ""))],
-            now,
-        );
+        a.publish("req/x", Q::AtLeastOnce, id, "", now);
         let (origin, request) = taken(&service).remove(0);
         broker.batch(|batch| {
             // The first message fills the output above its mark, so the second one waits.

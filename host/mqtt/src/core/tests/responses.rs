@@ -23,10 +23,7 @@ fn ask(
     packet_id: u16,
     now: Instant,
 ) -> crate::Token {
-    peer.send(
-        &[Packet::Publish(publish("req/x", qos, packet_id, "?"))],
-        now,
-    );
+    peer.publish("req/x", qos, packet_id, "?", now);
     let (_, request) = service.requests.lock().unwrap().pop().unwrap();
     request.token.unwrap()
 }

@@ -27,25 +27,14 @@ fn lower_qos_applies_and_puback_reports_missing_subscribers() {
         (Q::AtMostOnce, 0, Q::AtMostOnce),
         (Q::AtLeastOnce, 1, Q::AtLeastOnce),
     ] {
-        a.send(&[Packet::Publish(publish("t/1", qos, id, "x"))], now);
+        a.publish("t/1", qos, id, "x", now);
         assert_eq!(b.messages()[0].qos, expected);
     }
     assert_eq!(a.receive(), [puback(1)]);
-    a.send(
-        &[Packet::Publish(publish("t/1", Q::ExactlyOnce, 2, "x"))],
-        now,
-    );
+    a.publish("t/1", Q::ExactlyOnce, 2, "x", now);
     assert_eq!(b.messages()[0].qos, Q::AtLeastOnce);
     a.receive();
-    a.send(
-        &[Packet::Publish(publish(
-            "unmatched",
-            Q::AtLeastOnce,
-            3,
-            "x",
-        ))],
-        now,
-    );
+    a.publish("unmatched", Q::AtLeastOnce, 3, "x", now);
     let mut none = wire::PubAck::new(3, None);
     none.reason = PubAckReason::NoMatchingSubscribers;
     assert_eq!(a.receive(), [Packet::PubAck(none)]);
@@ -57,10 +46,7 @@ fn overlapping_subscriptions_give_one_copy_with_highest_qos() {
     b.subscribe_with(Filter::new("t/#", Q::ExactlyOnce), Some(7), now);
     b.subscribe_with(Filter::new("t/1", Q::AtMostOnce), Some(300), now);
     b.subscribe_with(Filter::new("+/1", Q::AtLeastOnce), None, now);
-    a.send(
-        &[Packet::Publish(publish("t/1", Q::ExactlyOnce, 1, "x"))],
-        now,
-    );
+    a.publish("t/1", Q::ExactlyOnce, 1, "x", now);
     let messages = b.messages();
     assert_eq!(messages.len(), 1);
     assert_eq!(messages[0].qos, Q::ExactlyOnce);
@@ -255,10 +241,7 @@ fn refused_filters_do_not_end_the_connection() {
             wire::UnsubAckReason::NoSubscriptionExisted
         ]
     );
-    a.send(
-        &[Packet::Publish(publish("a/b/c/d", Q::AtLeastOnce, 4, ""))],
-        now,
-    );
+    a.publish("a/b/c/d", Q::AtLeastOnce, 4, "", now);
     let Some(Packet::PubAck(ack)) = a.receive().pop() else {
         panic!("no PUBACK")
     };
@@ -384,15 +367,7 @@ fn a_message_too_large_for_a_client_is_not_sent_to_it() {
     );
     b.subscribe("t", Q::AtLeastOnce, now);
     for (id, size) in [(1, 200), (2, 10), (3, 91), (4, 92)] {
-        a.send(
-            &[Packet::Publish(publish(
-                "t",
-                Q::AtLeastOnce,
-                id,
-                &"x".repeat(size),
-            ))],
-            now,
-        );
+        a.publish("t", Q::AtLeastOnce, id, &"x".repeat(size), now);
     }
     let sizes: Vec<usize> = b
         .messages()
@@ -404,15 +379,7 @@ fn a_message_too_large_for_a_client_is_not_sent_to_it() {
         [10, 91, 92],
         "2 of fixed header, 3 of topic, 2 of identifier, 1 of properties and the payload"
     );
-    a.send(
-        &[Packet::Publish(publish(
-            "t",
-            Q::AtMostOnce,
-            0,
-            &"x".repeat(200),
-        ))],
-        now,
-    );
+    a.publish("t", Q::AtMostOnce, 0, &"x".repeat(200), now);
     assert_eq!(b.payloads(), [""; 0]);
     assert_eq!(broker.stats().dropped, 2);
 }

@@ -69,10 +69,7 @@ fn resumed_session_receives_messages_queued_while_absent() {
     a.disconnect(DisconnectReasonCode::NormalDisconnection, now);
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
     for (qos, id) in [(Q::AtLeastOnce, 1), (Q::AtMostOnce, 0), (Q::ExactlyOnce, 2)] {
-        b.send(
-            &[Packet::Publish(publish("t", qos, id, &format!("{id}")))],
-            now,
-        );
+        b.publish("t", qos, id, &format!("{id}"), now);
     }
     let mut a = Peer::new(&broker, &Hello::new("a"), now + 999 * SECOND);
     assert!(a.connack.session_present);
@@ -163,19 +160,10 @@ fn takeover_disconnects_and_ignores_the_old_connection() {
         disconnected(&old.receive()),
         Some(DisconnectReasonCode::SessionTakenOver)
     );
-    assert_eq!(
-        old.send(
-            &[Packet::Publish(publish("t", Q::AtMostOnce, 0, "late"))],
-            now
-        ),
-        Turn::Over
-    );
+    assert_eq!(old.publish("t", Q::AtMostOnce, 0, "late", now), Turn::Over);
     old.lose(now);
     assert_eq!(new.payloads(), [""; 0]);
-    new.send(
-        &[Packet::Publish(publish("t", Q::AtMostOnce, 0, "here"))],
-        now,
-    );
+    new.publish("t", Q::AtMostOnce, 0, "here", now);
     assert_eq!(
         new.payloads(),
         ["here"],

@@ -29,18 +29,12 @@ fn subscriptions_survive_a_restart_with_their_options() {
     assert!(peer.connack.session_present);
     assert_eq!(life.broker.stats().subscriptions, 2);
     // No Local: the client's own message is not sent back.
-    peer.send(
-        &[Packet::Publish(publish("a/x", Q::AtMostOnce, 0, "own"))],
-        now + SECOND,
-    );
+    peer.publish("a/x", Q::AtMostOnce, 0, "own", now + SECOND);
     let mut other = Peer::new(&life.broker, &Hello::new("b"), now + SECOND);
     let mut retained = publish("a/x", Q::ExactlyOnce, 1, "other");
     retained.retain = true;
     other.send(&[Packet::Publish(retained)], now + SECOND);
-    other.send(
-        &[Packet::Publish(publish("gone", Q::AtMostOnce, 0, "no"))],
-        now + SECOND,
-    );
+    other.publish("gone", Q::AtMostOnce, 0, "no", now + SECOND);
     let messages = peer.messages();
     let [message] = &messages[..] else {
         panic!("{messages:?}")
@@ -182,10 +176,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
     assert_eq!(listener.payloads(), ["x"], "once");
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     // The packet id is free, so this is another message.
-    peer.send(
-        &[Packet::Publish(publish("t", Q::ExactlyOnce, 5, "y"))],
-        now,
-    );
+    peer.publish("t", Q::ExactlyOnce, 5, "y", now);
     assert_eq!(listener.payloads(), ["y"]);
 }
 
