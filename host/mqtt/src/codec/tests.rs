@@ -164,27 +164,6 @@ proptest! {
         while let Ok(Some(_)) = decode(&mut buffer, BOUNDS) {}
         _ = decode_connect(&mut BytesMut::from(&bytes[..]), 1000);
     }
-
-    /// Bytes that begin like valid packets do not make the decoder panic either.
-    #[test]
-    fn damaged_packets_do_not_panic(sent in publishes(), at in any::<prop::sample::Index>(), byte in any::<u8>(), first in any::<u8>()) {
-        let mut bytes = encoded(&wire::Packet::Publish(sent));
-        let at = at.index(bytes.len());
-        bytes[at] = byte;
-        _ = read(&bytes);
-        bytes[0] = first;
-        _ = read(&bytes);
-        bytes[0] = 0x10;
-        _ = decode_connect(&mut bytes, 1000);
-    }
-
-    #[test]
-    fn damaged_connects_do_not_panic(client in text(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-        let mut bytes = crate::testing::Hello::new(&client).will("w", "x", 3).bytes();
-        let at = at.index(bytes.len());
-        bytes[at] = byte;
-        _ = decode_connect(&mut bytes, 1000);
-    }
 }
 
 #[test]

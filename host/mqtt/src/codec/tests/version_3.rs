@@ -81,24 +81,6 @@ proptest! {
         prop_assert_eq!(forwarded.len(), codec::publish_bytes(V311, &message, &delivery));
         prop_assert_eq!(forwarded, bytes);
     }
-
-    /// No bytes make the decoder panic, nor do bytes that begin like valid packets.
-    #[test]
-    fn arbitrary_bytes_do_not_panic(
-        bytes in prop::collection::vec(any::<u8>(), 0..200),
-        sent in publishes(),
-        at in any::<prop::sample::Index>(),
-        first in any::<u8>(),
-    ) {
-        _ = read(&bytes);
-        _ = decode_connect(&mut connect(&bytes[..bytes.len().min(100)]), 1000);
-        let mut damaged = encoded(&wire::Packet::Publish(sent));
-        let at = at.index(damaged.len());
-        damaged[at] = first;
-        _ = read(&damaged);
-        damaged[0] = first;
-        _ = read(&damaged);
-    }
 }
 
 #[test]
