@@ -13,7 +13,7 @@ use statehouse_core::store::{Mode, Peer, Quota, Retention, SessionId, Store};
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_wal::simulation::Simulation;
-use statehouse_wal::{Disk, Log, LogPosition, Options, Sink, inspect};
+use statehouse_wal::{Discard, Disk, Log, Options, inspect};
 
 /// Decodes a log record or a snapshot block; the first byte selects which. A decoded one must be
 /// applied or refused without a panic.
@@ -96,19 +96,6 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A sink that accepts everything.
-struct AcceptAll;
-
-impl Sink for AcceptAll {
-    fn reset(&mut self) {}
-    fn block(&mut self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 fn options() -> Options {
     Options {
         segment_bytes: 4 << 10,
@@ -119,7 +106,7 @@ fn options() -> Options {
 /// A directory with a short log, and the name of its first segment.
 fn directory() -> (Simulation, String) {
     let disk = Simulation::new(1);
-    let opened = Log::open(Arc::new(disk.clone()), options(), 1, &mut AcceptAll);
+    let opened = Log::open(Arc::new(disk.clone()), options(), 1, &mut Discard);
     let (log, _) = opened.expect("a log can be created in an empty directory");
     for group in [&[&b"first"[..], b"second"][..], &[&[7; 300][..]]] {
         log.append(group).expect("there is room");
@@ -145,7 +132,7 @@ pub(crate) fn journal(data: &[u8]) {
         disk
     });
     _ = inspect(&disk);
-    if let Ok((log, _)) = Log::open(Arc::new(disk), options(), 2, &mut AcceptAll) {
+    if let Ok((log, _)) = Log::open(Arc::new(disk), options(), 2, &mut Discard) {
         log.append(&[b"next"])
             .expect("an opened log accepts a record");
         log.commit().expect("the disk is well");

@@ -10,7 +10,7 @@ use crate::error::{Error, LaterFormat};
 use crate::files::{self, Kind};
 use crate::limits;
 use crate::newest;
-use crate::recovery::{self, Base, Range, Sink};
+use crate::recovery::{self, Base, Discard, Range};
 use crate::segment::{Frames, Header, HeaderFault, Magic};
 use crate::snapshot::{self, Fault};
 use statehouse_protocol::LogPosition;
@@ -112,21 +112,6 @@ impl fmt::Display for Verdict {
             ),
             Self::Foreign => write!(f, "not a file of the log"),
         }
-    }
-}
-
-/// A sink that discards everything.
-struct Discard;
-
-impl Sink for Discard {
-    fn reset(&mut self) {}
-
-    fn block(&mut self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-        Ok(())
     }
 }
 

@@ -73,7 +73,7 @@ pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};
 pub use options::{Durability, Options};
 pub use probe::{Probed, probe};
-pub use recovery::{Base, Range, Sink, read};
+pub use recovery::{Base, Discard, Range, Sink, read};
 pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
 pub use statehouse_protocol::LogPosition;
 pub use upkeep::{Room, Snapshot, create_from_snapshot, has_log};

@@ -40,6 +40,21 @@ pub trait Sink {
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
 }
 
+/// A sink that discards everything.
+pub struct Discard;
+
+impl Sink for Discard {
+    fn reset(&mut self) {}
+
+    fn block(&mut self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
 /// The state at which reading begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {

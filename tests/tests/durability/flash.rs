@@ -8,7 +8,7 @@ use std::{
 };
 
 use statehouse_tests::{Server, Store, small::Small};
-use statehouse_wal::{Directory, Log, LogPosition, Options, Sink};
+use statehouse_wal::{Directory, Discard, Log, Options};
 
 /// The record of a SET with a value of 64 bytes has more.
 const RECORD_BYTES_MIN: u64 = 220;
@@ -110,21 +110,6 @@ fn rare_commits_keep_a_write_per_second_below_six_records() {
     }
 }
 
-/// Ignores what a recovery reads.
-struct Ignored;
-
-impl Sink for Ignored {
-    fn reset(&mut self) {}
-
-    fn block(&mut self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 /// The bytes that reach the device until everything that `act` writes is on it.
 fn device_bytes(small: &Small, act: impl FnOnce()) -> u64 {
     small.settle();
@@ -157,7 +142,7 @@ fn snapshot_and_removed_history_cost_little_beyond_their_bytes() {
         ..Options::default()
     };
     let segment_bytes = options.segment_bytes;
-    let (log, _) = Log::open(disk, options, 1, &mut Ignored).unwrap();
+    let (log, _) = Log::open(disk, options, 1, &mut Discard).unwrap();
     // Fills whole segments but for the header of a frame each.
     let fill = |segments: u64| {
         for _ in 0..4 * segments {

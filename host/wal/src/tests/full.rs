@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::{Callbacks, Room, WriteAheadLog};
+use crate::{Callbacks, Discard, Room, WriteAheadLog};
 
 /// A state of a fixed size. Each record overwrites a part of it.
 struct State {
@@ -31,23 +31,9 @@ impl Source for State {
     }
 }
 
-struct NoState;
-
-impl Sink for NoState {
-    fn reset(&mut self) {}
-
-    fn block(&mut self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 fn start(disk: &Simulation, state: u64) -> (WriteAheadLog, Arc<AtomicU64>) {
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let (log, _) = Log::open(shared, Options::default(), 1, &mut NoState).expect("opens");
+    let (log, _) = Log::open(shared, Options::default(), 1, &mut Discard).expect("opens");
     let bytes = Arc::new(AtomicU64::new(state));
     let source = State {
         bytes: Arc::clone(&bytes),
@@ -147,7 +133,7 @@ fn disk_use_shows_whether_growth_is_refused() {
         segment_bytes: 1 << 20,
         ..Options::default()
     };
-    let (log, _) = Log::open(shared, options, 1, &mut NoState).expect("opens");
+    let (log, _) = Log::open(shared, options, 1, &mut Discard).expect("opens");
     let append = |count| {
         for _ in 0..count {
             log.append(&[&[1; 100_000]]).expect("small");
@@ -190,7 +176,7 @@ fn disk_full_of_history_is_reused() {
         ..Options::default()
     };
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let (log, _) = Log::open(shared, options, 1, &mut NoState).expect("opens");
+    let (log, _) = Log::open(shared, options, 1, &mut Discard).expect("opens");
     for _ in 0..4 {
         for _ in 0..60 {
             log.append(&[&[1; 100_000]]).expect("small");
