@@ -339,9 +339,7 @@ async fn revoked_rights_end_connections_and_subscriptions() {
     let mut absent = connected(&broker, hello("absent", "right", None)).await;
     absent.listen_to("secret/+", Q::AtLeastOnce).await;
     drop(absent);
-    while broker.stats().connections > 2 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| broker.stats().connections <= 2).await;
     for forbidden in ["subscribe secret/+", "connect leaver", "publish wills"] {
         rules.forbid(forbidden);
     }
@@ -375,9 +373,7 @@ async fn client_that_stays_loses_a_forbidden_will() {
     broker.recheck();
     assert_eq!(broker.stats().connections, 3);
     drop(forbidden);
-    while broker.stats().connections > 2 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| broker.stats().connections <= 2).await;
     drop(allowed);
     let Some(Packet::Publish(will)) = watcher.next().await else {
         panic!("no will")

@@ -99,12 +99,7 @@ async fn session_end_is_reported_after_its_connection_end() {
     new.send(&[connect("a", true, 0, 60)]).await;
     assert!(matches!(new.next().await, Some(Packet::ConnAck(_))));
     drop(new);
-    let all = async {
-        while echo.ended.lock().unwrap().len() < 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(PATIENCE, all).await.unwrap();
+    until(|| echo.ended.lock().unwrap().len() >= 2).await;
     assert_eq!(*echo.ended.lock().unwrap(), [(1, 1), (2, 2)]);
     assert_eq!(broker.sessions(), []);
 }
@@ -163,13 +158,7 @@ async fn timers_send_a_delayed_will_and_end_sessions() {
         Some(30),
         "it counts from the publication"
     );
-    timeout(PATIENCE, async {
-        while broker.stats().sessions > 1 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().sessions <= 1).await;
     broker.shutdown(Duration::from_secs(1)).await;
     timeout(PATIENCE, timers).await.unwrap().unwrap();
 }
@@ -347,13 +336,7 @@ async fn rumqttc_clients_share_a_subscription() {
             }
         });
     }
-    timeout(PATIENCE, async {
-        while broker.stats().subscriptions < 3 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().subscriptions >= 3).await;
     for n in 0..JOBS {
         let job = Message::new(format!("jobs/{}", n % 7), n.to_string(), QoS::AtLeastOnce);
         broker.batch(|batch| assert_eq!(batch.publish(job), 1));

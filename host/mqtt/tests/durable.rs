@@ -252,9 +252,7 @@ async fn connection_ends_after_the_record_of_its_disconnect() {
     let address = listen(&broker).await;
     let mut client = Client::tcp(address).await;
     client.send(&[connect("a", false, 1000, 60)]).await;
-    while log.len() == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| log.len() > 0).await;
     broker.released(LogPosition(log.len()));
     assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
     let before = log.len();
@@ -274,17 +272,6 @@ async fn connection_ends_after_the_record_of_its_disconnect() {
     assert_eq!(end.unwrap(), []);
 }
 
-async fn all_disconnect(broker: &Broker) {
-    let emptied = async {
-        while broker.stats().connections > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(PATIENCE, emptied)
-        .await
-        .expect("all connections end in time");
-}
-
 #[tokio::test]
 async fn connections_end_in_time_if_the_log_never_releases() {
     let log = TestLog::held();
@@ -299,27 +286,23 @@ async fn connections_end_in_time_if_the_log_never_releases() {
     let mut client = Client::tcp(address).await;
     client.send(&[connect("a", false, 1000, 60)]).await;
     drop(client);
-    all_disconnect(&broker).await;
+    until(|| broker.stats().connections == 0).await;
     // A takeover before the CONNACK: the old client gets no packet, and all sockets are freed
     // again.
     for _ in 0..6 {
         let mut old = Client::tcp(address).await;
         old.send(&[connect("b", false, 1000, 60)]).await;
-        while broker.stats().connections == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| broker.stats().connections > 0).await;
         let mut new = Client::tcp(address).await;
         new.send(&[connect("b", false, 1000, 60)]).await;
         assert_eq!(old.rest().await, []);
         drop(new);
-        all_disconnect(&broker).await;
+        until(|| broker.stats().connections == 0).await;
     }
     // A connected client loses output that waits for its record, and gets a DISCONNECT.
     let mut client = Client::tcp(address).await;
     client.send(&[connect("c", false, 1000, 60)]).await;
-    while broker.stats().connections == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| broker.stats().connections > 0).await;
     broker.released(LogPosition(log.len()));
     assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
     client
@@ -334,13 +317,11 @@ async fn connections_end_in_time_if_the_log_never_releases() {
     };
     assert_eq!(disconnect.reason_code, DisconnectReasonCode::ProtocolError);
     drop(client);
-    all_disconnect(&broker).await;
+    until(|| broker.stats().connections == 0).await;
     // A shutdown ends as well.
     let mut client = Client::tcp(address).await;
     client.send(&[connect("d", false, 1000, 60)]).await;
-    while broker.stats().connections == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| broker.stats().connections > 0).await;
     timeout(PATIENCE, broker.shutdown(PATIENCE)).await.unwrap();
     assert_eq!(client.rest().await, []);
 }

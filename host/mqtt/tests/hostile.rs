@@ -286,13 +286,7 @@ async fn slow_reader_is_disconnected_and_delays_no_other() {
     let stats = broker.stats();
     assert!(stats.dropped > 3000 && stats.disconnected == 1, "{stats:?}");
     assert!(stats.queued_bytes < (1 << 20) + 10_000, "{stats:?}");
-    timeout(PATIENCE, async {
-        while broker.stats().connections > 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().connections <= 2).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -385,15 +379,9 @@ async fn sockets_are_bounded() {
     assert_eq!(third.rest().await, []);
     assert_eq!(broker.stats().turned_away, 1);
     drop(first);
-    timeout(PATIENCE, async {
-        while broker.stats().connections > 1 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        // The socket's permit is freed a moment after the session is detached.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().connections <= 1).await;
+    // The socket's permit is freed a moment after the session is detached.
+    tokio::time::sleep(Duration::from_millis(100)).await;
     Client::tcp(address).await.hello("c", 0).await;
 }
 
@@ -433,13 +421,7 @@ async fn concurrent_takeovers_of_one_client_id_stay_ordered() {
     for fighter in fighters {
         fighter.await.unwrap();
     }
-    timeout(PATIENCE, async {
-        while broker.stats().connections > 0 || echo.count("disconnected") < 512 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().connections == 0 && echo.count("disconnected") >= 512).await;
     let stats = broker.stats();
     assert_eq!(
         (stats.sessions, echo.count("disconnected")),

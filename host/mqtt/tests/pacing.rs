@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use common::*;
 use statehouse_mqtt::{Limits, Message, QoS};
-use tokio::time::timeout;
 use wire::{DisconnectReasonCode, Packet};
 
 const ANSWER_BYTES: usize = 1 << 20;
@@ -132,9 +131,7 @@ async fn disconnect_behind_a_paused_publish_drops_the_will() {
         let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
         client.send(&[disconnect]).await;
         drop(client);
-        while broker.stats().connections > 1 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until(|| broker.stats().connections <= 1).await;
         assert!(
             broker.stats().messages_in <= handled + 3,
             "a PUBLISH waited"
@@ -203,13 +200,7 @@ async fn client_that_never_reads_its_answers_is_disconnected() {
     let stats = broker.stats();
     assert_eq!(stats.connections, 1);
     assert!(stats.queued_bytes < QUEUE_BYTES, "{stats:?}");
-    timeout(PATIENCE, async {
-        while broker.stats().connections > 0 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| broker.stats().connections == 0).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,6 +37,18 @@ pub(crate) fn broker(limits: Limits) -> Broker {
     )
 }
 
+/// Waits until a condition holds.
+pub(crate) async fn until(condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, wait)
+        .await
+        .expect("the condition holds in time");
+}
+
 /// Serves a broker on a free port.
 pub(crate) async fn listen(broker: &Broker) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
