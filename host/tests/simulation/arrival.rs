@@ -101,7 +101,10 @@ impl World {
 
     fn acknowledged(&mut self, who: usize, kind: Ack, id: u16, reason: u8) {
         let client = &mut self.clients[who];
-        let at = client.outgoing.iter().position(|it| it.publish.id == id);
+        let at = client
+            .outgoing
+            .iter()
+            .position(|it| it.publish.packet_id == id);
         let Some(at) = at else {
             panic!("obligation 8: {kind:?} for packet id {id} of c{who}, which is unused");
         };
@@ -159,7 +162,7 @@ impl World {
         let (receive_max, lasts) = (client.receive_max, client.expiry_s > 0);
         if it.qos > 0 {
             let Some(link) = client.link() else { return };
-            link.in_flight.insert(it.id);
+            link.in_flight.insert(it.packet_id);
             assert!(
                 link.in_flight.len() <= receive_max.into(),
                 "obligation 8: c{who} has more than {receive_max} messages in flight"
@@ -170,15 +173,15 @@ impl World {
                 Ack::Pubrec
             };
             if it.qos == 1 {
-                link.in_flight.remove(&it.id);
+                link.in_flight.remove(&it.packet_id);
             }
-            link.send(packet::ack(kind, it.id), Sent::Ack);
+            link.send(packet::ack(kind, it.packet_id), Sent::Ack);
         }
-        if it.qos == 2 && !client.received.insert(it.id) {
+        if it.qos == 2 && !client.received.insert(it.packet_id) {
             assert!(
                 it.dup || self.ledger.lossy,
                 "obligation 8: packet id {} is in use",
-                it.id
+                it.packet_id
             );
             return;
         }
@@ -200,7 +203,7 @@ impl World {
 
     /// Obligation 2: a request has one response, however often it is sent.
     fn response_arrives(&mut self, who: usize, it: &Publish) {
-        let correlation = it.correlation.as_deref().unwrap_or_default();
+        let correlation = it.correlation().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of this client");
         let version = it.user("__ts").map(str::to_owned);
         self.follow_answered(who, number, &it.payload, version.as_deref());

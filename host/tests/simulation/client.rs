@@ -22,7 +22,10 @@ pub(crate) struct Outgoing {
 /// What a packet of a client is, for the oracle.
 #[derive(Clone, Debug)]
 pub(crate) enum Sent {
-    Connect(packet::Connect),
+    Connect {
+        /// Of the will, if it has one.
+        will_delay_s: Option<u32>,
+    },
     Subscribe {
         id: u16,
         filters: Vec<(String, u8)>,
@@ -205,7 +208,7 @@ impl Client {
         loop {
             let id = self.next_id;
             self.next_id = if id == 40 { 1 } else { id + 1 };
-            if !self.outgoing.iter().any(|it| it.publish.id == id) {
+            if !self.outgoing.iter().any(|it| it.publish.packet_id == id) {
                 return id;
             }
         }
@@ -222,9 +225,9 @@ impl Client {
         let link = links.last_mut().filter(|it| !it.abandoned);
         let Some(link) = link else { return };
         for it in outgoing.iter_mut() {
-            link.exchanges.insert(it.publish.id, it.number);
+            link.exchanges.insert(it.publish.packet_id, it.number);
             if it.released {
-                link.send(packet::ack(Ack::Pubrel, it.publish.id), Sent::Ack);
+                link.send(packet::ack(Ack::Pubrel, it.publish.packet_id), Sent::Ack);
                 continue;
             }
             it.publish.dup = *sets_dup || it.publish.qos == 2;
@@ -235,7 +238,7 @@ impl Client {
     /// Sends a new PUBLISH.
     pub(crate) fn publish(&mut self, number: u64, operation: Operation, mut publish: Publish) {
         if publish.qos > 0 {
-            publish.id = self.packet_id();
+            publish.packet_id = self.packet_id();
         }
         let it = Outgoing {
             number,
@@ -246,7 +249,7 @@ impl Client {
         let Some(link) = self.link() else {
             return;
         };
-        link.exchanges.insert(it.publish.id, number);
+        link.exchanges.insert(it.publish.packet_id, number);
         link.send(packet::publish(link.level, &it.publish), sent(&it));
         if it.publish.qos > 0 {
             self.outgoing.push_back(it);

@@ -1,8 +1,10 @@
 //! Clients open and end connections, and the network cuts them.
 
+use statehouse_tests::{Connect, Property, Publish};
+
 use crate::client::{Link, Sent};
 use crate::oracle::{Change, NO_RECORDS};
-use crate::packet::{self, Connect, Level, Will};
+use crate::packet::{self, Level};
 use crate::world::World;
 
 impl World {
@@ -22,20 +24,27 @@ impl World {
         if level == Level::Four {
             self.tally.count("connections with MQTT 3.1.1");
         }
-        let connect = Connect {
-            level,
-            client: client.name.clone(),
-            clean_start: false,
-            expiry_s: client.expiry_s,
-            receive_max: client.receive_max,
-            will: client.will_delay_s.map(|delay_s| Will {
-                topic: format!("will/{}", client.name),
-                payload: format!("w{number}").into_bytes(),
-                delay_s,
-            }),
+        let mut connect = Connect::new(&client.name);
+        connect.clean_start = false;
+        let will_delay_s = client.will_delay_s;
+        if let Some(delay_s) = will_delay_s {
+            let mut will = Publish::new(&format!("will/{}", client.name), format!("w{number}"));
+            if level == Level::Five {
+                // Written also if it is 0.
+                will = will.with(Property::WillDelay(delay_s));
+            }
+            connect = connect.will(will.qos(2), 0);
+        }
+        let bytes = match level {
+            Level::Four => connect.bytes3(),
+            Level::Five => {
+                let connect = connect.with(Property::SessionExpiry(client.expiry_s));
+                let connect = connect.with(Property::ReceiveMaximum(client.receive_max));
+                connect.bytes()
+            }
         };
         let mut link = Link::new(number, level);
-        link.send(packet::connect(&connect), Sent::Connect(connect));
+        link.send(bytes, Sent::Connect { will_delay_s });
         for link in &mut client.links {
             link.abandoned = true;
         }

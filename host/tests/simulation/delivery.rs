@@ -5,6 +5,7 @@ use bytes::Bytes;
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::{Delivery, Incoming};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_tests::Property;
 use statehouse_transport::{Inbound, Ticket};
 
 use crate::foreign::{Delivered, peer};
@@ -18,13 +19,14 @@ const WINDOW_MS: u64 = 60_000;
 
 /// The properties of a PUBLISH.
 fn properties(publish: &Publish) -> Properties {
-    let topic = publish.response_topic.as_deref().unwrap_or_default();
-    let correlation = publish.correlation.as_deref().unwrap_or_default();
-    let mut builder = PropertiesBuilder::new()
-        .response_topic(topic)
-        .correlation_data(correlation);
-    for (name, value) in &publish.user {
-        builder = builder.user(name, value);
+    let mut builder = PropertiesBuilder::new();
+    for property in &publish.properties {
+        builder = match property {
+            Property::ResponseTopic(topic) => builder.response_topic(topic),
+            Property::CorrelationData(data) => builder.correlation_data(data),
+            Property::User(name, value) => builder.user(name, value),
+            other => panic!("{other:?} in a request"),
+        };
     }
     Properties::parse(builder.finish().expect("short properties")).expect("valid properties")
 }

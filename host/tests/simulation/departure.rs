@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use statehouse_core::store::Peer;
 use statehouse_mqtt::{Message, Properties};
+use statehouse_tests::Property;
 use statehouse_transport::{Outbound, Ticket, Transport};
 use statehouse_wal::Log;
 
@@ -39,16 +40,16 @@ impl Transport for Outlet {
 /// A message of the store as a client receives it.
 fn received(message: &Message) -> Publish {
     let properties = Properties::parse(message.properties.clone()).expect("valid properties");
+    let topic = String::from_utf8_lossy(&message.topic);
+    let mut publish = Publish::new(&topic, &message.payload);
+    let correlation = properties.correlation_data();
+    let correlation = correlation.map(|data| Property::CorrelationData(data.to_vec()));
+    publish.properties.extend(correlation);
     let user = properties.user();
-    Publish {
-        topic: String::from_utf8_lossy(&message.topic).into_owned(),
-        payload: message.payload.to_vec(),
-        correlation: properties.correlation_data().map(<[u8]>::to_vec),
-        user: user
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect(),
-        ..Publish::default()
-    }
+    publish
+        .properties
+        .extend(user.map(|(name, value)| Property::user(name, value)));
+    publish
 }
 
 fn sent_to(peer: &Peer, message: &Message) -> Sent {
@@ -105,7 +106,7 @@ impl World {
 
     /// Obligation 2: a redelivery gets the first version again.
     fn check_version(&mut self, response: &Publish) {
-        let correlation = response.correlation.as_deref().unwrap_or_default();
+        let correlation = response.correlation().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");
         let version = response.user("__ts").map(str::to_owned);
         if self.ledger.reads.contains(&number) || self.ledger.unremembered.contains(&number) {
@@ -138,8 +139,8 @@ impl World {
     }
 
     fn answered(&mut self, message: &Message) {
-        let correlation = received(message).correlation.unwrap_or_default();
-        let number = number_in(&correlation, "");
+        let response = received(message);
+        let number = number_in(response.correlation().unwrap_or_default(), "");
         let mut pending = self.foreign.pending.iter_mut();
         if let Some(pending) = pending.find(|it| Some(it.number) == number) {
             pending.answered = true;

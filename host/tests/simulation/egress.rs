@@ -225,7 +225,7 @@ impl World {
 
     /// Checks the response to a request against the oracle. Returns the position that it needs.
     pub(crate) fn check_response(&mut self, it: &Publish) -> u64 {
-        let correlation = it.correlation.as_deref().unwrap_or_default();
+        let correlation = it.correlation().unwrap_or_default();
         let number = number_in(correlation, "").expect("a request of a client");
         let payload = it.payload.clone();
         self.check_policy(number, it.user("policy"));

@@ -10,7 +10,6 @@ use crate::client::{Link, Sent};
 use crate::egress::Tap;
 use crate::operation::{Command, Handled, Operation};
 use crate::oracle::{Change, NO_RECORDS, Records};
-use crate::packet::Connect;
 use crate::policies;
 use crate::world::World;
 
@@ -71,7 +70,7 @@ impl World {
                 );
                 *qos == 2 || hides || matches!(operation, Operation::Message { .. })
             }
-            Sent::Connect(_) | Sent::Subscribe { .. } => true,
+            Sent::Connect { .. } | Sent::Subscribe { .. } => true,
             Sent::Ack | Sent::Disconnect { .. } => false,
         };
         let link = &mut self.clients[who].links[at];
@@ -94,8 +93,8 @@ impl World {
     }
 
     fn handle(&mut self, who: usize, at: usize, bytes: BytesMut, sent: Sent) {
-        if let Sent::Connect(connect) = sent {
-            self.handle_connect(who, at, &bytes, &connect);
+        if let Sent::Connect { will_delay_s } = sent {
+            self.handle_connect(who, at, &bytes, will_delay_s);
             return;
         }
         let first = self.node.appended() + 1;
@@ -107,7 +106,7 @@ impl World {
         let last = self.node.appended();
         self.trace.add(|| format!("  records {first} to {last}"));
         match sent {
-            Sent::Connect(_) | Sent::Ack => {}
+            Sent::Connect { .. } | Sent::Ack => {}
             Sent::Subscribe { id, filters } => {
                 let records = self.recorded_for(who, (first, last));
                 let needed = if records.0 <= records.1 { last } else { 0 };
@@ -163,7 +162,7 @@ impl World {
         self.plan.expiry && next_ms.is_some_and(|next_ms| next_ms <= now_ms)
     }
 
-    fn handle_connect(&mut self, who: usize, at: usize, bytes: &[u8], connect: &Connect) {
+    fn handle_connect(&mut self, who: usize, at: usize, bytes: &[u8], will_delay_s: Option<u32>) {
         let first = self.node.appended() + 1;
         let number = self.clients[who].links[at].number;
         let served: Vec<u64> = self.clients[who]
@@ -208,8 +207,8 @@ impl World {
             self.oracle.note(records, change);
         }
         self.wills.connected(who, resumed, &mut self.tally);
-        if let Some(will) = &connect.will {
-            self.wills.arm(number, who, will.delay_s);
+        if let Some(delay_s) = will_delay_s {
+            self.wills.arm(number, who, delay_s);
         }
         let link = &mut self.clients[who].links[at];
         link.resumed = resumed;

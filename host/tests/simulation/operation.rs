@@ -2,6 +2,7 @@
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::REQUEST_TOPIC;
+use statehouse_tests::Property;
 use statehouse_wal::simulation::Dice;
 
 use crate::fault_plan::FaultPlan;
@@ -175,41 +176,39 @@ impl Operation {
             Self::Request { key, command } => {
                 // The counter makes the timestamp unique.
                 let count = number % 10_000;
-                let mut user = vec![
-                    ("__protVer".into(), "1.0".into()),
-                    ("__ts".into(), format!("{now_ms:015}:{count:05}:{client}")),
-                    ("__srcId".into(), client.into()),
-                ];
+                let mut publish = Publish::new(REQUEST_TOPIC, resp(key, command, number))
+                    .qos(qos)
+                    .with(Property::ResponseTopic(format!("r/{client}")))
+                    .with(Property::CorrelationData(number.to_string().into_bytes()));
+                let mut add = |name, value: &str| {
+                    publish.properties.push(Property::user(name, value));
+                };
+                add("__protVer", "1.0");
+                add("__ts", &format!("{now_ms:015}:{count:05}:{client}"));
+                add("__srcId", client);
                 if key.starts_with('f') {
-                    user.push(("__ft".into(), TOKEN.into()));
+                    add("__ft", TOKEN);
                 }
                 if is_urgent(number) {
-                    user.push(("aio-persistence".into(), "true".into()));
+                    add("aio-persistence", "true");
                 }
-                Publish {
-                    topic: REQUEST_TOPIC.to_owned(),
-                    payload: resp(key, command, number),
-                    qos,
-                    response_topic: Some(format!("r/{client}")),
-                    correlation: Some(number.to_string().into_bytes()),
-                    user,
-                    ..Publish::default()
-                }
+                publish
             }
             Self::Message {
                 topic,
                 retain,
                 empty,
-            } => Publish {
-                topic: topic.clone(),
-                payload: match empty {
-                    true => Vec::new(),
-                    false => format!("m{number}").into_bytes(),
-                },
-                qos,
-                retain: *retain,
-                ..Publish::default()
-            },
+            } => {
+                let payload = match empty {
+                    true => String::new(),
+                    false => format!("m{number}"),
+                };
+                let publish = Publish::new(topic, payload).qos(qos);
+                Publish {
+                    retain: *retain,
+                    ..publish
+                }
+            }
         }
     }
 }
