@@ -13,109 +13,15 @@ use tokio::{
 };
 use wire::{DisconnectReasonCode, Packet};
 
-/// One minimal packet of each type.
-const PACKETS: [(&str, &[u8]); 15] = [
-    ("CONNECT", b"\x10\x0f\0\x04MQTT\x05\x02\0\x3c\0\0\x02zz"),
-    ("CONNACK", b"\x20\x03\0\0\0"),
-    ("PUBLISH", b"\x30\x04\0\x01t\0"),
-    ("PUBACK", b"\x40\x02\0\x01"),
-    ("PUBREC", b"\x50\x02\0\x01"),
-    ("PUBREL", b"\x62\x02\0\x01"),
-    ("PUBCOMP", b"\x70\x02\0\x01"),
-    ("SUBSCRIBE", b"\x82\x07\0\x01\0\0\x01t\0"),
-    ("SUBACK", b"\x90\x04\0\x01\0\0"),
-    ("UNSUBSCRIBE", b"\xa2\x06\0\x01\0\0\x01t"),
-    ("UNSUBACK", b"\xb0\x04\0\x01\0\0"),
-    ("PINGREQ", b"\xc0\x00"),
-    ("PINGRESP", b"\xd0\x00"),
-    ("DISCONNECT", b"\xe0\x00"),
-    ("AUTH", b"\xf0\x00"),
-];
-
 #[tokio::test]
-async fn packet_before_connect_ends_the_connection() {
-    // rumqttd and sol panicked here before any client had authenticated.
+async fn acknowledgement_of_an_unknown_packet_id_is_ignored() {
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
-    for (name, packet) in PACKETS {
-        let mut client = Client::tcp(address).await;
-        client.stream.write_all(packet).await.unwrap();
-        if name == "CONNECT" {
-            assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
-        } else {
-            assert_eq!(client.rest().await, [], "{name}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn unexpected_packet_after_connect_disconnects() {
-    let broker = broker(Limits::default());
-    let address = listen(&broker).await;
-    for (name, packet) in PACKETS {
-        let mut client = Client::tcp(address).await.hello(name, 0).await;
-        client.stream.write_all(packet).await.unwrap();
-        match name {
-            "CONNECT" | "CONNACK" | "SUBACK" | "UNSUBACK" | "PINGRESP" | "AUTH" => {
-                assert_eq!(
-                    client.disconnected().await,
-                    Some(DisconnectReasonCode::ProtocolError),
-                    "{name}"
-                );
-            }
-            "DISCONNECT" => assert_eq!(client.rest().await, []),
-            _ => {
-                // The broker still serves this client.
-                client.send(&[Packet::PingReq(wire::PingReq)]).await;
-                while client.next().await.expect(name) != Packet::PingResp(wire::PingResp) {}
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn claimed_length_is_refused_before_its_bytes() {
-    // mosquitto allocated the length claimed by the first packet (CVE-2017-7651, CVE-2023-0809).
-    let broker = broker(Limits::default());
-    let address = listen(&broker).await;
-    for first in [0x10, 0x30] {
-        let mut client = Client::tcp(address).await;
-        client
-            .stream
-            .write_all(&[first, 0xff, 0xff, 0xff, 0x7f])
-            .await
-            .unwrap();
-        assert_eq!(client.rest().await, []);
-    }
-    let mut client = Client::tcp(address).await.hello("a", 0).await;
-    client
-        .stream
-        .write_all(&[0x30, 0xff, 0xff, 0xff, 0x7f])
-        .await
-        .unwrap();
-    assert_eq!(
-        client.disconnected().await,
-        Some(DisconnectReasonCode::PacketTooLarge)
-    );
-}
-
-#[tokio::test]
-async fn variable_byte_integer_of_five_bytes_is_malformed() {
-    // NanoMQ read past its buffer (CVE-2026-21888).
-    let broker = broker(Limits::default());
-    let address = listen(&broker).await;
-    for packet in [
-        &b"\x30\xff\xff\xff\xff\x7f"[..],       // remaining length
-        b"\x30\x08\0\x01t\xff\xff\xff\xff\x7f", // property length
-        b"\x82\x0c\0\x01\x06\x0b\xff\xff\xff\xff\x7f\0\0\0", // subscription identifier
-    ] {
+    for first in [0x40, 0x50, 0x62, 0x70] {
         let mut client = Client::tcp(address).await.hello("a", 0).await;
-        client.stream.write_all(packet).await.unwrap();
-        assert_eq!(
-            client.disconnected().await,
-            Some(DisconnectReasonCode::MalformedPacket),
-            "{packet:02x?}"
-        );
+        client.stream.write_all(&[first, 2, 0, 1]).await.unwrap();
+        client.send(&[Packet::PingReq(wire::PingReq)]).await;
+        while client.next().await.expect("no end") != Packet::PingResp(wire::PingResp) {}
     }
 }
 
@@ -154,28 +60,6 @@ async fn large_connect_is_refused() {
         .send(&[connect(&"x".repeat(1000), true, 0, 60)])
         .await;
     assert_eq!(client.rest().await, []);
-}
-
-#[tokio::test]
-async fn old_protocol_gets_its_own_connack() {
-    let broker = broker(Limits::default());
-    for (connect, answer) in [
-        (
-            &b"\x10\x10\0\x06MQIsdp\x03\x02\0\x3c\0\x02ab"[..],
-            &b"\x20\x02\0\x01"[..],
-        ),
-        (
-            b"\x10\x0e\0\x04MQTT\x06\x02\0\x3c\0\x02ab",
-            b"\x20\x33\0\x84",
-        ),
-    ] {
-        let mut client = Client::duplex(&broker, 4096);
-        client.stream.write_all(connect).await.unwrap();
-        let mut received = Vec::new();
-        client.stream.read_to_end(&mut received).await.unwrap();
-        assert_eq!(received[..4], *answer, "{connect:02x?}");
-        assert!(received.len() == 4 || received[3] == 0x84);
-    }
 }
 
 #[tokio::test]
@@ -220,21 +104,6 @@ async fn no_packet_exceeds_the_maximum_of_the_client() {
         }
     }
     assert_eq!(broker.stats().sessions, 0);
-}
-
-#[tokio::test]
-async fn enhanced_authentication_is_refused() {
-    let broker = broker(Limits::default());
-    let mut client = Client::duplex(&broker, 4096);
-    let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
-        unreachable!()
-    };
-    connect.properties.as_mut().unwrap().authentication_method = Some("K8S-SAT".to_owned());
-    client.send(&[Packet::Connect(connect, None, None)]).await;
-    let Some(Packet::ConnAck(ack)) = client.next().await else {
-        panic!("no CONNACK")
-    };
-    assert_eq!(ack.code, wire::ConnectReturnCode::BadAuthenticationMethod);
 }
 
 #[tokio::test]

@@ -63,7 +63,7 @@ fn first_packet_claiming_256_mib_allocates_no_memory() {
         }
     }
     for attacker in &mut attackers {
-        attacker.expect_closed();
+        assert_eq!(attacker.expect_closed(), None, "an answer before CONNECT");
         assert!(attacker.drain().is_empty(), "an answer before CONNECT");
     }
     witness.assert_grown_less_than(before_kib, 16 * 1024);
