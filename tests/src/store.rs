@@ -241,6 +241,14 @@ impl Store {
         self.finish(request, id)
     }
 
+    /// Sends a request again with its packet id, and waits for answer and acknowledgement.
+    pub fn redeliver(&mut self, request: &Request, packet_id: u16, dup: bool) -> Answer {
+        let mut publish = request.publish();
+        (publish.packet_id, publish.dup) = (packet_id, dup);
+        self.client.start(publish);
+        self.finish(request, packet_id)
+    }
+
     /// Waits for the answer to a request that was sent with this packet id. If the store is the
     /// broker, the acknowledgement must follow the answer, so that an acknowledged client has its
     /// answer.

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Request, Server, Store,
+    Client, Connect, Property, Publish, Server, Store,
     packet::kind,
     policies,
     reload::replace,
@@ -422,15 +422,6 @@ fn redelivered_request_has_its_first_fuel_limit() {
         let answer = store.finish(&request, id).payload().to_vec();
         (request, id, answer)
     };
-    let redeliver = |store: &mut Store, (request, packet_id): (&Request, u16)| {
-        let redelivered = Publish {
-            packet_id,
-            dup: true,
-            ..request.publish()
-        };
-        store.client.start(redelivered);
-        store.finish(request, packet_id).payload().to_vec()
-    };
     let mut store = connect(&server);
     let (request, id, answer) = burn(&mut store, "1");
     // The answer is so large that the store keeps only its digest.
@@ -441,19 +432,25 @@ fn redelivered_request_has_its_first_fuel_limit() {
     let (refused, refused_id, error) = burn(&mut store, "2");
     assert_eq!(error, FAILED);
     server.wait_for_log("it used up its fuel, which max_fuel bounds");
-    assert_eq!(redeliver(&mut store, (&request, id)), answer);
+    assert_eq!(store.redeliver(&request, id, true).payload(), answer);
     assert_eq!(set(&mut store, "3", "fine"), b"+OK\r\n");
 
     server.kill();
     server.restart();
     let mut store = connect(&server);
     assert!(store.client.session_present());
-    assert_eq!(redeliver(&mut store, (&request, id)), answer);
-    assert_eq!(redeliver(&mut store, (&refused, refused_id)), FAILED);
+    assert_eq!(store.redeliver(&request, id, true).payload(), answer);
+    assert_eq!(
+        store.redeliver(&refused, refused_id, true).payload(),
+        FAILED
+    );
 
     change(&server, &settings(4_000_000));
-    assert_eq!(redeliver(&mut store, (&refused, refused_id)), FAILED);
-    assert_eq!(redeliver(&mut store, (&request, id)), answer);
+    assert_eq!(
+        store.redeliver(&refused, refused_id, true).payload(),
+        FAILED
+    );
+    assert_eq!(store.redeliver(&request, id, true).payload(), answer);
     let log = server.stderr();
     let differs =
         |line: &&String| line.contains("answered otherwise") || line.contains("a policy is impure");

@@ -1,21 +1,12 @@
 //! Requests that are redelivered through another host after the loss of a leader: one effect, one
 //! answer, and one notification.
 
-use statehouse_tests::{Answer, Cluster, Request, Store};
+use statehouse_tests::Cluster;
 
 use crate::{
     SHORT_LEASE,
     resumed::{begin, resume},
 };
-
-/// Sends a request again with its packet id, and returns the answer.
-fn redeliver(store: &mut Store, request: &Request, packet_id: u16) -> Answer {
-    let mut publish = request.publish();
-    publish.packet_id = packet_id;
-    publish.dup = true;
-    store.client.start(publish);
-    store.finish(request, packet_id)
-}
 
 /// The commands of the client. Another execution of each would have another answer or effect.
 const COMMANDS: [&[&str]; 5] = [
@@ -64,11 +55,11 @@ fn redelivery_through_another_host_has_one_effect() {
     let mut client = resume(&cluster[other], "client");
     for _ in 0..2 {
         for (request, packet_id, first) in &sent {
-            let answer = redeliver(&mut client, request, *packet_id);
+            let answer = client.redeliver(request, *packet_id, true);
             assert_eq!(answer.text(), first.text(), "{request:?}");
             assert_eq!(answer.version(), first.version(), "{request:?}");
         }
-        let answer = redeliver(&mut client, &unread, unread_id);
+        let answer = client.redeliver(&unread, unread_id, true);
         assert_eq!(answer.text(), "+OK\\r\\n");
         assert_eq!(answer.version(), states[0].version());
     }

@@ -1,7 +1,7 @@
 //! Duplicate requests (protocol, section 9). A redelivered request must have one effect and return
 //! its first answer, even over `kill -9`.
 
-use statehouse_tests::{Answer, Hlc, Request, Server, Store, policies, store};
+use statehouse_tests::{Answer, Hlc, Server, Store, policies, store};
 
 use crate::resumed::{begin, resume};
 
@@ -36,15 +36,6 @@ fn after(server: &mut Server, between: Break, store: Store) -> Store {
         }
     }
     resume(server, &id)
-}
-
-/// Sends a request again with its packet id, and returns the answer.
-fn redeliver(store: &mut Store, request: &Request, packet_id: u16, dup: bool) -> Answer {
-    let mut publish = request.publish();
-    publish.packet_id = packet_id;
-    publish.dup = dup;
-    store.client.start(publish);
-    store.finish(request, packet_id)
 }
 
 /// A request, its first answer, the commands of another client before it and before its redelivery,
@@ -113,7 +104,7 @@ fn one_effect_and_one_answer(between: Break, dup: bool) {
     // Redelivers twice, since a remembered request can be redelivered more than once.
     for _ in 0..2 {
         for (case, (request, packet_id, first)) in CASES.iter().zip(&sent) {
-            let answer = redeliver(&mut store, request, *packet_id, dup);
+            let answer = store.redeliver(request, *packet_id, dup);
             let what = format!("{:?} then {:?}", case.request, case.between);
             assert_eq!(answer.text(), first.text(), "{what}");
             assert_eq!(answer.version(), first.version(), "{what}");
@@ -191,14 +182,8 @@ fn redelivery_of_a_fenced_off_request_stays_refused() {
     }
     let mut store = after(&mut server, Break::Kill, store);
     for (request, id, first) in [(&late, ids[0], &refused), (&bare, ids[1], &required)] {
-        assert_eq!(
-            redeliver(&mut store, request, id, true).text(),
-            first.text()
-        );
-        assert_eq!(
-            redeliver(&mut store, request, id, false).text(),
-            first.text()
-        );
+        assert_eq!(store.redeliver(request, id, true).text(), first.text());
+        assert_eq!(store.redeliver(request, id, false).text(), first.text());
     }
     assert_eq!(store.get("one"), None);
     assert_eq!(store.get("two"), None);
@@ -220,20 +205,14 @@ fn same_bytes_without_dup_are_a_new_request() {
     // The same holds on the next connection if the packet id differs.
     for between in [Break::Connection, Break::Kill] {
         store = after(&mut server, between, store);
-        assert_eq!(
-            redeliver(&mut store, &request, 900, false).payload(),
-            b":-1\r\n"
-        );
+        assert_eq!(store.redeliver(&request, 900, false).payload(), b":-1\r\n");
     }
     // A new session has sent nothing before, so DUP on its first packet means nothing.
     drop(store);
     assert!(!server.connect("client").session_present());
     let mut store = begin(&server, "client");
     store.ask(&["DEL", "key"]);
-    assert_eq!(
-        redeliver(&mut store, &request, 1, true).payload(),
-        b"+OK\r\n"
-    );
+    assert_eq!(store.redeliver(&request, 1, true).payload(), b"+OK\r\n");
 }
 
 /// Reads and malformed requests are not remembered. They are executed again on the current state.
@@ -255,7 +234,7 @@ fn redelivered_reads_and_malformed_requests_run_again() {
         .collect();
     store.set("key", "value");
     let mut store = after(&mut server, Break::Kill, store);
-    let mut repeat = |n: usize| redeliver(&mut store, &requests[n], answers[n].0, true);
+    let mut repeat = |n: usize| store.redeliver(&requests[n], answers[n].0, true);
     assert_eq!(answers[0].1.payload(), b"$-1\r\n");
     assert_eq!(repeat(0).payload(), b"$5\r\nvalue\r\n");
     assert_eq!(answers[1].1.payload(), b"*1\r\n*0\r\n");
@@ -288,12 +267,12 @@ fn redelivered_keynotify_watches_on_the_new_connection() {
         assert_eq!(store.finish(&nothing, nothing_id).payload(), b":0\r\n");
 
         let mut store = after(&mut server, between, store);
-        let answer = redeliver(&mut store, &watch, watch_id, true);
+        let answer = store.redeliver(&watch, watch_id, true);
         assert_eq!(answer.payload(), b"+OK\r\n");
-        let answer = redeliver(&mut store, &stop, stop_id, true);
+        let answer = store.redeliver(&stop, stop_id, true);
         assert_eq!(answer.payload(), b"+OK\r\n", "there is no watch now");
         store.watch("none");
-        let answer = redeliver(&mut store, &nothing, nothing_id, true);
+        let answer = store.redeliver(&nothing, nothing_id, true);
         assert_eq!(answer.payload(), b":0\r\n", "there is a watch now");
         let mut other = server.store("other");
         other.set("ended", "not notified");
@@ -344,7 +323,7 @@ fn redelivery_after_a_policy_change_keeps_its_answer() {
     let by_faulty = store.finish(&fine, fine_id);
     assert_eq!(by_faulty.payload(), b"+OK\r\n");
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = redeliver(&mut store, request, *id, true);
+        let answer = store.redeliver(request, *id, true);
         assert_eq!(
             (answer.text(), answer.version()),
             (first.text(), first.version())
@@ -354,13 +333,13 @@ fn redelivery_after_a_policy_change_keeps_its_answer() {
     server.kill();
     server.restart_with(&[("policy", "builtin")]);
     let mut store = resume(&server, "client");
-    let answer = redeliver(&mut store, &fine, fine_id, true);
+    let answer = store.redeliver(&fine, fine_id, true);
     assert_eq!(
         (answer.text(), answer.version()),
         (by_faulty.text(), by_faulty.version())
     );
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = redeliver(&mut store, request, *id, true);
+        let answer = store.redeliver(request, *id, true);
         assert_eq!(
             (answer.text(), answer.version()),
             (first.text(), first.version())
@@ -388,7 +367,7 @@ fn differing_answer_to_a_redelivery_is_logged() {
     }
     let (first, request, id) = asked.pop().unwrap();
     assert_eq!(first, b":3\r\n");
-    assert_eq!(redeliver(&mut store, &request, id, true).payload(), first);
+    assert_eq!(store.redeliver(&request, id, true).payload(), first);
     let line = server.wait_for_log("answered otherwise");
     let digest = |name: &str| {
         let value = line.split(&format!(" {name}=")).nth(1).unwrap();

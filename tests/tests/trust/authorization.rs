@@ -333,16 +333,10 @@ fn redelivery_after_a_rules_change_keeps_its_answer() {
     let (denied_id, denied_answer) = first(&mut writer, &denied);
     assert_eq!(denied_answer.text(), DENIED);
 
-    let redeliver = |writer: &mut Store, request: &statehouse_tests::Request, id: u16| {
-        let mut publish = request.publish();
-        (publish.packet_id, publish.dup) = (id, true);
-        writer.client.start(publish);
-        writer.finish(request, id)
-    };
     let check = |writer: &mut Store| {
         let (allowed, denied) = (
-            redeliver(writer, &allowed, allowed_id),
-            redeliver(writer, &denied, denied_id),
+            writer.redeliver(&allowed, allowed_id, true),
+            writer.redeliver(&denied, denied_id, true),
         );
         assert_eq!(
             (allowed.payload(), allowed.version()),
