@@ -57,6 +57,15 @@ impl Ran {
         self
     }
 
+    /// Asserts that standard output contains each of these texts.
+    #[track_caller]
+    pub fn prints(&self, expected: &[&str]) {
+        let text = self.text();
+        for expected in expected {
+            assert!(text.contains(expected), "no {expected:?} in\n{text}");
+        }
+    }
+
     /// Asserts that standard error contains `what`, ignoring case.
     #[track_caller]
     pub fn says(self, what: &str) -> Ran {

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::Value;
-use statehouse_tests::{Hlc, Ran, Server, policies};
+use statehouse_tests::{Ran, Server, policies};
 
 use crate::data_directory::{data, files, find, flip, log};
 
@@ -17,12 +17,15 @@ fn value(n: usize) -> String {
     format!("this is value number {n:05}")
 }
 
-/// Sets `count` keys. Returns their versions.
-fn fill(server: &Server, count: usize) -> Vec<Hlc> {
+/// A server with `count` keys.
+fn filled(count: usize) -> Server {
+    let server = Server::restartable(&[]);
     let mut store = server.store("client");
-    (0..count)
-        .map(|n| store.set(format!("key {n}"), value(n)))
-        .collect()
+    for n in 0..count {
+        store.set(format!("key {n}"), value(n));
+    }
+    drop(store);
+    server
 }
 
 /// Salvages a directory, restores the salvaged backup, and starts a store on it. Returns the number
@@ -67,8 +70,7 @@ fn assert_disk_figures_agree(found: &Value) {
 
 #[test]
 fn intact_directory_is_reported_well() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 10);
+    let mut server = filled(10);
     for stopped in [false, true] {
         if stopped {
             server.stop();
@@ -81,8 +83,7 @@ fn intact_directory_is_reported_well() {
         assert_eq!(found["history"]["to_record"], found["records"]);
         assert!(found["problems"].as_array().unwrap().is_empty());
         assert_disk_figures_agree(&found);
-        let text = server.run(&["doctor"]).code(0).text();
-        for says in [
+        server.run(&["doctor"]).code(0).prints(&[
             "all is well",
             "10 keys",
             "000000000001.log",
@@ -91,9 +92,7 @@ fn intact_directory_is_reported_well() {
             "on the disk: log ",
             "there is room for writes",
             "beginning of the store",
-        ] {
-            assert!(text.contains(says), "no {says:?} in\n{text}");
-        }
+        ]);
     }
     // A salvage that cannot be written fails, although the directory is intact.
     server
@@ -108,8 +107,7 @@ fn intact_directory_is_reported_well() {
 /// A crash has torn the last write, which no client saw acknowledged. A start must accept this.
 #[test]
 fn torn_tail_is_not_damage() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 10);
+    let mut server = filled(10);
     server.kill();
     // This file may record the write as durable. A torn write is not durable.
     fs::remove_file(data(&server).join("newest")).unwrap();
@@ -124,8 +122,7 @@ fn torn_tail_is_not_damage() {
 
 #[test]
 fn damage_inside_the_log_is_reported_and_salvaged() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 20);
+    let mut server = filled(20);
     server.stop();
     let path = log(&data(&server));
     flip(&path, find(&path, value(7).as_bytes()));
@@ -144,15 +141,12 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
     let damaged: Vec<&Value> = damaged.filter(|file| file["well"] == false).collect();
     assert_eq!(damaged.len(), 1, "{found:#}");
 
-    let text = server.run(&["doctor"]).code(1).text();
-    for says in [
+    server.run(&["doctor"]).code(1).prints(&[
         "WRONG",
         "a start refuses this",
         "--salvage",
         "statehouse restore",
-    ] {
-        assert!(text.contains(says), "no {says:?} in\n{text}");
-    }
+    ]);
     let (ran, keys) = salvage(&server, 1);
     assert_eq!(keys, 7);
     assert!(ran.text().contains("What came later is lost"), "{ran:?}");
@@ -179,8 +173,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
 
 #[test]
 fn truncated_log_is_reported_and_salvaged() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 20);
+    let mut server = filled(20);
     server.stop();
     let path = log(&data(&server));
     let end = find(&path, value(12).as_bytes());
@@ -201,8 +194,7 @@ fn truncated_log_is_reported_and_salvaged() {
 /// say what to do.
 #[test]
 fn changed_log_after_a_kill_is_refused() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 20);
+    let mut server = filled(20);
     server.kill();
     let path = log(&data(&server));
     let content = fs::read(&path).unwrap();
@@ -238,8 +230,7 @@ fn changed_log_after_a_kill_is_refused() {
 /// backup.
 #[test]
 fn log_without_its_beginning_is_not_salvaged() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 5);
+    let mut server = filled(5);
     server.stop();
     flip(&log(&data(&server)), 10);
     doctor(&server, 1);
@@ -257,8 +248,7 @@ fn log_without_its_beginning_is_not_salvaged() {
 /// The log of a restored store contains only changes after the snapshot, so the snapshot is needed.
 #[test]
 fn damaged_snapshot_is_reported() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 5);
+    let mut server = filled(5);
     server.stop();
     server.run(&["snapshot", "backup"]).code(0);
     server
@@ -282,8 +272,7 @@ fn damaged_snapshot_is_reported() {
 
 #[test]
 fn snapshot_without_its_log_is_salvaged() {
-    let mut server = Server::restartable(&[]);
-    fill(&server, 5);
+    let mut server = filled(5);
     server.stop();
     server.run(&["snapshot", "backup"]).code(0);
     server
@@ -378,9 +367,7 @@ fn empty_directory_is_not_a_store() {
 #[test]
 fn help_of_offline_commands_names_directory_and_lock() {
     for name in ["history", "replay", "snapshot", "restore", "doctor", "get"] {
-        let help = statehouse_tests::run(&[name, "--help"], b"").code(0).text();
-        for says in ["STATEHOUSE_DATA", "lock"] {
-            assert!(help.contains(says), "no {says:?} in\n{help}");
-        }
+        let help = statehouse_tests::run(&[name, "--help"], b"").code(0);
+        help.prints(&["STATEHOUSE_DATA", "lock"]);
     }
 }
