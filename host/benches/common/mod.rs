@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use statehouse_core::request::REQUEST_TOPIC;
+use statehouse_loadgen::packet::{packet, push_length, push_packet, push_text};
 use statehouse_mqtt::PropertiesBuilder;
 /// A command as an array of bulk strings.
 pub(crate) use statehouse_policy::resp::request as resp;
@@ -95,7 +96,7 @@ impl Client {
             out: Vec::new(),
         };
         let mut connect = vec![0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0];
-        text(&mut connect, id);
+        push_text(&mut connect, id.as_bytes());
         client.send(0x10, &connect)?;
         let (first, body) = client.receive()?;
         assert_eq!(first >> 4, 2, "a CONNACK");
@@ -104,7 +105,7 @@ impl Client {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let mut subscribe = vec![0, 1, 0];
-        text(&mut subscribe, &response_topic);
+        push_text(&mut subscribe, response_topic.as_bytes());
         subscribe.push(1);
         client.send(0x82, &subscribe)?;
         assert_eq!(client.receive()?.0 >> 4, 9, "a SUBACK");
@@ -112,20 +113,19 @@ impl Client {
     }
 
     fn send(&mut self, first: u8, body: &[u8]) -> io::Result<()> {
-        let mut packet = vec![first];
-        length(&mut packet, body.len());
-        packet.extend_from_slice(body);
+        let mut packet = Vec::new();
+        push_packet(&mut packet, first, body);
         self.stream.write_all(&packet)
     }
 
     /// Receives the next packet. Returns its first byte and the range of its body.
     fn receive(&mut self) -> io::Result<(u8, std::ops::Range<usize>)> {
         loop {
-            let rest = &self.read[self.done..];
-            if let Some((header, length)) = whole(rest) {
-                let (first, body) = (rest[0], self.done + header);
-                self.done = body + length;
-                return Ok((first, body..body + length));
+            let next = packet(&self.read[self.done..]).map_err(io::Error::other)?;
+            if let Some((first, at, end)) = next {
+                let body = self.done + at..self.done + end;
+                self.done = body.end;
+                return Ok((first, body));
             }
             self.read.drain(..self.done);
             self.done = 0;
@@ -188,46 +188,14 @@ impl Client {
         let id = self.packet_id.to_be_bytes();
         self.properties[self.correlation_data..][..2].copy_from_slice(&id);
         let mut properties_length = Vec::with_capacity(2);
-        length(&mut properties_length, self.properties.len());
+        push_length(&mut properties_length, self.properties.len());
         let body = 2 + REQUEST_TOPIC.len() + 2 + properties_length.len();
         self.out.push(0x32);
-        length(&mut self.out, body + self.properties.len() + payload.len());
-        text(&mut self.out, REQUEST_TOPIC);
+        push_length(&mut self.out, body + self.properties.len() + payload.len());
+        push_text(&mut self.out, REQUEST_TOPIC.as_bytes());
         self.out.extend_from_slice(&id);
         self.out.extend_from_slice(&properties_length);
         self.out.extend_from_slice(&self.properties);
         self.out.extend_from_slice(payload);
     }
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.extend_from_slice(
-        &u16::try_from(text.len())
-            .expect("a short text")
-            .to_be_bytes(),
-    );
-    out.extend_from_slice(text.as_bytes());
-}
-
-fn length(out: &mut Vec<u8>, mut length: usize) {
-    loop {
-        let more = length > 127;
-        out.push((length & 127) as u8 | if more { 128 } else { 0 });
-        length >>= 7;
-        if !more {
-            break;
-        }
-    }
-}
-
-/// The header and body lengths of the first packet, if it is complete.
-fn whole(bytes: &[u8]) -> Option<(usize, usize)> {
-    let mut length = 0;
-    for (i, byte) in bytes.iter().skip(1).take(4).enumerate() {
-        length |= usize::from(byte & 127) << (7 * i);
-        if byte & 128 == 0 {
-            return (bytes.len() >= i + 2 + length).then_some((i + 2, length));
-        }
-    }
-    None
 }

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-pub use mqtt::Mqtt;
+pub use mqtt::{Mqtt, packet};
 pub use pace::Pace;
 pub use process::{Usage, listener, socket_listener};
 pub use protocol::{Broken, Protocol, Received, Role};

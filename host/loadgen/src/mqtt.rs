@@ -3,7 +3,7 @@
 //! The common parts of all requests are encoded once, so a request is mostly a copy. Answers and
 //! notifications are acknowledged with the next bytes that are sent.
 
-mod packet;
+pub mod packet;
 #[cfg(test)]
 mod tests;
 

@@ -5,8 +5,8 @@ use crate::protocol::Broken;
 pub(super) const MALFORMED: Broken = Broken::Malformed("a packet that no MQTT 5 broker sends");
 
 /// The first byte of a packet, and the offsets of its body and its end. `None` until the packet is
-/// complete.
-pub(super) fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
+/// complete. Fails if the length is malformed.
+pub fn packet(bytes: &[u8]) -> Result<Option<(u8, usize, usize)>, Broken> {
     let [first, rest @ ..] = bytes else {
         return Ok(None);
     };
@@ -87,20 +87,23 @@ impl<'a> Iterator for Scan<'a> {
     }
 }
 
-pub(super) fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
+/// Appends a packet.
+pub fn push_packet(out: &mut Vec<u8>, first: u8, body: &[u8]) {
     out.push(first);
     push_length(out, body.len());
     out.extend_from_slice(body);
 }
 
-pub(super) fn push_text(out: &mut Vec<u8>, text: &[u8]) {
+/// Appends a string with its length.
+pub fn push_text(out: &mut Vec<u8>, text: &[u8]) {
     // All texts are short: topics, client ids of this program, a user name and a password.
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(text);
 }
 
-pub(super) fn push_length(out: &mut Vec<u8>, mut length: usize) {
+/// Appends a Variable Byte Integer.
+pub fn push_length(out: &mut Vec<u8>, mut length: usize) {
     loop {
         let more = length > 127;
         out.push((length & 127) as u8 | if more { 128 } else { 0 });
