@@ -25,10 +25,7 @@ pub fn example(name: &str) -> PathBuf {
 }
 
 /// The path of the `statehouse` binary for another target, built with the profile of the running
-/// test.
-///
-/// # Errors
-/// If the target was not built. The text says how to build it.
+/// test. Fails if the target was not built, with a text that says how to build it.
 pub fn for_target(target: &str) -> Result<PathBuf, String> {
     let test = env::current_exe().expect("a running test has a path");
     let mut parts = test.ancestors().skip(2);

@@ -213,10 +213,8 @@ struct Step {
     chosen: usize,
 }
 
-/// Searches for an order that explains the history of a key. The key must not exist at first.
-///
-/// # Errors
-/// Fails if no order explains the history.
+/// Searches for an order that explains the history of a key. The key must not exist at first. Fails
+/// if no order explains the history.
 pub fn check(history: &[Operation]) -> Result<(), Box<Violation>> {
     let mut operations: Vec<&Operation> = history.iter().collect();
     operations.sort_by_key(|operation| operation.asked);

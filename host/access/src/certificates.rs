@@ -79,10 +79,7 @@ struct Table {
 }
 
 impl Owners {
-    /// Reads a table.
-    ///
-    /// # Errors
-    /// [`CertificatesError`]; with the line if the file is not valid TOML.
+    /// Reads a table. An error names the line if the file is not valid TOML.
     pub fn open(path: &Path) -> Result<Self, CertificatesError> {
         let wrong = |error| CertificatesError::Table(path.to_owned(), error);
         let bytes = read_file(path, limits::CERTIFICATE_USERS_FILE_BYTES_MAX)?;

@@ -94,11 +94,8 @@ pub fn reservation(client: &str, question: Question<'_>) -> Option<&'static str>
 }
 
 /// Why there is nothing to decide: the topic or the filter is not valid, or it is a topic of
-/// requests or signed orders, which need no right to publish.
-///
-/// # Errors
-///
-/// The reason, for the operator who asks.
+/// requests or signed orders, which need no right to publish. Fails with the reason, for the
+/// operator who asks.
 pub fn check(command: Wanted, on: &[u8]) -> Result<(), &'static str> {
     let requests = [REQUEST_TOPIC, PREVIEW_TOPIC];
     match command {

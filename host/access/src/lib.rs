@@ -83,10 +83,7 @@ struct Inner {
 }
 
 impl AccessControl {
-    /// Reads the files for the first time.
-    ///
-    /// # Errors
-    /// [`AccessError`] if a file is refused.
+    /// Reads the files for the first time. Fails if a file is refused.
     pub fn open(config: &AccessConfig, audit: Arc<Audit>) -> Result<Self, AccessError> {
         let (files, wrong) = AccessFiles::read(config);
         match wrong.into_iter().next() {
@@ -145,10 +142,7 @@ impl AccessControl {
     }
 
     /// Authenticates a user of the admin API, by the same check and with the same limits as a
-    /// client. A refusal is logged and counted.
-    ///
-    /// # Errors
-    /// The password is wrong, or was not checked.
+    /// client. A refusal is logged and counted. Fails if the password is wrong, or was not checked.
     pub async fn operator(
         &self,
         user: &str,

@@ -112,10 +112,8 @@ struct Shared {
 }
 
 impl Rules {
-    /// Parses the text of a rules file.
-    ///
-    /// # Errors
-    /// If the text is not valid TOML, has an unknown field, or has an invalid rule; with the line.
+    /// Parses the text of a rules file. Fails if the text is not valid TOML, has an unknown field,
+    /// or has an invalid rule; with the line.
     pub fn parse(text: &str) -> Result<Self, RulesError> {
         let all = file::read(text)?;
         let (mut by_client, mut by_user) =
@@ -149,10 +147,7 @@ impl Rules {
         })
     }
 
-    /// Reads a rules file.
-    ///
-    /// # Errors
-    /// If the file cannot be read, and those of [`parse`](Self::parse).
+    /// Reads a rules file. Fails if the file cannot be read or parsed.
     pub fn open(path: &Path) -> Result<Self, RulesError> {
         let bytes = read_file(path, limits::RULES_FILE_BYTES_MAX)?;
         let parsed = std::str::from_utf8(&bytes)

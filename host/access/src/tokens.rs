@@ -62,10 +62,8 @@ pub type KeyNumber = blake3::Hash;
 
 /// Verifies tokens.
 pub trait TokenVerifier: Send + Sync {
-    /// Verifies a token at this time, and returns its bearer.
-    ///
-    /// # Errors
-    /// The reason of the refusal, as a text for the client.
+    /// Verifies a token at this time, and returns its bearer. Fails with the reason of the refusal,
+    /// as a text for the client.
     fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str>;
 
     /// Whether tokens with a signature of this key are still accepted.
@@ -105,10 +103,7 @@ struct Claims {
 }
 
 impl KeySet {
-    /// Reads the keys.
-    ///
-    /// # Errors
-    /// [`TokenKeysError`]. One unusable key makes the whole file invalid.
+    /// Reads the keys. Fails if one key is unusable.
     pub fn open(config: &TokenConfig) -> Result<Self, TokenKeysError> {
         let bytes = read_file(&config.keys, limits::TOKEN_KEYS_FILE_BYTES_MAX)?;
         Ok(Self {

@@ -104,11 +104,8 @@ struct User {
 }
 
 impl Users {
-    /// Reads a file that only its owner can write.
-    ///
-    /// # Errors
-    /// [`UsersError`]. One bad line makes the whole file invalid, since its user could no longer
-    /// log in.
+    /// Reads a file that only its owner can write. Fails if one line is bad, since its user could
+    /// no longer log in.
     pub fn open(path: &Path) -> Result<Self, UsersError> {
         let failed = |error| FileError::Read(path.to_owned(), error);
         let mode = fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
@@ -277,10 +274,7 @@ fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
     hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
 }
 
-/// Checks the name of a user.
-///
-/// # Errors
-/// [`NameError`]. Its text lists the rules for names.
+/// Checks the name of a user. The text of the error lists the rules for names.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let is_good = (1..=limits::USER_NAME_BYTES_MAX).contains(&name.len())
         && name.trim() == name
@@ -289,10 +283,7 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     if is_good { Ok(()) } else { Err(NameError) }
 }
 
-/// Hashes a password with a new salt.
-///
-/// # Errors
-/// If the system has no randomness.
+/// Hashes a password with a new salt. Fails if the system has no randomness.
 pub fn hash(password: &[u8]) -> Result<String, UsersError> {
     let mut salt = [0; Salt::RECOMMENDED_LENGTH];
     getrandom::fill(&mut salt).map_err(UsersError::Random)?;

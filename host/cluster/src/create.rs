@@ -52,10 +52,8 @@ pub struct FirstState<B> {
     pub next_block: B,
 }
 
-/// Creates a cluster without records, with a new secret. Returns false if it exists already.
-///
-/// # Errors
-/// [`EngineError`]. If the outcome is unknown, a repetition with the same arguments is safe.
+/// Creates a cluster without records, with a new secret. Returns false if it exists already. If the
+/// outcome is unknown, a repetition with the same arguments is safe.
 pub async fn create(
     engine: &dyn Engine,
     cluster: &str,
@@ -73,11 +71,9 @@ pub async fn create(
 }
 
 /// Creates a cluster with a first snapshot and a new secret. Returns false if another cluster of
-/// this name exists. If this id created it already, returns true and changes nothing.
-///
-/// # Errors
-/// [`ClusterError::Input`] if the state cannot be captured or does not fit;
-/// [`ClusterError::Engine`] if no server answers. A repetition with the same id is safe.
+/// this name exists. If this id created it already, returns true and changes nothing. Fails with
+/// [`ClusterError::Input`] if the state cannot be captured or does not fit. A repetition with the
+/// same id is safe.
 pub async fn create_from<B>(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -141,11 +137,8 @@ where
     }
 }
 
-/// Reads the id and the secret of a cluster.
-///
-/// # Errors
-/// [`ClusterError::NotCreated`] or [`ClusterError::NoSecret`] if it does not exist;
-/// [`ClusterError::Engine`] if no server answers.
+/// Reads the id and the secret of a cluster. Fails with [`ClusterError::NotCreated`] or
+/// [`ClusterError::NoSecret`] if it does not exist.
 pub async fn identity(
     engine: &dyn Engine,
     clock: &dyn Clock,

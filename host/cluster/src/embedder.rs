@@ -19,15 +19,9 @@ pub trait Embedder: Send {
 
     /// Discards the whole state: the log is read from a snapshot or from its beginning again.
     fn reset(&mut self);
-    /// Applies a block of a snapshot.
-    ///
-    /// # Errors
-    /// If the block cannot be decoded.
+    /// Applies a block of a snapshot. Fails if the block cannot be decoded.
     fn block(&mut self, block: &[u8]) -> Result<(), String>;
-    /// Applies a record.
-    ///
-    /// # Errors
-    /// If the record cannot be decoded.
+    /// Applies a record. Fails if the record cannot be decoded.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
     /// This host follows the leader that the head names. Called after a join and after each change
     /// of the leader.
@@ -40,10 +34,7 @@ pub trait Embedder: Send {
     }
 
     /// Whether this host may become leader: its wall clock is close to `head.now_ms`, and it has
-    /// every policy.
-    ///
-    /// # Errors
-    /// Why not, for the operator. The host continues to follow.
+    /// every policy. Fails with the reason, for the operator; the host continues to follow.
     fn may_lead(&mut self, head: &Head) -> Result<(), String>;
     /// The first record of a leadership. If this host becomes leader, [`Self::record`] receives it
     /// before [`Self::leading`].
@@ -65,10 +56,8 @@ pub trait Embedder: Send {
     fn snapshot_bytes(&self) -> u64;
     /// Begins a snapshot. The blocks that follow must be captured from now on.
     fn begin_snapshot(&mut self);
-    /// Fills `block`, which is empty, and returns true; or returns false after the last block.
-    ///
-    /// # Errors
-    /// Any message cancels the snapshot; the log continues without it.
+    /// Fills `block`, which is empty, and returns true; or returns false after the last block. An
+    /// error cancels the snapshot; the log continues without it.
     fn next_block(&mut self, block: &mut Vec<u8>) -> Result<bool, String>;
 }
 

@@ -71,10 +71,7 @@ impl<'a> Frame<'a> {
         out
     }
 
-    /// Decodes a frame.
-    ///
-    /// # Errors
-    /// [`Malformed`] for every input that [`Self::encode`] does not write.
+    /// Decodes a frame. Fails for every input that [`Self::encode`] does not write.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(bytes);
         check_format(reader.u16()?, FRAME_FORMAT)?;
@@ -120,10 +117,7 @@ pub(crate) fn put_record(body: &mut Vec<u8>, record: &[u8]) {
     body.extend_from_slice(record);
 }
 
-/// Splits a body into its records.
-///
-/// # Errors
-/// [`Malformed`] if the body does not have exactly `count` records.
+/// Splits a body into its records. Fails if the body does not have exactly `count` records.
 pub fn records(body: &[u8], count: u32) -> Result<Vec<&[u8]>, Malformed> {
     let mut reader = Reader(body);
     let mut records = Vec::new();
@@ -145,10 +139,7 @@ pub struct Assembler {
 impl Assembler {
     /// Accepts the next frame of the log. Returns the body of complete groups, or `None` if the
     /// frame is a part and others must follow. An unfinished group is dropped when another
-    /// leadership begins, because its leader can no longer finish it.
-    ///
-    /// # Errors
-    /// [`Malformed`] if a group is too long.
+    /// leadership begins, because its leader can no longer finish it. Fails if a group is too long.
     pub fn accept<'a>(&'a mut self, frame: &Frame<'a>) -> Result<Option<&'a [u8]>, Malformed> {
         if frame.kind == Kind::Whole || frame.epoch != self.epoch {
             self.buffer = Vec::new();

@@ -34,10 +34,7 @@ impl fmt::Debug for Chain {
 pub struct Id(pub [u8; 16]);
 
 impl Id {
-    /// A new id.
-    ///
-    /// # Errors
-    /// If the operating system has no random numbers.
+    /// A new id. Fails if the operating system has no random numbers.
     pub fn random() -> std::io::Result<Self> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|it| std::io::Error::other(it.to_string()))?;
@@ -183,10 +180,7 @@ impl Head {
         out
     }
 
-    /// Decodes a head.
-    ///
-    /// # Errors
-    /// [`Malformed`] for every input that [`Self::encode`] does not write.
+    /// Decodes a head. Fails for every input that [`Self::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::decode_up_to(bytes, LOG_FORMAT)
     }

@@ -68,10 +68,8 @@ impl Signals {
 }
 
 impl Member {
-    /// A member that does nothing before [`Self::run`].
-    ///
-    /// # Errors
-    /// A text for the operator if a name in `options` is invalid.
+    /// A member that does nothing before [`Self::run`]. Fails if a name in `options` is invalid,
+    /// with a text for the operator.
     pub fn new(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
@@ -114,9 +112,6 @@ impl Member {
     /// A member must run only once. To run again, create a member with another
     /// [`Options::process`]: a transaction of the first run may still be applied, and must differ
     /// from those of the second.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub async fn run(&self, embedder: &mut dyn Embedder) -> Result<Infallible, Stop> {
         if std::mem::replace(&mut self.signals.locked().has_run, true) {
             return Err(Stop::HasRun);

@@ -81,11 +81,8 @@ impl Modules {
 
     /// Stores a module and returns its digest. Does nothing if it is complete already, and is safe
     /// to repeat after an error. Modules that are stored at the same time can exceed the limits of
-    /// all modules by their own size.
-    ///
-    /// # Errors
-    /// [`ClusterError::Limit`] if the module is empty or too large, there are too many, or the
-    /// engine has no room; [`ClusterError::Engine`] if no server answers.
+    /// all modules by their own size. Fails with [`ClusterError::Limit`] if the module is empty or
+    /// too large, there are too many, or the engine has no room.
     pub async fn put(&self, module: &[u8]) -> Result<[u8; 32], ClusterError> {
         let digest = *blake3::hash(module).as_bytes();
         let size = Size::of(module)?;
@@ -160,11 +157,8 @@ impl Modules {
     }
 
     /// Reads a module. Returns `None` if it is not complete. A server that is behind may not show a
-    /// module that was just stored.
-    ///
-    /// # Errors
-    /// [`ClusterError::DamagedModule`] if the bytes do not have this digest;
-    /// [`ClusterError::Engine`] if no server answers.
+    /// module that was just stored. Fails with [`ClusterError::DamagedModule`] if the bytes do not
+    /// have this digest.
     pub async fn get(&self, digest: &[u8; 32]) -> Result<Option<Vec<u8>>, ClusterError> {
         let Some(size) = self.size(digest).await? else {
             return Ok(None);
@@ -194,11 +188,8 @@ impl Modules {
         Ok(Some(module))
     }
 
-    /// All modules by digest, with those that are not complete.
-    ///
-    /// # Errors
-    /// [`ClusterError::Engine`] if no server answers, [`ClusterError::Malformed`] for a size that
-    /// cannot be read.
+    /// All modules by digest, with those that are not complete. Fails with
+    /// [`ClusterError::Malformed`] for a size that cannot be read.
     pub async fn list(&self) -> Result<Vec<ModuleInfo>, ClusterError> {
         list(&self.access()).await
     }
@@ -206,9 +197,6 @@ impl Modules {
     /// The modules that a leader should remove ([`crate::LeaderLog::remove_modules`]) before it
     /// stores `module`: those without a policy that needs them, if more than half of a limit is
     /// used. Up to there they remain, since a host that joins may replay requests with them.
-    ///
-    /// # Errors
-    /// See [`Self::list`].
     pub async fn unneeded(
         &self,
         module: &[u8],

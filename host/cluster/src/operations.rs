@@ -34,9 +34,7 @@ pub enum Upgraded {
 }
 
 /// Checks that a member can lead after the leadership `epoch`: it follows and lacks no module.
-///
-/// # Errors
-/// [`OperationError::Refused`] if not.
+/// Fails with [`OperationError::Refused`] if not.
 pub async fn check_successor(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -71,10 +69,8 @@ pub async fn check_successor(
 }
 
 /// Raises the latest format that the log may contain to `newest`, which the leader reads, if all
-/// members read it.
-///
-/// # Errors
-/// [`OperationError::Refused`] if a member may not read it; then nothing has changed.
+/// members read it. Fails with [`OperationError::Refused`] if a member may not read it; then
+/// nothing has changed.
 pub async fn upgrade(
     engine: &dyn Engine,
     clock: &dyn Clock,

@@ -168,10 +168,7 @@ impl Options {
         }
     }
 
-    /// Checks names, times and sizes against their limits.
-    ///
-    /// # Errors
-    /// A text for the operator.
+    /// Checks names, times and sizes against their limits. Fails with a text for the operator.
     pub fn check(&self) -> Result<(), String> {
         check_cluster_name(&self.cluster)?;
         check_name("host", &self.host, limits::HOST_NAME_BYTES_MAX)?;
@@ -198,10 +195,7 @@ impl Options {
     }
 }
 
-/// Checks the name of a cluster.
-///
-/// # Errors
-/// A text for the operator.
+/// Checks the name of a cluster. Fails with a text for the operator.
 pub fn check_cluster_name(name: &str) -> Result<(), String> {
     check_name("cluster", name, limits::CLUSTER_NAME_BYTES_MAX)
 }

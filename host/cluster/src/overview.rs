@@ -43,11 +43,8 @@ pub struct Overview {
     pub now_ms: u64,
 }
 
-/// Reads the state of a cluster.
-///
-/// # Errors
-/// [`ClusterError::NotCreated`] if it does not exist, [`ClusterError::Engine`] if no server
-/// answers, [`ClusterError::Malformed`] if the head cannot be read.
+/// Reads the state of a cluster. Fails with [`ClusterError::NotCreated`] if it does not exist, and
+/// with [`ClusterError::Malformed`] if the head cannot be read.
 pub async fn overview(
     engine: &dyn Engine,
     clock: &dyn Clock,

@@ -93,9 +93,6 @@ pub struct MemberEntry {
 }
 
 /// Lists the records of all hosts by name, at most [`limits::MEMBERS_MAX`] and one page more.
-///
-/// # Errors
-/// [`ClusterError::Engine`] if no server answers.
 pub async fn members(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -124,9 +121,6 @@ pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<MemberEntry>, Cluste
 }
 
 /// Removes the record of a host. A host that still runs writes it again when its role changes.
-///
-/// # Errors
-/// [`ClusterError::Engine`] if no server answers.
 pub async fn remove_member(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -173,10 +167,7 @@ impl MemberInfo {
         out
     }
 
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`Malformed`] for every input that [`Self::encode`] does not write.
+    /// Decodes a record. Fails for every input that [`Self::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() > limits::MEMBER_BYTES_MAX {
             return Err(Malformed::Damaged("it is longer than a record of a member"));

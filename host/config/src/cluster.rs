@@ -140,10 +140,6 @@ pub enum EtcdPassword {
 
 impl EtcdPassword {
     /// Reads the password.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::Password`].
     pub fn read(&self) -> Result<String, ConfigError> {
         let Secret(password) = match self {
             Self::File(path) => read_password(path)?,

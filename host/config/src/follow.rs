@@ -21,9 +21,6 @@ const LIVE: [&str; 3] = ["guard_failures", "guard_fuel", "purity_sample"];
 pub type Followed = Option<Arc<Watched<Bounds>>>;
 
 /// The settings, and their limits as a watched value if the flags name a regular file.
-///
-/// # Errors
-/// Those of [`Config::load`].
 pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
     let Some(path) = flags.config.clone().filter(|path| {
         // A missing file is an error of the first read.

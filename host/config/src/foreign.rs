@@ -111,10 +111,6 @@ pub struct ForeignConfig {
 
 impl ForeignConfig {
     /// Reads the password file again, if there is one, since it may have changed.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::Password`].
     pub fn read_password(&mut self) -> Result<(), ConfigError> {
         if let Some(path) = &self.password_file {
             self.password = Some(read_password(path)?);

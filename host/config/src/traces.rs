@@ -73,10 +73,8 @@ impl TraceFlags {
 }
 
 impl TracesConfig {
-    /// Reads the headers. They are secrets, so no error may repeat them.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or is not of the form.
+    /// Reads the headers. They are secrets, so no error may repeat them. Fails if the file cannot
+    /// be read, or is not of the form.
     pub fn headers(&self) -> Result<Vec<(String, String)>, ConfigError> {
         let Some(path) = &self.headers_file else {
             return Ok(Vec::new());

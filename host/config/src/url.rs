@@ -193,10 +193,6 @@ fn host_and_port(place: &str) -> Result<(&str, Option<&str>), &'static str> {
 }
 
 /// The password in a file: its first line, since editors add a line break.
-///
-/// # Errors
-///
-/// [`ConfigError::Password`].
 pub fn read_password(path: &Path) -> Result<Secret, ConfigError> {
     let failed = |error| ConfigError::Password(path.to_owned(), error);
     let mut text = String::new();

@@ -427,10 +427,8 @@ impl Core {
         }
     }
 
-    /// Applies an assignment of policies before the next request, and records it.
-    ///
-    /// # Errors
-    /// Returns [`Absent`] if the assignment names a policy that is not loaded.
+    /// Applies an assignment of policies before the next request, and records it. Fails if the
+    /// assignment names a policy that is not loaded.
     pub fn assign(
         &mut self,
         next: Assignment,

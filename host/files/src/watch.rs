@@ -33,11 +33,8 @@ pub enum FileError {
     Size(PathBuf, u64),
 }
 
-/// Reads a file of at most `bytes_max` bytes.
-///
-/// # Errors
-///
-/// If the file cannot be read, is not a regular file, or is larger.
+/// Reads a file of at most `bytes_max` bytes. Fails if the file cannot be read, is not a regular
+/// file, or is larger.
 pub fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let failed = |error| FileError::Read(path.to_owned(), error);
     if !fs::metadata(path).map_err(failed)?.is_file() {
@@ -97,11 +94,7 @@ type Stamp = (u64, u64, i64, i64);
 
 impl<T: Send + Sync + 'static> Watched<T> {
     /// Reads the value for the first time. `what` names it in log lines and metrics, in the plural:
-    /// "rules".
-    ///
-    /// # Errors
-    ///
-    /// Those of `read`: a store must not start with a bad file.
+    /// "rules". Fails if `read` fails: a store must not start with a bad file.
     pub fn open<E: Display>(
         what: &'static str,
         files: Vec<PathBuf>,

@@ -64,10 +64,8 @@ pub struct OpenListener {
 }
 
 impl Listeners {
-    /// Binds the addresses, and reads the certificates if a listener needs them.
-    ///
-    /// # Errors
-    /// An address is in use, or a file of certificates is invalid.
+    /// Binds the addresses, and reads the certificates if a listener needs them. Fails if an
+    /// address is in use, or a file of certificates is invalid.
     pub fn bind(config: &ListenConfig) -> Result<Self, ListenerError> {
         let certificates = match &config.tls {
             None => None,
@@ -103,10 +101,7 @@ impl Listeners {
         }
     }
 
-    /// Starts to accept clients.
-    ///
-    /// # Errors
-    /// The system refuses to use a bound socket.
+    /// Starts to accept clients. Fails if the system refuses to use a bound socket.
     pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<OpenListener>> {
         let mut opened = Vec::new();
         for entrance in self.entrances(audit)? {
@@ -134,10 +129,8 @@ impl Listeners {
         Ok(opened)
     }
 
-    /// The bound listeners, each with the acceptor of its protocol.
-    ///
-    /// # Errors
-    /// The system refuses to use a bound socket.
+    /// The bound listeners, each with the acceptor of its protocol. Fails if the system refuses to
+    /// use a bound socket.
     pub(crate) fn entrances(self, audit: &Arc<Audit>) -> io::Result<Vec<Entrance>> {
         // All listeners share one limit, because it bounds the memory of all handshakes.
         let handshakes = Arc::new(Handshakes::new(handshakes_max()));

@@ -104,10 +104,8 @@ struct Clients {
 }
 
 impl Certificates {
-    /// Reads the files, for TLS 1.3 and 1.2.
-    ///
-    /// # Errors
-    /// A file cannot be read, or its contents are invalid.
+    /// Reads the files, for TLS 1.3 and 1.2. Fails if a file cannot be read, or its contents are
+    /// invalid.
     pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)

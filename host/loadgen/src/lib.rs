@@ -150,10 +150,8 @@ pub enum LoadError {
 }
 
 /// Puts a load on a server. `client` creates the client side of a connection with this role and
-/// number. `watch` regularly receives the progress.
-///
-/// # Errors
-/// If the load cannot be started. Later errors are counted in the outcome.
+/// number. `watch` regularly receives the progress. Fails if the load cannot be started; later
+/// errors are counted in the outcome.
 pub fn put_on<P: Protocol>(
     plan: &Plan,
     client: impl Fn(Role, usize) -> P + Sync,

@@ -71,10 +71,7 @@ pub trait Protocol: 'static {
     fn ask(&mut self, slot: u16, number: u64, request: Request, out: &mut Vec<u8>);
 
     /// Decodes all complete messages, passes them to `receive` and writes acknowledgements. Returns
-    /// the number of bytes that were consumed.
-    ///
-    /// # Errors
-    /// If the connection cannot be used any more.
+    /// the number of bytes that were consumed. Fails if the connection cannot be used any more.
     fn read(
         &mut self,
         bytes: &[u8],

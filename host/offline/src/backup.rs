@@ -188,10 +188,8 @@ pub struct FirstState {
 }
 
 impl FirstState {
-    /// Fills `block` with the next block of a snapshot, and returns false after the last one.
-    ///
-    /// # Errors
-    /// None today; the text is for the operator.
+    /// Fills `block` with the next block of a snapshot, and returns false after the last one. The
+    /// text of an error is for the operator.
     pub fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
         self.blocks.next(block)
     }

@@ -36,10 +36,8 @@ pub struct CopyMark {
 }
 
 impl ClusterMark {
-    /// The mark of a directory, or none if it is not that of a cluster's host.
-    ///
-    /// # Errors
-    /// [`PastError::Refused`] if the file cannot be read.
+    /// The mark of a directory, or none if it is not that of a cluster's host. Fails if the file
+    /// cannot be read.
     pub fn of(directory: &Path) -> Result<Option<Self>, PastError> {
         let path = Self::path(directory);
         let parsed = match fs::read(&path) {

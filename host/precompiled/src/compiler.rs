@@ -114,9 +114,6 @@ impl Compiler {
     }
 
     /// Compiles the file of a policy.
-    ///
-    /// # Errors
-    /// [`CompileError`].
     pub fn compile(&self, file: &[u8]) -> Result<Vec<u8>, CompileError> {
         // A poisoned lock only means that a thread panicked while it waited for its child.
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -244,9 +241,6 @@ fn here(engine: &Engine, file: &[u8]) -> Result<Vec<u8>, CompileError> {
 }
 
 /// Converts a complete core module to a component.
-///
-/// # Errors
-/// The error of the conversion.
 pub fn encode(module: &[u8]) -> anyhow::Result<Vec<u8>> {
     wit_component::ComponentEncoder::default()
         .module(module)?

@@ -61,10 +61,8 @@ pub enum Error {
 }
 
 impl Directory {
-    /// Opens a directory, and creates it if it is missing.
-    ///
-    /// # Errors
-    /// If it cannot be opened, or if another account can write to it.
+    /// Opens a directory, and creates it if it is missing. Fails if it cannot be opened, or if
+    /// another account can write to it.
     pub fn open(path: &Path, bounds: Bounds) -> Result<Self, Error> {
         let failed = |error| Error::Open(path.to_owned(), error);
         match DirBuilder::new().mode(0o700).create(path) {

@@ -6,10 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Reads a file of at most `max` bytes.
-///
-/// # Errors
-/// If the file cannot be read, or is larger.
+/// Reads a file of at most `max` bytes. Fails if the file cannot be read, or is larger.
 pub fn read_file(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut length = file.metadata()?.len();

@@ -96,9 +96,6 @@ impl Precompiled {
 
     /// Loads the component of a policy's file from the fastest source. The configuration of
     /// `engine` must begin with [`config`].
-    ///
-    /// # Errors
-    /// [`CompileError`].
     pub fn component(&self, engine: &Engine, file: &[u8]) -> Result<Component, CompileError> {
         if file == STANDARD_POLICY
             && let Ok(component) = run(engine, STANDARD_CODE)

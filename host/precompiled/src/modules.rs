@@ -53,11 +53,8 @@ impl Modules {
         }
     }
 
-    /// Loads the file of a policy.
-    ///
-    /// # Errors
-    /// `NotFound` or `InvalidData` if there is no such intact file. Any other kind may be
-    /// temporary.
+    /// Loads the file of a policy. Fails with `NotFound` or `InvalidData` if there is no such
+    /// intact file. Any other kind of error may be temporary.
     pub fn load(&self, digest: &blake3::Hash) -> io::Result<Vec<u8>> {
         let path = self.path(digest);
         if fs::metadata(&path)?.len() > POLICY_FILE_BYTES_MAX {

@@ -24,10 +24,7 @@ impl Server {
     }
 
     /// Whether a SET of this key by this client is within the limits at present, if the value is
-    /// not too long.
-    ///
-    /// # Errors
-    /// Returns the limit that refuses it.
+    /// not too long. Fails with the limit that refuses it.
     pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
         let mut locked = self.lock();
         let quota = *locked.core.store_mut().quota();
@@ -35,10 +32,8 @@ impl Server {
         state.check_write(client, key, &quota)
     }
 
-    /// Whether this connection could also watch this key at present.
-    ///
-    /// # Errors
-    /// Returns the limit that refuses it.
+    /// Whether this connection could also watch this key at present. Fails with the limit that
+    /// refuses it.
     pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
         let mut locked = self.lock();
         let quota = *locked.core.store_mut().quota();

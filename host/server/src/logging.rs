@@ -25,11 +25,8 @@ const THREAD: &str = "log";
 /// The queue of lines for stderr.
 static LINES: OnceLock<Lines> = OnceLock::new();
 
-/// Starts the writer thread, once, and directs log lines and panics to it.
-///
-/// # Errors
-///
-/// The system refuses another thread or file descriptor.
+/// Starts the writer thread, once, and directs log lines and panics to it. Fails if the system
+/// refuses another thread or file descriptor.
 pub fn start() -> io::Result<Lines> {
     // A file of our own: through `io::stderr`, other users of its lock would wait for this thread.
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);

@@ -239,10 +239,8 @@ impl OwnRequest<'_> {
 }
 
 impl Server {
-    /// Waits for the turn of an own request.
-    ///
-    /// # Errors
-    /// [`OwnError::Busy`] if the request before has no response in time.
+    /// Waits for the turn of an own request. Fails with [`OwnError::Busy`] if the request before
+    /// has no response in time.
     pub async fn own_turn(&self) -> Result<Turn, OwnError> {
         let waiting = self.own.turns.clone().acquire_owned();
         match tokio::time::timeout(limits::ADMIN_EDIT_WAIT, waiting).await {
@@ -252,9 +250,6 @@ impl Server {
     }
 
     /// Handles a request of an operator, and waits until its response may leave.
-    ///
-    /// # Errors
-    /// Why there is no response.
     pub async fn answer_own(
         &self,
         turn: Turn,

@@ -117,9 +117,6 @@ impl From<io::Error> for Failure {
 }
 
 /// Runs a store until SIGTERM or SIGINT.
-///
-/// # Errors
-/// See [`Failure`].
 pub fn run(flags: Flags) -> Result<(), Failure> {
     let raised = raise_open_files();
     let file = flags.config.clone();

@@ -80,10 +80,8 @@ impl Wanted {
         });
     }
 
-    /// Whether every policy with a role is here and loaded.
-    ///
-    /// # Errors
-    /// The policy that is missing, for the operator.
+    /// Whether every policy with a role is here and loaded. Fails with the name of the policy that
+    /// is missing, for the operator.
     pub fn check(&self, image: &Image) -> Result<(), String> {
         self.missing(image).next().map_or(Ok(()), |digest| {
             let named = image.policies.iter().find(|it| it.digest == digest);

@@ -26,10 +26,8 @@ pub trait Roles: Send {
     /// An image without state.
     fn empty(&self) -> Image;
 
-    /// Whether this host has every policy that the image names.
-    ///
-    /// # Errors
-    /// What is missing, for the operator.
+    /// Whether this host has every policy that the image names. Fails with a text for the operator
+    /// that says what is missing.
     fn may_lead(&self, image: &Image) -> Result<(), String>;
 
     /// The log names the policies of the image. Called when they or their roles may have changed.
@@ -41,10 +39,8 @@ pub trait Roles: Send {
     /// This host follows the leader that the head names.
     fn follow(&mut self, head: &Head);
 
-    /// This host leads: runs a store on the image, and serves clients. Must not wait.
-    ///
-    /// # Errors
-    /// Why the store cannot run. The leadership is handed over.
+    /// This host leads: runs a store on the image, and serves clients. Must not wait. Fails if the
+    /// store cannot run; then the leadership is handed over.
     fn lead(&mut self, image: Image, log: ClusterLog, clock: Clock) -> anyhow::Result<Leading>;
 
     /// This host does not lead any more. `leading` is the store that must end.

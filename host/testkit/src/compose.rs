@@ -58,10 +58,6 @@ pub fn is_rule(file: &[u8]) -> bool {
 }
 
 /// The policy that asks this rule, as a component.
-///
-/// # Errors
-///
-/// See [`ComposeError`].
 pub fn compose(rule: &[u8]) -> Result<Vec<u8>, ComposeError> {
     if RULED_POLICY.is_empty() {
         return Err(ComposeError::Unavailable);

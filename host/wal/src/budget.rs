@@ -117,10 +117,7 @@ impl Budget {
 }
 
 /// The space available to a log in a directory: the free bytes of the file system plus the files of
-/// the log.
-///
-/// # Errors
-/// If the file system does not report them.
+/// the log. Fails if the file system does not report them.
 pub fn disk_bytes(disk: &dyn Disk) -> Result<u64, Error> {
     measure(disk).map_err(Error::io("ask for free space in", "the data directory"))
 }

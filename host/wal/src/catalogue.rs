@@ -95,10 +95,8 @@ impl Catalogue {
 
     /// Activates a file as the segment of `header` with room for at least `bytes`: a spare, or else
     /// a new file. Its header and name must be durable before a frame is written to it, so that a
-    /// segment without a header is always damage.
-    ///
-    /// # Errors
-    /// The error is [`Error::is_temporary`] only if nothing has changed.
+    /// segment without a header is always damage. Fails with an error that [`Error::is_temporary`]
+    /// only if nothing has changed.
     pub(crate) fn activate(
         &mut self,
         disk: &dyn Disk,

@@ -86,9 +86,7 @@ struct Locks {
 }
 
 impl Directory {
-    /// Creates the directory if it is missing, and locks it for this process.
-    ///
-    /// # Errors
+    /// Creates the directory if it is missing, and locks it for this process. Fails with
     /// [`Error::Locked`] if another process holds the lock.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
@@ -128,10 +126,8 @@ impl Directory {
         }
     }
 
-    /// Opens a directory read-only, also while another process writes to it.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if it is not a readable directory.
+    /// Opens a directory read-only, also while another process writes to it. Fails if it is not a
+    /// readable directory.
     pub fn read_only(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_path_buf();
         fs::read_dir(&path).map_err(Error::io("read", &path.display().to_string()))?;

@@ -115,10 +115,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Examines every file of a log. Files that another process is writing may look torn.
-///
-/// # Errors
-/// [`Error::Io`] if the directory cannot be listed. Problems with single files are in the report.
+/// Examines every file of a log. Files that another process is writing may look torn. Fails if the
+/// directory cannot be listed. Problems with single files are in the report.
 pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     let (mut attempts, mut content) = (1, Vec::new());
     let files = loop {

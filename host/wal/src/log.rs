@@ -113,19 +113,14 @@ impl Log {
     /// group survives a crash or none of it.
     ///
     /// The method does no I/O and never waits, because callers hold locks that other clients need.
-    /// A caller that appends much must call [`Log::is_behind`] before it takes those locks.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] or [`Error::TooMany`]; nothing was appended in this case.
+    /// A caller that appends much must call [`Log::is_behind`] before it takes those locks. Fails
+    /// with [`Error::TooLarge`] or [`Error::TooMany`]; nothing was appended in this case.
     pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, false)
     }
 
     /// Like [`Log::append`], but the group is not released before it is durable, in any durability
     /// mode.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] or [`Error::TooMany`]; nothing was appended in this case.
     pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.push(records, true)
     }
@@ -269,9 +264,7 @@ impl Log {
 
     /// Writes and syncs everything, then records the clean close. At the next start, a log that
     /// ends before this position is recognized as damaged. Nothing should be appended afterwards.
-    ///
-    /// # Errors
-    /// As [`Log::commit`].
+    /// Fails as [`Log::commit`].
     pub fn close(&self) -> Result<(), Error> {
         let position = self.commit()?.0;
         let header = Header {

@@ -27,10 +27,8 @@ pub enum Probed {
 /// The locks of the kernel: proc_locks(5).
 const LOCKS: &str = "/proc/locks";
 
-/// Checks the rights of this process to a data directory and its files.
-///
-/// # Errors
-/// [`Error::Io`] if a start could not create the directory, or could not read or write a file.
+/// Checks the rights of this process to a data directory and its files. Fails if a start could not
+/// create the directory, or could not read or write a file.
 pub fn probe(path: &Path) -> Result<Probed, Error> {
     let shown = path.display().to_string();
     match fs::metadata(path) {

@@ -27,16 +27,10 @@ use statehouse_protocol::LogPosition;
 pub trait Sink {
     /// Discards everything received so far, because reading starts again.
     fn reset(&mut self);
-    /// Receives a block of the snapshot, in order.
-    ///
-    /// # Errors
-    /// Any message ends the reading.
+    /// Receives a block of the snapshot, in order. An error ends the reading.
     fn block(&mut self, block: &[u8]) -> Result<(), String>;
     /// Receives a record after the position at which the snapshot began, in order. The blocks may
-    /// already contain its effect.
-    ///
-    /// # Errors
-    /// Any message ends the reading.
+    /// already contain its effect. An error ends the reading.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
 }
 
@@ -501,11 +495,9 @@ impl Replay {
 }
 
 /// Reads a log from a base up to a record, also while another process writes to it. If the writer
-/// recycles a file that is being read, [`Sink::reset`] is called and reading starts again.
-///
-/// # Errors
-/// [`Error::NotRetained`] if the log does not reach back that far, [`Error::Damaged`], and
-/// [`Error::Moved`] if the log is recycled faster than it is read.
+/// recycles a file that is being read, [`Sink::reset`] is called and reading starts again. Fails
+/// with [`Error::NotRetained`] if the log does not reach back that far, with [`Error::Damaged`],
+/// and with [`Error::Moved`] if the log is recycled faster than it is read.
 pub fn read(
     disk: &dyn Disk,
     base: Base,

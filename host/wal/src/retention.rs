@@ -126,9 +126,6 @@ impl Catalogue {
 
     /// Removes history until a full disk has room for the next segments. It is called before the
     /// log continues.
-    ///
-    /// # Errors
-    /// If a disk operation fails.
     pub(crate) fn make_room(&mut self, disk: &dyn Disk, segment_bytes: u64) -> io::Result<()> {
         let wanted = limits::SPARE_SEGMENTS as u64 * segment_bytes;
         while disk.free_bytes()? + self.spares.len() as u64 * segment_bytes < wanted

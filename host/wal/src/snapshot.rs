@@ -42,10 +42,8 @@ pub trait Source: Send {
     /// Begins a snapshot. The following blocks belong to it and must be captured from now on.
     fn begin(&mut self);
     /// Fills `block`, which is empty, and returns true, or returns false at the end. Every call
-    /// should take its own lock, only for as long as it copies one block.
-    ///
-    /// # Errors
-    /// Any message cancels the snapshot; the log continues without it.
+    /// should take its own lock, only for as long as it copies one block. An error cancels the
+    /// snapshot; the log continues without it.
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String>;
 }
 
@@ -301,10 +299,8 @@ impl Window<'_> {
 }
 
 /// Writes a backup: one file in the format of a snapshot, of the state exactly at `position`, with
-/// no records to apply. The file gets its name only when it is complete and durable.
-///
-/// # Errors
-/// [`Error::Io`], and [`Error::GivenUp`] if the source fails.
+/// no records to apply. The file gets its name only when it is complete and durable. Fails with
+/// [`Error::GivenUp`] if the source fails.
 pub fn write_snapshot_file(
     path: impl AsRef<Path>,
     position: LogPosition,
@@ -369,9 +365,7 @@ pub(crate) fn write_blocks(
     Ok(())
 }
 
-/// Reads a backup, passes its blocks to `sink` and returns its position.
-///
-/// # Errors
+/// Reads a backup, passes its blocks to `sink` and returns its position. Fails with
 /// [`Error::Damaged`] if a byte differs from what was written. The caller must then discard what
 /// the sink received.
 pub fn read_snapshot_file(

@@ -84,10 +84,7 @@ impl Snapshot {
         LogPosition(self.position)
     }
 
-    /// Adds a block.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] or [`Error::Io`]; the caller should then drop the snapshot.
+    /// Adds a block. If it fails, the caller should drop the snapshot.
     pub fn block(&mut self, block: &[u8]) -> Result<(), Error> {
         self.writer.block(block, files::SNAPSHOT_TEMPORARY)
     }
@@ -281,20 +278,15 @@ impl Log {
     }
 
     /// Begins a snapshot. The caller then adds blocks, each captured after this call. Returns
-    /// `None` if nothing was appended since the last snapshot began.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] or [`Error::Io`].
+    /// `None` if nothing was appended since the last snapshot began. Fails with [`Error::Busy`]
+    /// during another snapshot.
     pub fn begin_snapshot(&self, now_ms: u64) -> Result<Option<Snapshot>, Error> {
         self.begin_snapshot_at(self.appended(), None, now_ms)
     }
 
     /// Begins a snapshot that was captured elsewhere and began at a position of the past. `bytes`
     /// is its size, if that is known. Returns `None` if the log has a snapshot of this position or
-    /// a later one.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] or [`Error::Io`].
+    /// a later one. Fails with [`Error::Busy`] during another snapshot.
     pub fn begin_snapshot_at(
         &self,
         LogPosition(position): LogPosition,
@@ -351,11 +343,8 @@ impl Log {
     }
 
     /// Finishes a snapshot: waits until every effect that its blocks may hold is durable, then
-    /// renames the file to its final name.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the snapshot could not be written; the log continues without it.
-    /// [`Error::Failed`] if the log failed.
+    /// renames the file to its final name. Fails with [`Error::Io`] if the snapshot could not be
+    /// written; the log continues without it. Fails with [`Error::Failed`] if the log failed.
     pub fn finish_snapshot(&self, snapshot: Snapshot) -> Result<LogPosition, Error> {
         let complete = self.appended();
         self.finish_snapshot_at(snapshot, complete)
@@ -363,9 +352,6 @@ impl Log {
 
     /// Like [`Self::finish_snapshot`]. The log must have all records up to `complete`, and no block
     /// may hold an effect of a later one.
-    ///
-    /// # Errors
-    /// As [`Self::finish_snapshot`].
     pub fn finish_snapshot_at(
         &self,
         snapshot: Snapshot,
@@ -409,10 +395,8 @@ impl Log {
     }
 
     /// Removes history, prepares segments and reads the free bytes of the disk. Must be called
-    /// regularly, and after each change of segment.
-    ///
-    /// # Errors
-    /// The first operation that failed. The log itself is unaffected.
+    /// regularly, and after each change of segment. Fails with the first operation that failed; the
+    /// log itself is unaffected.
     pub fn maintain(&self, now_ms: u64) -> Result<(), Error> {
         self.check()?;
         self.check_place()?;
@@ -488,10 +472,8 @@ impl Log {
 }
 
 /// Creates a log in an empty directory from a state that `source` provides. Used to restore a
-/// backup. The first record is the one after `position`.
-///
-/// # Errors
-/// [`Error::NotEmpty`] if the directory already holds a log ([`has_log`]).
+/// backup. The first record is the one after `position`. Fails with [`Error::NotEmpty`] if the
+/// directory already holds a log ([`has_log`]).
 pub fn create_from_snapshot(
     disk: Arc<dyn Disk>,
     options: crate::Options,
@@ -510,10 +492,8 @@ pub fn create_from_snapshot(
 impl Log {
     /// Creates a log whose first record is the one after `position`. Unless that is the first one,
     /// recovery refuses the log before it has a snapshot of `position`. So what an interrupted
-    /// restore leaves never opens as an empty store.
-    ///
-    /// # Errors
-    /// [`Error::NotEmpty`] if the directory already holds a log ([`has_log`]).
+    /// restore leaves never opens as an empty store. Fails with [`Error::NotEmpty`] if the
+    /// directory already holds a log ([`has_log`]).
     pub fn create(
         disk: Arc<dyn Disk>,
         options: crate::Options,
@@ -531,9 +511,6 @@ impl Log {
 }
 
 /// Whether a directory holds any file of a log.
-///
-/// # Errors
-/// If the directory cannot be listed.
 pub fn has_log(disk: &dyn Disk) -> std::io::Result<bool> {
     find_log_file(disk).map(|file| file.is_some())
 }

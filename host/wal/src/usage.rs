@@ -32,10 +32,8 @@ pub struct DiskUse {
 }
 
 impl DiskUse {
-    /// Adds up the files of a [`Report`](crate::Report), which are sorted by name.
-    ///
-    /// # Errors
-    /// If the free space cannot be determined.
+    /// Adds up the files of a [`Report`](crate::Report), which are sorted by name. Fails if the
+    /// free space cannot be determined.
     pub fn of(disk: &dyn Disk, files: &[FileReport]) -> Result<Self, Error> {
         let free = disk
             .free_bytes()

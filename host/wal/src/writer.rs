@@ -67,10 +67,7 @@ struct ChoresState {
 }
 
 impl WriteAheadLog {
-    /// Starts the threads of a log.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if a thread cannot be started.
+    /// Starts the threads of a log. Fails if a thread cannot be started.
     pub fn start(log: Log, callbacks: Callbacks) -> Result<Self, Error> {
         let Callbacks {
             released,
@@ -129,17 +126,11 @@ impl WriteAheadLog {
     }
 
     /// See [`Log::append`].
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
     pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.log.append(records)
     }
 
     /// See [`Log::append_urgent`].
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
     pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
         self.log.append_urgent(records)
     }
@@ -177,10 +168,8 @@ impl WriteAheadLog {
     }
 
     /// Writes and syncs everything, sends the last notification, ends the threads and records the
-    /// clean close.
-    ///
-    /// # Errors
-    /// [`Error::Failed`] if the log failed; the close is not recorded in this case.
+    /// clean close. Fails with [`Error::Failed`] if the log failed; the close is not recorded in
+    /// this case.
     pub fn close(&self) -> Result<(), Error> {
         self.stop();
         self.log.close()

@@ -89,9 +89,6 @@ impl<S: CopyStore> LogCopy<S> {
 
     /// Copies until `stopped`, and closes the store then with all that the member has read and
     /// written before.
-    ///
-    /// # Errors
-    /// Why the copy ended before.
     pub async fn run(mut self, stopped: impl Future<Output = ()>) -> Result<(), CopyError> {
         tokio::select! {
             biased;
@@ -281,10 +278,7 @@ impl<S: CopyStore> LogCopy<S> {
 }
 
 /// Checks that the log continues a copy that ends at `point`. It does not if the engine was
-/// restored from a backup.
-///
-/// # Errors
-/// [`Stop::CopyIsAhead`], or why the log cannot be read.
+/// restored from a backup. Fails with [`Stop::CopyIsAhead`], or if the log cannot be read.
 pub async fn confirm_copy(
     engine: Arc<dyn Engine>,
     clock: Arc<dyn Clock>,

@@ -13,44 +13,25 @@ use crate::pieces::Differs;
 pub trait CopyStore: Send + 'static {
     /// Begins a copy without the records up to `after`. A copy that is in use stays so until the
     /// new one is complete: at once if `after` is no record, else after its first snapshot.
-    ///
-    /// # Errors
     /// [`CopyError::Store`] ends the copy, as for all methods.
     fn begin(&mut self, after: LogPosition) -> Result<(), CopyError>;
     /// Adds the records from this position on, all of them or none. Records that the store holds
-    /// already may be passed again.
-    ///
-    /// # Errors
-    /// [`Stop::CopyIsAhead`] if the store holds another record at a position.
+    /// already may be passed again. Fails with [`Stop::CopyIsAhead`] if the store holds another
+    /// record at a position.
     fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError>;
     /// Begins a snapshot. Its blocks follow.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
     fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError>;
     /// Adds a block of the snapshot.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
     fn block(&mut self, block: &[u8]) -> Result<(), CopyError>;
     /// Ends the snapshot. Its blocks contain effects of no record after `complete`, which the store
     /// has.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
     fn end_snapshot(&mut self, complete: LogPosition, point: LogPoint) -> Result<(), CopyError>;
     /// Discards the snapshot that was begun.
     fn cancel_snapshot(&mut self);
     /// All new records were passed; `point` is behind them. Returns after which time the store
     /// wants to be called again, even if nothing happens.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
     fn flush(&mut self, point: Option<LogPoint>) -> Result<Duration, CopyError>;
     /// The host stops.
-    ///
-    /// # Errors
-    /// See [`Self::begin`].
     fn close(&mut self, point: Option<LogPoint>) -> Result<(), CopyError>;
 }
 

@@ -69,10 +69,8 @@ impl std::fmt::Debug for Tls {
 
 impl Etcd {
     /// Prepares connections to the endpoints, such as `https://etcd1:2379`. Must be called within a
-    /// tokio runtime. Connects only when it is used.
-    ///
-    /// # Errors
-    /// A text for the operator if an endpoint or the TLS material is invalid.
+    /// tokio runtime. Connects only when it is used. Fails if an endpoint or the TLS material is
+    /// invalid, with a text for the operator.
     pub fn new(endpoints: &[String], tls: Option<&Tls>) -> Result<Self, String> {
         if endpoints.is_empty() {
             return Err("no etcd endpoint is configured".into());
@@ -102,11 +100,9 @@ impl Etcd {
     }
 
     /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
-    /// to the same etcd cluster as the others. Returns the state of the last one.
-    ///
-    /// # Errors
-    /// If an endpoint must not be used, or none answers. One that does not answer, or is lost during
-    /// the check, is none of these as long as another one answers.
+    /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
+    /// endpoint must not be used, or none answers. One that does not answer, or is lost during the
+    /// check, is no error as long as another one answers.
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let mut clusters = Vec::new();

@@ -36,10 +36,8 @@ pub(super) fn judge(version: &str) -> Verdict {
     }
 }
 
-/// Refuses versions that can lose or change committed data, and warns of known faults.
-///
-/// # Errors
-/// A text for the operator.
+/// Refuses versions that can lose or change committed data, and warns of known faults. Fails with a
+/// text for the operator.
 pub(super) fn check_version(version: &str) -> Result<(), String> {
     match judge(version) {
         Verdict::Good => Ok(()),

@@ -165,11 +165,8 @@ impl LeaderLog {
         self.epoch
     }
 
-    /// Appends all records or none, and returns the position of the last one. Never waits. A
-    /// caller that appends much must ask [`Self::is_behind`] before.
-    ///
-    /// # Errors
-    /// [`TooLarge`]; then nothing was appended.
+    /// Appends all records or none, and returns the position of the last one. Never waits. A caller
+    /// that appends much must ask [`Self::is_behind`] before. If it fails, nothing was appended.
     pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, TooLarge> {
         let bytes = records.iter().map(|it| it.len() + 4).sum();
         if bytes > limits::GROUP_BYTES_MAX {
@@ -276,10 +273,7 @@ impl LeaderLog {
     }
 
     /// Waits until input that arrived before this call may be decided. The caller must then decide
-    /// without another wait.
-    ///
-    /// # Errors
-    /// [`NotLeading`] if the leadership ends first.
+    /// without another wait. Fails if the leadership ends first.
     pub async fn may_decide(&self) -> Result<(), NotLeading> {
         // A transaction that begins from now on proves that this host led after the input arrived.
         let proof = self.locked().begun + 1;
@@ -325,10 +319,8 @@ impl LeaderLog {
         since.map_or(Duration::ZERO, |it| self.clock.now().saturating_sub(it))
     }
 
-    /// Waits until `position` is released.
-    ///
-    /// # Errors
-    /// [`NotLeading`] if the leadership ends first. The record may be committed nevertheless.
+    /// Waits until `position` is released. Fails if the leadership ends first; the record may be
+    /// committed nevertheless.
     pub async fn wait_released(&self, position: LogPosition) -> Result<(), NotLeading> {
         loop {
             let mut progress = pin!(self.progress.notified());
@@ -371,10 +363,8 @@ impl LeaderLog {
     }
 
     /// Raises the latest format that the log may contain. A host that cannot read it stops. Takes
-    /// as long as the engine does not answer.
-    ///
-    /// # Errors
-    /// [`NotLeading`] if the leadership ends first. The format may be raised nevertheless.
+    /// as long as the engine does not answer. Fails if the leadership ends first; the format may be
+    /// raised nevertheless.
     pub(crate) async fn raise_log_format(&self, format: u16) -> Result<(), NotLeading> {
         self.locked().wanted_format = format;
         self.work.notify_one();
@@ -384,9 +374,7 @@ impl LeaderLog {
     /// Removes policy modules that no policy needs after the records that were appended so far. The
     /// removal is a part of the log's transactions, so a host that was replaced removes nothing:
     /// the next leader may need the module again. Takes as long as the engine does not answer.
-    ///
-    /// # Errors
-    /// [`NotLeading`] if the leadership ends first. The modules may be removed nevertheless.
+    /// Fails if the leadership ends first; the modules may be removed nevertheless.
     pub async fn remove_modules(&self, unneeded: &[[u8; 32]]) -> Result<(), NotLeading> {
         {
             let mut state = self.locked();

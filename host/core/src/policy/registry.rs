@@ -146,10 +146,7 @@ impl<H: Host> Registry<H> {
     /// Applies another assignment from the next request on. `ready` contains instances for it: new
     /// policies, and warm instances of those that will handle requests. Returns instances that are
     /// no longer needed. The caller must drop them outside of the store's lock, because that takes
-    /// time.
-    ///
-    /// # Errors
-    /// Returns [`Absent`] if a policy of the assignment is missing.
+    /// time. Fails if a policy of the assignment is missing.
     pub fn assign(
         &mut self,
         assignment: Assignment,

@@ -43,9 +43,7 @@ impl<'a> Notifier<'a> {
     }
 
     /// Renders the notifications of one change. A failure counts against the policy that failed.
-    ///
-    /// # Errors
-    /// Returns the failure of the built-in policy if that fails, too.
+    /// Fails if the built-in policy fails, too.
     pub(super) fn notify(
         &mut self,
         owner: usize,
@@ -116,10 +114,8 @@ impl<'a> Notifier<'a> {
     }
 
     /// Renders the notifications of changes that the client of a request missed. Each change is
-    /// rendered by the policy that owns its key, or else by policy `by`.
-    ///
-    /// # Errors
-    /// Returns the failure of the built-in policy if that fails, too.
+    /// rendered by the policy that owns its key, or else by policy `by`. Fails if the built-in
+    /// policy fails, too.
     pub(super) fn notify_missed(
         mut self,
         by: usize,

@@ -148,9 +148,7 @@ impl Store {
 
     /// Applies another assignment from the next request on, as [`Registry::assign`] does. A policy
     /// that it no longer names is retained while a request that it handled may be redelivered.
-    ///
-    /// # Errors
-    /// Returns [`Absent`] if the assignment names a policy that is not loaded.
+    /// Fails if the assignment names a policy that is not loaded.
     pub fn assign(
         &mut self,
         assignment: Assignment,

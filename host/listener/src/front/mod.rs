@@ -101,9 +101,7 @@ pub struct Front {
 impl Front {
     /// Starts to accept clients and other hosts. Returns the lines for the operator and the futures
     /// to spawn, of which the last one serves the cluster port and keeps the link to the leader.
-    ///
-    /// # Errors
-    /// The system refuses to use a bound socket.
+    /// Fails if the system refuses to use a bound socket.
     pub fn open(
         listeners: Listeners,
         cluster_port: net::TcpListener,

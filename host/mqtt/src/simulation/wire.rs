@@ -77,10 +77,8 @@ impl Socket for Buffer {
 }
 
 impl Wire {
-    /// Connects with the CONNECT at the beginning of these bytes, and sends the rest.
-    ///
-    /// # Errors
-    /// The reason code that the broker refuses the client with.
+    /// Connects with the CONNECT at the beginning of these bytes, and sends the rest. Fails with
+    /// the reason code with which the broker refuses the client.
     pub fn connect(broker: &Broker, bytes: &[u8]) -> Result<Self, ReasonCode> {
         let buffer = Arc::new(Buffer::default());
         let mut wire = Self::connect_to(broker, bytes, buffer.clone())?;
@@ -89,9 +87,6 @@ impl Wire {
     }
 
     /// Like [`Wire::connect`], and writes to this socket.
-    ///
-    /// # Errors
-    /// The reason code that the broker refuses the client with.
     pub fn connect_to(
         broker: &Broker,
         bytes: &[u8],

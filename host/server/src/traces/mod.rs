@@ -114,10 +114,8 @@ pub(crate) struct Leaving {
 }
 
 impl Traces {
-    /// Starts the thread that sends spans. `instance` is the name of this store among others.
-    ///
-    /// # Errors
-    /// If a file cannot be used, or a thread cannot be started.
+    /// Starts the thread that sends spans. `instance` is the name of this store among others. Fails
+    /// if a file cannot be used, or a thread cannot be started.
     pub fn start(config: &TracesConfig, instance: &str) -> anyhow::Result<Arc<Self>> {
         let traces = Arc::new(Self::default());
         exporter::start(config, instance, traces.clone())?;
@@ -125,9 +123,6 @@ impl Traces {
     }
 
     /// Fails if [`Traces::start`] cannot use a file.
-    ///
-    /// # Errors
-    /// Those of the files.
     pub fn check(config: &TracesConfig) -> anyhow::Result<()> {
         exporter::prepare(config).map(drop)
     }

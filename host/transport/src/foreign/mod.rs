@@ -230,10 +230,8 @@ impl Transport for Foreign {
     }
 }
 
-/// The options of the link, without the client id. Reads the certificates.
-///
-/// # Errors
-/// A file of certificates cannot be used.
+/// The options of the link, without the client id. Reads the certificates. Fails if a file of
+/// certificates cannot be used.
 pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
     let own = config.certificate.as_ref();
     let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));

@@ -72,10 +72,8 @@ impl Opened {
 
 impl Log {
     /// Opens the log, or creates it if the directory holds none, and passes its state to `sink`.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`] if data is missing that was durable before. Nothing is changed in this
-    /// case.
+    /// Fails with [`Error::Damaged`] if data is missing that was durable before; nothing is changed
+    /// in this case.
     pub fn open(
         disk: Arc<dyn Disk>,
         options: Options,

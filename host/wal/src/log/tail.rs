@@ -38,29 +38,22 @@ enum Step {
 }
 
 impl Log {
-    /// Writes everything that is appended, without a sync.
-    ///
-    /// # Errors
-    /// If the disk is full or no more files can be opened ([`Error::is_temporary`]), the log is
-    /// unchanged and the caller may retry. Any other error is final.
+    /// Writes everything that is appended, without a sync. If the disk is full or no more files can
+    /// be opened ([`Error::is_temporary`]), the log is unchanged and the caller may retry. Any
+    /// other error is final.
     pub fn write(&self) -> Result<(), Error> {
         self.write_tail(&mut locked(&self.tail))
     }
 
-    /// Makes everything that is written durable, and publishes the new position.
-    ///
-    /// # Errors
-    /// Every error is final, because it is unknown what is on the disk.
+    /// Makes everything that is written durable, and publishes the new position. Every error is
+    /// final, because it is unknown what is on the disk.
     pub fn sync(&self) -> Result<LogPosition, Error> {
         let mut tail = locked(&self.tail);
         self.sync_tail(&mut tail)?;
         Ok(self.durable())
     }
 
-    /// Writes and syncs everything that is appended.
-    ///
-    /// # Errors
-    /// As [`Log::write`] and [`Log::sync`].
+    /// Writes and syncs everything that is appended. Fails as [`Log::write`] and [`Log::sync`].
     pub fn commit(&self) -> Result<LogPosition, Error> {
         let mut tail = locked(&self.tail);
         let written = self.write_tail(&mut tail);
