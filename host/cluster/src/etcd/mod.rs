@@ -515,20 +515,15 @@ async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
         measured,
         advice: advice.into(),
     };
+    let refused = |reason: &str| Finding {
+        severity: Severity::Failure,
+        measured: format!("{subject} refuses this client: {reason}"),
+        advice: String::new(),
+    };
     let (cluster, status) = match tokio::time::timeout(limit, read_member(server)).await {
         Ok(Ok(member)) => member,
         // The refusal says what to do.
-        Ok(Err(EngineError::Refused(reason))) => {
-            let measured = format!("{subject} refuses this client: {reason}");
-            let severity = Severity::Failure;
-            return (
-                None,
-                Finding {
-                    severity,
-                    ..warning(measured, "")
-                },
-            );
-        }
+        Ok(Err(EngineError::Refused(reason))) => return (None, refused(&reason)),
         failed => {
             let reason = match failed {
                 Ok(Err(error)) => error.to_string(),
@@ -545,6 +540,9 @@ async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
             let measured = format!("{subject} executes no request: {reason}");
             let advice = "start the other servers of etcd: it needs more than half of them";
             return (Some(cluster), warning(measured, advice));
+        }
+        Err(CheckError::Unusable(reason)) if login::is_missing(&reason) => {
+            return (Some(cluster), refused(&reason));
         }
         Err(CheckError::Unusable(reason)) => Verdict::Unusable(reason),
     };
