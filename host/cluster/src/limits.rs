@@ -143,7 +143,7 @@ pub const COPY_RETRY: Duration = Duration::from_secs(1);
 pub const CALL_ATTEMPTS_MAX: u32 = 12;
 
 /// After this time no further attempt of such a call begins.
-pub const CALL_TIME_MAX: Duration = Duration::from_secs(8);
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Largest policy module in bytes: the largest file that the admin API accepts.
 pub const MODULE_BYTES_MAX: u64 = 64 << 20;

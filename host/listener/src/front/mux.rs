@@ -9,12 +9,14 @@
 //!
 //! | kind | body | meaning |
 //! |---|---|---|
-//! | 1 OPEN | scheme and address of the client, as in the preface | only from the host that connected, which numbers the streams |
+//! | 1 OPEN | scheme and address of the client, as in the preface | a client wants to be served |
 //! | 2 ANSWER | an [`Answer`] | whether the leader serves the client |
 //! | 3 DATA | bytes of the client, or for it | |
 //! | 4 CREDIT | u32 | the sender has read so many bytes more of the stream |
 //! | 5 END | | the sender sends no more DATA |
 //! | 6 CLOSE | | the sender sends nothing more, and discards what it receives |
+//!
+//! Only the host that connected opens streams, and numbers them. A number is used once.
 //!
 //! No more than [`limits::CLUSTER_WINDOW_BYTES`] of a stream may be sent before the other side has
 //! read them. So a client that reads nothing holds that much memory, and delays no other client.
@@ -72,8 +74,8 @@ pub(super) enum MuxError {
     Invalid(&'static str),
 }
 
-/// A connection over which this host opens streams. When it is dropped, the connection ends with
-/// its last stream.
+/// A connection over which this host opens streams. When it is dropped, the connection ends with its
+/// last stream.
 pub(super) struct Mux(Arc<Shared>);
 
 impl Mux {
