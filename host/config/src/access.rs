@@ -5,11 +5,12 @@
 
 use std::path::PathBuf;
 
-use clap::builder::BoolishValueParser;
+use clap::ArgAction;
 pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 
 use super::ConfigError;
 use super::layer::settings;
+use super::switch::Switch;
 
 settings! {
     /// The access settings of `serve`.
@@ -21,8 +22,8 @@ settings! {
         pub users: Option<PathBuf>,
 
         /// Accept clients without credentials although an authentication method is configured
-        #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new())]
-        pub allow_anonymous: bool,
+        #[arg(long, env = "STATEHOUSE_ALLOW_ANONYMOUS", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub allow_anonymous: Switch,
 
         /// How to map client certificates to users: `cn` takes the Common Name as the user, a file
         /// (TOML) maps subjects to users and attributes
@@ -65,7 +66,7 @@ impl AccessFlags {
         AccessConfig {
             users: self.users,
             rules: self.rules,
-            allow_anonymous: self.allow_anonymous,
+            allow_anonymous: self.allow_anonymous.is_on(),
             certificate_users: self.certificate_users.map(certificate_users),
             tokens: None,
             client_certificates: false,

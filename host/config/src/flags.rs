@@ -4,9 +4,10 @@
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use clap::builder::BoolishValueParser;
+use clap::ArgAction;
 
 use super::layer::settings;
+use super::switch::Switch;
 use super::values;
 use super::{
     AccessFlags, AdminAddress, ClusterFlags, DialectSetting, DropAction, Durability, ForeignFlags,
@@ -57,8 +58,8 @@ settings! {
 
         /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
         /// signature
-        #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
-        pub allow_unsigned: bool,
+        #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Policies")]
+        pub allow_unsigned: Switch,
 
         /// A directory to watch: policies (*.wasm) that appear there are loaded
         #[arg(
@@ -109,8 +110,8 @@ settings! {
         pub purity_sample: Option<u32>,
 
         /// Add the user property policy=NAME@DIGEST to each response
-        #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", value_parser = BoolishValueParser::new(), help_heading = "Policies")]
-        pub policy_property: bool,
+        #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Policies")]
+        pub policy_property: Switch,
 
         /// The data directory; only one process at a time can use it [default: statehouse-data]
         #[arg(
@@ -201,8 +202,8 @@ settings! {
         pub max_duplicate_bytes: Option<NonZeroU64>,
 
         /// Start although the system clock is more than a minute behind the last recorded time
-        #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", value_parser = BoolishValueParser::new(), help_heading = "Durability")]
-        pub accept_clock: bool,
+        #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Durability")]
+        pub accept_clock: Switch,
 
         /// A TOML file with any of these settings. The file is reloaded within two seconds of a
         /// change, and its limits then apply to the running store

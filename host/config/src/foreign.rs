@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::BoolishValueParser;
+use clap::ArgAction;
 
 use super::layer::settings;
+use super::switch::Switch;
 use super::url::{BrokerUrl, Secret, read_password};
 use super::{ConfigError, Durability, Span, time};
 use crate::limits;
@@ -73,8 +74,8 @@ settings! {
         pub watch_ttl: Option<Span>,
 
         /// Wait while another process uses the data directory, and take over when it ends
-        #[arg(long, env = "STATEHOUSE_STANDBY", value_parser = BoolishValueParser::new())]
-        pub standby: bool,
+        #[arg(long, env = "STATEHOUSE_STANDBY", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub standby: Switch,
     }
 }
 
@@ -179,7 +180,7 @@ impl ForeignFlags {
                 None => Ok(None),
             };
         };
-        if self.standby && durability == Durability::Memory {
+        if self.standby.is_on() && durability == Durability::Memory {
             return Err(ConfigError::StandbyInMemory);
         }
         let certificate = match (self.broker_cert, self.broker_key) {
@@ -220,7 +221,7 @@ impl ForeignFlags {
             keep_alive: Duration::from_secs(keep_alive_ms / 1000),
             presence: self.presence.unwrap_or(PresenceKind::Auto),
             watch_ttl: watch_ttl_ms.map(Duration::from_millis),
-            standby: self.standby,
+            standby: self.standby.is_on(),
             broker: BrokerUrl {
                 user: None,
                 password: None,

@@ -30,17 +30,6 @@ impl<T> Layer for Vec<T> {
     }
 }
 
-/// A switch can only be turned on.
-impl Layer for bool {
-    fn over(self, lower: Self) -> Self {
-        self || lower
-    }
-
-    fn is_set(&self) -> bool {
-        *self
-    }
-}
-
 /// Declares a struct of settings. Its fields are flags and environment variables by their `arg`
 /// attributes, and keys of the file by their names.
 macro_rules! settings {

@@ -34,6 +34,7 @@ mod listeners;
 mod memory;
 mod open_files;
 pub mod percent;
+mod switch;
 mod traces;
 mod url;
 mod values;
@@ -49,6 +50,7 @@ pub use flags::Flags;
 pub use follow::{Followed, check, load};
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
+pub use switch::Switch;
 pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
 pub use url::{BrokerUrl, Scheme, Secret, read_password};
 pub use values::{
@@ -237,7 +239,9 @@ impl Config {
         }
         let mut listeners = settings.listeners.clone();
         // Without the access settings it is unknown whether clients authenticate.
-        listeners.insecure |= !has_access;
+        if !has_access {
+            listeners.insecure = Switch::from(true);
+        }
         if attached && !listeners.listen.is_empty() {
             wrong.add(ConfigError::BrokerAndListen);
         }
@@ -281,7 +285,7 @@ impl Config {
             },
             cluster,
             access,
-            policy_property: settings.policy_property,
+            policy_property: settings.policy_property.is_on(),
             policy: match settings.policy {
                 None => PolicyChoice::Last,
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
@@ -293,7 +297,7 @@ impl Config {
             slow_threshold: slow_threshold(settings.slow_threshold, &mut wrong),
             traces: wrong.or_else(settings.traces.load(), || None),
             trusted_keys: settings.trusted_keys,
-            allow_unsigned: settings.allow_unsigned,
+            allow_unsigned: settings.allow_unsigned.is_on(),
             policy_drop: policy_drop
                 .map(|directory| (directory, drop_action.unwrap_or(DropAction::Load))),
             storage,
@@ -428,7 +432,7 @@ impl Storage {
                 .unwrap_or(limits::HISTORY_BYTES_DEFAULT),
             sessions: statehouse_mqtt::Limits::default(),
             duplicates: Retention::default(),
-            accept_clock: settings.accept_clock,
+            accept_clock: settings.accept_clock.is_on(),
         }
     }
 }

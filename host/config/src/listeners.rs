@@ -8,10 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::BoolishValueParser;
+use clap::ArgAction;
 
 use super::access::AccessConfig;
 use super::layer::settings;
+use super::switch::Switch;
 use super::url::Scheme;
 use super::values::socket_address;
 use crate::limits;
@@ -32,8 +33,8 @@ settings! {
         pub listen: Vec<Listen>,
 
         /// Listen beyond loopback without TLS or without authentication
-        #[arg(long, env = "STATEHOUSE_INSECURE", value_parser = BoolishValueParser::new())]
-        pub insecure: bool,
+        #[arg(long, env = "STATEHOUSE_INSECURE", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub insecure: Switch,
 
         /// The certificate (PEM) for mqtts:// and wss://, followed by its intermediate certificates
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_TLS_CERT")]
@@ -59,8 +60,8 @@ settings! {
         pub tls_client_crl: Vec<PathBuf>,
 
         /// Refuse TLS clients that have no certificate
-        #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", value_parser = BoolishValueParser::new())]
-        pub tls_client_required: bool,
+        #[arg(long, env = "STATEHOUSE_TLS_CLIENT_REQUIRED", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub tls_client_required: Switch,
 
         /// An origin whose web pages may connect over WebSocket, such as https://panel.example; may
         /// be given more than once [default: pages of the same host]
@@ -232,7 +233,7 @@ impl ListenFlags {
                 key,
                 client_ca: self.tls_client_ca,
                 client_crls: self.tls_client_crl,
-                client_required: self.tls_client_required,
+                client_required: self.tls_client_required.is_on(),
             }),
             ws_origins: self.ws_origin,
         }
@@ -257,7 +258,7 @@ impl ListenFlags {
             (self.tls_key.is_some(), "tls_key"),
             (self.tls_client_ca.is_some(), "tls_client_ca"),
             (!self.tls_client_crl.is_empty(), "tls_client_crl"),
-            (self.tls_client_required, "tls_client_required"),
+            (self.tls_client_required.is_on(), "tls_client_required"),
         ];
         // Checked before the refusal of listeners without TLS, since a missing TLS listener may be
         // the cause.
@@ -279,8 +280,8 @@ impl ListenFlags {
         // All reachable listeners may use TLS; a required certificate then excludes anonymous
         // clients.
         let authenticates =
-            self.tls_client_required || (access.authenticates() && !access.allow_anonymous);
-        for listener in open.filter(|_| !self.insecure) {
+            self.tls_client_required.is_on() || (access.authenticates() && !access.allow_anonymous);
+        for listener in open.filter(|_| !self.insecure.is_on()) {
             insecure(*listener, authenticates, self.tls_cert.is_some())?;
         }
         let missing = match (&self.tls_cert, &self.tls_key) {

@@ -44,6 +44,26 @@ fn flags_override_the_environment_and_the_file() {
 }
 
 #[test]
+fn variable_turns_off_a_switch_of_the_file() {
+    let check = |variable: Option<&str>, flags: &[&str]| {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = "listen = [\"0.0.0.0:0\"]\ninsecure = true\n";
+        fs::write(directory.path().join("settings.toml"), settings).unwrap();
+        let mut serve = command(&["serve", "--check", "--config", "settings.toml"]);
+        serve.args(flags).current_dir(directory.path());
+        if let Some(variable) = variable {
+            serve.env("STATEHOUSE_INSECURE", variable);
+        }
+        serve.output().unwrap().status.code()
+    };
+    assert_eq!(check(None, &[]), Some(0));
+    assert_eq!(check(Some("true"), &[]), Some(0));
+    assert_eq!(check(Some("false"), &[]), Some(2));
+    assert_eq!(check(Some("off"), &[]), Some(2));
+    assert_eq!(check(Some("false"), &["--insecure"]), Some(0));
+}
+
+#[test]
 fn file_may_contain_every_setting() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("elsewhere");

@@ -106,14 +106,14 @@ fn a_reachable_listener_needs_tls_and_authentication() {
             .is_ok()
     );
     let risky = ListenFlags {
-        insecure: true,
+        insecure: true.into(),
         ..flags(&[plain])
     };
     assert!(risky.load(&access(false), None).is_ok());
     // A required certificate excludes anonymous clients.
     let required = ListenFlags {
         tls_client_ca: Some("ca".into()),
-        tls_client_required: true,
+        tls_client_required: true.into(),
         ..certified(&["mqtts://0.0.0.0:8883"])
     };
     assert!(required.load(&access(false), None).is_ok());
@@ -154,7 +154,7 @@ fn settings_that_would_do_nothing_are_refused() {
             .contains("--tls-cert FILE and --tls-key FILE")
     );
     let stray = ListenFlags {
-        tls_client_required: true,
+        tls_client_required: true.into(),
         ..certified(&["mqtts://127.0.0.1:0"])
     };
     assert_eq!(
