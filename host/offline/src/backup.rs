@@ -100,12 +100,11 @@ impl ModuleState {
     }
 }
 
-/// A state as a start recovers it: with a broker for its sessions, and without the remembered
-/// requests of ended sessions.
+/// A state as a start recovers it: with a broker for its sessions, without expired retained
+/// messages, and without the remembered requests of ended sessions.
 pub(super) struct RecoveredState {
     image: Image,
     broker: Broker,
-    retained: usize,
 }
 
 impl RecoveredState {
@@ -116,16 +115,11 @@ impl RecoveredState {
             ..Options::default()
         };
         let sessions = std::mem::take(&mut image.sessions);
-        let (_, retained) = sessions.counts();
         let broker = Broker::restore(options, Arc::new(NoService), sessions);
         let live: HashSet<SessionId> = broker.sessions().into_iter().collect();
         let lives = |session| live.contains(&session) || Mode::of_session(session) == Mode::Foreign;
         image.duplicates.retain(lives);
-        Self {
-            image,
-            broker,
-            retained,
-        }
+        Self { image, broker }
     }
 
     pub(super) fn state(&self) -> &State {
@@ -162,7 +156,7 @@ impl RecoveredState {
             hidden_keys: state.hidden.keys(),
             bytes: state.table.bytes() + state.hidden.bytes(),
             sessions: self.broker.sessions().len() as u64,
-            retained: self.retained as u64,
+            retained: self.broker.stats().retained as u64,
             watches: state.watches.len() as u64,
             remembered: duplicates.len() as u64,
             policies: policies.collect(),
@@ -246,7 +240,7 @@ struct BackupBlocks {
 
 impl BackupBlocks {
     fn of(recovered: RecoveredState, modules: Modules) -> Self {
-        let RecoveredState { image, broker, .. } = recovered;
+        let RecoveredState { image, broker } = recovered;
         let digests = image.policies.iter().map(|policy| policy.digest);
         Self {
             broker,

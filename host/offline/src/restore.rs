@@ -112,7 +112,12 @@ pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
         true => ModuleState::Whole,
         false => ModuleState::absent(digest),
     };
-    Ok(RecoveredState::of(image).contents(position, module))
+    // Those of the file, since messages may have expired after the backup was written.
+    let (_, retained) = image.sessions.counts();
+    Ok(Contents {
+        retained: retained as u64,
+        ..RecoveredState::of(image).contents(position, module)
+    })
 }
 
 fn not_restored(directory: &Path, error: Error) -> PastError {

@@ -8,10 +8,12 @@ use std::{
         net::UnixListener,
     },
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use statehouse_tests::{
-    Answer, Client, Connect, Hlc, Publish, Request, Server, Store, policies, property,
+    Answer, Client, Connect, Hlc, Property, Publish, Request, Server, Store, policies, property,
 };
 
 use crate::data_directory::{data, files, flip};
@@ -150,6 +152,31 @@ fn restored_store_has_the_complete_state() {
         let (_, expiring) = &written.versions[3];
         assert_eq!(history["before"]["version"], expiring.to_string());
     }
+}
+
+#[test]
+fn backup_counts_only_retained_messages_that_it_contains() {
+    let mut server = Server::restartable(&[]);
+    let mut client = server.connect("client");
+    for (topic, expiry_s) in [("kept", 3600), ("expired", 1)] {
+        let message = Publish::new(topic, "retained").qos(1).retained();
+        client.publish(message.with(Property::MessageExpiry(expiry_s)));
+    }
+    client.disconnect();
+    server.stop();
+    thread::sleep(Duration::from_millis(1500));
+    let retained = |arguments: &[&str]| {
+        let object = server.run(arguments).code(0).object();
+        object["retained"].as_u64()
+    };
+    assert_eq!(retained(&["snapshot", "backup", "--json"]), Some(1));
+    assert_eq!(
+        retained(&["restore", "backup", "--check", "--json"]),
+        Some(1)
+    );
+    let doctor = server.run(&["doctor", "statehouse-data", "--json"]);
+    let doctor = doctor.code(0).object();
+    assert_eq!(doctor["holds"]["retained"], 1, "{doctor}");
 }
 
 /// The backup contains the modules of policies, so a restored directory needs no other file.
