@@ -28,6 +28,7 @@ mod man;
 mod output;
 mod policy;
 mod progress;
+mod prompt;
 mod ready;
 mod remote;
 mod replay;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use super::output::{self, Exit, Failure};
+use super::prompt;
 use statehouse_access::roles::{Role, RoleError};
 use statehouse_access::users::{self, Users, check_name};
 use statehouse_config::limits;
@@ -195,11 +196,12 @@ fn typed_password(name: &str) -> io::Result<String> {
         let text = "there is no terminal to ask for the password: use --password-stdin";
         return Err(io::Error::other(text));
     }
-    let first = rpassword::prompt_password(format!("Password of {name}: "))?;
-    let second = rpassword::prompt_password("Repeat the password: ")?;
-    match first == second {
-        true => Ok(first),
-        false => Err(io::Error::other(
+    let first = format!("Password of {name}: ");
+    let mut typed = prompt::passwords([&first, "Repeat the password: "])?;
+    typed.dedup();
+    match (typed.pop(), typed.is_empty()) {
+        (Some(password), true) => Ok(password),
+        _ => Err(io::Error::other(
             "the two passwords differ; nothing was changed",
         )),
     }

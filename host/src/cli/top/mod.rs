@@ -165,6 +165,9 @@ impl Drop for Restored {
 
 async fn interact(args: &Args, mut screen: Screen) -> Result<Exit, Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
+    // Ctrl-C is a key here, but another process may send the signal.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let mut terminal = Restored(ratatui::try_init().map_err(unusable)?);
     let mut events = events()?;
     let mut due = Instant::now() + args.interval;
@@ -200,6 +203,8 @@ async fn interact(args: &Args, mut screen: Screen) -> Result<Exit, Failure> {
                 }
             }
             _ = terminate.recv() => return Ok(Exit::Done),
+            _ = interrupt.recv() => return Ok(Exit::Done),
+            _ = hangup.recv() => return Ok(Exit::Done),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Ran, Server, command,
+    Ran, Server, binary, command,
     command::{add_user, finish},
     run,
 };
@@ -223,4 +223,63 @@ fn bad_users_file_prevents_the_start_with_advice() {
         "users",
     ];
     run(&behind, b"").code(2).says("configure them there");
+}
+
+/// Runs a shell script on a terminal, and types Ctrl-C at the prompt for a password if `types`.
+fn on_terminal(script: &str, types: bool) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let program = binary::statehouse().display();
+    let script = script.replace("ADD", &format!("{program} user add anna --users users"));
+    let mut terminal = Command::new("script")
+        .args([
+            "-qec",
+            &format!("{script}; echo code=$?; stty -a"),
+            "/dev/null",
+        ])
+        .current_dir(directory.path())
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut keyboard = terminal.stdin.take().unwrap();
+    let mut screen = terminal.stdout.take().unwrap();
+    let mut shown = String::new();
+    let mut bytes = [0; 1000];
+    let mut has_typed = !types;
+    loop {
+        let read = screen.read(&mut bytes).unwrap();
+        if read == 0 {
+            break;
+        }
+        shown.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        if !has_typed && shown.contains("Password of anna: ") {
+            keyboard.write_all(b"\x03").unwrap();
+            has_typed = true;
+        }
+    }
+    terminal.wait().unwrap();
+    assert!(!directory.path().join("users").exists());
+    shown
+}
+
+#[test]
+fn signal_at_the_password_prompt_restores_the_terminal() {
+    for (script, types, code) in [
+        ("ADD", true, 130),
+        ("ADD </dev/tty & sleep 2; kill -INT $!; wait $!", false, 130),
+        (
+            "ADD </dev/tty & sleep 2; kill -TERM $!; wait $!",
+            false,
+            143,
+        ),
+    ] {
+        let shown = on_terminal(script, types);
+        assert!(shown.contains("Password of anna: "), "{script}: {shown}");
+        assert!(shown.contains(&format!("code={code}")), "{script}: {shown}");
+        for flag in ["isig", "icanon", "echo"] {
+            let is_on = shown.split_whitespace().any(|it| it == flag);
+            assert!(is_on, "{script}: {flag}: {shown}");
+        }
+    }
 }
