@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use statehouse_mqtt::Broker;
 use statehouse_wal::{
     Base, Callbacks, Directory, Log, LogPosition, Opened, Options, Probed, Source, probe,
+    probe_room,
 };
 
 use statehouse_config::{Durability, Storage, limits};
@@ -146,6 +147,7 @@ pub struct Found {
 pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     let failed = |error| StorageError::Log(storage.directory.clone(), error);
     let Probed::Present { locked } = probe(&storage.directory).map_err(failed)? else {
+        probe_room(&storage.directory, 0).map_err(failed)?;
         return Ok(Found {
             image: Image::new(storage.duplicates),
             in_use: false,
@@ -157,6 +159,7 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     let mut sink = statehouse_offline::ImageSink(&mut image);
     statehouse_wal::read(&disk, Base::Newest, LogPosition::END, &mut sink).map_err(failed)?;
     finish(&mut image, storage, wall_ms())?;
+    probe_room(&storage.directory, 0).map_err(failed)?;
     client_id::existing(&storage.directory)
         .map_err(|error| StorageError::ClientId(storage.directory.join(client_id::FILE), error))?;
     Ok(Found {

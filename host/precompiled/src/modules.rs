@@ -121,6 +121,11 @@ impl Modules {
         Ok(())
     }
 
+    /// The directory of the files. The first save creates it.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The path of a policy's file.
     pub fn path(&self, digest: &blake3::Hash) -> PathBuf {
         let name = format!("{}.{FINISHED}", digest.to_hex());

@@ -1,7 +1,8 @@
 //! `serve --check`: finds everything that would make a start fail, without a start.
 //!
 //! Calls the functions that a start calls, so that both refuse the same with the same words. It
-//! must never change a file, take a lock or listen. Warnings of these functions go to stderr.
+//! must never change a file with a name, take a lock or listen. Warnings of these functions go to
+//! stderr.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
@@ -24,7 +25,7 @@ use crate::STANDARD_POLICY;
 use crate::admin::has_stale_socket;
 use crate::data_directory;
 use crate::policies::delivery::Trust;
-use crate::policies::startup::Opening;
+use crate::policies::startup::{Keeps, Opening};
 use statehouse_access::AccessControl;
 use statehouse_config::{AdminPlace, Config, Durability, Flags, TransportChoice};
 use statehouse_core::log::Image;
@@ -248,6 +249,11 @@ fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
             Err(error) => Err(error.into()),
         }),
     };
+    let keeps = match in_use {
+        Some(Ok(_)) => Keeps::Checks,
+        // A directory that cannot be used is reported once.
+        None | Some(Err(_)) => Keeps::Nothing,
+    };
     match in_use {
         Some(Ok(true)) => found.notes.push(format!(
             "the data directory {directory} is in use by another process, which is as expected while the store runs; a start needs it free"
@@ -256,7 +262,7 @@ fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
         Some(Err(error)) => found.usage([error]),
     }
     if let Some(trust) = trust.filter(|_| config.cluster.is_none()) {
-        found.usage(check_policies(config, &trust, &image).err());
+        found.usage(check_policies(config, &trust, &image, keeps).err());
     }
 }
 
@@ -269,8 +275,13 @@ fn check_etcd(cluster: &statehouse_config::ClusterConfig) -> anyhow::Result<()> 
 }
 
 /// Loads the policies of a start: the one of the settings, and those that the data directory names.
-/// The compiler's results are not saved.
-fn check_policies(config: &Config, trust: &Trust, image: &Image) -> anyhow::Result<()> {
+/// Neither they nor the compiler's results are saved.
+fn check_policies(
+    config: &Config,
+    trust: &Trust,
+    image: &Image,
+    keeps: Keeps,
+) -> anyhow::Result<()> {
     let engine = engine(None)?;
     let standard = engine
         .load(STANDARD_POLICY)
@@ -282,7 +293,7 @@ fn check_policies(config: &Config, trust: &Trust, image: &Image) -> anyhow::Resu
         standard_file: STANDARD_POLICY,
         modules: &Modules::of(&config.storage.directory),
         trust,
-        keeps: false,
+        keeps,
     };
     opening.registry(&config.policy, image).map(drop)
 }

@@ -21,7 +21,7 @@ use crate::cluster::modules::Wanted;
 use crate::cluster::replica::{Leading, Roles};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::{Control, Publish};
-use crate::policies::startup::Opening;
+use crate::policies::startup::{Keeps, Opening};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_config::{Bounds, ClusterConfig, Config, Followed, PolicyChoice, limits};
@@ -197,7 +197,7 @@ impl Roles for Host {
             standard_file: &standard_file,
             modules: &self.modules,
             trust: &self.trust,
-            keeps: true,
+            keeps: Keeps::Files,
         };
         let (registry, named) = opening.registry(&PolicyChoice::Last, &image)?;
         let state = State {

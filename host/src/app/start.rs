@@ -18,7 +18,7 @@ use crate::admin::DataDirectory;
 use crate::data_directory::{self, Disk, LogListener, Recovered};
 use crate::policies::delivery::{Gate, PolicyOrders, Trust};
 use crate::policies::manager::Control;
-use crate::policies::startup::Opening;
+use crate::policies::startup::{Keeps, Opening};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_config::{
@@ -202,7 +202,10 @@ impl Data {
             standard_file: STANDARD_POLICY,
             modules: &modules,
             trust,
-            keeps: recovered.is_some(),
+            keeps: match recovered {
+                Some(_) => Keeps::Files,
+                None => Keeps::Nothing,
+            },
         };
         let (registry, named) = opening.registry(&config.policy, image)?;
         let listener = LogListener::default();

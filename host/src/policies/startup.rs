@@ -3,6 +3,7 @@
 //! Returns a registry, or an error that names the missing file. A policy that handles requests must
 //! never be replaced silently: if it cannot be loaded, the start fails.
 
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use statehouse_core::policy::{
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
 use statehouse_precompiled::read_file;
+use statehouse_wal::{probe, probe_room};
 
 /// What a start needs to load policies.
 pub(crate) struct Opening<'a> {
@@ -30,8 +32,18 @@ pub(crate) struct Opening<'a> {
     pub(crate) modules: &'a Modules,
     /// The keys that must have signed a file of the setting.
     pub(crate) trust: &'a Trust,
-    /// Whether the store has a data directory.
-    pub(crate) keeps: bool,
+    pub(crate) keeps: Keeps,
+}
+
+/// What happens to the files of policies that a start saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// The store has no data directory.
+    Nothing,
+    /// They are saved.
+    Files,
+    /// Only a check that they can be saved.
+    Checks,
 }
 
 type Loaded = Vec<Arc<Policy<Transaction>>>;
@@ -84,7 +96,7 @@ impl Opening<'_> {
         let mut assignment = recorded.clone();
         let mut signed_by = None;
         let mut loaded = vec![self.standard.clone()];
-        if self.keeps {
+        if self.keeps != Keeps::Nothing {
             // Another version of this program may need it to re-execute redelivered requests.
             self.save(&self.standard.digest, self.standard_file)?;
         }
@@ -123,7 +135,7 @@ impl Opening<'_> {
         for policy in self.retired(&remembered, &loaded) {
             registry.retire(policy);
         }
-        if self.keeps {
+        if self.keeps == Keeps::Files {
             self.tidy(&assignment, remembered);
         }
         let ready = instances(loaded, &assignment);
@@ -150,7 +162,7 @@ impl Opening<'_> {
         }
         let policy = Arc::new(policy);
         trial::run(&policy).with_context(unusable)?;
-        if self.keeps {
+        if self.keeps != Keeps::Nothing {
             self.save(&policy.digest, &file)?;
         }
         Ok(Configured {
@@ -186,9 +198,27 @@ impl Opening<'_> {
 
     /// Saves a module. Must be called before any record that names the policy is written.
     fn save(&self, digest: &blake3::Hash, file: &[u8]) -> anyhow::Result<()> {
-        self.modules
-            .save(digest, file)
-            .context("cannot save the policy's module in the data directory")
+        let saved = match self.keeps {
+            Keeps::Checks => self.check_save(digest, file),
+            _ => self.modules.save(digest, file).map_err(Into::into),
+        };
+        saved.context("cannot save the policy's module in the data directory")
+    }
+
+    /// Fails if a module could not be saved.
+    fn check_save(&self, digest: &blake3::Hash, file: &[u8]) -> anyhow::Result<()> {
+        let directory = self.modules.directory();
+        if self.modules.load(digest).is_err() {
+            probe(directory)?;
+            // The data directory, whose log the start writes before.
+            if let Some(data) = directory.parent() {
+                probe_room(data, file.len() as u64)?;
+            }
+        } else {
+            // A save makes the name of an existing file durable.
+            fs::File::open(directory)?;
+        }
+        Ok(())
     }
 
     /// Removes a policy that cannot be loaded from the assignment, or fails if its roles do not

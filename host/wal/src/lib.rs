@@ -72,7 +72,7 @@ pub use files::{Kind, LOCK};
 pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};
 pub use options::{Durability, Options};
-pub use probe::{Probed, probe};
+pub use probe::{Probed, probe, probe_room};
 pub use recovery::{Base, Discard, Range, Sink, read};
 pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
 pub use statehouse_protocol::LogPosition;

@@ -5,12 +5,16 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FallocateFlags, Mode, OFlags, accessat, fallocate, open, statvfs,
+};
 use rustix::io::Errno;
 
-use crate::error::Error;
+use crate::disk::{Directory, Disk};
+use crate::error::{Error, is_full};
 use crate::files::{self, Kind};
 use crate::limits;
+use crate::survey::Survey;
 
 /// What is at the path of a data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +71,75 @@ pub fn probe(path: &Path) -> Result<Probed, Error> {
         }
     }
     Ok(Probed::Present { locked })
+}
+
+/// Checks that the disk has room for what a start must write to a data directory: a short segment,
+/// unless spares or removable history yield their room, and `more_bytes`.
+///
+/// # Errors
+/// [`Error::Io`] of a full disk, which is [`Error::is_temporary`], or if the files cannot be read.
+pub fn probe_room(path: &Path, more_bytes: u64) -> Result<(), Error> {
+    let yielded = match path.is_dir() {
+        true => yielded(&Directory::read_only(path)?)?,
+        false => 0,
+    };
+    let bytes = (limits::SEGMENT_BYTES_FULL + more_bytes).saturating_sub(yielded);
+    let there = path.ancestors().find(|it| it.is_dir());
+    let there = there.unwrap_or(Path::new("."));
+    match allocate(there, bytes) {
+        Err(error) if is_full(&error) => Err(Error::io("create", files::SEGMENT_TEMPORARY)(error)),
+        // The file system has no unnamed files, or other rights are missing.
+        Err(_) => Ok(()),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Allocates space in a file without a name, which ends at once. Asks for the free space if the
+/// file system cannot do so.
+fn allocate(directory: &Path, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let owner = Mode::RUSR | Mode::WUSR;
+    let file = open(
+        directory,
+        OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
+        owner,
+    );
+    match file.and_then(|file| fallocate(&file, FallocateFlags::empty(), 0, bytes)) {
+        Ok(()) => Ok(()),
+        Err(error) if is_full(&error.into()) => Err(error.into()),
+        Err(_) => {
+            let stat = statvfs(directory)?;
+            match stat.f_bavail.saturating_mul(stat.f_frsize) < bytes {
+                true => Err(Errno::NOSPC.into()),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+/// The bytes of files that a start uses again or removes to make room: incomplete files, spares,
+/// damaged snapshots, and history before the newest snapshot.
+fn yielded(disk: &Directory) -> Result<u64, Error> {
+    let survey = Survey::of(disk)?;
+    let newest = survey.snapshots.last().copied();
+    let mut names = survey.temporaries.clone();
+    names.extend(survey.spares.iter().map(|it| files::spare(*it)));
+    if let Some(newest) = newest {
+        names.extend(survey.damaged.iter().map(|it| files::damaged_snapshot(*it)));
+        let older = survey.snapshots.iter().filter(|it| **it < newest);
+        names.extend(older.map(|it| files::snapshot(*it)));
+        names.extend(survey.segments_before(disk, newest)?.map(files::segment));
+    }
+    let mut bytes = 0_u64;
+    for name in names {
+        // A running store may remove files after they were listed.
+        if let Ok(file) = disk.open_read_only(&name) {
+            bytes = bytes.saturating_add(file.bytes().map_err(Error::io("read", &name))?);
+        }
+    }
+    Ok(bytes)
 }
 
 /// Whether this process may create a directory and its missing parents.
@@ -134,6 +207,23 @@ mod tests {
         assert_eq!(probe(&path).unwrap(), Probed::Present { locked: true });
         drop(directory);
         assert_eq!(probe(&path).unwrap(), Probed::Present { locked: false });
+    }
+
+    #[test]
+    fn room_is_found_without_a_change() {
+        let place = tempfile::tempdir().unwrap();
+        probe_room(&place.path().join("a/b"), 0).unwrap();
+        let error = probe_room(place.path(), 1 << 60).unwrap_err();
+        assert!(error.is_temporary(), "{error}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn spares_yield_their_room_to_a_start() {
+        let place = tempfile::tempdir().unwrap();
+        let spare = fs::File::create(place.path().join(files::spare(1))).unwrap();
+        spare.set_len(1 << 40).unwrap();
+        probe_room(place.path(), 1 << 39).unwrap();
     }
 
     #[test]

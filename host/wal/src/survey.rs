@@ -58,6 +58,22 @@ impl Survey {
             && self.newest.is_none()
     }
 
+    /// The numbers of the segments whose records are all in a snapshot that began at this position.
+    pub(crate) fn segments_before(
+        &self,
+        disk: &dyn Disk,
+        position: u64,
+    ) -> Result<impl Iterator<Item = u64>, Error> {
+        let mut before = Vec::new();
+        for (number, next) in self.segments.iter().zip(self.segments.iter().skip(1)) {
+            match read_link(disk, *next)? {
+                Ok(next) if next.header.position <= position + 1 => before.push(*number),
+                _ => break,
+            }
+        }
+        Ok(before.into_iter())
+    }
+
     /// The last position for which the names of snapshots or the markers are evidence.
     pub(crate) fn witness(&self) -> u64 {
         let snapshots = self

@@ -1,9 +1,14 @@
 //! Tests `serve --check`: it must find everything that a start refuses, in one run and with the
 //! same words, and change nothing.
 
-use std::{collections::BTreeMap, fs, net::TcpListener, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, io::Write, net::TcpListener, path::Path, process::Command};
 
-use statehouse_tests::{Ran, Server, WallClock, binary, client::PATIENCE, policies, run, run_in};
+use statehouse_tests::{
+    Ran, Server, WallClock, binary,
+    client::PATIENCE,
+    policies, run, run_in,
+    small::{FileSystem, Small},
+};
 
 /// The names and contents of all files below a directory.
 pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -173,6 +178,41 @@ fn check_beside_a_running_store_changes_nothing() {
     }
     run(&arguments, b"").code(2).says("was the active policy");
     run(&["ready", "--data", data.to_str().unwrap()], b"").code(3);
+}
+
+#[test]
+fn full_disk_is_found_without_a_change() {
+    let Some(small) = Small::mount(FileSystem::Tmpfs, 1) else {
+        return;
+    };
+    let mut filler = fs::File::create(small.path().join("filler")).unwrap();
+    filler.write_all(&vec![1; 1000 << 10]).unwrap();
+    let data = small.path().join("data");
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--data"];
+    let serve = [&serve[..], &[data.to_str().unwrap()]].concat();
+    let check = [&serve[..], &["--check"]].concat();
+    run(&check, b"").code(75).says("No space left on device");
+    assert!(!data.exists());
+    run(&serve, b"").code(75).says("No space left on device");
+
+    filler.set_len(0).unwrap();
+    fs::remove_dir_all(&data).unwrap();
+    run(&check, b"").code(0);
+}
+
+#[test]
+fn policies_that_cannot_be_saved_are_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("policies"), "a file").unwrap();
+    let before = files(&data);
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--data", "data"];
+    let check = [&serve[..], &["--check"]].concat();
+    let cannot = "cannot save the policy's module";
+    run_in(directory.path(), &check, b"").code(2).says(cannot);
+    assert_eq!(files(&data), before);
+    run_in(directory.path(), &serve, b"").code(2).says(cannot);
 }
 
 /// A gateway without a clock battery starts in the past, until it reaches a time server. The

@@ -65,13 +65,22 @@ impl Rig {
     }
 
     fn open(&self, image: &Image, choice: &PolicyChoice) -> anyhow::Result<Assignment> {
+        self.open_and(Keeps::Files, image, choice)
+    }
+
+    fn open_and(
+        &self,
+        keeps: Keeps,
+        image: &Image,
+        choice: &PolicyChoice,
+    ) -> anyhow::Result<Assignment> {
         let opening = Opening {
             standard_file: crate::STANDARD_POLICY,
             engine: &self.engine,
             standard: &self.standard,
             modules: &self.modules,
             trust: &Trust::default(),
-            keeps: true,
+            keeps,
         };
         let (registry, records) = opening.registry(choice, image)?;
         let assignment = registry.assignment().clone();
@@ -113,6 +122,22 @@ fn a_start_restores_the_recorded_assignment() {
     // A new store has the built-in policy.
     let found = rig.open(&image(None), &PolicyChoice::Last).unwrap();
     assert_eq!(found, Assignment::of(rig.built_in()));
+}
+
+#[test]
+fn a_check_finds_modules_that_cannot_be_saved() {
+    let rig = Rig::new();
+    let check = || rig.open_and(Keeps::Checks, &image(None), &PolicyChoice::Last);
+    check().unwrap();
+    // It saves nothing.
+    assert!(rig.modules.load(&rig.standard.digest).is_err());
+    let directory = rig.modules.directory();
+    fs::remove_dir_all(directory).unwrap();
+    check().unwrap();
+    assert!(!directory.exists());
+    fs::write(directory, "a file").unwrap();
+    let error = check().unwrap_err().to_string();
+    assert!(error.contains("cannot save the policy's module"), "{error}");
 }
 
 #[test]
