@@ -17,6 +17,7 @@ use super::known_logins::KnownLogins;
 use super::throttle::Throttle;
 use super::users::Users;
 use crate::limits;
+use statehouse_files::blocking::{self, BlockingError};
 use statehouse_files::watch::Watched;
 
 /// Why a client is refused, with the text for the client.
@@ -104,17 +105,26 @@ impl Logins {
         let is_right = if users.remembers(name, &password) {
             true
         } else {
-            let (users, name) = (users.clone(), name.to_owned());
-            let checked = tokio::task::spawn_blocking(move || {
-                let is_right = users.verify(&name, &password);
+            let (users, user) = (users.clone(), name.to_owned());
+            let checked = blocking::run("password", move || {
+                let is_right = users.verify(&user, &password);
                 // The permit is held until here even if the client has disconnected.
                 drop(permit);
                 is_right
             });
-            checked.await.unwrap_or_else(|error| {
-                tracing::error!(%error, "checking a password failed: this is a bug");
-                false
-            })
+            match checked.await {
+                Ok(is_right) => is_right,
+                Err(error @ BlockingError::Thread(_)) => {
+                    tracing::warn!(%error, "a password was not checked");
+                    self.by_address.refund(address);
+                    self.by_user.refund(name);
+                    return Err((ReasonCode::SERVER_BUSY, "no password can be checked now"));
+                }
+                Err(error @ BlockingError::Panicked) => {
+                    tracing::error!(%error, "a password was not checked");
+                    false
+                }
+            }
         };
         if !is_right {
             return Err(WRONG);

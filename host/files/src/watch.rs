@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::Signal;
 
+use crate::blocking::{self, BlockingError};
 use crate::limits;
 
 /// Why a file cannot be read. The text is a sentence for the operator.
@@ -253,6 +254,9 @@ impl Reloads {
 
     /// Polls every second and at each SIGHUP, until it is dropped.
     pub async fn run(self: Arc<Self>, mut hangup: Signal) {
+        // A SIGHUP whose reload could not begin.
+        let mut pending = false;
+        let mut is_starved = false;
         loop {
             let hung_up = tokio::select! {
                 signal = hangup.recv() => signal.is_some(),
@@ -261,12 +265,22 @@ impl Reloads {
             if hung_up {
                 tracing::info!("SIGHUP: reloading files");
             }
-            let all = self.clone();
+            pending |= hung_up;
+            let (all, forced) = (self.clone(), pending);
             // Reading blocks, and the callbacks may block too.
-            let looked = tokio::task::spawn_blocking(move || all.look(hung_up));
-            if let Err(error) = looked.await {
-                tracing::error!(%error, "reloading files failed: this is a bug");
+            let looked = blocking::run("reload", move || all.look(forced)).await;
+            match &looked {
+                Err(BlockingError::Thread(error)) if !is_starved => {
+                    tracing::error!(%error, "files are not reloaded until the system allows another thread");
+                }
+                Err(BlockingError::Panicked) => {
+                    tracing::error!("reloading files failed: this is a bug");
+                }
+                Ok(()) if is_starved => tracing::info!("files are reloaded again"),
+                _ => {}
             }
+            is_starved = matches!(looked, Err(BlockingError::Thread(_)));
+            pending &= is_starved;
         }
     }
 

@@ -60,7 +60,13 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     save_modules(file, &Modules::of(directory))?;
     let created = thread::scope(|scope| {
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
-        scope.spawn(move || copy(file, &blocks));
+        thread::Builder::new()
+            .spawn_scoped(scope, move || copy(file, &blocks))
+            .map_err(|source| Error::Io {
+                operation: "start",
+                file: "the thread that reads the backup".to_owned(),
+                source,
+            })?;
         let mut source = Blocks(source);
         create_from_snapshot(
             disk.clone(),

@@ -121,14 +121,24 @@ impl Compiler {
         let mut child = self.spawn(memory).map_err(machine)?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let (ended, output) = thread::scope(|scope| {
-            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(file)));
-            let output = scope.spawn(move || {
+            let write = move || stdin.map(|mut stdin| stdin.write_all(file));
+            let read = move || {
                 let mut bytes = Vec::new();
                 // Includes the first byte, and one more byte to detect excess.
                 let max = self.bounds.code_bytes_max + 2;
                 let read = stdout.map(|stdout| stdout.take(max).read_to_end(&mut bytes));
                 read.transpose().map(|_| bytes)
-            });
+            };
+            let started = (thread::Builder::new().spawn_scoped(scope, write))
+                .and_then(|_| thread::Builder::new().spawn_scoped(scope, read));
+            let output = match started {
+                Ok(output) => output,
+                Err(error) => {
+                    // Ends the first thread. Report the first error.
+                    let _ = child.kill().and_then(|()| child.wait());
+                    return (Err(error), Ok(Vec::new()));
+                }
+            };
             let ended = wait(&mut child, self.bounds.wall);
             let output = output.join().unwrap_or_else(|_| Ok(Vec::new()));
             (ended, output)

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::stream::Content;
 use crate::policies::delivery::ShipError;
 use crate::policies::manager::{ControlError, ControlErrorKind};
+use statehouse_files::blocking::BlockingError;
 
 pub(super) type Answer = Response<Content>;
 
@@ -47,6 +48,20 @@ impl Refusal {
             answer.headers_mut().insert(ALLOW, allowed);
         }
         answer
+    }
+}
+
+impl From<BlockingError> for Refusal {
+    fn from(error: BlockingError) -> Self {
+        match error {
+            BlockingError::Thread(_) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+            BlockingError::Panicked => {
+                let error = "the request failed because of a bug in the admin API: see the log";
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, error)
+            }
+        }
     }
 }
 

@@ -81,6 +81,7 @@ use crate::policies::manager::{Control, Listing};
 use statehouse_access::explain;
 use statehouse_config::{limits, percent, policy_file_bytes_max};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
+use statehouse_files::blocking;
 
 /// The endpoints of one store.
 pub struct Api {
@@ -435,11 +436,7 @@ impl Api {
         F: FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
     {
         let api = self.clone();
-        let done = tokio::task::spawn_blocking(move || f(&api)).await;
-        done.map_err(|_| {
-            let error = "the request failed because of a bug in the admin API: see the log";
-            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-        })?
+        blocking::run("admin", move || f(&api)).await?
     }
 
     /// Like [`blocking`](Self::blocking), and answers with an empty object.

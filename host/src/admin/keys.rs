@@ -12,6 +12,7 @@ use super::query::{bad, bytes, key, number, value};
 use crate::past::{fence_json, json_bytes};
 use statehouse_config::limits;
 use statehouse_core::store::{self, Listed};
+use statehouse_files::blocking;
 use statehouse_server::{KeyView, Read, Server};
 
 /// A list of keys. The delimiter is optional.
@@ -164,10 +165,7 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    tokio::task::spawn_blocking(look).await.map_err(|_| {
-        let error = "the request failed because of a bug in the admin API: see the log";
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-    })
+    blocking::run("admin", look).await.map_err(Refusal::from)
 }
 
 #[cfg(test)]

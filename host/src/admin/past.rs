@@ -21,6 +21,7 @@ use super::query::{bad, key, number, text};
 use crate::past;
 use statehouse_config::{Fuel, limits, part_of_memory};
 use statehouse_core::clock::wall_ms;
+use statehouse_files::blocking;
 use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
 
 /// The data directory of a store.
@@ -257,7 +258,7 @@ async fn blocking<F>(turn: Turn, work: F) -> Result<Answer, Refusal>
 where
     F: FnOnce() -> Result<Json, Refusal> + Send + 'static,
 {
-    let done = tokio::task::spawn_blocking(move || {
+    let done = blocking::run("past", move || {
         let done = work();
         drop(turn.work);
         done.map(|document| Sent {
@@ -265,10 +266,7 @@ where
             _answer: turn.answer,
         })
     });
-    let sent = done.await.map_err(|_| {
-        let error = "reading the data directory failed because of a bug: see the log";
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-    })??;
+    let sent = done.await??;
     if sent.bytes.len() > limits::ADMIN_ANSWER_BYTES_MAX {
         let error = format!(
             "the answer has {} bytes, more than the limit of {}: read the data directory on the store's machine",

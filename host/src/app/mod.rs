@@ -11,7 +11,10 @@
 //! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
 
 use std::io::{self, IsTerminal};
+use std::panic;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 
 use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -49,13 +52,17 @@ pub use check::{Findings, check};
 #[cfg(feature = "cluster")]
 pub(crate) use join::connect;
 
+/// Exit code of a store that may start later (EX_TEMPFAIL of sysexits.h). A service manager must
+/// start it again, because a time server sets most clocks soon, and disk space may come back.
+pub const EXIT_TEMPORARY: u8 = 75;
+
 /// Why a store did not start, or stopped.
 #[derive(Debug)]
 pub enum Failure {
     /// The settings or the data directory cannot be used.
     Usage(String),
-    /// The start may succeed later: the system clock is behind the data directory, or the disk has
-    /// no room for the log.
+    /// The start may succeed later: the system clock is behind the data directory, the disk has no
+    /// room for the log, or the system starts no more threads.
     Temporary(String),
     /// The store cannot listen, lost its broker, or failed while it served.
     Transport(String),
@@ -83,19 +90,29 @@ impl Failure {
     }
 
     fn transport(error: impl Into<anyhow::Error>) -> Self {
-        Self::Transport(with_causes(&error.into()))
+        let error = error.into();
+        let text = with_causes(&error);
+        match error.chain().any(is_temporary) {
+            true => Self::Temporary(text),
+            false => Self::Transport(text),
+        }
     }
 }
 
-/// Whether one of the causes is a full disk, or a lack of files.
+/// Whether one of the causes is a full disk, or a lack of files or threads.
 fn is_temporary(error: &(dyn std::error::Error + 'static)) -> bool {
-    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+    let temporary = [
+        io::ErrorKind::StorageFull,
+        io::ErrorKind::QuotaExceeded,
+        // EAGAIN of clone(2).
+        io::ErrorKind::WouldBlock,
+    ];
     let of_log = match error.downcast_ref() {
         Some(StorageError::Log(_, error)) => Some(error),
         _ => error.downcast_ref::<statehouse_wal::Error>(),
     };
     of_log.is_some_and(statehouse_wal::Error::is_temporary)
-        || (error.downcast_ref::<io::Error>()).is_some_and(|it| full.contains(&it.kind()))
+        || (error.downcast_ref::<io::Error>()).is_some_and(|it| temporary.contains(&it.kind()))
 }
 
 /// The text of an error and of its causes. Many errors end with the text of their cause themselves.
@@ -131,7 +148,7 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     // Binds the listeners before recovery, so that a store that cannot listen touches no data.
     let mut transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
     let runtime = runtime(config.threads)
-        .context("cannot start the threads that serve connections")
+        .context(THREADS)
         .map_err(Failure::transport)?;
     #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
@@ -160,14 +177,41 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     served
 }
 
+/// What fails if [`runtime`] does.
+const THREADS: &str = "cannot start the threads that serve connections";
+
 /// The runtime that serves clients. With one thread it is single-threaded, which saves the wake-up
 /// of another thread.
 fn runtime(threads: usize) -> io::Result<Runtime> {
-    let mut builder = match threads {
-        1 => runtime::Builder::new_current_thread(),
-        _ => runtime::Builder::new_multi_thread(),
-    };
-    builder.worker_threads(threads).enable_all().build()
+    match threads {
+        1 => runtime::Builder::new_current_thread().enable_all().build(),
+        _ => multi_threaded(threads),
+    }
+}
+
+/// A runtime with several threads. If the system refuses one of them, the process ends.
+fn multi_threaded(threads: usize) -> io::Result<Runtime> {
+    let starting = thread::current().id();
+    let before = Arc::new(panic::take_hook());
+    // Without a thread, tokio panics, and the unwinding then waits for the threads before it, which
+    // never end. So the process must end before the unwinding.
+    panic::set_hook({
+        let before = before.clone();
+        Box::new(move |panicked| {
+            if thread::current().id() != starting {
+                return before(panicked);
+            }
+            let why = panicked.payload_as_str().unwrap_or_default();
+            logging::last_words(&format!("statehouse: {THREADS}: {why}.\n"));
+            logging::exit(EXIT_TEMPORARY.into())
+        })
+    });
+    let built = runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build();
+    panic::set_hook(Box::new(move |panicked| before(panicked)));
+    built
 }
 
 /// Parses a level, or a list of `target=level` with spaces and a trailing comma where users write
@@ -261,6 +305,13 @@ mod tests {
             with_causes(&error),
             "cannot open the log: the disk is broken"
         );
+    }
+
+    #[test]
+    fn refused_thread_is_temporary() {
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::WouldBlock));
+        let failure = Failure::usage(error.context("cannot start the thread"));
+        assert!(matches!(failure, Failure::Temporary(_)), "{failure:?}");
     }
 
     #[test]

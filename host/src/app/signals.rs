@@ -1,9 +1,11 @@
 //! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at
 //! it.
 
+use std::sync::mpsc;
 use std::thread;
 
 use anyhow::Context;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -30,7 +32,9 @@ impl Signals {
             )
         };
         let (send, received) = watch::channel(None);
+        let (begin, begun) = mpsc::channel::<Runtime>();
         let wait = move || {
+            let Ok(runtime) = begun.recv() else { return };
             let signal = runtime.block_on(async {
                 tokio::select! {
                     _ = terminate.recv() => "SIGTERM",
@@ -40,11 +44,21 @@ impl Signals {
             // The receiver is dropped if the start has failed.
             _ = send.send(Some(signal));
         };
-        thread::Builder::new()
+        let started = thread::Builder::new()
             .name("signals".to_owned())
-            .spawn(wait)
-            .context("cannot start the thread that waits for signals")?;
-        Ok(Self { received })
+            .spawn(wait);
+        match started {
+            Ok(_) => {
+                // The thread waits for it.
+                _ = begin.send(runtime);
+                Ok(Self { received })
+            }
+            Err(error) => {
+                // The caller may be a task, in which dropping a runtime panics.
+                runtime.shutdown_background();
+                Err(error).context("cannot start the thread that waits for signals")
+            }
+        }
     }
 
     /// Whether a signal has arrived.

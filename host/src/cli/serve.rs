@@ -7,10 +7,6 @@ use crate::app;
 use statehouse_config::Flags;
 use statehouse_server::logging;
 
-/// Exit code of a store that may start later (EX_TEMPFAIL of sysexits.h). A service manager must
-/// start it again, because a time server sets most clocks soon, and disk space may come back.
-const EXIT_TEMPORARY: u8 = 75;
-
 /// Exit code of a store whose MQTT session was taken over (EX_PROTOCOL of sysexits.h). A service
 /// manager should not restart it.
 const EXIT_TAKEN_OVER: u8 = 76;
@@ -34,7 +30,7 @@ impl From<app::Failure> for Failure {
     fn from(failure: app::Failure) -> Self {
         match failure {
             app::Failure::Usage(message) => Self::usage(message),
-            app::Failure::Temporary(message) => Self::new(EXIT_TEMPORARY, message),
+            app::Failure::Temporary(message) => Self::new(app::EXIT_TEMPORARY, message),
             app::Failure::Transport(message) => Self::transport(message),
             app::Failure::TakenOver(message) => Self::new(EXIT_TAKEN_OVER, message),
             app::Failure::Cluster { code, message } => Self::new(code, message),

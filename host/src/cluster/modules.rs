@@ -15,6 +15,7 @@ use statehouse_config::limits;
 use statehouse_core::log::Image;
 use statehouse_core::policy::{Assignment, Engine};
 use statehouse_core::store::Transaction;
+use statehouse_files::blocking;
 
 /// The policies that the log names, and whether each has a role.
 type Named = BTreeMap<[u8; 32], bool>;
@@ -188,7 +189,7 @@ async fn fetch_one(
         engine.load(&file)?;
         anyhow::Ok(true)
     };
-    tokio::task::spawn_blocking(prepare).await?
+    blocking::run("module", prepare).await?
 }
 
 #[cfg(test)]

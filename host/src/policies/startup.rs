@@ -77,6 +77,7 @@ impl LoadFailure {
             Self::Module(error) => matches!(
                 error,
                 LoadError::Engine(_)
+                    | LoadError::Thread(_)
                     | LoadError::Costly(_)
                     | LoadError::Compiler(_)
                     | LoadError::Trial(_, Failure::Watchdog)

@@ -22,6 +22,7 @@ mod retained;
 mod serve;
 mod service_manager;
 mod settings;
+mod threads;
 mod watch;
 
 use statehouse_tests::{Ran, Server, run};

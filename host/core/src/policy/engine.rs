@@ -1,5 +1,6 @@
 //! Compiles untrusted files to policies that can be instantiated in microseconds.
 
+use std::io;
 use std::sync::Arc;
 
 use statehouse_precompiled::{CompileError, Directory, Precompiled};
@@ -57,6 +58,9 @@ pub enum LoadError {
     /// WebAssembly does not run on this machine.
     #[error("the WebAssembly engine cannot be started: {0}")]
     Engine(String),
+    /// The system starts no thread for the watchdog.
+    #[error("the watchdog thread of the WebAssembly engine cannot be started: {0}")]
+    Thread(#[source] io::Error),
     /// The file is too large.
     #[error("the file has {0} bytes, and a policy at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
     Size(u64),
@@ -159,9 +163,7 @@ impl<H: Host> Engine<H> {
                     std::thread::sleep(limits::EPOCH_TICK);
                 }
             })
-            .map_err(|e| {
-                LoadError::Engine(format!("its watchdog thread cannot be started: {e}"))
-            })?;
+            .map_err(LoadError::Thread)?;
         Ok(made)
     }
 

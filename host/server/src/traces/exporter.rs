@@ -3,8 +3,8 @@
 //! It serves no client, so it may wait for the collector and encode spans.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -58,10 +58,19 @@ pub(super) fn start(
         url: config.url.to_string(),
         failing: None,
     };
-    std::thread::Builder::new()
+    let (begin, begun) = mpsc::channel::<Sender>();
+    let started = std::thread::Builder::new()
         .name("traces".into())
-        .spawn(move || sender.run())
-        .context("the thread that sends traces cannot be started")?;
+        .spawn(move || begun.recv().map(Sender::run));
+    match started {
+        // The thread waits for it.
+        Ok(_) => _ = begin.send(sender),
+        Err(error) => {
+            // The caller may be a task, in which dropping a runtime panics.
+            sender.runtime.shutdown_background();
+            return Err(error).context("the thread that sends traces cannot be started");
+        }
+    }
     tracing::info!(
         "traces go to {}: {} % of the requests without a trace context",
         config.url,

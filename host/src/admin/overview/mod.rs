@@ -22,6 +22,7 @@ use super::answer::{Answer, Refusal, with};
 use super::requests::Subject;
 use super::stream::{event, event_stream};
 use statehouse_config::limits;
+use statehouse_files::blocking::{self, BlockingError};
 
 /// The overviews of a host.
 pub(crate) struct Overviews {
@@ -111,24 +112,28 @@ impl Overviews {
 
     /// Computes documents while there are readers.
     async fn run(self: Arc<Self>) {
-        let mut sampler = Sampler::default();
+        let sampler = Arc::new(Mutex::new(Sampler::default()));
         // The first document is of a short time, so that its reader need not wait.
         let mut due = Instant::now() + limits::OVERVIEW_FIRST;
         loop {
-            let this = self.clone();
-            let looked = tokio::task::spawn_blocking(move || {
+            let (this, sampling) = (self.clone(), sampler.clone());
+            let looked = blocking::run("overview", move || {
                 let subject = this.subject.borrow().clone();
-                let overview = sampler.look(&subject, &this.unchanging);
-                (sampler, overview)
+                locked(&sampling).look(&subject, &this.unchanging)
             });
-            let Ok((returned, overview)) = looked.await else {
-                tracing::error!("an overview was not computed because of a bug");
-                self.stop(&mut self.asked());
-                return;
-            };
-            sampler = returned;
-            if let Some(overview) = overview {
-                self.latest.send_replace(Some(Latest::of(&overview)));
+            match looked.await {
+                Ok(Some(overview)) => {
+                    self.latest.send_replace(Some(Latest::of(&overview)));
+                }
+                Ok(None) => {}
+                Err(error @ BlockingError::Thread(_)) => {
+                    tracing::warn!(%error, "an overview was not computed");
+                }
+                Err(BlockingError::Panicked) => {
+                    tracing::error!("an overview was not computed because of a bug");
+                    self.stop(&mut self.asked());
+                    return;
+                }
             }
             sleep_until(due).await;
             due = Instant::now() + limits::OVERVIEW_INTERVAL;
@@ -136,7 +141,7 @@ impl Overviews {
             if Instant::now() >= asked.until && self.latest.receiver_count() == 0 {
                 self.stop(&mut asked);
                 drop(asked);
-                return sampler.end();
+                return locked(&sampler).end();
             }
         }
     }
@@ -160,6 +165,11 @@ impl Latest {
             event: event("overview", overview),
         }
     }
+}
+
+/// After a panic, `Overviews::run` uses the sampler no more.
+fn locked(sampler: &Mutex<Sampler>) -> MutexGuard<'_, Sampler> {
+    sampler.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use statehouse_wal::Durability;
 use tokio::sync::watch;
 
 use statehouse_config::{Storage, limits};
+use statehouse_files::blocking;
 use store::CopyDirectory;
 pub use store::{copied, write_mark};
 
@@ -110,7 +111,7 @@ impl History {
             let resumed = store.resume()?;
             Ok(Some((store, resumed)))
         };
-        let opened = tokio::task::spawn_blocking(open).await;
+        let opened = blocking::run("history", open).await;
         let failed = |error| CopyError::Store(format!("it could not be opened: {error}"));
         let Some((store, resumed)) = opened.map_err(failed)?? else {
             return Ok(());

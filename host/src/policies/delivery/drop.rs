@@ -14,7 +14,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::gate::{Gate, ShipError};
 use crate::policies::manager::PolicyView;
@@ -22,6 +22,7 @@ use statehouse_access::audit;
 use statehouse_config::{DropAction, limits, policy_file_bytes_max};
 use statehouse_core::policy::{Actor, Delivered, Digest, Selector};
 use statehouse_files::atomic::replace;
+use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
 
 /// The extension of policy files.
@@ -78,17 +79,27 @@ impl DropDirectory {
     }
 
     /// Polls until the future is dropped.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
+        let this = Arc::new(Mutex::new(self));
+        let mut is_starved = false;
         loop {
+            let polling = this.clone();
             // Reading and compiling block.
-            let polled = tokio::task::spawn_blocking(move || {
-                self.poll();
-                self
+            let polled = blocking::run("drop", move || {
+                // A panic ends the polls, so no later one takes the lock.
+                let mut polling = polling.lock().unwrap_or_else(PoisonError::into_inner);
+                polling.poll();
             });
             match polled.await {
-                Ok(it) => self = it,
-                Err(error) => {
-                    tracing::error!(%error, "the drop directory is no longer watched: this is a bug");
+                Ok(()) => is_starved = false,
+                Err(BlockingError::Thread(error)) => {
+                    if !is_starved {
+                        tracing::error!(%error, "the drop directory is not watched until the system allows another thread");
+                    }
+                    is_starved = true;
+                }
+                Err(BlockingError::Panicked) => {
+                    tracing::error!("the drop directory is no longer watched: this is a bug");
                     return;
                 }
             }
