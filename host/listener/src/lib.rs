@@ -12,6 +12,7 @@ mod frames;
 pub mod front;
 pub mod handshakes;
 pub mod headers;
+mod revocation;
 mod tls;
 mod websocket;
 

@@ -1,8 +1,8 @@
 //! The certificates of the listeners.
 //!
 //! Reads the files and builds the configuration of handshakes, or an error that names the wrong
-//! file. This is the only module that verifies certificates of clients: their chain, their validity
-//! period, and whether they were revoked.
+//! file. Together with [`revocation`](super::revocation), this is the only module that verifies
+//! certificates of clients: their chain, their validity period, and whether they were revoked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use statehouse_mqtt::Proof;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
+use super::revocation::{RevocationList, Verifier};
 use statehouse_config::{TlsFiles, limits};
 use statehouse_files::watch::{FileError, Watched, read_file};
 
@@ -33,10 +34,11 @@ pub enum TlsError {
     /// A file contains no list of revoked certificates.
     #[error("{0} holds no list of revoked certificates (CRL) in PEM form")]
     NoList(PathBuf),
-    /// The authorities and the lists of revoked certificates do not fit together.
-    #[error(
-        "the certificates of clients cannot be checked against {0} and the lists of revoked ones: {1}"
-    )]
+    /// A list of revoked certificates is invalid.
+    #[error("{0} holds a list of revoked certificates (CRL) that cannot be used: {1}")]
+    List(PathBuf, webpki::Error),
+    /// The authorities cannot be used.
+    #[error("the certificates of clients cannot be checked against {0}: {1}")]
     Clients(PathBuf, VerifierBuilderError),
     /// A certificate and a key do not belong together, or are of an unknown kind.
     #[error("the certificate {0} cannot be used with the key {1}: {why}", why = pair_reason(.2))]
@@ -98,8 +100,8 @@ impl Proof for ClientChain {
 }
 
 /// Decides which client certificates are accepted.
-struct Clients {
-    verifier: Arc<dyn ClientCertVerifier>,
+pub(super) struct Clients {
+    pub(super) verifier: Arc<dyn ClientCertVerifier>,
     roots: Vec<CertificateDer<'static>>,
 }
 
@@ -192,7 +194,7 @@ pub(super) fn is_issued_by(certificate: &CertificateDer<'_>, issuer: &Certificat
 }
 
 impl Clients {
-    fn load(ca: &Path, files: &TlsFiles) -> Result<Self, TlsError> {
+    pub(super) fn load(ca: &Path, files: &TlsFiles) -> Result<Self, TlsError> {
         let roots = tls::certificates(ca)?;
         let mut trusted = RootCertStore::empty();
         for root in &roots {
@@ -200,13 +202,17 @@ impl Clients {
                 .add(root.clone())
                 .map_err(|error| tls::TlsError::Certificate(ca.to_owned(), error))?;
         }
+        let trusted = Arc::new(trusted);
         let mut revoked = Vec::new();
         for path in &files.client_crls {
-            revoked.extend(lists(path)?);
+            for list in lists(path)? {
+                let list = RevocationList::read(&list, &trusted);
+                let list = list.map_err(|error| TlsError::List(path.clone(), error))?;
+                revoked.push(list);
+            }
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(trusted.into(), provider)
-            .with_crls(revoked);
+        let verifier = WebPkiClientVerifier::builder_with_provider(trusted.clone(), provider);
         let verifier = match files.client_required {
             true => verifier,
             false => verifier.allow_unauthenticated(),
@@ -214,7 +220,10 @@ impl Clients {
         let verifier = verifier
             .build()
             .map_err(|error| TlsError::Clients(ca.to_owned(), error))?;
-        Ok(Self { verifier, roots })
+        Ok(Self {
+            verifier: Arc::new(Verifier::new(verifier, trusted, revoked)),
+            roots,
+        })
     }
 
     /// Whether a chain from [`chain`](Self::chain) would have been accepted at that time.

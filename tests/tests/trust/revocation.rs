@@ -112,19 +112,22 @@ impl Site {
     }
 }
 
+/// Writes a list of each authority, and returns the arguments that name them.
+fn lists(plant: &Authority, office: &Authority) -> Vec<String> {
+    let lists = [(plant, "plant.crl"), (office, "office.crl")].map(|(by, name)| {
+        let path = by.certificate.with_file_name(name);
+        by.revoke(&path, &[66]);
+        path
+    });
+    let arguments = lists
+        .iter()
+        .flat_map(|it| ["--tls-client-crl".to_owned(), text(it)]);
+    arguments.collect()
+}
+
 #[test]
 fn newly_revoked_certificate_ends_its_connection() {
-    let site = Site::start(|plant, office| {
-        let lists = [(plant, "plant.crl"), (office, "office.crl")].map(|(by, name)| {
-            let path = by.certificate.with_file_name(name);
-            by.revoke(&path, &[66]);
-            path
-        });
-        let arguments = lists
-            .iter()
-            .flat_map(|it| ["--tls-client-crl".to_owned(), text(it)]);
-        arguments.collect()
-    });
+    let site = Site::start(lists);
     let press = subscriber(&site.store, "press");
     let lathe = subscriber(&site.store, "lathe");
     // A certificate of another authority with the same serial number.
@@ -138,6 +141,21 @@ fn newly_revoked_certificate_ends_its_connection() {
     // From now on, the TLS handshake with this certificate fails.
     site.store.get("nothing", Some("press")).code(3);
     site.store.server.wait_for_log("Revoked");
+}
+
+/// Regression: of several lists of one authority, only the first counted.
+#[test]
+fn list_that_is_appended_counts() {
+    let site = Site::start(lists);
+    let press = subscriber(&site.store, "press");
+    let lathe = subscriber(&site.store, "lathe");
+    let (path, newer) = (site.list("plant.crl"), site.list("newer.crl"));
+    site.plant.revoke(&newer, &[7]);
+    let both = [&path, &newer].map(|it| fs::read_to_string(it).unwrap());
+    let since = Instant::now();
+    site.store.server.change_file(&path, &both.concat());
+    site.expect_ended(&press, since, &[&lathe]);
+    site.store.get("nothing", Some("press")).code(3);
 }
 
 #[test]
