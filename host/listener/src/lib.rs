@@ -23,7 +23,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use socket2::{SockRef, TcpKeepalive};
-use statehouse_mqtt::{Broker, Door};
+use statehouse_mqtt::{Broker, Door, Proof};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -195,8 +195,6 @@ impl Socket for TcpStream {
 enum HandshakeError {
     #[error("{0}")]
     Tls(io::Error),
-    #[error("the client sent more than {max} certificates", max = limits::CLIENT_CERTIFICATES_MAX)]
-    Certificates,
     #[error(transparent)]
     Upgrade(UpgradeError),
     #[error("the handshake took longer than {} s", limits::HANDSHAKE_TIMEOUT.as_secs())]
@@ -247,19 +245,45 @@ async fn drain(mut socket: impl AsyncRead + AsyncWrite + Unpin) {
     while matches!(socket.read(&mut discarded).await, Ok(1..)) {}
 }
 
-/// Does the handshake of TLS. A peer that fails it gets an alert, if it waits for one.
+/// A stream of TLS after its handshake.
+pub struct Encrypted<S> {
+    /// The stream.
+    pub stream: TlsStream<S>,
+    /// The certificates of the client, as in [`Door::certificates`].
+    pub certificates: Arc<[Vec<u8>]>,
+    /// Whether the store would still accept these certificates. None if there are none.
+    pub proof: Option<Arc<dyn Proof>>,
+}
+
+/// Does the handshake of TLS with the certificates that are in force. A peer that fails it gets an
+/// alert, if it waits for one.
 pub async fn accept_tls<S: AsyncRead + AsyncWrite + Unpin>(
-    certificates: &Certificates,
+    watched: &Arc<Watched<Certificates>>,
     socket: S,
-) -> io::Result<TlsStream<S>> {
-    let acceptor = TlsAcceptor::from(certificates.config.clone());
-    match acceptor.accept(socket).into_fallible().await {
-        Ok(stream) => Ok(stream),
+) -> io::Result<Encrypted<S>> {
+    let current = watched.current();
+    let acceptor = TlsAcceptor::from(current.config.clone());
+    let stream = match acceptor.accept(socket).into_fallible().await {
+        Ok(stream) => stream,
         Err((error, socket)) => {
             _ = timeout(limits::HANDSHAKE_LINGER, drain(socket)).await;
-            Err(error)
+            return Err(error);
         }
-    }
+    };
+    let sent = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let certificates = current.chain(sent).ok_or_else(|| {
+        let max = limits::CLIENT_CERTIFICATES_MAX;
+        io::Error::other(format!("the client sent more than {max} certificates"))
+    })?;
+    let proof = (!certificates.is_empty()).then(|| -> Arc<dyn Proof> {
+        let chain = certificates.clone();
+        Arc::new(ClientChain::new(watched.clone(), &current, chain))
+    });
+    Ok(Encrypted {
+        stream,
+        certificates,
+        proof,
+    })
 }
 
 impl Acceptor {
@@ -303,17 +327,13 @@ impl Acceptor {
         let mut stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
             Some(watched) => {
-                let certificates = watched.current();
-                let accepted = accept_tls(&certificates, socket).await;
-                let stream = accepted.map_err(HandshakeError::Tls)?;
-                let sent = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                let chain = certificates.chain(sent);
-                door.certificates = chain.ok_or(HandshakeError::Certificates)?;
-                if !door.certificates.is_empty() {
-                    let chain = door.certificates.clone();
-                    let proof = ClientChain::new(watched.clone(), &certificates, chain);
-                    door.proof = Some(Arc::new(proof));
-                }
+                let accepted = accept_tls(watched, socket).await;
+                let Encrypted {
+                    stream,
+                    certificates,
+                    proof,
+                } = accepted.map_err(HandshakeError::Tls)?;
+                (door.certificates, door.proof) = (certificates, proof);
                 Box::new(stream)
             }
         };
@@ -326,7 +346,7 @@ impl Acceptor {
 
     fn report_refusal(&self, peer: SocketAddr, error: &HandshakeError) {
         let what = match error {
-            HandshakeError::Tls(_) | HandshakeError::Certificates => "tls",
+            HandshakeError::Tls(_) => "tls",
             HandshakeError::Upgrade(_) => "websocket",
             HandshakeError::Timeout | HandshakeError::Evicted => "handshake",
         };

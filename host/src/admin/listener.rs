@@ -19,6 +19,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket};
 use statehouse_config::{AdminPlace, limits};
 use statehouse_files::watch::Watched;
 use statehouse_listener::{Certificates, accept_tls};
+use statehouse_mqtt::Proof;
 
 /// A connection of either kind.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -123,13 +124,14 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// The stream of requests.
-    pub(super) async fn open(self) -> io::Result<Box<dyn Stream>> {
+    /// The stream of requests, and whether the certificate of its client is still accepted; none
+    /// if the client has no certificate.
+    pub(super) async fn open(self) -> io::Result<(Box<dyn Stream>, Option<Arc<dyn Proof>>)> {
         match self {
-            Self::Open(stream) => Ok(stream),
+            Self::Open(stream) => Ok((stream, None)),
             Self::Tls(socket, certificates) => {
-                let stream = accept_tls(&certificates.current(), socket).await?;
-                Ok(Box::new(stream))
+                let accepted = accept_tls(&certificates, socket).await?;
+                Ok((Box::new(accepted.stream), accepted.proof))
             }
         }
     }

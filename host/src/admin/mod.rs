@@ -38,7 +38,7 @@ use hyper::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use statehouse_mqtt::Broker;
+use statehouse_mqtt::{Broker, Proof};
 use tokio::sync::watch;
 
 pub use access::{Endpoint, new_token};
@@ -231,8 +231,8 @@ async fn connection(
     seat: &Arc<Seat>,
 ) {
     let opened = tokio::time::timeout(limits::ADMIN_HEADER_TIMEOUT, socket.open()).await;
-    let stream = match opened {
-        Ok(Ok(stream)) => stream,
+    let (stream, proof) = match opened {
+        Ok(Ok(opened)) => opened,
         Ok(Err(error)) => {
             return audit.refused(&Refused::of_peer("tls", peer, &error));
         }
@@ -256,5 +256,19 @@ async fn connection(
             }
         }
         () = seat.expired() => tracing::debug!("a connection to the admin API lasted too long"),
+        () = refuted(proof.as_deref()) => {
+            let why = "the certificate of this client is no longer valid";
+            audit.refused(&Refused::of_peer("administer", peer, &why));
+        }
+    }
+}
+
+/// Waits until a certificate is not accepted any more.
+async fn refuted(certificate: Option<&dyn Proof>) {
+    let Some(certificate) = certificate else {
+        return std::future::pending().await;
+    };
+    while certificate.is_good() {
+        tokio::time::sleep(limits::ADMIN_CHECK_INTERVAL).await;
     }
 }

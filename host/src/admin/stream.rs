@@ -189,7 +189,7 @@ impl OpenStream {
     pub(super) async fn lost(&self) {
         let until = Instant::now() + limits::ADMIN_STREAM_LIFE + 2 * limits::ADMIN_STREAM_STALL;
         while Instant::now() < until && (self.is_allowed)() {
-            let next_check = timeout(limits::ADMIN_STREAM_CHECK, self.cut.notified());
+            let next_check = timeout(limits::ADMIN_CHECK_INTERVAL, self.cut.notified());
             if next_check.await.is_ok() {
                 return;
             }

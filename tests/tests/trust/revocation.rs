@@ -3,16 +3,19 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Background, Publish};
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use statehouse_tests::{Background, Publish, admin::Admin, client::PATIENCE, run, tls::presenting};
 
 use crate::{
     authority::{Authority, ClientCertificate},
-    tls::{Encrypted, text},
+    tls::{Encrypted, admin_address, text},
 };
 
 /// The server checks its files every second, and both cores may be busy.
@@ -141,6 +144,55 @@ fn newly_revoked_certificate_ends_its_connection() {
     // From now on, the TLS handshake with this certificate fails.
     site.store.get("nothing", Some("press")).code(3);
     site.store.server.wait_for_log("Revoked");
+}
+
+/// A connection to the admin API with a certificate. Its first request is answered.
+fn operator(site: &Site, name: &str) -> StreamOwned<ClientConnection, TcpStream> {
+    let file = |end: &str| site.list(&format!("{name}{end}"));
+    let trusted = &site.store.authority.certificate;
+    let config = presenting(&file(".crt"), &file(".key"), trusted);
+    let host = ServerName::try_from("localhost").unwrap();
+    let connection = ClientConnection::new(config, host).unwrap();
+    let socket = TcpStream::connect(admin_address(&site.store.server)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = StreamOwned::new(connection, socket);
+    assert!(is_answered(site, &mut stream));
+    stream
+}
+
+/// Sends a request with the token of the store over a connection that stays open.
+fn is_answered(site: &Site, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> bool {
+    let token = Admin::of(&site.store.server).token().to_owned();
+    let request = format!(
+        "HEAD /v1/session HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    );
+    let mut answer = [0; 4096];
+    stream.write_all(request.as_bytes()).unwrap();
+    let length = stream.read(&mut answer).unwrap();
+    answer[..length].starts_with(b"HTTP/1.1 200")
+}
+
+/// Regression: the admin API served an open connection with any revoked certificate.
+#[test]
+fn newly_revoked_certificate_ends_its_admin_connection() {
+    let site = Site::start(|plant, office| {
+        let users = text(&plant.certificate.with_file_name("users"));
+        let add = ["user", "add", "anna", "--password-stdin", "--users", &users];
+        run(&add, b"right horse").code(0);
+        let mut arguments = lists(plant, office);
+        arguments.extend(["--users".to_owned(), users]);
+        arguments.extend(["--admin", "https://127.0.0.1:0"].map(str::to_owned));
+        arguments
+    });
+    let (mut press, mut lathe) = (operator(&site, "press"), operator(&site, "lathe"));
+    let since = Instant::now();
+    site.plant.revoke(&site.list("plant.crl"), &[66, 7]);
+    let rest = press.read(&mut [0; 4096]);
+    assert!(!matches!(rest, Ok(1..)), "the connection ends: {rest:?}");
+    assert!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
+    let line = site.store.server.wait_for_log("what=\"administer\"");
+    assert!(line.contains("no longer valid"), "{line}");
+    assert!(is_answered(&site, &mut lathe));
 }
 
 /// Regression: of several lists of one authority, only the first counted.

@@ -116,6 +116,14 @@ impl Encrypted {
     }
 }
 
+/// Where the admin API listens with TLS.
+pub(crate) fn admin_address(server: &Server) -> SocketAddr {
+    let line = server.wait_for_log("the admin API listens on https://");
+    let address = line.rsplit_once("https://").unwrap().1;
+    let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
+    address.split(end).next().unwrap().parse().unwrap()
+}
+
 pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }

@@ -32,8 +32,9 @@ pub const ADMIN_STREAM_LIFE: Duration = Duration::from_secs(300);
 /// minute.
 pub const ADMIN_STREAM_KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How often a stream checks that its operator still has the role that it needs.
-pub const ADMIN_STREAM_CHECK: Duration = Duration::from_secs(1);
+/// How often a stream checks that its operator still has the role that it needs, and a connection
+/// that the certificate of its client is still valid.
+pub const ADMIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Connections of a listener whose first request is incomplete, or whose password is not checked
 /// yet. Beyond this limit the address with most of them loses its oldest. A probe that is sent in

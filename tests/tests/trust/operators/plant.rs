@@ -15,7 +15,10 @@ use statehouse_tests::{
 };
 use tempfile::TempDir;
 
-use crate::{authority::Authority, tls::text};
+use crate::{
+    authority::Authority,
+    tls::{admin_address, text},
+};
 
 pub(super) const PASSWORD: &str = "right horse";
 
@@ -70,14 +73,10 @@ impl Plant {
             ("tls_cert", &certificate),
             ("tls_key", &key),
         ]);
-        let line = server.wait_for_log("the admin API listens on https://");
-        let address = line.rsplit_once("https://").unwrap().1;
-        let end = |c: char| !(c.is_ascii_digit() || c == '.' || c == ':');
-        let address = address.split(end).next().unwrap().parse().unwrap();
         Plant {
+            address: admin_address(&server),
             server,
             files,
-            address,
             config: trusting(&authority.certificate),
         }
     }
