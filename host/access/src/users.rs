@@ -112,12 +112,6 @@ impl Users {
         if mode & 0o022 != 0 {
             return Err(UsersError::Writable(path.to_owned(), mode));
         }
-        if mode & 0o004 != 0 {
-            let path = path.display();
-            tracing::warn!(
-                "{path} can be read by other accounts (mode {mode:03o}), which could guess passwords from its hashes: run `chmod 600 {path}`"
-            );
-        }
         let bytes = read_file(path, limits::USERS_FILE_BYTES_MAX)?;
         let mut key = [0; blake3::KEY_LEN];
         getrandom::fill(&mut key).map_err(UsersError::Random)?;
@@ -128,6 +122,13 @@ impl Users {
                 line: number + 1,
                 error,
             })?;
+        }
+        // A refused file is read every second, so nothing is logged before.
+        if mode & 0o004 != 0 {
+            let path = path.display();
+            tracing::warn!(
+                "{path} can be read by other accounts (mode {mode:03o}), which could guess passwords from its hashes: run `chmod 600 {path}`"
+            );
         }
         Ok(Self { users, key })
     }

@@ -95,7 +95,9 @@ impl Rereader {
         let text = file::text_again(&self.path)?;
         let keys = file::parse(&self.path, &text)?;
         let file = file::settings(&self.path, &text)?;
+        let bounds = Config::of(self.flags.clone().over(file))?.bounds;
         let pending = pending(&self.started, &keys, self.attached);
+        // A refused file is read every second, so nothing is logged before.
         if !pending.is_empty() {
             tracing::warn!(
                 "{}: the new value of {} counts from the next start on",
@@ -103,7 +105,7 @@ impl Rereader {
                 pending.join(", ")
             );
         }
-        Ok(Config::of(self.flags.clone().over(file))?.bounds)
+        Ok(bounds)
     }
 }
 

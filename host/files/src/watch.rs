@@ -3,7 +3,8 @@
 //! Each value keeps its last good version: a bad file is logged and counted, and must never replace
 //! a good value. Files are polled every second and on SIGHUP, since file notifications do not cross
 //! containers and network file systems. A file that was modified within the last moments is left to
-//! the next poll, since it may still be written to.
+//! the next poll, since it may still be written to. After an error the files are read at each poll,
+//! since the reason may be a thing that no stamp shows, such as the mode of a directory.
 
 use std::fmt::Display;
 use std::fs;
@@ -58,12 +59,19 @@ pub struct Watched<T> {
     files: Vec<PathBuf>,
     read: Box<dyn Fn() -> Result<T, String> + Send + Sync>,
     value: RwLock<Arc<T>>,
-    /// The stamps of the files from just before the last read, even if that read failed.
-    seen: Mutex<Vec<Option<Stamp>>>,
+    seen: Mutex<Seen>,
     /// Consecutive polls at which the files had changed but were possibly still being written.
     postponed: AtomicU64,
     taken: AtomicU64,
     refused: AtomicU64,
+}
+
+/// The state of the files at the last read.
+struct Seen {
+    /// Taken just before the read, even if it failed.
+    stamps: Vec<Option<Stamp>>,
+    /// The error of the read.
+    error: Option<String>,
 }
 
 /// The stamps of files, taken before they are read, so that the next poll finds later writes.
@@ -89,9 +97,18 @@ impl Files {
     }
 }
 
-/// Inode, length and time of modification (seconds, nanoseconds). A file that a rename or a changed
-/// link replaces has another inode.
-type Stamp = (u64, u64, i64, i64);
+/// The state of a file, by which a change is detected. A file that a rename or a changed link
+/// replaces has another inode. `cp -p` and `chmod` may leave all but the time of the last change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    mode: u32,
+    bytes: u64,
+    /// When the content was modified, in seconds and nanoseconds.
+    modified: (i64, i64),
+    /// When the content, the mode or the owner was changed (ctime), which no program can set.
+    changed: (i64, i64),
+}
 
 impl<T: Send + Sync + 'static> Watched<T> {
     /// Reads the value for the first time. `what` names it in log lines and metrics, in the plural:
@@ -118,7 +135,10 @@ impl<T: Send + Sync + 'static> Watched<T> {
             files: files.paths,
             read: Box::new(move || read().map_err(|error| error.to_string())),
             value: RwLock::new(Arc::new(value)),
-            seen: Mutex::new(files.seen),
+            seen: Mutex::new(Seen {
+                stamps: files.seen,
+                error: None,
+            }),
             postponed: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -151,7 +171,8 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         // The stamps are taken before the files are read, so that the next poll finds later writes.
         let stamps = stamps(&self.files);
-        if *seen == stamps && !forced {
+        let is_retry = seen.stamps == stamps && !forced;
+        if is_retry && seen.error.is_none() {
             return false;
         }
         let stable = are_stable(&stamps, now());
@@ -161,18 +182,22 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
         }
         self.postponed.store(0, Ordering::Relaxed);
         // Files that may still be written to are read again at the next poll.
-        *seen = if stable { stamps } else { Vec::new() };
+        seen.stamps = if stable { stamps } else { Vec::new() };
         let what = self.what;
         match (self.read)() {
             Ok(value) => {
+                seen.error = None;
                 *self.value.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
                 self.taken.fetch_add(1, Ordering::Relaxed);
                 tracing::info!("{what}: read again");
                 true
             }
             Err(error) => {
-                self.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::error!("{what}: {error}; the previous value stays in force");
+                if !is_retry || seen.error.as_ref() != Some(&error) {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!("{what}: {error}; the previous value stays in force");
+                }
+                seen.error = Some(error);
                 false
             }
         }
@@ -190,7 +215,13 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
 fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     let stamp = |path: &PathBuf| {
         let data = fs::metadata(path).ok()?;
-        Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
+        Some(Stamp {
+            inode: data.ino(),
+            mode: data.mode(),
+            bytes: data.len(),
+            modified: (data.mtime(), data.mtime_nsec()),
+            changed: (data.ctime(), data.ctime_nsec()),
+        })
     };
     files.iter().map(stamp).collect()
 }
@@ -203,7 +234,8 @@ fn are_stable(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
 
 /// Whether the last write is old enough. A time in the future counts as old: it comes from another
 /// clock.
-fn is_stable(&(_, _, seconds, nanoseconds): &Stamp, now: SystemTime) -> bool {
+fn is_stable(stamp: &Stamp, now: SystemTime) -> bool {
+    let (seconds, nanoseconds) = stamp.modified;
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
         return true;
     };
@@ -295,6 +327,8 @@ impl Reloads {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// A number in a file.
@@ -365,6 +399,73 @@ mod tests {
         fs::rename(&other, &path).unwrap();
         assert!(watched.look(false, &SystemTime::now));
         assert_eq!(*watched.current(), 2);
+    }
+
+    /// Regression: `cp -p` of a file that was built with a fixed time.
+    #[test]
+    fn file_rewritten_with_equal_length_and_time_is_detected() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        write(&path, "1", 1);
+        let watched = number(&path).unwrap();
+        let inode = fs::metadata(&path).unwrap().ino();
+        // Two changes within one tick of the clock have the same time.
+        thread::sleep(limits::RELOAD_SETTLED);
+        write(&path, "2", 1);
+        assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+        assert!(watched.look(false, &SystemTime::now));
+        assert_eq!(*watched.current(), 2);
+        assert!(!watched.look(false, &SystemTime::now));
+    }
+
+    /// Regression: an operator who ran the `chmod` that the error advised changed nothing.
+    #[test]
+    fn file_repaired_by_chmod_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        write(&path, "1", 1);
+        mode(0o600);
+        let read = {
+            let path = path.clone();
+            move || match fs::metadata(&path).unwrap().mode() & 0o022 {
+                0 => Ok(fs::read_to_string(&path).unwrap()),
+                _ => Err("others can write it"),
+            }
+        };
+        let watched = Watched::open("numbers", vec![path.clone()], read).unwrap();
+        write(&path, "2", 2);
+        mode(0o664);
+        assert!(!watched.look(false, &SystemTime::now));
+        assert_eq!(watched.count().refused, 1);
+        thread::sleep(limits::RELOAD_SETTLED);
+        mode(0o600);
+        assert!(watched.look(false, &SystemTime::now));
+        assert_eq!(*watched.current(), "2");
+    }
+
+    #[test]
+    fn refused_file_is_retried_and_logged_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        write(&path, "1", 1);
+        let error = Arc::new(Mutex::new(None));
+        let read = {
+            let error = error.clone();
+            move || error.lock().unwrap().map_or(Ok(()), Err)
+        };
+        let watched = Watched::open("numbers", vec![path.clone()], read).unwrap();
+        let look = |next: Option<&'static str>| {
+            *error.lock().unwrap() = next;
+            let taken = watched.look(false, &SystemTime::now);
+            (taken, watched.count().refused)
+        };
+        write(&path, "2", 2);
+        assert_eq!(look(Some("no right")), (false, 1));
+        assert_eq!(look(Some("no right")), (false, 1));
+        assert_eq!(look(Some("no memory")), (false, 2));
+        assert_eq!(look(None), (true, 2));
+        assert_eq!(look(Some("not asked")), (false, 2));
     }
 
     #[test]
