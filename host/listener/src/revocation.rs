@@ -25,6 +25,7 @@ use x509_cert::der::asn1::{AnyRef, BitStringRef};
 use x509_cert::der::{Decode, Encode, Reader, SliceReader, Tag};
 use x509_cert::ext::pkix::name::{DistributionPointName, GeneralName};
 use x509_cert::ext::pkix::{self, CrlDistributionPoints, IssuingDistributionPoint};
+use x509_cert::name::Name;
 
 /// Accepts the chains that another verifier accepts, if no list revokes one of their certificates.
 #[derive(Debug)]
@@ -183,6 +184,23 @@ impl RevocationList {
         let signers = named.filter_map(key_of).filter(|it| list.is_signed_by(it));
         list.signers = signers.collect();
         Ok(list)
+    }
+
+    /// Whether a trusted authority has signed it.
+    pub(super) fn is_trusted(&self) -> bool {
+        !self.signers.is_empty()
+    }
+
+    /// Whether one of these authorities has the name of its issuer.
+    pub(super) fn names_any(&self, roots: &RootCertStore) -> bool {
+        roots.roots.iter().any(|it| self.names(it))
+    }
+
+    /// The name of its issuer.
+    pub(super) fn issuer(&self) -> String {
+        let name = AnyRef::new(Tag::Sequence, self.content.issuer());
+        let name = name.and_then(|it| it.decode_as::<Name>());
+        name.map_or_else(|_| "an unreadable name".to_owned(), |it| it.to_string())
     }
 
     fn names(&self, authority: &TrustAnchor<'_>) -> bool {

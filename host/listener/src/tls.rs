@@ -37,6 +37,16 @@ pub enum TlsError {
     /// A list of revoked certificates is invalid.
     #[error("{0} holds a list of revoked certificates (CRL) that cannot be used: {1}")]
     List(PathBuf, webpki::Error),
+    /// A list of revoked certificates is a forgery, or one of another authority with this name.
+    #[error(
+        "{0} holds a list of revoked certificates (CRL) of {1}, but no authority of this name in {2} has signed it"
+    )]
+    ForgedList(PathBuf, String, PathBuf),
+    /// No client certificate could be accepted.
+    #[error(
+        "none of the lists of revoked certificates (CRL) is of an authority in {0}, so every client certificate would be refused"
+    )]
+    OtherLists(PathBuf),
     /// The authorities cannot be used.
     #[error("the certificates of clients cannot be checked against {0}: {1}")]
     Clients(PathBuf, VerifierBuilderError),
@@ -208,8 +218,16 @@ impl Clients {
             for list in lists(path)? {
                 let list = RevocationList::read(&list, &trusted);
                 let list = list.map_err(|error| TlsError::List(path.clone(), error))?;
+                if !list.is_trusted() && list.names_any(&trusted) {
+                    let (path, ca) = (path.clone(), ca.to_owned());
+                    return Err(TlsError::ForgedList(path, list.issuer(), ca));
+                }
                 revoked.push(list);
             }
+        }
+        // A list of another name may be that of an intermediate authority.
+        if !revoked.is_empty() && !revoked.iter().any(RevocationList::is_trusted) {
+            return Err(TlsError::OtherLists(ca.to_owned()));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(trusted.clone(), provider);

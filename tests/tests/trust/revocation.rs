@@ -210,6 +210,22 @@ fn list_that_is_appended_counts() {
     site.store.get("nothing", Some("press")).code(3);
 }
 
+/// Regression: a list that the key of another authority signed locked out all clients.
+#[test]
+fn list_that_no_authority_signed_is_refused() {
+    let site = Site::start(lists);
+    let press = subscriber(&site.store, "press");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let impostor = Authority::new(elsewhere.path(), "plant");
+    impostor.revoke(&site.list("plant.crl"), &[7]);
+    let line = site.store.server.wait_for_log("has signed it");
+    assert!(line.contains("plant.crl"), "{line}");
+    let mut publisher = site.store.server.connect("publisher");
+    publisher.publish(Publish::new("news", "still here").qos(1));
+    press.wait_for("still here");
+    site.store.get("nothing", Some("lathe")).code(1);
+}
+
 #[test]
 fn removed_authority_disconnects_its_clients() {
     let site = Site::start(|_, _| Vec::new());

@@ -224,3 +224,23 @@ fn partial_list_counts_for_the_certificates_that_it_covers() {
     assert_eq!(verdict(&clients, &client(&plant, 6), &[]), Ok(()));
     assert_eq!(verdict(&clients, &client(&plant, 7), &[]), revoked());
 }
+
+/// Regression: such a list was taken, and locked out all clients.
+#[test]
+fn list_must_be_signed_by_an_authority_of_its_name() {
+    let (plant, impostor, office) = (root("plant"), root("plant"), root("office"));
+    let refused = |lists: &[String]| {
+        let error = clients(&[&plant], lists).err().unwrap();
+        error.to_string()
+    };
+    let good = list(&plant, &[]);
+    let forged = refused(&[good.clone(), list(&impostor, &[7])]);
+    assert!(
+        forged.contains("1.crl holds a list") && forged.contains("CN=plant, but no authority"),
+        "{forged}"
+    );
+    let other = refused(&[list(&office, &[7])]);
+    assert!(other.contains("none of the lists"), "{other}");
+    // It may be the list of an intermediate authority.
+    assert!(clients(&[&plant], &[good, list(&office, &[7])]).is_ok());
+}
