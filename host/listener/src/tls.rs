@@ -230,7 +230,11 @@ impl Clients {
             return Err(TlsError::OtherLists(ca.to_owned()));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(trusted.clone(), provider);
+        let mut verifier = WebPkiClientVerifier::builder_with_provider(trusted.clone(), provider);
+        let names = trusted.roots.iter().map(|it| it.subject.len());
+        if names.sum::<usize>() > limits::CLIENT_CA_NAMES_BYTES_MAX {
+            verifier = verifier.clear_root_hint_subjects();
+        }
         let verifier = match files.client_required {
             true => verifier,
             false => verifier.allow_unauthenticated(),

@@ -18,6 +18,11 @@ pub const HANDSHAKE_LINGER: Duration = Duration::from_secs(1);
 /// times.
 pub const CLIENT_CERTIFICATES_MAX: usize = 6;
 
+/// The names of the authorities for client certificates, in a handshake. Beyond this size the store
+/// sends none, which means any authority. The whole message then fits into one TLS record, as some
+/// small clients require. TLS has no more than 16 bits for the length of the names.
+pub const CLIENT_CA_NAMES_BYTES_MAX: usize = 14 << 10;
+
 /// A file with a list of revoked certificates: a hundred thousand of them, with some forty bytes
 /// each in PEM.
 pub const CRL_FILE_BYTES_MAX: u64 = 8 << 20;

@@ -244,3 +244,17 @@ fn list_must_be_signed_by_an_authority_of_its_name() {
     // It may be the list of an intermediate authority.
     assert!(clients(&[&plant], &[good, list(&office, &[7])]).is_ok());
 }
+
+/// Regression: the names did not fit into a handshake, which failed.
+#[test]
+fn very_many_names_of_authorities_are_not_sent() {
+    let names = |count| {
+        let roots = (0..count).map(|it| root(&format!("{it:0200}")));
+        let roots: Vec<_> = roots.collect();
+        let clients = clients(&roots.iter().collect::<Vec<_>>(), &[]).unwrap();
+        assert_eq!(verdict(&clients, &client(&roots[0], 1), &[]), Ok(()));
+        clients.verifier.root_hint_subjects().len()
+    };
+    assert_eq!(names(60), 60);
+    assert_eq!(names(80), 0);
+}
