@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 use crate::limits;
 
@@ -59,7 +60,7 @@ pub fn config(
     let Some((certificate, key)) = own else {
         return Ok(Arc::new(builder.with_no_client_auth()));
     };
-    let chain = certificates(certificate)?;
+    let chain = chain(certificate)?;
     let der = private_key(key)?;
     let config = builder
         .with_client_auth_cert(chain, der)
@@ -99,6 +100,25 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
     }
 }
 
+/// Reads the certificates that one side of a connection presents: its own and those of its issuers.
+///
+/// # Errors
+/// Those of [`certificates`], or one of them cannot be decoded, so that the other side would refuse
+/// all of them.
+pub fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found = certificates(path)?;
+    for certificate in &found {
+        // Other errors are of certificates that only webpki refuses, such as those of version 1.
+        let parsed = ParsedCertificate::try_from(certificate).map(|_| ());
+        if let Err(error @ rustls::Error::InvalidCertificate(CertificateError::BadEncoding)) =
+            parsed
+        {
+            return Err(TlsError::Certificate(path.to_owned(), error));
+        }
+    }
+    Ok(found)
+}
+
 /// Reads the private key of a PEM file.
 ///
 /// # Errors
@@ -124,6 +144,20 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 mod tests {
     use super::*;
 
+    const GOOD: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBgzCCASmgAwIBAgIUVj6raaFmXqJQLU/GuhmmAdZ5yO4wCgYIKoZIzj0EAwIw
+EDEOMAwGA1UEAwwFcGxhbnQwIBcNMjYxMTIyMDI0MDMyWhgPMjEyNjEwMjkwMjQw
+MzJaMA8xDTALBgNVBAMMBGxpbmUwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAARE
+kTLMVqtE2jijFWTB0pOgX7U1hiVJpKKOqFlS3uAAGIHF1R174n/wm7GwNj04W6fJ
+a1oTxek1o/IOREtkl8fCo2AwXjAPBgNVHRMBAf8EBTADAQH/MAsGA1UdDwQEAwIC
+BDAdBgNVHQ4EFgQU5hsSThHLeWARmrtcUlOjbP8u+ScwHwYDVR0jBBgwFoAUsl0C
+4WlvpbQg6Dvey1p1NezZSoYwCgYIKoZIzj0EAwIDSAAwRQIgeGGyjrWt9rvMIClp
+SKe9ir/1ySX6k8AmSEQ7W246s9YCIQC4GDZLdbiYtwHsgpwUk/32Bqi0BI8ioVdg
+HB/uiKppHQ==
+-----END CERTIFICATE-----
+";
+
     /// The error text for a file with these bytes.
     fn said(name: &str, bytes: &[u8]) -> String {
         let path = std::env::temp_dir().join(format!("statehouse-{name}-{:x}", crate::random()));
@@ -142,6 +176,23 @@ mod tests {
         assert!(said("broken", broken).ends_with(none));
         let nonsense = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
         assert!(said("nonsense", nonsense).contains("cannot be used"));
+    }
+
+    /// Regression: only the first certificate of a chain was checked.
+    #[test]
+    fn each_certificate_of_a_chain_is_decoded() {
+        let good = GOOD.to_owned();
+        let nonsense = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+        let path = std::env::temp_dir().join(format!("statehouse-chain-{:x}", crate::random()));
+        for (text, count) in [
+            (good.clone(), Some(1)),
+            (good.clone() + &good, Some(2)),
+            (good + nonsense, None),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(chain(&path).ok().map(|it| it.len()), count);
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

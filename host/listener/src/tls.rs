@@ -131,7 +131,7 @@ impl Certificates {
             Some(clients) => builder.with_client_cert_verifier(clients.verifier.clone()),
             None => builder.with_no_client_auth(),
         };
-        let chain = tls::certificates(&files.certificate)?;
+        let chain = tls::chain(&files.certificate)?;
         let key = tls::private_key(&files.key)?;
         let mut config = builder
             .with_single_cert(chain, key)
@@ -154,7 +154,7 @@ impl Certificates {
     /// errors.
     pub fn check(files: &TlsFiles) -> Vec<TlsError> {
         let own = [
-            tls::certificates(&files.certificate).err(),
+            tls::chain(&files.certificate).err(),
             tls::private_key(&files.key).err(),
         ];
         let own = own.into_iter().flatten().map(TlsError::File);
