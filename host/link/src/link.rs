@@ -18,11 +18,12 @@ use rumqttc::Outgoing as Sent;
 use rumqttc::v5::mqttbytes::v5::{ConnAck, Filter, Packet, PubAck, Publish, SubscribeReasonCode};
 use rumqttc::v5::{AsyncClient, Event, EventLoop, MqttOptions};
 use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
 use crate::loss::{Blame, describe, is_final, is_refusal, needs_rebuild};
-use crate::options::Options;
+use crate::options::{Options, Place};
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
 
@@ -63,6 +64,13 @@ pub trait Owner: Send + Sync + 'static {
     /// The broker closes the connection because of this message, so it was removed from the ledger.
     /// `why` is the second half of a sentence.
     fn hopeless(&self, message: Self::Message, why: &str);
+
+    /// Returns the address and the credentials for the next connection if they may have changed,
+    /// for example the certificates in files. Called before each further attempt, on a thread that
+    /// may block.
+    fn place(&self) -> Option<Place> {
+        None
+    }
 
     /// No further connection will be established. This is the last call.
     fn ended(&self, end: End);
@@ -157,8 +165,15 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         if !goes_on {
             return;
         }
+        let pause = cut(link.pause);
+        let owner = link.owner.clone();
+        let place = async {
+            sleep(pause).await;
+            spawn_blocking(move || owner.place()).await
+        };
         tokio::select! {
-            () = sleep(cut(link.pause)) => {}
+            // Without an answer because of a panic, the link uses the place that it has.
+            place = place => link.renew(place.unwrap_or_default()),
             () = link.owner.stopping().notified() => return,
         }
         link.pause = (link.pause * 2).min(link.ours.pauses.1);
@@ -216,6 +231,19 @@ impl<O: Owner> Link<O> {
             receive_max: None,
             arrivals: Vec::new(),
         }
+    }
+
+    /// Uses another address or other credentials from the next connection on.
+    fn renew(&mut self, place: Option<Place>) {
+        let Some(place) = place else {
+            return;
+        };
+        self.ours.place = place;
+        let clean_start = self.options.clean_start();
+        self.options = self.ours.mqtt();
+        self.options.set_clean_start(clean_start);
+        // The broker may have set another keep alive. The next CONNECT asks for the own one.
+        self.events.options = self.options.clone();
     }
 
     /// The subscriptions that the end of the link removes, so that the broker may evict the

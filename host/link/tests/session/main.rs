@@ -20,6 +20,17 @@ use tokio::sync::{Notify, mpsc};
 use broker::{Peer, Seen};
 use owner::{Note, Tester, note};
 
+/// The address of a broker, without a login.
+fn place(broker: &Broker) -> Place {
+    Place {
+        host: "127.0.0.1".into(),
+        port: broker.address().port(),
+        tls: None,
+        websocket: None,
+        login: None,
+    }
+}
+
 struct SessionTest {
     broker: Broker,
     owner: Arc<Tester>,
@@ -42,18 +53,13 @@ impl SessionTest {
             subscribed: Notify::new(),
             arrived,
             verdicts: Mutex::default(),
+            place: Mutex::default(),
             lost: Mutex::default(),
             hopeless: Mutex::default(),
             ended: Mutex::default(),
         });
         let options = Options {
-            place: Place {
-                host: "127.0.0.1".into(),
-                port: broker.address().port(),
-                tls: None,
-                websocket: None,
-                login: None,
-            },
+            place: place(&broker),
             client_id: "tester".into(),
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),
@@ -189,6 +195,20 @@ async fn responses_to_lost_requests_precede_acknowledgements() {
         peer.acknowledge(before[usize::from(skipped)].1).await;
         assert_eq!(peer.next().await, Seen::PubAck(31));
     }
+}
+
+#[tokio::test]
+async fn later_connections_go_to_the_new_place() {
+    let mut test = SessionTest::start().await;
+    let peer = test.accept(Greeting::default()).await;
+    let other = Broker::start().await;
+    *test.owner.place.lock().unwrap() = Some(place(&other));
+    let before = std::mem::replace(&mut test.broker, other);
+    drop((peer, before));
+    // The message of the first connection is sent again, and the session continues.
+    test.add([note("a")]);
+    let mut peer = test.accept(Greeting::resumed()).await;
+    assert_eq!(peer.text().await, "a");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, Publish, SubscribeReasonCode};
-use statehouse_link::{Arrival, End, Message, Outlet, Owner, Verdict};
+use statehouse_link::{Arrival, End, Message, Outlet, Owner, Place, Verdict};
 use tokio::sync::{Notify, mpsc};
 
 /// A message that may expire, and that may have a shorter replacement.
@@ -43,6 +43,8 @@ pub(crate) struct Tester {
     pub(crate) arrived: mpsc::UnboundedSender<Arrival>,
     /// The decisions about the next subscriptions.
     pub(crate) verdicts: Mutex<Vec<Verdict>>,
+    /// Where the next connection goes, if it is another place than before.
+    pub(crate) place: Mutex<Option<Place>>,
     pub(crate) lost: Mutex<Vec<String>>,
     pub(crate) hopeless: Mutex<Vec<Bytes>>,
     pub(crate) ended: Mutex<Option<End>>,
@@ -86,6 +88,10 @@ impl Owner for Tester {
 
     fn hopeless(&self, message: Note, _why: &str) {
         self.hopeless.lock().unwrap().push(message.payload);
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.place.lock().unwrap().clone()
     }
 
     fn ended(&self, end: End) {

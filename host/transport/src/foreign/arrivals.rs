@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeReasonCode};
-use statehouse_link::{Arrival, End, Outlet, Owner, Verdict};
+use statehouse_link::{Arrival, End, Outlet, Owner, Place, Verdict};
 use tokio::sync::Notify;
 
 use super::claim::{Claim, Meaning};
@@ -317,6 +317,10 @@ impl Owner for Foreign {
 
     fn hopeless(&self, message: Outgoing, why: &str) {
         self.state().hopeless(&message, why);
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.read_place()
     }
 
     fn ended(&self, end: End) {

@@ -56,6 +56,9 @@ pub struct Foreign {
     claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
     rules: OnceLock<Arc<Authorizer>>,
+    config: ForeignConfig,
+    /// Why the files of the configuration could not be read again, as it was logged.
+    unreadable: Mutex<Option<String>>,
     /// The URL of the broker, for log lines.
     place: String,
     phase: watch::Sender<Phase>,
@@ -88,6 +91,8 @@ impl Foreign {
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
             rules: OnceLock::new(),
+            config: config.clone(),
+            unreadable: Mutex::default(),
             place: config.broker.to_string(),
             phase: watch::Sender::new(Phase::Waiting),
             closed: AtomicBool::new(false),
@@ -178,6 +183,21 @@ impl Foreign {
         self.state().publish(message, Recipient::OtherRun);
     }
 
+    /// The place of the next connection, with the present content of the files: the password, the
+    /// certificates and the key may have been renewed. None if a file is wrong.
+    fn read_place(&self) -> Option<Place> {
+        let mut config = self.config.clone();
+        let read = config.read_password().map_err(|error| error.to_string());
+        let read = read.and_then(|()| place(&config).map_err(|error| error.to_string()));
+        let error = read.as_ref().err().cloned();
+        let mut unreadable = lock(&self.unreadable);
+        if let Some(error) = error.as_ref().filter(|it| unreadable.as_ref() != Some(*it)) {
+            tracing::error!("{error}; the store continues with the previous content of its files");
+        }
+        *unreadable = error;
+        read.ok()
+    }
+
     /// Ends the link because a later store has the client id. A reconnection would only disconnect
     /// that store.
     fn taken_over(&self) {
@@ -233,26 +253,8 @@ impl Transport for Foreign {
 /// The options of the link, without the client id. Reads the certificates. Fails if a file of
 /// certificates cannot be used.
 pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Options, TlsError> {
-    let own = config.certificate.as_ref();
-    let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
-    let BrokerUrl { scheme, path, .. } = &config.broker;
-    let tls = match scheme.tls {
-        true => Some(tls::config(config.ca.as_deref(), own)?),
-        false => None,
-    };
-    let password = config.password.as_ref().map(|it| it.0.clone());
-    let login = match (config.user.clone(), password) {
-        (None, None) => None,
-        (user, password) => Some((user.unwrap_or_default(), password.unwrap_or_default())),
-    };
     Ok(Options {
-        place: Place {
-            host: config.broker.host.clone(),
-            port: config.broker.port,
-            tls,
-            websocket: scheme.websocket.then(|| path.clone()),
-            login,
-        },
+        place: place(config)?,
         client_id: String::new(),
         keep_alive: config.keep_alive,
         connect_timeout: limits::BROKER_CONNECT_TIMEOUT,
@@ -269,6 +271,29 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
         sent_bytes_max: u32::MAX,
         by_hand: true,
         pauses: limits::BROKER_PAUSES,
+    })
+}
+
+/// The address of the broker and the credentials there. Reads the certificates.
+fn place(config: &ForeignConfig) -> Result<Place, TlsError> {
+    let own = config.certificate.as_ref();
+    let own = own.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
+    let BrokerUrl { scheme, path, .. } = &config.broker;
+    let tls = match scheme.tls {
+        true => Some(tls::config(config.ca.as_deref(), own)?),
+        false => None,
+    };
+    let password = config.password.as_ref().map(|it| it.0.clone());
+    let login = match (config.user.clone(), password) {
+        (None, None) => None,
+        (user, password) => Some((user.unwrap_or_default(), password.unwrap_or_default())),
+    };
+    Ok(Place {
+        host: config.broker.host.clone(),
+        port: config.broker.port,
+        tls,
+        websocket: scheme.websocket.then(|| path.clone()),
+        login,
     })
 }
 

@@ -95,3 +95,25 @@ fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
         );
     }
 }
+
+/// Regression: a renewed password or certificate was never read.
+#[test]
+fn each_connection_uses_the_present_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("password");
+    std::fs::write(&path, "before\n").unwrap();
+    let config = ForeignConfig {
+        user: Some("store".to_owned()),
+        password_file: Some(path.clone()),
+        ..config()
+    };
+    let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id");
+    let password = || foreign.place().map(|it| it.login.unwrap().1);
+    assert_eq!(password().as_deref(), Some("before"));
+    std::fs::write(&path, "after\n").unwrap();
+    assert_eq!(password().as_deref(), Some("after"));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(password(), None, "the link uses the previous one");
+    std::fs::write(&path, "again\n").unwrap();
+    assert_eq!(password().as_deref(), Some("again"));
+}
