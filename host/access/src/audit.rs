@@ -128,7 +128,8 @@ impl Audit {
         );
     }
 
-    fn count(&self, what: &'static str) {
+    /// Counts a refusal, without a log line.
+    pub(crate) fn count(&self, what: &'static str) {
         *locked(&self.counts).entry(what).or_default() += 1;
     }
 

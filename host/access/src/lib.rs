@@ -489,6 +489,9 @@ impl Access for AccessControl {
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {
+        if refusal.is_of_credentials() {
+            self.0.audit.count("authenticate");
+        }
         self.0.audit.refused_by_broker(&Refused {
             what: refusal.what.name(),
             peer: refusal.peer,

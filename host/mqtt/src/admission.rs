@@ -22,6 +22,12 @@ use crate::{
 /// Refusals that the access control did not decide.
 const BUSY: &str = "too many clients are connecting: retry in a second";
 const LATE: &str = "this client was not authenticated in time: retry later";
+/// The end of a connection whose client did not renew its credentials.
+pub(crate) const EXPIRED: &str =
+    "the credentials of this client have expired: authenticate again in time";
+const OTHER_IDENTITY: &str = "the re-authenticated identity differs from that of CONNECT";
+/// The refusals of credentials that the access control did not decide.
+pub(crate) const OF_CREDENTIALS: [&str; 4] = [BUSY, LATE, EXPIRED, OTHER_IDENTITY];
 const NO_LEASE: &str =
     "this host does not lead, or cannot reach the log of its cluster: connect again";
 
@@ -169,10 +175,7 @@ pub(crate) async fn renew(
             core.authenticated(session, origin.connection, admission.identity, method);
             return Ok(());
         }
-        Ok(Some(Verdict::Admit(_))) => (
-            ReasonCode::NOT_AUTHORIZED,
-            "the re-authenticated identity differs from that of CONNECT",
-        ),
+        Ok(Some(Verdict::Admit(_))) => (ReasonCode::NOT_AUTHORIZED, OTHER_IDENTITY),
         // DISCONNECT has only these of CONNACK's codes.
         Ok(Some(Verdict::Refuse(
             reason @ (ReasonCode::SERVER_BUSY | ReasonCode::CONNECTION_RATE_EXCEEDED),

@@ -319,10 +319,7 @@ impl Ended {
                 ReasonCode::KEEP_ALIVE_TIMEOUT,
                 "no packet came for one and a half times the keep alive",
             ),
-            Self::Expired => (
-                ReasonCode::NOT_AUTHORIZED,
-                "the credentials of this client have expired: authenticate again in time",
-            ),
+            Self::Expired => (ReasonCode::NOT_AUTHORIZED, admission::EXPIRED),
             Self::ByPeer | Self::ByBroker => return None,
         };
         Some(Violation { reason, text })

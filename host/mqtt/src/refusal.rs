@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::{Access, ReasonCode};
+use crate::{Access, ReasonCode, admission::OF_CREDENTIALS};
 
 /// What a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +53,15 @@ pub struct Refusal<'a> {
     pub client: &'a str,
     /// The user, if it is known.
     pub user: Option<&'a str>,
+}
+
+impl Refusal<'_> {
+    /// Whether the broker refused the credentials of a client: they have expired, they are of
+    /// another identity than before, or the access control did not decide in time.
+    #[must_use]
+    pub fn is_of_credentials(&self) -> bool {
+        self.text.is_some_and(|it| OF_CREDENTIALS.contains(&it))
+    }
 }
 
 /// How often something was refused for a reason.

@@ -152,6 +152,7 @@ fn connection_ends_with_its_token_unless_renewed() {
     let renewed = renewing.take("AUTH", is_auth);
     assert_eq!(renewed.ack().reason, 0, "{renewed:?}");
     passive.expect_disconnect(0x87);
+    assert_eq!(cluster.server.refused("authenticate"), 1);
     // Expiry times of tokens are in whole seconds.
     let ended = began.elapsed();
     assert!(ended > short - Duration::from_secs(2), "{ended:?}");
@@ -171,6 +172,7 @@ fn connection_ends_with_its_token_unless_renewed() {
         client.send(&renew(method, &token));
         client.expect_disconnect(0x87);
     }
+    assert_eq!(cluster.server.refused("authenticate"), 4);
     renewing.send(&renew("SCRAM-SHA-256", &cluster.token(LONG)));
     renewing.expect_disconnect(0x82);
 }
