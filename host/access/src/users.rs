@@ -5,7 +5,7 @@
 //! remembered, so that a reconnection costs microseconds instead of tens of milliseconds. Reading
 //! the file again makes a new key and drops all remembered hashes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -90,9 +90,21 @@ pub struct NameError;
 /// The users of a file.
 pub struct Users {
     users: HashMap<Box<str>, User>,
+    /// How many users have a hash of each cost.
+    costs: BTreeMap<Cost, usize>,
     /// The key of the quick hashes.
     key: [u8; blake3::KEY_LEN],
 }
+
+/// What a check of a password costs: memory in KiB, passes and lanes.
+type Cost = (u32, u32, u32);
+
+/// The cost of the hashes that [`hash`] makes.
+const OWN_COST: Cost = (
+    limits::PASSWORD_MEMORY_KIB,
+    limits::PASSWORD_PASSES,
+    limits::PASSWORD_LANES,
+);
 
 struct User {
     hash: PasswordHashString,
@@ -130,7 +142,15 @@ impl Users {
                 "{path} can be read by other accounts (mode {mode:03o}), which could guess passwords from its hashes: run `chmod 600 {path}`"
             );
         }
-        Ok(Self { users, key })
+        let mut costs = BTreeMap::new();
+        for user in users.values() {
+            // The hash was checked.
+            if let Ok(params) = Params::try_from(&user.hash.password_hash()) {
+                let cost = (params.m_cost(), params.t_cost(), params.p_cost());
+                *costs.entry(cost).or_default() += 1;
+            }
+        }
+        Ok(Self { users, costs, key })
     }
 
     /// The number of users.
@@ -177,12 +197,9 @@ impl Users {
     /// time, also for a user that does not exist, so that the time does not reveal who exists.
     #[must_use]
     pub fn verify(&self, name: &str, password: &[u8]) -> bool {
-        /// A hash to check for unknown users.
-        static UNKNOWN: LazyLock<Option<PasswordHashString>> =
-            LazyLock::new(|| hash_with(b"nobody", b"0123456789abcdef").ok());
         let Some(user) = self.users.get(name) else {
-            if let Some(unknown) = &*UNKNOWN {
-                _ = is_hash_of(&unknown.password_hash(), password);
+            if let Ok(params) = params(self.cost_of_unknown(name)) {
+                _ = compute(params, password, b"0123456789abcdef", &mut [0; 32]);
             }
             return false;
         };
@@ -191,6 +208,29 @@ impl Users {
             _ = user.remembered.set(self.quick_hash(name, password));
         }
         is_right
+    }
+
+    /// The cost of a check for a name that no user has. Each cost is as frequent among these names
+    /// as among users, and a name keeps its cost when users are added or removed.
+    fn cost_of_unknown(&self, name: &str) -> Cost {
+        /// Secret, since the cost of a name would otherwise reveal whether it is that of a user.
+        static KEY: LazyLock<[u8; blake3::KEY_LEN]> = LazyLock::new(|| {
+            let mut key = [0; blake3::KEY_LEN];
+            // Reading the users needs randomness too, so this cannot fail.
+            _ = getrandom::fill(&mut key);
+            key
+        });
+        let mut share = [0; 4];
+        share.copy_from_slice(&blake3::keyed_hash(&KEY, name.as_bytes()).as_bytes()[..4]);
+        // There are at most `USERS_MAX` users, so this cannot overflow.
+        let mut index = (u64::from(u32::from_le_bytes(share)) * self.users.len() as u64) >> 32;
+        for (cost, count) in &self.costs {
+            match index.checked_sub(*count as u64) {
+                Some(rest) => index = rest,
+                None => return *cost,
+            }
+        }
+        OWN_COST
     }
 
     fn quick_hash(&self, name: &str, password: &[u8]) -> blake3::Hash {
@@ -262,17 +302,26 @@ fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
     let Ok(salt) = salt.decode_b64(&mut salt_bytes) else {
         return false;
     };
+    let mut out = vec![0; expected.len()];
+    let hashed = compute(params, password, salt, &mut out);
+    // The comparison of two outputs takes constant time.
+    hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
+}
+
+/// Hashes a password into `out`.
+fn compute(params: Params, password: &[u8], salt: &[u8], out: &mut [u8]) -> argon2::Result<()> {
     // The allocator caches freed memory for each thread, but returns large allocations to the
     // system at once. Unused blocks are never resident.
     let mut memory = Vec::with_capacity(params.block_count().max(limits::PASSWORD_BLOCKS_MIN));
     memory.resize(params.block_count(), Block::new());
-    let mut out = vec![0; expected.len()];
     #[cfg(test)]
-    tests::COMPUTED.set(Some(params.clone()));
+    tests::COMPUTED.set(Some((params.m_cost(), params.t_cost(), params.p_cost())));
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
-    let hashed = argon2.hash_password_into_with_memory(password, salt, &mut out, &mut memory);
-    // The comparison of two outputs takes constant time.
-    hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
+    argon2.hash_password_into_with_memory(password, salt, out, &mut memory)
+}
+
+fn params((memory, passes, lanes): Cost) -> argon2::Result<Params> {
+    Params::new(memory, passes, lanes, None)
 }
 
 /// Checks the name of a user. The text of the error lists the rules for names.
@@ -288,7 +337,7 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
 pub fn hash(password: &[u8]) -> Result<String, UsersError> {
     let mut salt = [0; Salt::RECOMMENDED_LENGTH];
     getrandom::fill(&mut salt).map_err(UsersError::Random)?;
-    let hash = hash_with(password, &salt);
+    let hash = hash_with(password, &salt, OWN_COST);
     // Salt, memory and the length of the password are within the limits of Argon2.
     Ok(hash.expect("Argon2 takes these parameters").to_string())
 }
@@ -296,13 +345,9 @@ pub fn hash(password: &[u8]) -> Result<String, UsersError> {
 fn hash_with(
     password: &[u8],
     salt: &[u8],
+    cost: Cost,
 ) -> Result<PasswordHashString, argon2::password_hash::Error> {
-    let params = Params::new(
-        limits::PASSWORD_MEMORY_KIB,
-        limits::PASSWORD_PASSES,
-        limits::PASSWORD_LANES,
-        None,
-    )?;
+    let params = params(cost)?;
     let salt = SaltString::encode_b64(salt)?;
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
     let hash = argon2.hash_password(password, &salt)?;
@@ -316,8 +361,8 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// The parameters of the last hash of this thread.
-        pub(super) static COMPUTED: Cell<Option<Params>> = const { Cell::new(None) };
+        /// The cost of the last hash of this thread.
+        pub(super) static COMPUTED: Cell<Option<Cost>> = const { Cell::new(None) };
     }
 
     fn open(text: &str, mode: u32) -> Result<Users, String> {
@@ -372,6 +417,31 @@ mod tests {
         let known = work_for("anna");
         assert!(known.is_some());
         assert_eq!(work_for("nobody"), known);
+    }
+
+    /// Regression: only users with hashes of other tools took another time than unknown names.
+    #[test]
+    fn unknown_names_take_the_times_of_all_users() {
+        let hash = |cost| hash_with(b"right", b"0123456789abcdef", cost).unwrap();
+        let (cheap, dear) = ((8, 1, 1), (16, 2, 2));
+        let line = |name, cost| format!("{name}:{}\n", hash(cost));
+        let two = line("anna", cheap) + &line("bert", cheap) + &line("carl", dear);
+        let users = open(&two, 0o600).unwrap();
+        let names: Vec<String> = (0..300).map(|it| format!("unknown {it}")).collect();
+        let costs: Vec<Cost> = names.iter().map(|it| users.cost_of_unknown(it)).collect();
+        let dear_ones = costs.iter().filter(|it| **it == dear).count();
+        assert!((50..150).contains(&dear_ones), "{dear_ones} of 300");
+        assert!(costs.iter().all(|it| [cheap, dear].contains(it)));
+        for (name, cost) in names.iter().zip(&costs).take(20) {
+            assert!(!users.verify(name, b"wrong"));
+            assert_eq!(COMPUTED.take(), Some(*cost));
+        }
+        let again = open(&(two + &line("dora", cheap)), 0o600).unwrap();
+        let changed =
+            (names.iter().zip(&costs)).filter(|(it, cost)| again.cost_of_unknown(it) != **cost);
+        assert!(changed.count() < 60, "a name keeps its cost");
+        let none = open("", 0o600).unwrap();
+        assert_eq!(none.cost_of_unknown("anna"), OWN_COST);
     }
 
     #[test]
