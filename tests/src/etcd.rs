@@ -29,6 +29,8 @@ pub struct Etcd {
     directory: TempDir,
     /// The login of the requests of tests.
     token: Option<String>,
+    /// How many keys [`Etcd::fill`] has written.
+    filling: usize,
 }
 
 struct Node {
@@ -105,6 +107,7 @@ impl Etcd {
             urls,
             directory,
             token: None,
+            filling: 0,
         };
         etcd.wait_until_ready();
         etcd
@@ -290,10 +293,13 @@ impl Etcd {
         // These are base 64, as the gateway expects bytes: the keys begin with the bytes of "JUNK".
         let value = "AAAA".repeat(100_000);
         let mut refused_since = None;
-        for number in 0..1000 {
-            let put = json!({ "key": format!("JUNK{number:04}"), "value": value });
+        for _ in 0..1000 {
+            // Compaction would free the earlier values of a key.
+            let key = format!("JUNK{:04}", self.filling);
+            let put = json!({ "key": key, "value": value });
             let answer = self.answer("kv/put", &put).expect("etcd answers");
             let Some(error) = answer["error"].as_str() else {
+                self.filling += 1;
                 refused_since = None;
                 continue;
             };
@@ -310,6 +316,7 @@ impl Etcd {
     pub fn delete_filling(&mut self) {
         let range = json!({ "key": "JUNK", "range_end": "JUNL" });
         self.ask("kv/deleterange", &range);
+        self.filling = 0;
     }
 
     /// Sends a request of the API to a running node. It must succeed.

@@ -3,7 +3,7 @@
 //! webpki verifies the chain. It would check a certificate against only the first list with the
 //! name of its issuer, but there may be several: older and newer ones, and those of another key
 //! with the same name. So this module checks the lists. A certificate must never be accepted if any
-//! list that its issuer signed revokes it, whatever the order of the lists.
+//! list that its issuer signed revokes it. The order of the lists must not matter.
 
 use std::sync::Arc;
 
