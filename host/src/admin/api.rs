@@ -90,6 +90,8 @@ pub struct Api {
     /// Room for the files of policies that are being read, loaded or replayed, in KiB: one of the
     /// largest size, or many smaller ones, so that a slow client keeps out none but large ones.
     uploads: Semaphore,
+    /// The largest upload, which is also the room for all.
+    upload_bytes_max: u64,
     /// Policies are compiled one at a time, since that takes much memory.
     loading: Mutex<()>,
     /// Readers that wait for the next log line of a policy, or of the audit log.
@@ -120,11 +122,13 @@ struct RouteBody {
 impl Api {
     /// The endpoints of the store of `gate` and `sources`.
     pub fn new(gate: Arc<Gate>, sources: Sources) -> Self {
+        let upload_bytes_max = policy_file_bytes_max();
         Self {
             gate,
             reader: Reader::new(sources.directory.clone()),
             sources,
-            uploads: Semaphore::new(kib(policy_file_bytes_max()) as usize),
+            uploads: Semaphore::new(kib(upload_bytes_max) as usize),
+            upload_bytes_max,
             loading: Mutex::default(),
             followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
@@ -389,8 +393,8 @@ impl Api {
     ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
         let announced = request.body().size_hint();
         let max = match announced.upper() {
-            Some(_) => policy_file_bytes_max(),
-            None => policy_file_bytes_max().min(limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX),
+            Some(_) => self.upload_bytes_max,
+            None => (self.upload_bytes_max).min(limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX),
         };
         let room = match announced.lower() > max {
             true => Err(too_large(max)),

@@ -189,7 +189,7 @@ impl Wanted {
             is_given_up: awaited.0.clone(),
             began: Instant::now(),
             left: limit,
-            bytes: 0,
+            bytes_left: answer_bytes_max(),
             node: directory.node,
             documents: Vec::new(),
         };
@@ -224,7 +224,7 @@ struct Differences {
     is_given_up: Arc<AtomicBool>,
     began: Instant,
     left: usize,
-    bytes: usize,
+    bytes_left: usize,
     node: String,
     documents: Vec<Json>,
 }
@@ -237,11 +237,12 @@ impl Observer for Differences {
             return;
         }
         let document = past::difference(difference, &self.node);
-        self.bytes += document.to_string().len();
-        if self.bytes > answer_bytes_max() {
+        let bytes = document.to_string().len();
+        let Some(bytes_left) = self.bytes_left.checked_sub(bytes) else {
             self.left = 0;
             return;
-        }
+        };
+        self.bytes_left = bytes_left;
         self.left -= 1;
         self.documents.push(document);
     }

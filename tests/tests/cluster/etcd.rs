@@ -215,6 +215,18 @@ fn quota_used_up_by_another_client_loses_nothing() {
     assert_eq!(found, Some(value));
 }
 
+#[test]
+fn commands_try_each_server_of_etcd_and_end_without_a_majority() {
+    let mut cluster = Cluster::existing_on(Etcd::start(3), &[]);
+    cluster.etcd.kill(0);
+    cluster.etcd.leader();
+    cluster.ask(&["init"]).code(0);
+    cluster.etcd.kill(1);
+    let check = cluster.ask(&["check"]).code(1).text();
+    assert!(check.contains("start the other servers of etcd"), "{check}");
+    assert!(!check.contains("use etcd 3.5"), "{check}");
+}
+
 /// The server that is down cannot be defragmented, and the others suffice.
 #[test]
 fn hosts_make_room_while_a_server_of_etcd_is_down() {

@@ -1,26 +1,15 @@
 //! The streams of many clients over one connection between two hosts.
 //!
 //! A connection of its own for each client would cost both hosts the system calls of a second
-//! client. Here the bytes of all clients that are ready travel together.
-//!
-//! ```text
-//! frame: stream u32 | kind u8 | length u24 | body      (little-endian)
-//! ```
-//!
-//! | kind | body | meaning |
-//! |---|---|---|
-//! | 1 OPEN | scheme and address of the client, as in the preface | a client wants to be served |
-//! | 2 ANSWER | an [`Answer`] | whether the leader serves the client |
-//! | 3 DATA | bytes of the client, or for it | |
-//! | 4 CREDIT | u32 | the sender has read so many bytes more of the stream |
-//! | 5 END | | the sender sends no more DATA |
-//! | 6 CLOSE | | the sender sends nothing more, and discards what it receives |
+//! client. Here the bytes of all clients that are ready travel together, in [frames](frame).
 //!
 //! Only the host that connected opens streams, and numbers them. A number is used once.
 //!
 //! No more than [`limits::CLUSTER_WINDOW_BYTES`] of a stream may be sent before the other side has
 //! read them. So a client that reads nothing holds that much memory, and delays no other client.
 //! Nothing here waits for a single stream.
+
+mod frame;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,34 +21,25 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BytesMut};
 use rustc_hash::FxBuildHasher;
 use statehouse_mqtt::{Broker, Direct};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
+use self::frame::{
+    ANSWER, CLOSE, CREDIT, DATA, END, FRAME_BYTES_MAX, Frame, HEADER_BYTES, OPEN, push,
+};
 use super::preface::{Answer, decode_client, encode_client};
 use crate::Socket;
 use statehouse_config::{Scheme, limits};
-
-const HEADER_BYTES: usize = 8;
-
-/// The body of a longer DATA is divided.
-const FRAME_BYTES_MAX: usize = 16 << 10;
 
 /// What one read of the connection takes.
 const READ_BYTES: usize = 64 << 10;
 
 /// A buffer of a stream that is empty keeps no more memory than this.
 const IDLE_BYTES_MAX: usize = 1 << 10;
-
-const OPEN: u8 = 1;
-const ANSWER: u8 = 2;
-const DATA: u8 = 3;
-const CREDIT: u8 = 4;
-const END: u8 = 5;
-const CLOSE: u8 = 6;
 
 /// Why a connection ended. The text is for the log.
 #[derive(Debug, thiserror::Error)]
@@ -276,38 +256,6 @@ impl State {
         }
         Ok(None)
     }
-}
-
-/// A received frame.
-struct Frame<'a> {
-    stream: u32,
-    kind: u8,
-    body: &'a [u8],
-}
-
-impl<'a> Frame<'a> {
-    /// The first frame and its length. `None` if it is not complete.
-    fn first(bytes: &'a [u8]) -> Result<Option<(Self, usize)>, MuxError> {
-        let Some((&[a, b, c, d, kind, x, y, z], rest)) = bytes.split_first_chunk() else {
-            return Ok(None);
-        };
-        let length = u32::from_le_bytes([x, y, z, 0]) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(MuxError::Invalid("it is too long"));
-        }
-        let stream = u32::from_le_bytes([a, b, c, d]);
-        let frame = rest.get(..length);
-        let frame = frame.map(|body| Self { stream, kind, body });
-        Ok(frame.map(|it| (it, HEADER_BYTES + length)))
-    }
-}
-
-fn push(out: &mut BytesMut, id: u32, kind: u8, body: &[u8]) {
-    out.reserve(HEADER_BYTES + body.len());
-    out.put_u32_le(id);
-    // No body has more bytes than `FRAME_BYTES_MAX`.
-    out.put_u32_le(u32::from(kind) | (body.len() as u32) << 8);
-    out.extend_from_slice(body);
 }
 
 impl Shared {

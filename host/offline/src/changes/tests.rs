@@ -300,3 +300,22 @@ fn expiry_in_a_request_has_neither_client_nor_policy() {
     assert!(matches!(expired.what, What::Expired));
     assert!(expired.client.is_none() && expired.policy.is_none());
 }
+
+#[test]
+fn history_keeps_the_newest_changes_within_a_number_and_bytes() {
+    let writes: Vec<_> = (0..20)
+        .map(|at| write("k", Some("value"), 100 + at, None))
+        .collect();
+    let journal = TestJournal::new(&[], None, &writes);
+    let newest = |limit, bytes_max| {
+        let history = History::read(b"k", limit, bytes_max, |sink| journal.read(sink)).unwrap();
+        assert_eq!(history.count, 20);
+        let times = history.changes.iter().map(|it| it.now_ms);
+        times.collect::<Vec<_>>()
+    };
+    let one = journal.history("k").changes[0].bytes();
+    assert_eq!(newest(3, usize::MAX), [117, 118, 119]);
+    assert_eq!(newest(10, 2 * one), [118, 119]);
+    assert_eq!(newest(10, 2 * one - 1), [119]);
+    assert!(newest(0, usize::MAX).is_empty());
+}
