@@ -106,6 +106,7 @@ pub use recovery::Recovery;
 pub use refusal::{Refusal, RefusalCount, Refused};
 pub use service::{Claim, NoService, Origin, Request, Service, Token};
 pub use session_users::SessionUsers;
+pub use shared_writer::SharedWriter;
 pub use stats::{ClientStatus, ConnectionSummary, SessionSummary, Stats};
 pub use topic::{check_filter as check_topic_filter, check_name as check_topic_name};
 pub use version::ProtocolVersion;

@@ -16,7 +16,7 @@ use crate::output::Direct;
 
 /// The writer task's handle.
 #[derive(Debug)]
-pub(crate) struct SharedWriter(Arc<Half>);
+pub struct SharedWriter(Arc<Half>);
 
 #[derive(Debug)]
 struct Half(Mutex<OwnedWriteHalf>);
@@ -29,12 +29,13 @@ impl Half {
 }
 
 impl SharedWriter {
-    pub(crate) fn new(half: OwnedWriteHalf) -> Self {
+    /// Shares the write half of a socket.
+    pub fn new(half: OwnedWriteHalf) -> Self {
         Self(Arc::new(Half(Mutex::new(half))))
     }
 
     /// The handle for direct writes.
-    pub(crate) fn direct(&self) -> Arc<dyn Direct> {
+    pub fn direct(&self) -> Arc<dyn Direct> {
         self.0.clone()
     }
 }

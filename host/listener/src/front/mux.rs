@@ -159,6 +159,8 @@ struct State {
 
 struct Entry {
     answer: Option<Answer>,
+    /// Takes received bytes while the reader sleeps.
+    sink: Option<Arc<dyn Direct>>,
     /// Received bytes that were not read yet.
     inbound: BytesMut,
     /// Bytes that the other side may send.
@@ -180,6 +182,7 @@ impl Default for Entry {
     fn default() -> Self {
         Self {
             answer: None,
+            sink: None,
             inbound: BytesMut::new(),
             window: limits::CLUSTER_WINDOW_BYTES,
             read: 0,
@@ -191,6 +194,14 @@ impl Default for Entry {
             writer: None,
         }
     }
+}
+
+/// What is left to do after frames were received, without the lock.
+#[derive(Default)]
+struct Work {
+    wakers: Vec<Waker>,
+    /// Streams whose bytes go to their sinks.
+    direct: Vec<u32>,
 }
 
 impl State {
@@ -207,7 +218,7 @@ impl State {
     fn receive(
         &mut self,
         frame: &Frame<'_>,
-        wakers: &mut Vec<Waker>,
+        work: &mut Work,
     ) -> Result<Option<(Scheme, SocketAddr)>, MuxError> {
         let &Frame { stream, kind, body } = frame;
         if kind == OPEN {
@@ -223,6 +234,7 @@ impl State {
         let Some(entry) = self.streams.get_mut(&stream) else {
             return Ok(None);
         };
+        let wakers = &mut work.wakers;
         match (kind, body) {
             (ANSWER, &[code]) => {
                 let answer = Answer::from_byte(code);
@@ -232,8 +244,12 @@ impl State {
             (DATA, body) => {
                 let window = entry.window.checked_sub(body.len());
                 entry.window = window.ok_or(MuxError::Invalid("DATA exceeds the window"))?;
+                if entry.sink.is_none() {
+                    wakers.extend(entry.reader.take());
+                } else if entry.reader.is_some() && entry.inbound.is_empty() {
+                    work.direct.push(stream);
+                }
                 entry.inbound.extend_from_slice(body);
-                wakers.extend(entry.reader.take());
             }
             (CREDIT, &[a, b, c, d]) => {
                 let credit = u64::from(u32::from_le_bytes([a, b, c, d])) + entry.credit as u64;
@@ -266,7 +282,7 @@ impl Shared {
 
     /// Releases the lock, and wakes the sender for frames that were added.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let sleeps = mem::take(&mut state.sender_sleeps);
+        let sleeps = !state.out.is_empty() && mem::take(&mut state.sender_sleeps);
         drop(state);
         if sleeps {
             self.work.notify_one();
@@ -303,7 +319,7 @@ impl Shared {
         F: FnOnce(Stream),
     {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let (mut wakers, mut opened) = (Vec::new(), Vec::new());
+        let (mut work, mut opened) = (Work::default(), Vec::new());
         loop {
             buffer.reserve(HEADER_BYTES + FRAME_BYTES_MAX);
             if reader.read_buf(&mut buffer).await? == 0 {
@@ -312,16 +328,53 @@ impl Shared {
             {
                 let mut state = self.lock();
                 while let Some((frame, length)) = Frame::first(&buffer)? {
-                    if let Some(client) = state.receive(&frame, &mut wakers)? {
+                    if let Some(client) = state.receive(&frame, &mut work)? {
                         opened.push((frame.stream, client));
                     }
                     buffer.advance(length);
                 }
             }
-            wakers.drain(..).for_each(Waker::wake);
+            work.wakers.drain(..).for_each(Waker::wake);
+            work.direct.drain(..).for_each(|id| self.write_directly(id));
             for (id, (scheme, client)) in opened.drain(..) {
                 self.answer(id, decide(scheme, client))?;
             }
+        }
+    }
+
+    /// Writes the received bytes of a stream to its sink. The reader of the stream gets those for
+    /// which the sink has no room.
+    ///
+    /// Only the task that calls this adds received bytes, and the reader of the stream sleeps or
+    /// finds none. So no bytes overtake others.
+    fn write_directly(&self, id: u32) {
+        let mut state = self.lock();
+        let Some(entry) = state.streams.get_mut(&id) else {
+            return;
+        };
+        let (Some(sink), Some(_), false) =
+            (entry.sink.clone(), &entry.reader, entry.inbound.is_empty())
+        else {
+            return;
+        };
+        let mut bytes = mem::take(&mut entry.inbound);
+        drop(state);
+        // The reader's own write meets the same error.
+        let written = sink.try_write(&bytes).unwrap_or(0);
+        bytes.advance(written);
+        let mut state = self.lock();
+        let Some(entry) = state.streams.get_mut(&id) else {
+            return;
+        };
+        entry.inbound = bytes;
+        let waker = match entry.inbound.is_empty() {
+            true => None,
+            false => entry.reader.take(),
+        };
+        state.count_read(id, written);
+        self.wake(state);
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
@@ -413,6 +466,14 @@ impl Stream {
         Self(Arc::new(Handle { shared, id }))
     }
 
+    /// Lets received bytes go to `sink` while the reader of this stream sleeps. The reader must
+    /// write all that it reads to the same sink, before it reads again.
+    pub(super) fn write_to(&self, sink: Arc<dyn Direct>) {
+        if let Ok(entry) = self.0.shared.lock().entry(self.0.id) {
+            entry.sink = Some(sink);
+        }
+    }
+
     /// Waits for the answer of the leader.
     pub(super) async fn answered(&self) -> io::Result<Answer> {
         poll_fn(|cx| {
@@ -439,6 +500,27 @@ impl State {
     fn entry(&mut self, id: u32) -> io::Result<&mut Entry> {
         let entry = self.streams.get_mut(&id);
         entry.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Lets the other side send as many bytes as were taken from those received.
+    fn count_read(&mut self, id: u32, count: usize) {
+        let Some(entry) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if entry.inbound.is_empty() {
+            entry.inbound.clear();
+            if entry.inbound.capacity() > IDLE_BYTES_MAX {
+                entry.inbound = BytesMut::new();
+            }
+        }
+        entry.read += count;
+        // Small reads share a CREDIT.
+        if entry.read >= limits::CLUSTER_WINDOW_BYTES / 2 && !entry.ended {
+            let read = mem::take(&mut entry.read);
+            entry.window += read;
+            // No more than the window, which is far less than 4 GiB.
+            self.push(id, CREDIT, &(read as u32).to_le_bytes());
+        }
     }
 }
 
@@ -505,24 +587,13 @@ impl AsyncRead for Stream {
             entry.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
+        // It does not sleep now.
+        entry.reader = None;
         let count = entry.inbound.len().min(into.remaining());
         into.put_slice(&entry.inbound[..count]);
         entry.inbound.advance(count);
-        if entry.inbound.is_empty() {
-            entry.inbound.clear();
-            if entry.inbound.capacity() > IDLE_BYTES_MAX {
-                entry.inbound = BytesMut::new();
-            }
-        }
-        entry.read += count;
-        // Small reads share a CREDIT.
-        if entry.read >= limits::CLUSTER_WINDOW_BYTES / 2 && !entry.ended {
-            let read = mem::take(&mut entry.read);
-            entry.window += read;
-            // No more than the window, which is far less than 4 GiB.
-            state.push(*id, CREDIT, &(read as u32).to_le_bytes());
-            shared.wake(state);
-        }
+        state.count_read(*id, count);
+        shared.wake(state);
         Poll::Ready(Ok(()))
     }
 }

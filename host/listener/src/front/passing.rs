@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use statehouse_mqtt::Broker;
+use statehouse_mqtt::{Broker, SharedWriter};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
@@ -117,7 +117,7 @@ impl Front {
     async fn pass(
         &self,
         scheme: Scheme,
-        socket: TcpStream,
+        mut socket: TcpStream,
         peer: SocketAddr,
     ) -> Result<Option<(Broker, TcpStream)>, PassError> {
         let _permit = self.streams.try_acquire().map_err(|_| PassError::Full)?;
@@ -131,11 +131,13 @@ impl Front {
                 let mut role = self.role.clone();
                 let passing = async {
                     match upstream {
-                        Upstream::Shared(stream) => splice(socket, stream.clone(), stream).await,
-                        Upstream::Alone(mut leader) => {
-                            let (from_leader, to_leader) = leader.split();
-                            splice(socket, from_leader, to_leader).await;
+                        Upstream::Shared(stream) => {
+                            let (from_client, to_client) = socket.into_split();
+                            let to_client = SharedWriter::new(to_client);
+                            stream.write_to(to_client.direct());
+                            splice((from_client, to_client), (stream.clone(), stream)).await;
                         }
+                        Upstream::Alone(mut leader) => splice(socket.split(), leader.split()).await,
                     }
                 };
                 tokio::select! {

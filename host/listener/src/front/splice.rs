@@ -24,12 +24,15 @@ thread_local! {
 
 /// Passes bytes between a client and the leader until one direction has ended, or one side has
 /// failed. The other direction then has a limited time.
-pub(super) async fn splice(
-    mut client: TcpStream,
-    mut from_leader: impl AsyncRead + Unpin,
-    mut to_leader: impl AsyncWrite + Unpin,
-) {
-    let (mut from_client, mut to_client) = client.split();
+pub(super) async fn splice<R1, W1, R2, W2>(
+    (mut from_client, mut to_client): (R1, W1),
+    (mut from_leader, mut to_leader): (R2, W2),
+) where
+    R1: AsyncRead + Unpin,
+    W1: AsyncWrite + Unpin,
+    R2: AsyncRead + Unpin,
+    W2: AsyncWrite + Unpin,
+{
     let mut up = pin!(copy(&mut from_client, &mut to_leader));
     let mut down = pin!(copy(&mut from_leader, &mut to_client));
     let linger = limits::CLUSTER_SPLICE_LINGER;
@@ -146,12 +149,9 @@ mod tests {
 
     /// A spliced client and leader.
     async fn spliced() -> (TcpStream, TcpStream) {
-        let (client, from_client) = pair().await;
-        let (leader, to_leader) = pair().await;
-        tokio::spawn(async {
-            let (from_leader, to_leader) = to_leader.into_split();
-            splice(from_client, from_leader, to_leader).await;
-        });
+        let (client, near) = pair().await;
+        let (leader, far) = pair().await;
+        tokio::spawn(splice(near.into_split(), far.into_split()));
         (client, leader)
     }
 

@@ -342,3 +342,105 @@ async fn only_the_host_that_connected_opens_streams() {
     let read = timeout(PATIENCE, stream.read(&mut [0])).await;
     assert!(read.expect("it ends").is_err());
 }
+
+/// A client's socket. Writes that must not wait find only as much room as there is.
+#[derive(Clone, Debug)]
+struct Client(Arc<Mutex<(Vec<u8>, usize)>>);
+
+impl Client {
+    fn new(room: usize) -> Self {
+        Self(Arc::new(Mutex::new((Vec::new(), room))))
+    }
+
+    /// Takes what was received, and sets the room for the next writes.
+    fn take(&self, room: usize) -> Vec<u8> {
+        mem::replace(&mut *self.0.lock().unwrap(), (Vec::new(), room)).0
+    }
+}
+
+impl Direct for Client {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut client = self.0.lock().unwrap();
+        let count = bytes.len().min(client.1);
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        client.1 -= count;
+        client.0.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+}
+
+#[tokio::test]
+async fn received_bytes_go_to_the_sink_while_the_reader_sleeps() {
+    let (mux, mut leader) = hosts();
+    let (mut near, mut far) = stream(&mux, &mut leader).await;
+    let client = Client::new(usize::MAX);
+    near.write_to(Arc::new(client.clone()));
+    // They arrive while the reader is awake.
+    far.write_all(b"first").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut received = [0; 5];
+    let read = timeout(PATIENCE, near.read_exact(&mut received)).await;
+    read.expect("the reader gets them").unwrap();
+    assert_eq!(&received, b"first");
+    let reading = tokio::spawn(async move { near.read(&mut [0]).await.unwrap() });
+    // The sink lets the other side send more, as a reader does.
+    let sent = bytes(1, 5 * limits::CLUSTER_WINDOW_BYTES);
+    tokio::task::yield_now().await;
+    let writing = far.write_all(&sent);
+    timeout(PATIENCE, writing)
+        .await
+        .expect("it continues")
+        .unwrap();
+    let arriving = async {
+        while client.0.lock().unwrap().0.len() < sent.len() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, arriving).await.expect("all arrives");
+    assert!(client.take(0) == sent);
+    assert!(!reading.is_finished());
+    far.shutdown().await.unwrap();
+    let read = timeout(PATIENCE, reading).await;
+    assert_eq!(read.expect("it ends").unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_sink_without_room_and_the_reader_keep_the_order_of_bytes() {
+    let (mux, mut leader) = hosts();
+    let (mut near, mut far) = stream(&mux, &mut leader).await;
+    let client = Client::new(0);
+    near.write_to(Arc::new(client.clone()));
+    let sent = bytes(2, 20 * limits::CLUSTER_WINDOW_BYTES);
+    let expected = sent.clone();
+    let writing = tokio::spawn(async move {
+        for (at, part) in sent.chunks(777).enumerate() {
+            far.write_all(part).await.unwrap();
+            // The reader sleeps meanwhile.
+            if at % 5 == 0 {
+                tokio::time::sleep(Duration::from_micros(100)).await;
+            }
+        }
+        far.shutdown().await.unwrap();
+    });
+    let (mut received, mut by_reader) = (Vec::new(), 0);
+    let mut buffer = [0; 1000];
+    loop {
+        let read = timeout(PATIENCE, near.read(&mut buffer)).await;
+        let count = read.expect("the rest goes to the reader").unwrap();
+        // What the sink took precedes what the reader got.
+        received.extend(client.take(0));
+        received.extend_from_slice(&buffer[..count]);
+        by_reader += count;
+        if count == 0 {
+            break;
+        }
+        // The reader writes slowly. No bytes may overtake it.
+        tokio::task::yield_now().await;
+        assert!(client.take(by_reader % 1500).is_empty());
+    }
+    assert!(received == expected);
+    assert!((1..expected.len()).contains(&by_reader), "{by_reader}");
+    writing.await.unwrap();
+}
