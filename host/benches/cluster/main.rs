@@ -193,6 +193,7 @@ impl Bench {
                 bare.push(self.bare.round(work));
             }
         }
+        let forwarding = forwarding_ratio(&figures);
         let by = |it: &Figures| it.per_second;
         let mut single = None;
         for (it, figures) in self.contenders.iter().zip(figures) {
@@ -203,7 +204,23 @@ impl Bench {
         if let (Some(bare), Some(single)) = (median(bare, by), single) {
             print_row("the log without a store, groups", bare, single.per_second);
         }
+        println!("\nCPU of a request through a follower, to one at the leader: {forwarding:.2}");
     }
+}
+
+/// The CPU time of both hosts for a request through a follower, to that of a request at the leader:
+/// the median of the rounds.
+fn forwarding_ratio(figures: &[Vec<Figures>]) -> f64 {
+    let [_, at_leader, of_follower, of_leader] = figures else {
+        panic!("a contender has no figures");
+    };
+    let cpu = |it: &Figures| it.cpu_us.expect("CPU time of a host");
+    let rounds = at_leader.iter().zip(of_follower).zip(of_leader);
+    let mut ratios: Vec<f64> = rounds
+        .map(|((at_leader, follower), leader)| (cpu(follower) + cpu(leader)) / cpu(at_leader))
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }
 
 fn print_row(name: &str, it: Figures, single_per_second: f64) {

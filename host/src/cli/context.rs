@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use statehouse_files::atomic;
 
+use super::environment;
 use super::output::{Exit, Failure, emit, emit_json, notice};
 use super::table;
 use crate::admin::is_tls_url;
@@ -154,21 +155,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Environment variables that name a store, for any command. A command that does not read one of
-/// them must not use another store than a command that does.
-const STORE_VARIABLES: [&str; 5] = [
-    "STATEHOUSE_URL",
-    "STATEHOUSE_HOST",
-    "STATEHOUSE_PORT",
-    "STATEHOUSE_ADMIN_URL",
-    "STATEHOUSE_DATA",
-];
-
 /// The context with this name, or the selected one. `None` if no name is given and none is
 /// selected, or the environment names a store.
 pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
-    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|it| !it.is_empty());
-    if name.is_none() && STORE_VARIABLES.iter().any(is_set) {
+    if name.is_none() && environment::names_a_store() {
         return Ok(None);
     }
     let Some(path) = path() else {

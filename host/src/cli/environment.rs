@@ -1,21 +1,36 @@
-//! The precedence of flags that name a store over environment variables that name another one.
+//! Environment variables that name a store, and flags that name another one.
 
 use std::ffi::OsString;
 
 use clap::builder::{OsStr, Resettable};
 use clap::{Arg, Command};
 
+const PORT: &str = "STATEHOUSE_PORT";
+
 /// The flags that name a store by its address, each with its variable.
 const ADDRESSES: [(&str, &str); 5] = [
     ("--url", "STATEHOUSE_URL"),
     ("--host", "STATEHOUSE_HOST"),
-    ("--port", "STATEHOUSE_PORT"),
+    ("--port", PORT),
     ("--data", "STATEHOUSE_DATA"),
     ("--admin", "STATEHOUSE_ADMIN_URL"),
 ];
 
 /// The flag that names a store by a context, with its variable.
 const CONTEXT: (&str, &str) = ("--context", "STATEHOUSE_CONTEXT");
+
+/// Whether a variable names a store, for any command: a command that does not read the variable must
+/// not use another store than a command that does.
+pub(super) fn names_a_store() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|it| !it.is_empty());
+    (ADDRESSES.iter()).any(|(_, name)| is_set(name) && !is_of_kubernetes(name))
+}
+
+/// Whether the variable has an address that Kubernetes gives to all containers, if there is a
+/// service with the name `statehouse`.
+fn is_of_kubernetes(variable: &str) -> bool {
+    variable == PORT && std::env::var(variable).is_ok_and(|it| it.contains("://"))
+}
 
 /// Ignores the variables of addresses if the arguments name a context, and the variable of the
 /// context if they name an address. Without such an argument the variable of the context takes
@@ -27,26 +42,36 @@ pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> C
         let mut flags = flags.filter_map(|it| it.to_str());
         flags.any(|it| it.split('=').next() == Some(flag))
     };
+    let program = match is_of_kubernetes(PORT) {
+        true => ignoring(program, &[PORT], |_| true),
+        false => program,
+    };
     let is_set = std::env::var_os(CONTEXT.1).is_some_and(|it| !it.is_empty());
     if !has(CONTEXT.0) && ADDRESSES.iter().any(|(flag, _)| has(flag)) {
-        ignoring(program, &[CONTEXT.1])
+        ignoring(program, &[CONTEXT.1], takes_contexts)
     } else if has(CONTEXT.0) || is_set {
-        ignoring(program, &ADDRESSES.map(|(_, variable)| variable))
+        let variables = ADDRESSES.map(|(_, variable)| variable);
+        ignoring(program, &variables, takes_contexts)
     } else {
         program
     }
 }
 
-fn ignoring(command: Command, variables: &[&str]) -> Command {
-    let takes_contexts = (command.get_arguments()).any(|it| it.get_long() == Some("context"));
+fn takes_contexts(command: &Command) -> bool {
+    (command.get_arguments()).any(|it| it.get_long() == Some("context"))
+}
+
+/// Ignores variables in the subcommands that `applies` selects.
+fn ignoring(command: Command, variables: &[&str], applies: fn(&Command) -> bool) -> Command {
+    let applies_here = applies(&command);
     let names = |arg: &Arg| {
         let is_ignored = |it| variables.iter().any(|variable| it == *variable);
-        takes_contexts && arg.get_env().is_some_and(is_ignored)
+        applies_here && arg.get_env().is_some_and(is_ignored)
     };
     command
         .mut_args(|arg| match names(&arg) {
             true => arg.env(Resettable::<OsStr>::Reset),
             false => arg,
         })
-        .mut_subcommands(|subcommand| ignoring(subcommand, variables))
+        .mut_subcommands(|subcommand| ignoring(subcommand, variables, applies))
 }

@@ -82,6 +82,31 @@ fn flags_take_precedence_over_variables_of_another_store() {
     with(&["usage"], &both).code(0);
 }
 
+#[test]
+fn the_port_variable_of_kubernetes_is_ignored() {
+    let server = Server::start();
+    let home = tempfile::tempdir().unwrap();
+    let url = format!("mqtt://127.0.0.1:{}", server.port());
+    let add = ["context", "add", "plant7", "--url", &url];
+    let port = server.port().to_string();
+    // The selected context names the store, although such a variable is set.
+    let get = ["get", "k"];
+    for arguments in [
+        &add[..],
+        &["set", "k", "v", "--port", &port],
+        &["context", "use", "plant7"],
+        &get,
+    ] {
+        let mut command = command(arguments);
+        command.env("XDG_CONFIG_HOME", home.path());
+        command.env("STATEHOUSE_PORT", "tcp://10.96.0.7:1883");
+        finish(command, b"").code(0);
+    }
+    let mut invalid = command(&get);
+    invalid.env("STATEHOUSE_PORT", "10.96.0.7:1883");
+    finish(invalid, b"").code(2).says("--port");
+}
+
 /// Regression: `doctor` and `snapshot` took the data directory of another store.
 #[test]
 fn commands_that_read_a_data_directory_take_that_of_the_context() {

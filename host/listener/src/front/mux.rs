@@ -8,6 +8,9 @@
 //! No more than [`limits::CLUSTER_WINDOW_BYTES`] of a stream may be sent before the other side has
 //! read them. So a client that reads nothing holds that much memory, and delays no other client.
 //! Nothing here waits for a single stream.
+//!
+//! At the host of the client, received bytes go to the client's socket at once: to wake the task of
+//! the client would cost more than the write.
 
 mod frame;
 
