@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::builder::{OsStr, Resettable};
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::{Arg, Command};
 
 const PORT: &str = "STATEHOUSE_PORT";
@@ -37,11 +38,7 @@ fn is_of_kubernetes(variable: &str) -> bool {
 /// precedence. Otherwise clap reports a conflict with a flag that is not among the arguments.
 /// Subcommands without the option --context keep all variables.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
-    let has = |flag: &str| {
-        let flags = arguments.iter().take_while(|it| *it != "--");
-        let mut flags = flags.filter_map(|it| it.to_str());
-        flags.any(|it| it.split('=').next() == Some(flag))
-    };
+    let has = |flag| has(arguments, flag);
     let program = match is_of_kubernetes(PORT) {
         true => ignoring(program, &[PORT], |_| true),
         false => program,
@@ -55,6 +52,40 @@ pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> C
     } else {
         program
     }
+}
+
+/// Names the environment variable in the error for its value. clap names the flag alone, which is not
+/// among the arguments then.
+pub(super) fn name_variable(mut error: Error, program: &Command, arguments: &[OsString]) -> Error {
+    let kinds = [ErrorKind::ValueValidation, ErrorKind::InvalidValue];
+    if let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg)
+        && let Some(flag) = arg.split(' ').next()
+        && kinds.contains(&error.kind())
+        && !has(arguments, flag)
+        && let Some(variable) = variable_of(program, flag)
+    {
+        let tip = format!("the value is that of the environment variable {variable}");
+        let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
+    }
+    error
+}
+
+/// The variable of a flag, if it is set.
+fn variable_of(command: &Command, flag: &str) -> Option<String> {
+    let mut args = command.get_arguments();
+    let arg = args.find(|it| it.get_long() == flag.strip_prefix("--"));
+    let variable = arg.and_then(Arg::get_env);
+    let set = variable.filter(|it| std::env::var_os(it).is_some());
+    let here = set.and_then(|it| it.to_str()).map(String::from);
+    here.or_else(|| (command.get_subcommands()).find_map(|it| variable_of(it, flag)))
+}
+
+/// Whether a flag is among the arguments.
+fn has(arguments: &[OsString], flag: &str) -> bool {
+    let flags = arguments.iter().take_while(|it| *it != "--");
+    let mut flags = flags.filter_map(|it| it.to_str());
+    flags.any(|it| it.split('=').next() == Some(flag))
 }
 
 fn takes_contexts(command: &Command) -> bool {

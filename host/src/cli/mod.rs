@@ -130,8 +130,11 @@ pub fn main() -> ExitCode {
     completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     let arguments: Vec<OsString> = env::args_os().collect();
-    let program = environment::without_other_store(Cli::command(), &arguments);
-    let matches = program.get_matches_from(arguments);
+    let mut program = environment::without_other_store(Cli::command(), &arguments);
+    let matches = program.try_get_matches_from_mut(&arguments);
+    let matches = matches.unwrap_or_else(|error| {
+        environment::name_variable(error, &program, &arguments).exit();
+    });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         Command::Serve(args) => serve::run(*args),

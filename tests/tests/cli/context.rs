@@ -104,7 +104,10 @@ fn the_port_variable_of_kubernetes_is_ignored() {
     }
     let mut invalid = command(&get);
     invalid.env("STATEHOUSE_PORT", "10.96.0.7:1883");
-    finish(invalid, b"").code(2).says("--port");
+    finish(invalid, b"")
+        .code(2)
+        .says("--port")
+        .says("the environment variable STATEHOUSE_PORT");
 }
 
 /// Regression: `doctor` and `snapshot` took the data directory of another store.

@@ -264,5 +264,14 @@ fn invalid_flag_or_variable_is_refused() {
     serve.env("STATEHOUSE_MAX_KEYS", "several");
     statehouse_tests::command::finish(serve, b"")
         .code(2)
-        .says("several");
+        .says("several")
+        .says("the environment variable STATEHOUSE_MAX_KEYS");
+    // The variable is valid, and the flag takes precedence.
+    let mut serve = command(&["serve", "--max-keys=many"]);
+    serve.env("STATEHOUSE_MAX_KEYS", "7");
+    let refused = statehouse_tests::command::finish(serve, b"").code(2);
+    assert!(
+        !refused.text().contains("STATEHOUSE_MAX_KEYS"),
+        "{refused:?}"
+    );
 }
