@@ -6,7 +6,7 @@
 //! Only the host that connected opens streams, and numbers them. A number is used once.
 //!
 //! No more than [`limits::CLUSTER_WINDOW_BYTES`] of a stream may be sent before the other side has
-//! read them. So a client that reads nothing holds that much memory, and delays no other client.
+//! read them. So a client that reads nothing holds little more memory, and delays no other client.
 //! Nothing here waits for a single stream.
 //!
 //! At the host of the client, received bytes go to the client's socket at once: to wake the task of
@@ -43,6 +43,9 @@ const READ_BYTES: usize = 64 << 10;
 
 /// A buffer of a stream that is empty keeps no more memory than this.
 const IDLE_BYTES_MAX: usize = 1 << 10;
+
+/// Other tasks get their turn after so many direct writes.
+const DIRECT_WRITES_AT_ONCE: usize = 64;
 
 /// Why a connection ended. The text is for the log.
 #[derive(Debug, thiserror::Error)]
@@ -228,9 +231,10 @@ impl State {
             let body = body.try_into();
             let body = body.map_err(|_| MuxError::Invalid("OPEN has another length"))?;
             let client = decode_client(body).map_err(MuxError::Invalid)?;
-            if self.streams.insert(stream, Entry::default()).is_some() {
+            if self.streams.contains_key(&stream) {
                 return Err(MuxError::Invalid("a stream was opened twice"));
             }
+            self.streams.insert(stream, Entry::default());
             return Ok(Some(client));
         }
         // This side may have closed the stream already.
@@ -283,9 +287,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the lock, and wakes the sender for frames that were added.
+    /// Releases the lock, and wakes the sender for frames that were added, or for the end of a
+    /// retired connection.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let sleeps = !state.out.is_empty() && mem::take(&mut state.sender_sleeps);
+        let has_work = !state.out.is_empty() || state.retired;
+        let sleeps = has_work && mem::take(&mut state.sender_sleeps);
         drop(state);
         if sleeps {
             self.work.notify_one();
@@ -328,21 +334,36 @@ impl Shared {
             if reader.read_buf(&mut buffer).await? == 0 {
                 return Err(MuxError::Closed);
             }
-            {
-                let mut state = self.lock();
-                while let Some((frame, length)) = Frame::first(&buffer)? {
-                    if let Some(client) = state.receive(&frame, &mut work)? {
-                        opened.push((frame.stream, client));
-                    }
-                    buffer.advance(length);
-                }
-            }
+            let received = self.receive_frames(&mut buffer, &mut work, &mut opened);
+            // Also those of the frames before an invalid one.
             work.wakers.drain(..).for_each(Waker::wake);
+            received?;
+            let writes = work.direct.len();
             work.direct.drain(..).for_each(|id| self.write_directly(id));
             for (id, (scheme, client)) in opened.drain(..) {
                 self.answer(id, decide(scheme, client))?;
             }
+            if writes > DIRECT_WRITES_AT_ONCE {
+                yield_now().await;
+            }
         }
+    }
+
+    /// Handles all complete frames of the buffer.
+    fn receive_frames(
+        &self,
+        buffer: &mut BytesMut,
+        work: &mut Work,
+        opened: &mut Vec<(u32, (Scheme, SocketAddr))>,
+    ) -> Result<(), MuxError> {
+        let mut state = self.lock();
+        while let Some((frame, length)) = Frame::first(buffer)? {
+            if let Some(client) = state.receive(&frame, work)? {
+                opened.push((frame.stream, client));
+            }
+            buffer.advance(length);
+        }
+        Ok(())
     }
 
     /// Writes the received bytes of a stream to its sink. The reader of the stream gets those for
@@ -510,11 +531,8 @@ impl State {
         let Some(entry) = self.streams.get_mut(&id) else {
             return;
         };
-        if entry.inbound.is_empty() {
-            entry.inbound.clear();
-            if entry.inbound.capacity() > IDLE_BYTES_MAX {
-                entry.inbound = BytesMut::new();
-            }
+        if entry.inbound.is_empty() && entry.inbound.try_reclaim(IDLE_BYTES_MAX + 1) {
+            entry.inbound = BytesMut::new();
         }
         entry.read += count;
         // Small reads share a CREDIT.

@@ -84,6 +84,12 @@ fn bytes(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
+/// The bytes that a stream has received and nobody has read.
+fn held_bytes(stream: &Stream) -> usize {
+    let mut state = stream.0.shared.lock();
+    state.entry(stream.0.id).unwrap().inbound.len()
+}
+
 #[tokio::test]
 async fn a_leader_serves_or_refuses_each_client() {
     let (mux, mut leader) = hosts();
@@ -136,11 +142,7 @@ async fn a_stream_that_is_not_read_holds_a_window_and_delays_no_other() {
     let sent = bytes(1, 2 * limits::CLUSTER_WINDOW_BYTES);
     let writing = slow.write_all(&sent);
     assert!(timeout(Duration::from_millis(50), writing).await.is_err());
-    {
-        let state = unread.0.shared.lock();
-        let held = state.streams[&unread.0.id].inbound.len();
-        assert_eq!(held, limits::CLUSTER_WINDOW_BYTES);
-    }
+    assert_eq!(held_bytes(&unread), limits::CLUSTER_WINDOW_BYTES);
     assert_eq!(
         Direct::try_write(&slow, b"x").unwrap_err().kind(),
         io::ErrorKind::WouldBlock
@@ -159,6 +161,10 @@ async fn a_stream_that_is_not_read_holds_a_window_and_delays_no_other() {
     let (written, read) = timeout(PATIENCE, both).await.expect("it continues");
     written.and(read.map(drop)).unwrap();
     assert!(held == sent);
+    // An idle stream keeps no large buffer.
+    let mut state = unread.0.shared.lock();
+    let entry = state.entry(unread.0.id).unwrap();
+    assert!(!entry.inbound.try_reclaim(IDLE_BYTES_MAX + 1));
 }
 
 #[tokio::test]
@@ -251,6 +257,35 @@ async fn an_unused_connection_ends_with_its_last_stream() {
     drop(near);
     assert_eq!(far.read(&mut received).await.unwrap(), 0);
     assert!(matches!(leader.ended().await, Err(MuxError::Closed)));
+}
+
+#[tokio::test]
+async fn an_unused_connection_ends_if_the_leader_closed_its_last_stream() {
+    let (mux, mut leader) = hosts();
+    let (mut near, far) = stream(&mux, &mut leader).await;
+    drop(mux);
+    drop(far);
+    assert_eq!(near.read(&mut [0]).await.unwrap(), 0);
+    drop(near);
+    assert!(matches!(leader.ended().await, Err(MuxError::Closed)));
+}
+
+#[tokio::test]
+async fn frames_before_an_invalid_one_wake_their_streams() {
+    let (host, mut leader) = duplex(4096);
+    let (reader, writer) = split(host);
+    let mux = Mux::start(reader, writer);
+    let mut stream = mux.open(SCHEME, client(40_000)).unwrap();
+    let reading = tokio::spawn(async move {
+        let mut received = Vec::new();
+        _ = stream.read_to_end(&mut received).await;
+        received
+    });
+    tokio::task::yield_now().await;
+    let frames = [frame(0, DATA, b"last"), frame(0, 9, b"")].concat();
+    leader.write_all(&frames).await.unwrap();
+    let received = timeout(PATIENCE, reading).await.expect("it is woken");
+    assert_eq!(received.unwrap(), b"last");
 }
 
 #[tokio::test]
@@ -379,10 +414,14 @@ async fn received_bytes_go_to_the_sink_while_the_reader_sleeps() {
     near.write_to(Arc::new(client.clone()));
     // They arrive while the reader is awake.
     far.write_all(b"first").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let arriving = async {
+        while held_bytes(&near) < 5 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, arriving).await.expect("they arrive");
     let mut received = [0; 5];
-    let read = timeout(PATIENCE, near.read_exact(&mut received)).await;
-    read.expect("the reader gets them").unwrap();
+    near.read_exact(&mut received).await.unwrap();
     assert_eq!(&received, b"first");
     let reading = tokio::spawn(async move { near.read(&mut [0]).await.unwrap() });
     // The sink lets the other side send more, as a reader does.
@@ -426,21 +465,53 @@ async fn a_sink_without_room_and_the_reader_keep_the_order_of_bytes() {
     });
     let (mut received, mut by_reader) = (Vec::new(), 0);
     let mut buffer = [0; 1000];
-    loop {
-        let read = timeout(PATIENCE, near.read(&mut buffer)).await;
-        let count = read.expect("the rest goes to the reader").unwrap();
-        // What the sink took precedes what the reader got.
-        received.extend(client.take(0));
-        received.extend_from_slice(&buffer[..count]);
-        by_reader += count;
-        if count == 0 {
-            break;
+    let reading = async {
+        loop {
+            let count = near.read(&mut buffer).await.unwrap();
+            // What the sink took precedes what the reader got.
+            received.extend(client.take(1500));
+            received.extend_from_slice(&buffer[..count]);
+            by_reader += count;
+            if count == 0 {
+                break;
+            }
+            // The reader writes slowly. No bytes may overtake it.
+            tokio::task::yield_now().await;
+            assert!(client.take(by_reader % 1500).is_empty());
         }
-        // The reader writes slowly. No bytes may overtake it.
-        tokio::task::yield_now().await;
-        assert!(client.take(by_reader % 1500).is_empty());
-    }
+    };
+    let read = timeout(PATIENCE, reading).await;
+    read.expect("the rest goes to the reader");
     assert!(received == expected);
     assert!((1..expected.len()).contains(&by_reader), "{by_reader}");
     writing.await.unwrap();
+}
+
+#[tokio::test]
+async fn no_bytes_overtake_a_reader_that_is_polled_for_another_reason() {
+    let (mux, mut leader) = hosts();
+    let (mut near, _far) = stream(&mux, &mut leader).await;
+    let client = Client::new(usize::MAX);
+    near.write_to(Arc::new(client.clone()));
+    let Handle { shared, id } = &*near.clone().0;
+    let mut read_byte = || {
+        let mut byte = [0];
+        let mut into = ReadBuf::new(&mut byte);
+        let cx = &mut Context::from_waker(Waker::noop());
+        Pin::new(&mut near).poll_read(cx, &mut into).is_ready()
+    };
+    assert!(!read_byte(), "it sleeps");
+    let mut work = Work::default();
+    let data = Frame {
+        stream: *id,
+        kind: DATA,
+        body: b"abc",
+    };
+    shared.lock().receive(&data, &mut work).unwrap();
+    assert_eq!(work.direct, [*id]);
+    // Its task is polled on another thread, and now has a byte to write.
+    assert!(read_byte());
+    shared.write_directly(*id);
+    assert!(client.take(0).is_empty());
+    assert_eq!(held_bytes(&near), 2);
 }
