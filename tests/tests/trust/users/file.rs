@@ -233,7 +233,8 @@ fn on_terminal(script: &str, types: bool) -> String {
     let mut terminal = Command::new("script")
         .args([
             "-qec",
-            &format!("{script}; echo code=$?; stty -a"),
+            // Before the prompt takes the terminal over, Ctrl-C signals the shell too.
+            &format!("trap : INT; {script}; echo code=$?; stty -a"),
             "/dev/null",
         ])
         .current_dir(directory.path())
