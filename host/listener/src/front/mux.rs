@@ -13,29 +13,27 @@
 //! the client would cost more than the write.
 
 mod frame;
+mod stream;
 
 use std::collections::HashMap;
-use std::fmt;
-use std::future::poll_fn;
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use bytes::{Buf, BytesMut};
 use rustc_hash::FxBuildHasher;
-use statehouse_mqtt::{Broker, Direct};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use statehouse_mqtt::Direct;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use self::frame::{
     ANSWER, CLOSE, CREDIT, DATA, END, FRAME_BYTES_MAX, Frame, HEADER_BYTES, OPEN, push,
 };
+pub(super) use self::stream::Stream;
 use super::preface::{Answer, decode_client, encode_client};
-use crate::Socket;
 use statehouse_config::{Scheme, limits};
 
 /// What one read of the connection takes.
@@ -44,7 +42,7 @@ const READ_BYTES: usize = 64 << 10;
 /// A buffer of a stream that is empty keeps no more memory than this.
 const IDLE_BYTES_MAX: usize = 1 << 10;
 
-/// Other tasks get their turn after so many direct writes.
+/// Other tasks get their turn after so many direct writes, which take less than a millisecond.
 const DIRECT_WRITES_AT_ONCE: usize = 64;
 
 /// Why a connection ended. The text is for the log.
@@ -127,21 +125,6 @@ where
     shared.run(reader, writer, decide).await
 }
 
-/// A client's stream. It is closed when the last clone is dropped.
-#[derive(Clone, Debug)]
-pub(super) struct Stream(Arc<Handle>);
-
-struct Handle {
-    shared: Arc<Shared>,
-    id: u32,
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Handle").field(&self.id).finish()
-    }
-}
-
 /// What the streams of a connection share with its task.
 #[derive(Default)]
 struct Shared {
@@ -202,6 +185,25 @@ impl Default for Entry {
     }
 }
 
+impl Entry {
+    /// Counts bytes that were taken from those received. Returns how many more the other side may
+    /// send, if it is time to say so.
+    fn count_read(&mut self, count: usize) -> Option<u32> {
+        if self.inbound.is_empty() && self.inbound.try_reclaim(IDLE_BYTES_MAX + 1) {
+            self.inbound = BytesMut::new();
+        }
+        self.read += count;
+        // Small reads share a CREDIT.
+        if self.read < limits::CLUSTER_WINDOW_BYTES / 2 || self.ended {
+            return None;
+        }
+        let read = mem::take(&mut self.read);
+        self.window += read;
+        // No more than the window, which is far less than 4 GiB.
+        Some(read as u32)
+    }
+}
+
 /// What is left to do after frames were received, without the lock.
 #[derive(Default)]
 struct Work {
@@ -213,6 +215,12 @@ struct Work {
 impl State {
     fn push(&mut self, id: u32, kind: u8, body: &[u8]) {
         push(&mut self.out, id, kind, body);
+    }
+
+    /// The entry of a stream that is not dropped yet.
+    fn entry(&mut self, id: u32) -> io::Result<&mut Entry> {
+        let entry = self.streams.get_mut(&id);
+        entry.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Whether streams must wait before they send more.
@@ -376,9 +384,11 @@ impl Shared {
         let Some(entry) = state.streams.get_mut(&id) else {
             return;
         };
-        let (Some(sink), Some(_), false) =
-            (entry.sink.clone(), &entry.reader, entry.inbound.is_empty())
-        else {
+        // The reader may have been polled in the meantime, and then writes them itself.
+        if entry.reader.is_none() || entry.inbound.is_empty() {
+            return;
+        }
+        let Some(sink) = entry.sink.clone() else {
             return;
         };
         let mut bytes = mem::take(&mut entry.inbound);
@@ -395,7 +405,9 @@ impl Shared {
             true => None,
             false => entry.reader.take(),
         };
-        state.count_read(id, written);
+        if let Some(credit) = entry.count_read(written) {
+            state.push(id, CREDIT, &credit.to_le_bytes());
+        }
         self.wake(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -481,184 +493,6 @@ impl Drop for Over<'_> {
         }
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Stream {
-    fn new(shared: &Arc<Shared>, id: u32) -> Self {
-        let shared = shared.clone();
-        Self(Arc::new(Handle { shared, id }))
-    }
-
-    /// Lets received bytes go to `sink` while the reader of this stream sleeps. The reader must
-    /// write all that it reads to the same sink, before it reads again.
-    pub(super) fn write_to(&self, sink: Arc<dyn Direct>) {
-        if let Ok(entry) = self.0.shared.lock().entry(self.0.id) {
-            entry.sink = Some(sink);
-        }
-    }
-
-    /// Waits for the answer of the leader.
-    pub(super) async fn answered(&self) -> io::Result<Answer> {
-        poll_fn(|cx| {
-            let mut state = self.0.shared.lock();
-            if state.over {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-            }
-            let entry = state.entry(self.0.id)?;
-            match entry.answer {
-                Some(answer) => Poll::Ready(Ok(answer)),
-                None if entry.closed => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
-                None => {
-                    entry.reader = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
-    }
-}
-
-impl State {
-    /// The entry of a stream that is not dropped yet.
-    fn entry(&mut self, id: u32) -> io::Result<&mut Entry> {
-        let entry = self.streams.get_mut(&id);
-        entry.ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-
-    /// Lets the other side send as many bytes as were taken from those received.
-    fn count_read(&mut self, id: u32, count: usize) {
-        let Some(entry) = self.streams.get_mut(&id) else {
-            return;
-        };
-        if entry.inbound.is_empty() && entry.inbound.try_reclaim(IDLE_BYTES_MAX + 1) {
-            entry.inbound = BytesMut::new();
-        }
-        entry.read += count;
-        // Small reads share a CREDIT.
-        if entry.read >= limits::CLUSTER_WINDOW_BYTES / 2 && !entry.ended {
-            let read = mem::take(&mut entry.read);
-            entry.window += read;
-            // No more than the window, which is far less than 4 GiB.
-            self.push(id, CREDIT, &(read as u32).to_le_bytes());
-        }
-    }
-}
-
-impl Handle {
-    /// Adds bytes to those that are sent, as many as may be. If none, arranges that `waker` is
-    /// woken.
-    fn write(&self, bytes: &[u8], waker: Option<&Waker>) -> io::Result<usize> {
-        let mut locked = self.shared.lock();
-        let state = &mut *locked;
-        if state.over {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        let is_full = state.is_full();
-        let State { streams, out, .. } = state;
-        let entry = streams.get_mut(&self.id);
-        let entry = entry.ok_or(io::ErrorKind::NotConnected)?;
-        if entry.closed || entry.end_sent {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        if is_full || entry.credit == 0 {
-            if waker.is_some() {
-                entry.writer = waker.cloned();
-            }
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let bytes = &bytes[..bytes.len().min(entry.credit)];
-        entry.credit -= bytes.len();
-        for body in bytes.chunks(FRAME_BYTES_MAX) {
-            push(out, self.id, DATA, body);
-        }
-        self.shared.wake(locked);
-        Ok(bytes.len())
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        let entry = state.streams.remove(&self.id);
-        if !state.over && entry.is_some_and(|it| !it.closed) {
-            state.push(self.id, CLOSE, &[]);
-        }
-        self.shared.wake(state);
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let Handle { shared, id } = &*self.0;
-        let mut state = shared.lock();
-        let over = state.over;
-        let entry = state.entry(*id)?;
-        if entry.inbound.is_empty() {
-            if entry.ended {
-                return Poll::Ready(Ok(()));
-            }
-            if over {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-            }
-            entry.reader = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        // It does not sleep now.
-        entry.reader = None;
-        let count = entry.inbound.len().min(into.remaining());
-        into.put_slice(&entry.inbound[..count]);
-        entry.inbound.advance(count);
-        state.count_read(*id, count);
-        shared.wake(state);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match self.0.write(bytes, Some(cx.waker())) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-            written => Poll::Ready(written),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Handle { shared, id } = &*self.0;
-        let mut state = shared.lock();
-        if state.over {
-            return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
-        }
-        let entry = state.entry(*id)?;
-        if !mem::replace(&mut entry.end_sent, true) && !entry.closed {
-            state.push(*id, END, &[]);
-            shared.wake(state);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl Direct for Stream {
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes, None)
-    }
-}
-
-impl Socket for Stream {
-    async fn serve(self, broker: &Broker, peer: SocketAddr) {
-        broker.serve_direct(self, peer).await;
     }
 }
 

@@ -1,6 +1,8 @@
+use std::pin::Pin;
+use std::task::Context;
 use std::time::Duration;
 
-use tokio::io::{DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::io::{DuplexStream, ReadBuf, ReadHalf, WriteHalf, duplex, split};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -493,7 +495,7 @@ async fn no_bytes_overtake_a_reader_that_is_polled_for_another_reason() {
     let (mut near, _far) = stream(&mux, &mut leader).await;
     let client = Client::new(usize::MAX);
     near.write_to(Arc::new(client.clone()));
-    let Handle { shared, id } = &*near.clone().0;
+    let (shared, id) = (near.0.shared.clone(), near.0.id);
     let mut read_byte = || {
         let mut byte = [0];
         let mut into = ReadBuf::new(&mut byte);
@@ -503,15 +505,15 @@ async fn no_bytes_overtake_a_reader_that_is_polled_for_another_reason() {
     assert!(!read_byte(), "it sleeps");
     let mut work = Work::default();
     let data = Frame {
-        stream: *id,
+        stream: id,
         kind: DATA,
         body: b"abc",
     };
     shared.lock().receive(&data, &mut work).unwrap();
-    assert_eq!(work.direct, [*id]);
+    assert_eq!(work.direct, [id]);
     // Its task is polled on another thread, and now has a byte to write.
     assert!(read_byte());
-    shared.write_directly(*id);
+    shared.write_directly(id);
     assert!(client.take(0).is_empty());
     assert_eq!(held_bytes(&near), 2);
 }
