@@ -58,8 +58,8 @@ pub(super) enum MuxError {
     Invalid(&'static str),
 }
 
-/// A connection over which this host opens streams. When it is dropped, the connection ends with its
-/// last stream.
+/// A connection over which this host opens streams. When it is dropped, the connection ends with
+/// its last stream.
 pub(super) struct Mux(Arc<Shared>);
 
 impl Mux {
