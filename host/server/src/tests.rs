@@ -246,7 +246,7 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     let store = locked.core.store_mut();
     let mut duplicates = Duplicates::new(retention);
     for remembered in store.duplicates().range(0) {
-        duplicates.insert(&remembered);
+        duplicates.insert(&remembered, true);
     }
     let state = Box::new(std::mem::take(store.state_mut()));
     let (second, transport) = serve(state, duplicates);

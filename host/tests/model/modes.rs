@@ -290,6 +290,36 @@ fn full_disk_allows_only_existing_durable_watches() {
     assert_eq!(answer(&effects), "+OK\\r\\n");
 }
 
+/// Protocol, section 9: a duplicate gets the first response, although the log has no room for it.
+#[test]
+fn refusal_on_a_full_disk_is_remembered_until_a_restart() {
+    let refused = "-ERR the quota has been exceeded\\r\\n";
+    for mode in [Mode::Embedded, Mode::Foreign] {
+        let mut store = RecordedStore::new(mode);
+        let mut began = Vec::new();
+        record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
+        store.records.append(&[&began], false);
+        store.request(1, &["SET", "other", "1"]);
+        let recorded = store.records.all().len();
+        store.core.store_mut().quota().journal = JournalRoom::Removals;
+        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
+        assert_eq!(
+            (answer(&effects).as_str(), effects.repeated),
+            (refused, None)
+        );
+        assert_eq!(store.records.all().len(), recorded, "{mode:?}");
+        store.core.store_mut().quota().journal = JournalRoom::Growth;
+        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
+        assert_eq!(answer(&effects), refused, "{mode:?}");
+        assert_eq!(effects.repeated, Some(Rerun::Same), "{mode:?}");
+        let (effects, _) = store.request(1, &["SET", "k", "1"]);
+        assert_eq!(answer(&effects), "+OK\\r\\n");
+        let mut store = store.restart(mode);
+        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
+        assert_eq!((&*answer(&effects), effects.repeated), ("+OK\\r\\n", None));
+    }
+}
+
 #[test]
 fn start_in_another_mode_drops_dedup_entries_and_watches() {
     let mut store = RecordedStore::new(Mode::Embedded);

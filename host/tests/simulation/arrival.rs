@@ -213,8 +213,11 @@ impl World {
             return;
         };
         self.tally.count("responses seen twice");
+        let in_memory = self.ledger.in_memory.contains(&number);
+        let one_life = in_memory && !self.ledger.forgotten.contains(&number);
+        let unremembered = self.ledger.unremembered.contains(&number) && !one_life;
         // In interval mode a crash may lose a request whose response has left.
-        if reads || self.ledger.unremembered.contains(&number) || self.ledger.lossy {
+        if reads || unremembered || self.ledger.lossy {
             return;
         }
         assert_eq!(

@@ -297,7 +297,11 @@ impl World {
         // in any case.
         let failed = self.oracle.response(number).map(Vec::as_slice) == Some(INTERNAL_ERROR);
         let repeats = qos == 1 && handled.command.repeats() && !failed;
-        if self.oracle.is_done(number) && !repeats {
+        let in_memory = qos == 1 && self.ledger.in_memory.contains(&number);
+        if in_memory {
+            self.tally.count("redeliveries that only memory answers");
+        }
+        if in_memory || self.oracle.is_done(number) && !repeats {
             self.tally
                 .count("requests redelivered without a second effect");
             if qos == 1 && *handled.command == Command::Unwatch {

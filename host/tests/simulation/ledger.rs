@@ -22,6 +22,9 @@ pub(crate) struct Ledger {
     /// Requests that the store may not remember: after a full disk, or the end of the retention. Each
     /// execution has its own response.
     pub(crate) unremembered: HashSet<u64>,
+    /// Requests that are remembered in memory only, since the disk was full; those of earlier lives.
+    pub(crate) in_memory: HashSet<u64>,
+    pub(crate) forgotten: HashSet<u64>,
     /// Operations that some life has handled, and messages that were published again.
     pub(crate) handled: HashSet<u64>,
     pub(crate) repeated: HashSet<u64>,

@@ -23,7 +23,7 @@ impl World {
         let closed = self.dice.once_in(6) && self.stop();
         let (durable, appended) = (self.node.log.durable().0, self.node.appended());
         let remembered: Vec<Remembered> =
-            (self.node.server).inspect(|store| store.duplicates().range(0).collect());
+            (self.node.server).inspect(|store| store.duplicates().recorded(0).collect());
         self.power_off();
         let damaged = self.dice.once_in(6) && self.damage_snapshot();
         if self.plan.clock_steps && self.dice.once_in(4) {
@@ -168,6 +168,8 @@ impl World {
         self.captured.retain(|it| it.position == position);
         self.ledger.acked.clear();
         self.ledger.open.extend(self.ledger.unrecorded.drain());
+        let in_memory = self.ledger.in_memory.drain();
+        self.ledger.forgotten.extend(in_memory);
         let possible = self
             .ledger
             .possible

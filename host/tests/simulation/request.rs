@@ -43,7 +43,7 @@ impl World {
             link.watches.insert(key.to_owned(), false);
             link.open_keys.insert(key.to_owned());
         }
-        // A request that changes nothing is not remembered on a full disk.
+        // A request that changes nothing is remembered in memory only on a full disk.
         let recorded = !full || change.is_some();
         if let Some(response) = &response {
             self.is_possible(handled, response, recorded);
@@ -59,6 +59,9 @@ impl World {
             format!("  handled {number}: {text:.60?}")
         });
         if !recorded {
+            if failed || !command.repeats() {
+                self.ledger.in_memory.insert(number);
+            }
             return;
         }
         // Records of a read are of keys that expired before it, unless it failed.

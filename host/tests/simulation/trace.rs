@@ -45,6 +45,7 @@ const REQUIRED: &[&str] = &[
     "recovered states compared",
     "redeliveries after the retention",
     "redeliveries of acknowledged requests",
+    "redeliveries that only memory answers",
     "refused by the quota of a client",
     "refused for a full disk",
     "reports of absent clients",

@@ -196,8 +196,8 @@ fn quota_used_up_by_another_client_loses_nothing() {
     (again.packet_id, again.dup) = (packet_id, true);
     store.client.start(again);
     let mut answer = store.finish(&request, packet_id);
-    // It may be decided before the leader knows that there is room. If the original was refused,
-    // the request that was sent again may run after its answer, since a full etcd remembers none.
+    // It may be decided before the leader knows that there is room. A refusal of the original is
+    // repeated, unless another host leads by now: a full etcd has no record of it.
     while answer.text() == REFUSED {
         let found = store.get("key");
         assert!(

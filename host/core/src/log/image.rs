@@ -123,7 +123,7 @@ impl Image {
                     let policy: usize = reader.small()?;
                     let mut remembered = record::read_remembered(&mut reader, true)?;
                     remembered.context.policy = *policies.get(policy).ok_or(UNNAMED)?;
-                    self.duplicates.insert(&remembered);
+                    self.duplicates.insert(&remembered, true);
                 }
             }
             SESSIONS => self.sessions(reader.0)?,
@@ -330,7 +330,7 @@ impl Image {
         }
         let (session, now_ms) = (remembered.delivery.session, remembered.context.now_ms);
         if is_live(&self.sessions, session) {
-            self.duplicates.insert(&remembered);
+            self.duplicates.insert(&remembered, true);
             self.duplicates.evict(session, now_ms);
         }
     }

@@ -121,7 +121,7 @@ impl Progress {
                         Some(last) => Next::Remembered { from: last + 1 },
                         // Captured at the same time as the last requests, so that no request falls
                         // between the two.
-                        None => Next::Meta(meta_block(&meta, duplicates.next_number())),
+                        None => Next::Meta(meta_block(&meta, duplicates.recorded_below())),
                     };
                     return Some(block);
                 }
@@ -239,7 +239,7 @@ fn remembered(
     for policy in policies {
         out.extend_from_slice(policy.digest.as_bytes());
     }
-    for (count, it) in duplicates.range(from).enumerate() {
+    for (count, it) in duplicates.recorded(from).enumerate() {
         let digest = it.context.policy;
         // Every policy that answered has a number, because its record precedes its first answer.
         let Some(policy) = policies.iter().position(|policy| policy.digest == digest) else {

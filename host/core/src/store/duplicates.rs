@@ -90,6 +90,8 @@ pub struct Duplicates {
     count: usize,
     bytes: u64,
     next_number: u64,
+    /// All recorded requests have lower numbers.
+    recorded_below: u64,
     evicted: u64,
 }
 
@@ -169,6 +171,7 @@ impl Duplicates {
             count: 0,
             bytes: 0,
             next_number: 1,
+            recorded_below: 1,
             evicted: 0,
         }
     }
@@ -240,6 +243,7 @@ impl Duplicates {
     /// Continues numbering from `next_number`: lower numbers were already given out.
     pub fn continue_from(&mut self, next_number: u64) {
         self.next_number = self.next_number.max(next_number);
+        self.recorded_below = self.recorded_below.max(next_number);
     }
 
     /// The original of a request, if the request is a duplicate.
@@ -274,16 +278,26 @@ impl Duplicates {
         self.next_number
     }
 
+    /// The number that follows those of all recorded requests. A snapshot continues from it: after
+    /// a crash, a request has the number again that another one had in memory only.
+    pub fn recorded_below(&self) -> u64 {
+        self.recorded_below
+    }
+
     /// Adds a request under the next number, or a recorded one under its own. The number must be
-    /// higher than all earlier ones, since the window is ordered by it.
-    pub fn insert(&mut self, it: &Remembered) {
+    /// higher than all earlier ones, since the window is ordered by it. A request that the log has
+    /// no record of is in no snapshot either.
+    pub fn insert(&mut self, it: &Remembered, recorded: bool) {
         let Remembered {
             number, delivery, ..
         } = *it;
         let older = self.note_newest(delivery.session, &it.identity, number);
-        let slot = Slot::new(it, self.policies.add(it.context.policy), older);
+        let slot = Slot::new(it, recorded, self.policies.add(it.context.policy), older);
         let cost_bytes = u64::from(slot.cost_bytes);
         self.next_number = self.next_number.max(number + 1);
+        if recorded {
+            self.recorded_below = self.next_number;
+        }
         self.bytes += cost_bytes;
         self.count += 1;
         let session = self.sessions.entry(delivery.session).or_default();
@@ -528,13 +542,22 @@ impl Duplicates {
         self.ended(&dead);
     }
 
+    /// The requests from `number` on that the log has records of, in order.
+    pub fn recorded(&self, number: u64) -> impl Iterator<Item = Remembered> {
+        let slots = self.slots(number).filter(|slot| slot.recorded);
+        slots.map(|slot| self.remembered(slot))
+    }
+
     /// The requests from `number` on, in order.
     pub fn range(&self, number: u64) -> impl Iterator<Item = Remembered> {
+        self.slots(number).map(|slot| self.remembered(slot))
+    }
+
+    fn slots(&self, number: u64) -> impl Iterator<Item = &Slot> {
         let from = self.window.partition_point(|slot| slot.number < number);
         let kept = self.kept.range(number..).map(|(_, slot)| &**slot);
         kept.chain(self.window.range(from..))
             .filter(|slot| !slot.forgotten)
-            .map(|slot| self.remembered(slot))
     }
 
     /// The policies that handled the remembered requests, each once.

@@ -103,12 +103,12 @@ impl Store {
         effects: &mut Effects,
     ) {
         let answer = internal_error();
-        if self.may_remember() {
-            let identity = identified.unwrap_or_else(|| identity(request));
-            let clock = context.clock;
-            let remembered =
-                self.remembered(request, identity, context, &answer, None, effects.fuel);
-            self.insert(request, &remembered);
+        let identity = identified.unwrap_or_else(|| identity(request));
+        let clock = context.clock;
+        let remembered = self.remembered(request, identity, context, &answer, None, effects.fuel);
+        let recorded = self.may_record_unchanged();
+        self.insert(request, &remembered, recorded);
+        if recorded {
             effects.handled = Some(Box::new(Handled {
                 remembered,
                 repeatable: true,
@@ -119,14 +119,14 @@ impl Store {
         effects.answer = Some(answer);
     }
 
-    /// Whether a request that changes nothing may be remembered. On a full disk it must not use the
-    /// room that removals need, and runs again on redelivery.
-    fn may_remember(&self) -> bool {
+    /// Whether a request that changes nothing may be recorded. On a full disk it must not use the
+    /// room that removals need, and is remembered in memory only.
+    fn may_record_unchanged(&self) -> bool {
         self.quota.journal == JournalRoom::Growth
     }
 
-    fn insert(&mut self, request: &Request<'_>, remembered: &Remembered) {
-        self.duplicates.insert(remembered);
+    fn insert(&mut self, request: &Request<'_>, remembered: &Remembered, recorded: bool) {
+        self.duplicates.insert(remembered, recorded);
         self.duplicates
             .evict(request.delivery.session, remembered.context.now_ms);
     }
@@ -232,25 +232,29 @@ impl Store {
         }
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
-        let may_remember = !writes.is_empty() || self.may_remember();
         // A rule may write before the standard policy executes a read. A watch must begin again.
         if !writes.is_empty() && !begins_watch {
             answer.repeat = Repeat::Same;
         }
-        let repeatable = answer.repeat == Repeat::Same && may_remember;
-        if repeatable || !writes.is_empty() {
+        let repeatable = answer.repeat == Repeat::Same;
+        let recorded = !writes.is_empty() || repeatable && self.may_record_unchanged();
+        if repeatable || recorded {
             let identity = identified.unwrap_or_else(|| identity(request));
             let remembered =
                 self.remembered(request, identity, context, &answer, captured, effects.fuel);
             if repeatable {
-                self.insert(request, &remembered);
+                self.insert(request, &remembered, recorded);
             }
-            effects.handled = Some(Box::new(Handled {
-                remembered,
-                repeatable,
-                clock: state.hlc.last(),
-                writes,
-            }));
+            if recorded {
+                effects.handled = Some(Box::new(Handled {
+                    remembered,
+                    repeatable,
+                    clock: state.hlc.last(),
+                    writes,
+                }));
+            } else {
+                effects.rests_on = RestsOn::of(remembered.captured, watches_durable);
+            }
         } else {
             effects.rests_on = RestsOn::of(captured, watches_durable);
         }

@@ -42,6 +42,8 @@ pub(super) struct Slot {
     dialect: Dialect,
     versioned: bool,
     put: bool,
+    /// Whether the log has a record of it.
+    pub(super) recorded: bool,
     /// Evicted early: only the place in the window is left.
     pub(super) forgotten: bool,
 }
@@ -68,7 +70,12 @@ enum Answer {
 
 impl Slot {
     /// `older` is the previous request of the same identity, `policy` the index of the policy.
-    pub(super) fn new(it: &Remembered, policy: u32, older: Option<NonZeroU64>) -> Self {
+    pub(super) fn new(
+        it: &Remembered,
+        recorded: bool,
+        policy: u32,
+        older: Option<NonZeroU64>,
+    ) -> Self {
         let (context, outcome) = (&it.context, &it.outcome);
         let version = outcome.version.unwrap_or_default();
         Self {
@@ -94,6 +101,7 @@ impl Slot {
             dialect: context.dialect,
             versioned: outcome.version.is_some(),
             put: outcome.put,
+            recorded,
             forgotten: false,
         }
     }
@@ -258,7 +266,7 @@ mod tests {
     }
 
     fn check_round_trip(it: &Remembered) {
-        let slot = Slot::new(it, 3, NonZeroU64::new(4));
+        let slot = Slot::new(it, true, 3, NonZeroU64::new(4));
         assert_eq!(slot.remembered(it.context.policy), *it);
         assert_eq!((slot.policy, slot.older), (3, NonZeroU64::new(4)));
         assert_eq!(u64::from(slot.cost_bytes), it.cost_bytes());

@@ -26,12 +26,22 @@ fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Deliver
 
 /// A request that arrives at `now_ms`, is answered and remembered.
 fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u64 {
+    remember(all, from, identity, now_ms, true)
+}
+
+fn remember(
+    all: &mut Duplicates,
+    from: Delivery,
+    identity: u8,
+    now_ms: u64,
+    recorded: bool,
+) -> u64 {
     // As before each read of a socket.
     all.prefetch(from.session, 2);
     all.arrive(&from);
     let turn = all.next_turn(from.session);
     let number = all.next_number();
-    all.insert(&Remembered {
+    let remembered = Remembered {
         number,
         delivery: from,
         turn,
@@ -50,13 +60,31 @@ fn answer(all: &mut Duplicates, from: Delivery, identity: u8, now_ms: u64) -> u6
             command: None,
             put: true,
         },
-    });
+    };
+    all.insert(&remembered, recorded);
     all.evict(from.session, now_ms);
     number
 }
 
 fn found(all: &Duplicates, by: Delivery, identity: u8) -> Option<u64> {
     all.find(&by, &[identity; 16]).map(|it| it.number)
+}
+
+/// Another host of a cluster gives the number of a request in memory to a recorded one. If it began
+/// with a snapshot, the number must be free there.
+#[test]
+fn request_without_a_record_is_in_no_snapshot() {
+    let mut all = Duplicates::new(RETENTION);
+    let recorded = answer(&mut all, delivery(1, 1, 7, false), 8, 0);
+    let other = remember(&mut all, delivery(1, 1, 8, false), 9, 0, false);
+    assert_eq!(found(&all, delivery(1, 1, 8, true), 9), Some(other));
+    let numbers = |all: &Duplicates| all.recorded(0).map(|it| it.number).collect::<Vec<_>>();
+    assert_eq!(numbers(&all), [recorded]);
+    assert_eq!((all.len(), all.recorded_below()), (2, other));
+    let later = answer(&mut all, delivery(1, 1, 9, false), 10, 0);
+    assert!(later > other);
+    assert_eq!(numbers(&all), [recorded, later]);
+    assert_eq!(all.recorded_below(), later + 1);
 }
 
 #[test]
