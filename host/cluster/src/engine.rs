@@ -225,7 +225,8 @@ impl Paging {
     }
 }
 
-/// Waits at most `limit` for a call, and changes the server if it did not answer.
+/// Waits at most `limit` for a call, and changes the server if it did not answer or refused the
+/// call. Others may execute it: a server that begins to take part refuses all calls.
 pub(crate) async fn attempt<T>(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -239,7 +240,7 @@ pub(crate) async fn attempt<T>(
     };
     if matches!(
         result,
-        Err(EngineError::Unknown(_) | EngineError::NotApplied(_))
+        Err(EngineError::Unknown(_) | EngineError::NotApplied(_) | EngineError::Refused(_))
     ) {
         engine.next_endpoint();
     }

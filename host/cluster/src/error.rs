@@ -28,6 +28,16 @@ pub enum Stop {
         /// The epoch and change that this host knows to be committed.
         known: (u64, u64),
     },
+    /// A newer head does not continue the log: another host leads from an older state.
+    #[error(
+        "the engine lost committed data: its log now ends with frame {found}, which does not continue frame {known} that was committed before, as after a restore of an older state. Compare the members of the engine before any host restarts"
+    )]
+    Branched {
+        /// The last frame of the newer head.
+        found: u64,
+        /// The last frame that this host knows to be committed.
+        known: u64,
+    },
     /// The log does not continue what this host has copied of it.
     #[error(
         "the engine lost committed data: the log does not continue the copy that this host has of it, up to record {0}. The copy was not changed. Compare the members of the engine before any host restarts; `statehouse cluster init --from` makes a new cluster from the copy"

@@ -138,6 +138,14 @@ impl Head {
         (self.epoch, self.change)
     }
 
+    /// The oldest frame that must be in the engine. Those before the newest snapshot may have been
+    /// deleted to make room.
+    #[must_use]
+    pub fn oldest_needed(&self) -> u64 {
+        let first = self.snapshot.map_or(0, |it| it.first_seq);
+        self.oldest.max(first)
+    }
+
     /// The host that should lead next, if the leader released the head and named one. Other hosts
     /// wait a moment for it. No safety depends on it.
     #[must_use]

@@ -48,6 +48,19 @@ pub(crate) enum Decision {
     NotSent(EngineError),
 }
 
+/// Checks that the log of a newer head continues that of a head that was committed before it. It
+/// does not if the engine was restored from a backup, and another host has led since.
+pub(crate) fn check_continues(newer: &Head, known: &Head) -> Result<(), Stop> {
+    let is_same = newer.seq == known.seq && newer.chain == known.chain;
+    match newer.seq > known.seq || is_same {
+        true => Ok(()),
+        false => Err(Stop::Branched {
+            found: newer.seq,
+            known: known.seq,
+        }),
+    }
+}
+
 impl Host {
     pub(crate) fn new(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, options: Options) -> Self {
         let mut seed = [0; 8];
@@ -80,19 +93,19 @@ impl Host {
     }
 
     /// Checks the value of the head that a transaction found. It must be newer than a head that is
-    /// known to have been committed.
-    pub(crate) fn check_not_older(&self, value: &Value, known: &Head) -> Result<(), Stop> {
+    /// known to have been committed, and continue its log.
+    pub(crate) fn check_newer(&self, value: &Value, known: &Head) -> Result<(), Stop> {
         let found = match &value.value {
-            Some(bytes) => Some(self.head(bytes)?.order()),
+            Some(bytes) => Some(self.head(bytes)?),
             None => None,
         };
-        if found <= Some(known.order()) {
-            return Err(Stop::Lost {
-                found,
+        match found {
+            Some(found) if found.order() > known.order() => check_continues(&found, known),
+            found => Err(Stop::Lost {
+                found: found.map(|it| it.order()),
                 known: known.order(),
-            });
+            }),
         }
-        Ok(())
     }
 
     /// One attempt of a call. Every refused write begins the search for room: without a leader the

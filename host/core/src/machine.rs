@@ -493,9 +493,12 @@ impl Core {
         let Self {
             store, recorder, ..
         } = self;
-        let fits = recorder.journal().fits(store.postponement_bytes());
+        let journal = recorder.journal();
+        let fits = journal.fits(store.postponement_bytes(!journal.knows_deadlines()));
         if fits {
-            store.postpone_keys(by_ms, |deadlines| recorder.deadlines(now_ms, deadlines));
+            store.postpone_keys(by_ms, |deadlines, state| {
+                recorder.deadlines(now_ms, deadlines, state);
+            });
         }
         store.postpone_requests(by_ms);
         recorder.postponed(now_ms, by_ms);

@@ -101,9 +101,10 @@ async fn store_standard_policy(
     clock: &dyn Clock,
     name: &str,
 ) -> Result<(), ClusterError> {
-    let stored = modules.put(STANDARD_POLICY).await;
-    let Err(error @ ClusterError::Limit { .. }) = stored else {
-        return stored.map(|_| ());
+    let error = match modules.put(STANDARD_POLICY).await {
+        Ok(_) => return Ok(()),
+        Err(error) if has_no_room(&error) => error,
+        Err(error) => return Err(error),
     };
     let found = overview(etcd, clock, name, wall_ms()).await?;
     if found.head.epoch == 0 {
@@ -111,6 +112,19 @@ async fn store_standard_policy(
     }
     tracing::warn!("the built-in policy of this program is not in the log of the cluster: {error}");
     Ok(())
+}
+
+/// Whether etcd has no room. A host of a cluster with room for nothing still takes part: it makes
+/// room.
+fn has_no_room(error: &ClusterError) -> bool {
+    matches!(
+        error,
+        ClusterError::Limit { .. }
+            | ClusterError::Engine {
+                error: EngineError::NoSpace,
+                ..
+            }
+    )
 }
 
 /// Locks a directory that holds no log of its own.
@@ -260,8 +274,12 @@ async fn check_etcd(etcd: &Etcd, cluster: &ClusterConfig) -> Result<(), Failure>
     loop {
         match etcd.check().await {
             Ok(_) => return Ok(()),
-            Err(error @ CheckError::Unusable(_)) => return Err(Failure::usage(error)),
-            Err(error) => wait_for_etcd(cluster, &error, &mut waits).await?,
+            Err(error @ (CheckError::Unusable(_) | CheckError::Refused(_))) => {
+                return Err(Failure::usage(error));
+            }
+            Err(error @ CheckError::NoAnswer(_)) => {
+                wait_for_etcd(cluster, &error, &mut waits).await?
+            }
         }
     }
 }

@@ -180,7 +180,10 @@ pub(super) async fn serve(
     };
     service_manager::stopping();
     running.stop();
-    shared.hand_over(None).await;
+    // A member that has stopped leads no more.
+    if !running_member.is_finished() {
+        shared.hand_over(None).await;
+    }
     running_member.abort();
     history.stop().await;
     for task in tasks {

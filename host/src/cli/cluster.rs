@@ -255,8 +255,10 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
 /// Creates a cluster without a state: each server may be the one that does not answer.
 async fn create_empty(etcd: &Etcd, config: &EtcdConfig, id: Id) -> Result<bool, String> {
     let mut result = Err(String::new());
+    // The same in each attempt: an earlier one may have been executed without an answer.
+    let now_ms = wall_ms();
     for _ in &config.urls {
-        let creation = create(etcd, &config.name, id, wall_ms());
+        let creation = create(etcd, &config.name, id, now_ms);
         result = match timeout(CREATION, creation).await {
             Ok(Ok(created)) => return Ok(created),
             Ok(Err(error)) => Err(error.to_string()),

@@ -16,8 +16,9 @@ use crate::data_directory::appended;
 use statehouse_core::log::{Journal, JournalRoom, record};
 use statehouse_server::{EXIT_STATE_LOST, logging};
 
-/// The format of the log that announces records of pending retained messages.
-const RETAINED_PENDING_FORMAT: u16 = 2;
+/// The format of a log that no host of version 0.1.0 reads. It may hold what that version does not
+/// know: records of pending retained messages, and of new deadlines of keys.
+const FORMAT_2: u16 = 2;
 
 /// Writes the records of the store and of the broker to the log of a cluster.
 #[derive(Clone)]
@@ -100,6 +101,14 @@ impl Journal for ClusterLog {
         }
     }
 
+    fn fits(&self, bytes: u64) -> bool {
+        self.0.fits(bytes)
+    }
+
+    fn knows_deadlines(&self) -> bool {
+        self.0.log_format() >= FORMAT_2
+    }
+
     fn shortage(&self) -> &'static str {
         "etcd's quota is used up: writes are refused, reads and removals are not. Remove keys, or raise etcd's --quota-backend-bytes and --cluster-quota of the hosts"
     }
@@ -125,7 +134,7 @@ impl Persistence for ClusterLog {
     }
 
     fn knows_retained_pending(&self) -> bool {
-        self.0.log_format() >= RETAINED_PENDING_FORMAT
+        self.0.log_format() >= FORMAT_2
     }
 
     fn is_behind(&self) -> bool {

@@ -10,18 +10,45 @@ use blake3::Hash;
 use statehouse_cluster::Modules as Shared;
 use statehouse_precompiled::Modules;
 use tokio::sync::{Notify, watch};
+use tokio::time::{Duration, Instant};
 
 use statehouse_config::limits;
 use statehouse_core::log::Image;
-use statehouse_core::policy::{Assignment, Engine};
+use statehouse_core::policy::{Assignment, Digest, Engine, LoadError, Role};
 use statehouse_core::store::Transaction;
 use statehouse_files::blocking;
 
-/// The policies that the log names, and whether each has a role.
-type Named = BTreeMap<[u8; 32], bool>;
+use crate::policies::startup::may_be_temporary;
 
-/// The policies that this host has loaded, or cannot load. A policy that cannot be loaded must not
-/// keep the host from leading: its roles end when the host leads.
+/// The policies that the log names.
+type Named = BTreeMap<[u8; 32], Need>;
+
+/// What a policy is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// For redeliveries of requests that it handled.
+    Redeliveries,
+    /// The assignment names it. The host can lead without it.
+    Assignment,
+    /// It is active, or owns keys. The host cannot lead without it.
+    Requests,
+}
+
+impl Need {
+    fn of(policy: &Digest, assignment: &Assignment) -> Self {
+        let roles = assignment.roles(policy);
+        if roles.contains(&Role::Active) || roles.contains(&Role::Routed) {
+            Self::Requests
+        } else if assignment.all().contains(policy) {
+            Self::Assignment
+        } else {
+            Self::Redeliveries
+        }
+    }
+}
+
+/// The policies that this host has loaded, and those whose roles end when the host leads because
+/// they cannot be loaded.
 #[derive(Clone, Default)]
 struct Tried(Arc<Mutex<BTreeSet<[u8; 32]>>>);
 
@@ -69,11 +96,12 @@ impl Wanted {
 
     /// The log names the policies of this image.
     pub fn name(&self, image: &Image) {
-        let assigned: BTreeSet<_> = assigned(image).collect();
+        let need = |policy: Hash| {
+            let assignment = image.assignment.as_ref();
+            assignment.map_or(Need::Redeliveries, |it| Need::of(&policy.into(), it))
+        };
         let policies = image.policies.iter().map(|it| it.digest);
-        let named: Named = policies
-            .map(|it| (*it.as_bytes(), assigned.contains(it.as_bytes())))
-            .collect();
+        let named: Named = policies.map(|it| (*it.as_bytes(), need(it))).collect();
         self.named.send_if_modified(|wanted| {
             let is_new = *wanted != named;
             *wanted = named;
@@ -118,33 +146,42 @@ async fn fetch(
 ) {
     // Loaded once: its machine code is saved then.
     let mut loaded = BTreeSet::new();
+    let mut retries: BTreeMap<[u8; 32], Retry> = BTreeMap::new();
     loop {
         let named = wanted.borrow_and_update().clone();
         // A leader removes files from its directory that have no use, and they may get one again.
         loaded.retain(|it| local.path(&Hash::from_bytes(*it)).exists());
+        retries.retain(|it, _| named.contains_key(it));
         let mut is_complete = true;
-        for (digest, has_role) in &named {
+        for (digest, need) in &named {
             if loaded.contains(digest) {
+                continue;
+            }
+            if retries.get(digest).is_some_and(|it| it.at > Instant::now()) {
+                is_complete = false;
                 continue;
             }
             match fetch_one(&local, &shared, &engine, Hash::from_bytes(*digest)).await {
                 Ok(true) => {
                     loaded.insert(*digest);
+                    retries.remove(digest);
                     tried.locked().insert(*digest);
                     arrived.notify_one();
                     continue;
                 }
                 // The leader removes modules that have no use.
-                Ok(false) if !has_role => continue,
+                Ok(false) if *need == Need::Redeliveries => continue,
                 Ok(false) => warn_of(
                     digest,
                     "no host has written it to the log of the cluster yet",
                 ),
                 Err(error) => {
                     warn_of(digest, &format!("{error:#}"));
-                    // Without the file, the log's engine did not answer or the disk failed.
-                    let is_here = local.path(&Hash::from_bytes(*digest)).exists();
-                    if is_here && tried.locked().insert(*digest) {
+                    retries.entry(*digest).or_default().postpone();
+                    if *need != Need::Requests
+                        && is_permanent(&error)
+                        && tried.locked().insert(*digest)
+                    {
                         arrived.notify_one();
                     }
                 }
@@ -158,6 +195,36 @@ async fn fetch(
             () = tokio::time::sleep(limits::CLUSTER_START_RETRY), if !is_complete => {}
         }
     }
+}
+
+/// When to try a policy again that could not be saved or loaded. Each attempt may cost its transfer
+/// from the log's engine, or seconds of a compiler.
+struct Retry {
+    at: Instant,
+    wait: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            at: Instant::now(),
+            wait: limits::CLUSTER_START_RETRY,
+        }
+    }
+}
+
+impl Retry {
+    /// An attempt has failed.
+    fn postpone(&mut self) {
+        self.at = Instant::now() + self.wait;
+        self.wait = (self.wait * 2).min(limits::CLUSTER_POLICY_RETRY_MAX);
+    }
+}
+
+/// Whether a policy can never be loaded, so that its roles end when this host leads.
+fn is_permanent(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<LoadError>();
+    error.is_some_and(|it| !may_be_temporary(it))
 }
 
 fn warn_of(digest: &[u8; 32], reason: &str) {
@@ -214,34 +281,54 @@ mod tests {
         image
     }
 
+    /// Wants the policies of a state, and waits until the host may lead with them, at most so long.
+    async fn bring(local: &Modules, image: &Image, file: &[u8], limit: Duration) -> Wanted {
+        // The file is here, so etcd is not asked.
+        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let shared = Shared::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
+        let (arrived, built_in) = (Arc::<Notify>::default(), blake3::hash(b"built-in"));
+        let engine = Arc::new(Engine::new().unwrap());
+        let (wanted, fetching) =
+            Wanted::begin(local.clone(), shared, engine, built_in, arrived.clone());
+        wanted.name(image);
+        // The file is saved before it is compiled.
+        local.save(&blake3::hash(file), file).unwrap();
+        wanted.check(image).unwrap_err();
+        let brought = async {
+            while wanted.check(image).is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = fetching => {}
+            () = brought => {}
+            () = tokio::time::sleep(limit) => {}
+        }
+        wanted
+    }
+
     #[tokio::test]
-    async fn host_may_lead_after_it_has_tried_to_load_a_policy() {
+    async fn host_leads_only_with_policies_that_requests_need() {
         let directory = tempfile::tempdir().unwrap();
         let local = Modules::of(directory.path());
-        let engine = Arc::new(Engine::new().unwrap());
-        for file in [STANDARD_POLICY, b"no policy"] {
-            let digest = blake3::hash(file);
-            // The file is here, so etcd is not asked.
-            let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
-            let shared = Shared::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
-            let (arrived, built_in) = (Arc::<Notify>::default(), blake3::hash(b"built-in"));
-            let (wanted, fetching) = Wanted::begin(
-                local.clone(),
-                shared,
-                engine.clone(),
-                built_in,
-                arrived.clone(),
-            );
-            let image = image(digest);
-            wanted.name(&image);
-            // The file is saved before it is compiled.
-            local.save(&digest, file).unwrap();
-            wanted.check(&image).unwrap_err();
-            tokio::select! {
-                () = fetching => {}
-                () = arrived.notified() => {}
-            }
-            assert_eq!(wanted.check(&image), Ok(()));
-        }
+        let (standard, broken) = (blake3::hash(STANDARD_POLICY), b"no policy");
+        let (long, short) = (Duration::from_secs(60), Duration::from_millis(500));
+        let only = image(standard);
+        let wanted = bring(&local, &only, STANDARD_POLICY, long).await;
+        assert_eq!(wanted.check(&only), Ok(()));
+
+        // It is not active any more, and never will be: nothing waits for it.
+        let mut replaced = image(blake3::hash(broken));
+        let assignment = replaced.assignment.take().unwrap();
+        let next = assignment.load(standard.into()).unwrap();
+        replaced.assignment = Some(next.promote(standard.into()).unwrap());
+        replaced.policies.extend(only.policies.clone());
+        let wanted = bring(&local, &replaced, broken, long).await;
+        assert_eq!(wanted.check(&replaced), Ok(()));
+
+        let active = image(blake3::hash(broken));
+        let wanted = bring(&local, &active, broken, short).await;
+        let why = wanted.check(&active).unwrap_err();
+        assert!(why.contains("does not have the policy"), "{why}");
     }
 }

@@ -74,16 +74,21 @@ impl LoadFailure {
                 let permanent = [io::ErrorKind::NotFound, io::ErrorKind::InvalidData];
                 !permanent.contains(&error.kind())
             }
-            Self::Module(error) => matches!(
-                error,
-                LoadError::Engine(_)
-                    | LoadError::Thread(_)
-                    | LoadError::Costly(_)
-                    | LoadError::Compiler(_)
-                    | LoadError::Trial(_, Failure::Watchdog)
-            ),
+            Self::Module(error) => may_be_temporary(error),
         }
     }
+}
+
+/// Whether the same file may be loaded later: the machine lacks a resource, or was too slow.
+pub(crate) fn may_be_temporary(error: &LoadError) -> bool {
+    matches!(
+        error,
+        LoadError::Engine(_)
+            | LoadError::Thread(_)
+            | LoadError::Costly(_)
+            | LoadError::Compiler(_)
+            | LoadError::Trial(_, Failure::Watchdog)
+    )
 }
 
 impl Opening<'_> {

@@ -228,7 +228,7 @@ impl<S: CopyStore> LogCopy<S> {
                     continue;
                 }
             }
-            if self.head().await?.oldest > before + 1 {
+            if self.head().await?.oldest_needed() > before + 1 {
                 let why = "the log was truncated before this host has copied it";
                 return Err(CopyError::Differs(why));
             }
@@ -305,7 +305,7 @@ async fn confirm(host: &Host, cluster: Id, point: LogPoint, end: LogPosition) ->
             let mut copy = Cursor::at(point);
             let is_continued = match &next {
                 Some(frame) => copy.accept(frame, |_, _| Ok::<_, Stop>(()))? != Accepted::Mismatch,
-                None => head.oldest > point.seq + 1,
+                None => head.oldest_needed() > point.seq + 1,
             };
             if is_continued {
                 return Ok(());

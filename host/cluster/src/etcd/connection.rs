@@ -215,6 +215,10 @@ pub(super) fn failure(status: Status) -> EngineError {
         Code::ResourceExhausted if message.contains("database space exceeded") => {
             EngineError::NoSpace
         }
+        // The server applies what it accepted before, and accepts nothing until then.
+        Code::ResourceExhausted if message.contains("too many requests") => {
+            EngineError::NotApplied(message)
+        }
         Code::InvalidArgument
         | Code::PermissionDenied
         | Code::Unauthenticated

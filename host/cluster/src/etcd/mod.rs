@@ -101,8 +101,8 @@ impl Etcd {
 
     /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
     /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
-    /// endpoint must not be used, or none answers. One that does not answer, or is lost during the
-    /// check, is no error as long as another one answers.
+    /// endpoint must not be used, or none serves this client. One that does not answer, refuses its
+    /// requests or is lost during the check is no error as long as another one serves it.
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let mut clusters = Vec::new();
@@ -113,7 +113,10 @@ impl Etcd {
                     answer = Ok(status);
                 }
                 Err(error @ CheckError::Unusable(_)) => return Err(error),
-                Err(error) if answer.is_err() => answer = Err(error),
+                Err(error @ CheckError::Refused(_)) if answer.is_err() => answer = Err(error),
+                Err(error) if matches!(answer, Err(CheckError::NoAnswer(_))) => {
+                    answer = Err(error);
+                }
                 Err(_) => {}
             }
         }
@@ -136,6 +139,9 @@ pub enum CheckError {
     /// No endpoint answers at present.
     #[error("no etcd endpoint answers: {0}")]
     NoAnswer(String),
+    /// An endpoint refuses the requests of this client, and no other one serves it.
+    #[error("{0}")]
+    Refused(String),
     /// An endpoint must not be used.
     #[error("{0}")]
     Unusable(String),
@@ -147,7 +153,7 @@ impl From<EngineError> for CheckError {
             EngineError::NotApplied(_) | EngineError::Unknown(_) => {
                 Self::NoAnswer(error.to_string())
             }
-            _ => Self::Unusable(error.to_string()),
+            _ => Self::Refused(error.to_string()),
         }
     }
 }
@@ -203,8 +209,11 @@ async fn probe(server: &Server) -> Result<(), CheckError> {
         Ok(_) => Err(CheckError::Unusable(
             "an endpoint compares values wrongly: it is not etcd".into(),
         )),
-        Err(EngineError::Refused(error)) if login::is_missing(&error) => {
-            Err(CheckError::Unusable(error))
+        // A server that begins to take part in etcd is a learner.
+        Err(EngineError::Refused(error))
+            if login::is_missing(&error) || error.contains("learner") =>
+        {
+            Err(CheckError::Refused(error))
         }
         // kine gives its refusals the code of an unknown error.
         Err(EngineError::Unknown(error)) if !error.contains("unsupported") => {
@@ -541,9 +550,7 @@ async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
             let advice = "start the other servers of etcd: it needs more than half of them";
             return (Some(cluster), warning(measured, advice));
         }
-        Err(CheckError::Unusable(reason)) if login::is_missing(&reason) => {
-            return (Some(cluster), refused(&reason));
-        }
+        Err(CheckError::Refused(reason)) => return (Some(cluster), refused(&reason)),
         Err(CheckError::Unusable(reason)) => Verdict::Unusable(reason),
     };
     let (severity, advice, reason) = match version {

@@ -53,7 +53,7 @@ impl Follower<'_> {
         let revision = match host.decide(change, true).await {
             Decision::Applied(revision) => revision,
             Decision::Replaced(value) => {
-                host.check_not_older(&value, &self.seen.head)?;
+                host.check_newer(&value, &self.seen.head)?;
                 self.read_head(value)?;
                 suspicion.postpone(Duration::ZERO);
                 return Ok(None);

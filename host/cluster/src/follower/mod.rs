@@ -17,7 +17,7 @@ use crate::embedder::Embedder;
 use crate::engine::{Change, EngineError, Paging, Revision, Value, Watch};
 use crate::error::Stop;
 use crate::head::Head;
-use crate::host::{Host, RETRY};
+use crate::host::{Host, RETRY, check_continues};
 use crate::leader::Won;
 use crate::limits;
 use crate::member::Signals;
@@ -167,6 +167,7 @@ impl Follower<'_> {
             }
             return Ok(false);
         }
+        check_continues(&head, known)?;
         if head.snapshot != known.snapshot {
             self.log_bytes = 0;
         }

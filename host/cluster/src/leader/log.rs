@@ -221,6 +221,12 @@ impl LeaderLog {
         self.space.has_room() && !self.fullness.is_full()
     }
 
+    /// Whether state may still grow after so many bytes of records were appended.
+    #[must_use]
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.space.fits(bytes) && !self.fullness.is_full()
+    }
+
     pub(super) fn space(&self) -> &Space {
         &self.space
     }

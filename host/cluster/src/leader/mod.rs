@@ -318,7 +318,7 @@ impl Leader<'_> {
         let revision = match self.host.decide(change, false).await {
             Decision::Applied(revision) => revision,
             Decision::Replaced(value) => {
-                self.host.check_not_older(&value, &self.head)?;
+                self.host.check_newer(&value, &self.head)?;
                 return Ok(false);
             }
             Decision::NotSent(_) => return Ok(false),

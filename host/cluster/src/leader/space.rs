@@ -105,6 +105,15 @@ impl Space {
         self.leaves(self.reserve())
     }
 
+    /// Whether state may still grow after so many bytes were appended.
+    pub(super) fn fits(&self, bytes: u64) -> bool {
+        // They count twice: they are not yet written, and may be a part of the next snapshot.
+        let bytes = bytes.saturating_mul(2);
+        let overhead = bytes / limits::OVERHEAD_PART;
+        let reserve = self.reserve();
+        self.leaves(reserve.saturating_add(bytes).saturating_add(overhead))
+    }
+
     /// Whether a snapshot and a compaction should make room, before state may not grow.
     pub(super) fn is_tight(&self) -> bool {
         !self.leaves(2 * self.reserve())
@@ -216,6 +225,7 @@ mod tests {
     #[test]
     fn appended_bytes_count_in_the_log_and_in_the_next_snapshot() {
         let space = space(275, 200);
+        assert!(space.fits(89) && !space.fits(90));
         space.appended(89);
         assert!(space.has_room());
         space.appended(1);

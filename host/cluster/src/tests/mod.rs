@@ -7,6 +7,7 @@ mod gathering;
 mod ledger;
 mod operations;
 mod operators;
+mod restored;
 mod scenario;
 mod seeds;
 mod space;

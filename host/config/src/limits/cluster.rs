@@ -14,6 +14,10 @@ pub const CLUSTER_HANDOVER_WAIT: Duration = Duration::from_secs(2);
 /// policies that it lacks.
 pub const CLUSTER_START_RETRY: Duration = Duration::from_secs(1);
 
+/// How long a host waits at most before it tries again a policy of the log that it could not save or
+/// load. The first attempts follow after [`CLUSTER_START_RETRY`], and each wait is twice as long.
+pub const CLUSTER_POLICY_RETRY_MAX: Duration = Duration::from_secs(60);
+
 /// How long the log may take to decide a write before the leader counts as cut off from it. An
 /// election in etcd takes longer, but then no other host reaches the log either.
 pub const CLUSTER_UNDECIDED_MAX: Duration = Duration::from_millis(1_500);

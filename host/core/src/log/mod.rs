@@ -56,6 +56,11 @@ pub trait Journal: Send + Sync {
     fn fits(&self, _bytes: u64) -> bool {
         self.has_room()
     }
+    /// Whether every program that reads the log knows records of new deadlines. Version 0.1.0 does
+    /// not, and its hosts may read the log of a cluster.
+    fn knows_deadlines(&self) -> bool {
+        true
+    }
     /// What is full if there is no room, what still works, and what to do.
     fn shortage(&self) -> &'static str {
         match self.room() {

@@ -10,7 +10,7 @@ use super::{Journal, LogPosition};
 use crate::limits;
 use crate::policy::Assignment;
 use crate::request::Request;
-use crate::store::{Effects, Handled, Mode, NewDeadline};
+use crate::store::{Change, Effects, Handled, Mode, NewDeadline, State, Write};
 
 /// Writes the records of one store.
 pub struct Recorder {
@@ -91,16 +91,37 @@ impl Recorder {
         self.append(&record);
     }
 
-    /// Records new deadlines of keys.
-    pub fn deadlines(&mut self, now_ms: u64, deadlines: &[NewDeadline]) {
+    /// Records new deadlines of keys, which `state` has already.
+    pub fn deadlines(&mut self, now_ms: u64, deadlines: &[NewDeadline], state: &State) {
         if !self.journal.keeps() {
             return;
         }
-        let mut record = Vec::new();
-        record::deadlines(&mut record, now_ms, deadlines);
-        self.append(&record);
+        if self.journal.knows_deadlines() {
+            let mut record = Vec::new();
+            record::deadlines(&mut record, now_ms, deadlines);
+            self.append(&record);
+        } else {
+            self.postponed_entries(now_ms, deadlines, state);
+        }
         let keys = deadlines.iter().map(|it| (&it.key[..], it.hidden));
         self.unreleased.note(self.last, keys);
+    }
+
+    /// Records new deadlines as version 0.1.0 does: by the whole entries.
+    fn postponed_entries(&mut self, now_ms: u64, deadlines: &[NewDeadline], state: &State) {
+        let clock = state.hlc.last();
+        let entries = deadlines.iter().filter_map(|it| {
+            let entry = state.part(it.hidden).get(&it.key)?;
+            Some(Write {
+                hidden: it.hidden,
+                ..Write::of(Change::Set(entry.clone()))
+            })
+        });
+        for write in entries {
+            let mut record = Vec::new();
+            record::swept(&mut record, now_ms, clock, &[write]);
+            self.append(&record);
+        }
     }
 
     /// Records the end of a run.

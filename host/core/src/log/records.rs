@@ -11,6 +11,7 @@ pub struct Records {
     records: Mutex<Vec<Vec<u8>>>,
     urgent: AtomicU64,
     held: AtomicBool,
+    old_readers: AtomicBool,
 }
 
 impl Records {
@@ -28,6 +29,11 @@ impl Records {
     /// Releases no more records, like a disk that hangs.
     pub fn hold(&self) {
         self.held.store(true, Ordering::Release);
+    }
+
+    /// Hosts of version 0.1.0 read the records from now on.
+    pub fn add_old_readers(&self) {
+        self.old_readers.store(true, Ordering::Release);
     }
 }
 
@@ -56,6 +62,10 @@ impl Journal for Records {
 
     fn room(&self) -> JournalRoom {
         JournalRoom::Growth
+    }
+
+    fn knows_deadlines(&self) -> bool {
+        !self.old_readers.load(Ordering::Acquire)
     }
 
     fn promise(&self) -> String {

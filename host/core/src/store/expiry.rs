@@ -43,17 +43,26 @@ pub struct NewDeadline {
     pub expires_ms: u64,
 }
 
-/// The bytes that records of new deadlines take, at most.
-pub(super) fn postponement_bytes(state: &State) -> u64 {
+/// The bytes that records of new deadlines take, at most; of whole entries with `whole`.
+pub(super) fn postponement_bytes(state: &State, whole: bool) -> u64 {
     let parts = [false, true].map(|hidden| state.part(hidden));
     let keys = parts.into_iter().flat_map(|it| it.expired(u64::MAX));
-    keys.map(|entry| entry.key().len() as u64 + limits::NEW_DEADLINE_BYTES_MAX)
+    let bytes = |entry: &Entry| match whole {
+        true => entry.weight(),
+        false => entry.key().len() as u64,
+    };
+    keys.map(|entry| bytes(entry) + limits::NEW_DEADLINE_BYTES_MAX)
         .sum()
 }
 
 /// Postpones the deadline of every key by `by_ms`, because the clock was stepped ahead. Calls
-/// `each` with new deadlines to record, in parts that fit into a record.
-pub(super) fn postpone(state: &mut State, by_ms: u64, each: &mut dyn FnMut(&[NewDeadline])) {
+/// `each` with new deadlines to record, in parts that fit into a record, and the state that has
+/// them.
+pub(super) fn postpone(
+    state: &mut State,
+    by_ms: u64,
+    each: &mut dyn FnMut(&[NewDeadline], &State),
+) {
     for hidden in [false, true] {
         let postponed = |entry: &Entry| NewDeadline {
             hidden,
@@ -76,7 +85,7 @@ pub(super) fn postpone(state: &mut State, by_ms: u64, each: &mut dyn FnMut(&[New
             for deadline in part {
                 state.set_deadline(deadline);
             }
-            each(part);
+            each(part, state);
             rest = others;
         }
     }

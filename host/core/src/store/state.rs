@@ -66,7 +66,7 @@ impl State {
     }
 
     /// The hidden table, or the visible one.
-    pub(super) fn part(&self, hidden: bool) -> &Table {
+    pub(crate) fn part(&self, hidden: bool) -> &Table {
         match hidden {
             true => &self.hidden,
             false => &self.table,

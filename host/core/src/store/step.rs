@@ -177,8 +177,12 @@ impl Store {
     }
 
     /// Postpones the deadline of every key, because the clock was stepped ahead. Calls `each` with
-    /// new deadlines to record.
-    pub(crate) fn postpone_keys(&mut self, by_ms: u64, mut each: impl FnMut(&[NewDeadline])) {
+    /// new deadlines to record, and the state that has them.
+    pub(crate) fn postpone_keys(
+        &mut self,
+        by_ms: u64,
+        mut each: impl FnMut(&[NewDeadline], &State),
+    ) {
         let mut state = self
             .state
             .take()
@@ -187,9 +191,10 @@ impl Store {
         self.state = Some(state);
     }
 
-    /// The bytes that records of [`Self::postpone_keys`] take, at most.
-    pub(crate) fn postponement_bytes(&self) -> u64 {
-        expiry::postponement_bytes(self.state())
+    /// The bytes that records of [`Self::postpone_keys`] take, at most; of whole entries with
+    /// `whole`.
+    pub(crate) fn postponement_bytes(&self, whole: bool) -> u64 {
+        expiry::postponement_bytes(self.state(), whole)
     }
 
     /// Loads what requests of this session with these payloads will probably need from memory,
