@@ -149,7 +149,7 @@ impl Locked {
             } else {
                 tracing::error!(
                     stepped_ms,
-                    "the system clock was stepped ahead, and the log has no room for new deadlines: those of keys do not move with the clock, and keys expire early by its step"
+                    "the system clock was stepped ahead, and the log has no room: the deadlines of keys do not move with the clock, and keys expire early by its step"
                 );
             }
         }

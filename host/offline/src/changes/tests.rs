@@ -74,7 +74,11 @@ impl TestJournal {
             key: key.into(),
             expires_ms,
         };
-        Recorder::new(log.clone(), Vec::new(), None).deadlines(now_ms, &[deadline]);
+        Recorder::new(log.clone(), Vec::new(), None).deadlines(
+            now_ms,
+            &[deadline],
+            &State::default(),
+        );
         self.records.extend(log.all());
     }
 
