@@ -496,7 +496,11 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
     );
     store.request(1, &["SET", "replaced", "w"]);
     for _ in 0..2 {
-        let held = store.request(2, &["GET", "lock"]).0.answer.unwrap();
+        let held = store
+            .request(2, &["GET", "lock"])
+            .0
+            .answer
+            .expect("an answer");
         assert!(held.payload.starts_with(b"$90\r\n"), "{held:?}");
         store = store.restart(Mode::Embedded);
         let owner = store.core.store().state().owner(b"lock", false);
@@ -504,9 +508,17 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
     }
     store.now_ms += 500;
     store.step(Input::Sweep);
-    let gone = store.request(2, &["GET", "lock"]).0.answer.unwrap();
+    let gone = store
+        .request(2, &["GET", "lock"])
+        .0
+        .answer
+        .expect("an answer");
     assert_eq!(&gone.payload[..], b"$-1\r\n");
-    let kept = store.request(2, &["GET", "replaced"]).0.answer.unwrap();
+    let kept = store
+        .request(2, &["GET", "replaced"])
+        .0
+        .answer
+        .expect("an answer");
     assert_eq!(&kept.payload[..], b"$1\r\nw\r\n");
     moved
 }
