@@ -28,7 +28,7 @@ type Named = BTreeMap<[u8; 32], Need>;
 enum Need {
     /// For redeliveries of requests that it handled.
     Redeliveries,
-    /// The assignment names it. The host can lead without it.
+    /// The assignment names it. If it can never be loaded, the host leads without it.
     Assignment,
     /// It is active, or owns keys. The host cannot lead without it.
     Requests,

@@ -1,6 +1,8 @@
 //! The differences between the two modes: behind a foreign broker, watches and dedup entries are
 //! durable and notifications are repeated after a start. With the embedded broker they are not.
 
+mod clock_steps;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -446,83 +448,6 @@ fn renotification_without_the_policy_is_incomplete() {
     assert_eq!(effects.renotified, None, "counted once");
 }
 
-/// Deadlines in the log are of the time before the step.
-#[test]
-fn redelivery_after_a_clock_step_and_a_restart_has_no_effect() {
-    let mut store = RecordedStore::new(Mode::Foreign);
-    let set = ["SET", "k", "v", "NX"];
-    store.request_with_id(1, 7, &set);
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
-    store.request(1, &["DEL", "k"]);
-    let mut store = store.restart(Mode::Foreign);
-    let (effects, _) = store.request_with_id(1, 7, &set);
-    assert_eq!(effects.repeated, Some(Rerun::Same));
-}
-
-#[test]
-fn deadlines_move_with_the_clock_and_survive_a_restart() {
-    let moved = check_moved_deadlines(RecordedStore::new(Mode::Embedded));
-    let bytes: usize = moved.iter().map(Vec::len).sum();
-    assert!(bytes < 80, "{bytes} bytes: a record has keys, not values");
-
-    // A host of version 0.1.0 would stop at records that it does not know.
-    let store = RecordedStore::new(Mode::Embedded);
-    store.records.add_old_readers();
-    for moved in check_moved_deadlines(store) {
-        let read = record::read(&moved).unwrap();
-        let known = matches!(
-            read,
-            record::Record::Swept { .. } | record::Record::Postponed { .. }
-        );
-        assert!(known, "{read:?}");
-    }
-}
-
-/// Returns the records of a step of the clock.
-fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
-    let value = "v".repeat(90);
-    store.request(1, &["SET", "lock", &value, "PX", "500"]);
-    store.request(1, &["SET", "replaced", "v", "PX", "500"]);
-    let before = store.records.all().len();
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
-    let moved = store.records.all()[before..].to_vec();
-    assert_eq!(
-        store.core.store().state().owner(b"lock", false),
-        Some("client-1")
-    );
-    store.request(1, &["SET", "replaced", "w"]);
-    for _ in 0..2 {
-        let held = store
-            .request(2, &["GET", "lock"])
-            .0
-            .answer
-            .expect("an answer");
-        assert!(held.payload.starts_with(b"$90\r\n"), "{held:?}");
-        store = store.restart(Mode::Embedded);
-        let owner = store.core.store().state().owner(b"lock", false);
-        assert_eq!(owner, Some("client-1"));
-    }
-    store.now_ms += 500;
-    store.step(Input::Sweep);
-    let gone = store
-        .request(2, &["GET", "lock"])
-        .0
-        .answer
-        .expect("an answer");
-    assert_eq!(&gone.payload[..], b"$-1\r\n");
-    let kept = store
-        .request(2, &["GET", "replaced"])
-        .0
-        .answer
-        .expect("an answer");
-    assert_eq!(&kept.payload[..], b"$1\r\nw\r\n");
-    moved
-}
-
 /// The expiration of a key may be the only notification that a client waiting for a lock gets.
 #[test]
 fn start_renotifies_recent_expirations_of_absent_keys() {
@@ -565,20 +490,6 @@ fn start_renotifies_recent_expirations_of_absent_keys() {
     store.request(1, &["SET", "other", "v"]);
     let store = store.restart(Mode::Foreign);
     assert!(store.expirations.is_empty());
-}
-
-#[test]
-fn start_renotifies_expirations_from_before_a_clock_step() {
-    let mut store = RecordedStore::new(Mode::Foreign);
-    store.request(1, &["SET", "k", "v", "PX", "500"]);
-    store.request(2, &["KEYNOTIFY", "k"]);
-    store.now_ms += 500;
-    store.step(Input::Sweep);
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
-    let store = store.restart(Mode::Foreign);
-    assert_eq!(store.expirations.len(), 1);
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl Login {
             }
             Err(EngineError::Refused(error)) => {
                 return Err(EngineError::Refused(format!(
-                    "etcd does not let the user {user} log in ({error}): check --cluster-user and its password"
+                    "{NOT_LET} {user} log in ({error}): check --cluster-user and its password"
                 )));
             }
             // The request that needs the login was not sent.
@@ -135,9 +135,14 @@ pub(super) fn has_expired(refusal: &str) -> bool {
         .any(|it| refusal.contains(it))
 }
 
-/// Whether etcd refused a request for want of a login or of its rights.
-pub(super) fn is_missing(refusal: &str) -> bool {
-    refusal.contains(NO_LOGIN) || refusal.contains(DENIED)
+/// How the refusal of a login begins.
+const NOT_LET: &str = "etcd does not let the user";
+
+/// Whether etcd refused a login, or a request for want of a login or of its rights.
+pub(super) fn is_refused(refusal: &str) -> bool {
+    [NO_LOGIN, DENIED, NOT_LET]
+        .iter()
+        .any(|it| refusal.contains(it))
 }
 
 /// A refusal with what to do about it.

@@ -4,6 +4,7 @@
 //! the cluster prefers the server that leads etcd ([`Engine::prefer_leader`]). The client
 //! never repeats a call, because only its caller knows whether a repetition is safe.
 
+mod check;
 mod connection;
 mod login;
 mod messages;
@@ -11,16 +12,16 @@ mod version;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
-use crate::check::{Finding, Severity};
+use crate::check::Finding;
 use crate::engine::{
     Call, Change, Condition, Engine, EngineError, KeyRange, Outcome, Page, Revision, Status,
     Transaction, Value, Watch,
 };
 use crate::limits;
+pub use check::CheckError;
 use connection::{Server, failure, streaming, unary};
 pub use login::Login;
 use messages::{
@@ -29,7 +30,6 @@ use messages::{
     RangeResponse, Request, RequestOp, ResponseHeader, StatusResponse, TxnRequest, TxnResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
-use version::{Verdict, check_version, judge};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -39,9 +39,6 @@ const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 const DEFRAGMENT: &str = "/etcdserverpb.Maintenance/Defragment";
 const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
 const MEMBERS: &str = "/etcdserverpb.Cluster/MemberList";
-
-/// What to do about a version with faults.
-const UPDATE: &str = "use etcd 3.5.30 or later";
 
 /// A cluster of etcd.
 #[derive(Debug)]
@@ -97,134 +94,6 @@ impl Etcd {
     fn server(&self) -> &Server {
         let current = self.current.load(Ordering::Relaxed);
         &self.endpoints[current % self.endpoints.len()]
-    }
-
-    /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
-    /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
-    /// endpoint must not be used, or none serves this client. One that does not answer, refuses its
-    /// requests or is lost during the check is no error as long as another one serves it.
-    pub async fn check(&self) -> Result<Status, CheckError> {
-        let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
-        let mut clusters = Vec::new();
-        for (url, server) in self.urls.iter().zip(&self.endpoints) {
-            match check_server(server).await {
-                Ok((cluster, status)) => {
-                    clusters.push((url.as_str(), cluster));
-                    answer = Ok(status);
-                }
-                Err(error @ CheckError::Unusable(_)) => return Err(error),
-                Err(error @ CheckError::Refused(_)) if answer.is_err() => answer = Err(error),
-                Err(error) if matches!(answer, Err(CheckError::NoAnswer(_))) => {
-                    answer = Err(error);
-                }
-                Err(_) => {}
-            }
-        }
-        check_clusters(&clusters).map_err(CheckError::Unusable)?;
-        if let Ok(status) = &answer
-            && status.voters < 3
-        {
-            tracing::warn!(
-                "the number of voters of etcd is {}: with fewer than 3 the loss of one machine stops the cluster",
-                status.voters
-            );
-        }
-        answer
-    }
-}
-
-/// Why [`Etcd::check`] failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckError {
-    /// No endpoint answers at present.
-    #[error("no etcd endpoint answers: {0}")]
-    NoAnswer(String),
-    /// An endpoint refuses the requests of this client, and no other one serves it.
-    #[error("{0}")]
-    Refused(String),
-    /// An endpoint must not be used.
-    #[error("{0}")]
-    Unusable(String),
-}
-
-impl From<EngineError> for CheckError {
-    fn from(error: EngineError) -> Self {
-        match error {
-            EngineError::NotApplied(_) | EngineError::Unknown(_) => {
-                Self::NoAnswer(error.to_string())
-            }
-            _ => Self::Refused(error.to_string()),
-        }
-    }
-}
-
-/// Checks one endpoint. Returns the id of its etcd cluster, and the state.
-async fn check_server(server: &Server) -> Result<(u64, Status), CheckError> {
-    let (cluster, status) = read_member(server).await?;
-    check_version(&status.version).map_err(CheckError::Unusable)?;
-    probe(server).await?;
-    Ok((cluster, status))
-}
-
-/// Whether all servers belong to one etcd cluster. Otherwise a host could write a part of its keys
-/// to another etcd than the other hosts.
-fn check_clusters(servers: &[(&str, u64)]) -> Result<(), String> {
-    let Some(((url, cluster), others)) = servers.split_first() else {
-        return Ok(());
-    };
-    match others.iter().find(|it| it.1 != *cluster) {
-        None => Ok(()),
-        Some((other, _)) => Err(format!(
-            "the etcd servers {url} and {other} belong to different etcd clusters: name the servers of one of them"
-        )),
-    }
-}
-
-/// Sends a transaction that kine cannot execute and that changes nothing. kine offers a part of
-/// etcd's API on other databases, and does not compare values.
-async fn probe(server: &Server) -> Result<(), CheckError> {
-    let key = b"/statehouse/probe".to_vec();
-    let compare = |target: CompareTarget, expected| Compare {
-        target: target.into(),
-        key: key.clone(),
-        expected: Some(expected),
-    };
-    let nested = TxnRequest {
-        success: vec![operation(Request::Range(RangeRequest {
-            key: key.clone(),
-            ..RangeRequest::default()
-        }))],
-        ..TxnRequest::default()
-    };
-    let transaction = TxnRequest {
-        compare: vec![
-            compare(CompareTarget::Version, Expected::Version(-1)),
-            compare(CompareTarget::Value, Expected::Value(Bytes::new())),
-        ],
-        success: Vec::new(),
-        failure: vec![operation(Request::Txn(nested))],
-    };
-    match unary::<_, TxnResponse>(server, TXN, transaction).await {
-        Ok(response) if !response.succeeded => Ok(()),
-        Ok(_) => Err(CheckError::Unusable(
-            "an endpoint compares values wrongly: it is not etcd".into(),
-        )),
-        // A server that begins to take part in etcd is a learner.
-        Err(EngineError::Refused(error))
-            if login::is_missing(&error) || error.contains("learner") =>
-        {
-            Err(CheckError::Refused(error))
-        }
-        // kine gives its refusals the code of an unknown error.
-        Err(EngineError::Unknown(error)) if !error.contains("unsupported") => {
-            Err(CheckError::NoAnswer(error))
-        }
-        Err(EngineError::Refused(error) | EngineError::Unknown(error)) => {
-            Err(CheckError::Unusable(format!(
-                "an endpoint does not execute transactions as etcd does ({error}): kine and other substitutes cannot be used"
-            )))
-        }
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -433,22 +302,7 @@ impl Engine for Etcd {
     }
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {
-        Box::pin(async move {
-            let (mut findings, mut clusters) = (Vec::new(), Vec::new());
-            for (url, server) in self.urls.iter().zip(&self.endpoints) {
-                let (cluster, finding) = examine(url, server).await;
-                clusters.extend(cluster.map(|it| (url.as_str(), it)));
-                findings.push(finding);
-            }
-            if let Err(measured) = check_clusters(&clusters) {
-                findings.push(Finding {
-                    severity: Severity::Failure,
-                    measured,
-                    advice: String::new(),
-                });
-            }
-            Ok(findings)
-        })
+        Box::pin(async move { Ok(self.examine_servers().await) })
     }
 
     fn next_endpoint(&self) {
@@ -512,61 +366,6 @@ async fn disarm(server: &Server) -> Result<(), EngineError> {
         }
     }
     Ok(())
-}
-
-/// Examines one endpoint. Also returns the id of its etcd cluster, if it answers.
-async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
-    let subject = format!("etcd at {url}");
-    let limit = limits::PROBE_TIMEOUT;
-    let late = || format!("no answer within {limit:?}");
-    let warning = |measured: String, advice: &str| Finding {
-        severity: Severity::Warning,
-        measured,
-        advice: advice.into(),
-    };
-    let refused = |reason: &str| Finding {
-        severity: Severity::Failure,
-        measured: format!("{subject} refuses this client: {reason}"),
-        advice: String::new(),
-    };
-    let (cluster, status) = match tokio::time::timeout(limit, read_member(server)).await {
-        Ok(Ok(member)) => member,
-        // The refusal says what to do.
-        Ok(Err(EngineError::Refused(reason))) => return (None, refused(&reason)),
-        failed => {
-            let reason = match failed {
-                Ok(Err(error)) => error.to_string(),
-                _ => late(),
-            };
-            let measured = format!("{subject} does not answer: {reason}");
-            return (None, warning(measured, "start it, or correct the address"));
-        }
-    };
-    let probed = tokio::time::timeout(limit, probe(server)).await;
-    let version = match probed.unwrap_or_else(|_| Err(CheckError::NoAnswer(late()))) {
-        Ok(()) => judge(&status.version),
-        Err(CheckError::NoAnswer(reason)) => {
-            let measured = format!("{subject} executes no request: {reason}");
-            let advice = "start the other servers of etcd: it needs more than half of them";
-            return (Some(cluster), warning(measured, advice));
-        }
-        Err(CheckError::Refused(reason)) => return (Some(cluster), refused(&reason)),
-        Err(CheckError::Unusable(reason)) => Verdict::Unusable(reason),
-    };
-    let (severity, advice, reason) = match version {
-        Verdict::Good => (Severity::Good, "", String::new()),
-        Verdict::Doubtful(reason) => (Severity::Warning, UPDATE, reason),
-        Verdict::Unusable(reason) => (Severity::Failure, UPDATE, reason),
-    };
-    let finding = Finding {
-        severity,
-        measured: match reason.as_str() {
-            "" => format!("{subject} has version {}", status.version),
-            reason => format!("{subject}: {reason}"),
-        },
-        advice: advice.into(),
-    };
-    (Some(cluster), finding)
 }
 
 /// The next response of a watch that is not its end.
