@@ -25,6 +25,7 @@ use crate::{
     core::Accepted,
     dispatch::Dispatch,
     incomplete::{ConnectionBytes, counted_bytes},
+    limits::READ_AFTER_FAILURE_MAX,
     output::{Direct, Output},
     router::SessionKey,
 };
@@ -224,12 +225,26 @@ async fn serve_accepted<R, W>(
     if let Some(violation) = ended.violation() {
         attached.disconnect_for(violation);
     }
+    if output.has_failed() {
+        read_arrived(&mut reader, &mut buffer, &limits).await;
+    }
     dispatch.end(&mut buffer);
     drop(attached);
     let written = writer.finish(&output, limits.close_timeout).await;
     if written && ended != Ended::ByPeer {
         linger(&mut reader, &mut buffer, &limits).await;
     }
+}
+
+/// Reads once what the client sent before a write to it failed. A client that sends DISCONNECT and
+/// closes with unread bytes resets its socket: the write can fail before the DISCONNECT is read.
+async fn read_arrived<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    buffer: &mut BytesMut,
+    limits: &Limits,
+) {
+    make_room(buffer, limits.read_bytes);
+    _ = timeout(READ_AFTER_FAILURE_MAX, reader.read_buf(buffer)).await;
 }
 
 /// Sends a refusal to a client that gets no connection.

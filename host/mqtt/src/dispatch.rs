@@ -9,14 +9,11 @@
 //! Then these packets and all behind them wait here, and only acknowledgements and pings are
 //! handled.
 
+mod decoding;
 mod held_packet;
 mod topic_aliases;
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
 use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
@@ -35,7 +32,6 @@ use crate::{
     nagle::Nagle,
     rate_limit::RateLimit,
     router::SessionKey,
-    topic,
 };
 
 /// The answer to a PUBLISH above the client's rate limit.
@@ -151,7 +147,7 @@ impl Dispatch {
 
     /// Handles packets of the buffer, up to the number and the work allowed in one turn.
     pub(crate) fn turn(&mut self, buffer: &mut BytesMut, now: Instant) -> Turn {
-        if self.packets.is_empty() && !self.paused || self.accepts_input() {
+        if self.must_fill() {
             if self.publishes.is_none() {
                 self.publishes = self.broker.publishes_of(&self.origin.client, now);
             }
@@ -224,8 +220,14 @@ impl Dispatch {
     /// Whether dispatch is paused but still decodes packets: acknowledgements behind waiting
     /// requests make room for answers.
     pub(crate) fn accepts_input(&self) -> bool {
-        let ends = matches!(self.behind, Err(_) | Ok(Turn::Authenticate));
-        self.paused && !ends && self.held_bytes < PAUSED_BYTES_MAX
+        self.paused && self.behind.is_ok() && self.held_bytes < PAUSED_BYTES_MAX
+    }
+
+    /// Whether the turn begins with packets of the buffer. A violation stays until the packets
+    /// before it are handled: the buffer does not hold it any more, so it would be lost.
+    fn must_fill(&self) -> bool {
+        let is_empty = self.packets.is_empty() && self.behind.is_ok();
+        is_empty && !self.paused || self.accepts_input()
     }
 
     /// Whether to send a TCP acknowledgement for the last read at once, since no answer carries it.
@@ -234,92 +236,9 @@ impl Dispatch {
         self.nagle.read(now, self.needs_no_answer)
     }
 
-    /// Decodes a bounded number of packets from the buffer.
-    fn fill(&mut self, buffer: &mut BytesMut, now: Instant) -> Result<Turn, Violation> {
-        self.needs_no_answer = true;
-        self.detached &= self.paused;
-        for _ in 0..self.packets_max {
-            let Some((mut packet, claim)) = self.decode(buffer, now)? else {
-                return Ok(Turn::Drained);
-            };
-            self.needs_no_answer &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
-            let is_auth = matches!(packet, Packet::Auth(_));
-            if self.paused && is_immediate(&packet) {
-                self.immediate.push((packet, claim));
-            } else {
-                if self.detached {
-                    detach(&mut packet);
-                }
-                self.packets.push_back((packet, claim));
-            }
-            if is_auth {
-                return Ok(Turn::Authenticate);
-            }
-        }
-        Ok(Turn::More)
-    }
-
     /// The AUTH packet of a re-authentication.
     pub(crate) fn take_auth(&mut self) -> Option<Auth> {
         self.auth.take()
-    }
-
-    fn decode(
-        &mut self,
-        buffer: &mut BytesMut,
-        now: Instant,
-    ) -> Result<Option<(Packet, Claim)>, Violation> {
-        let Some(mut packet) = codec::decode(buffer, self.bounds)? else {
-            return Ok(None);
-        };
-        let claim = match &mut packet {
-            Packet::Publish(publish) => {
-                self.aliases.resolve(publish)?;
-                publish.expires = expires(publish, now);
-                let is_repeated = publish.dup && self.repetitions_left > 0;
-                self.repetitions_left -= u16::from(is_repeated);
-                let is_allowed = (self.publishes.as_ref()).is_none_or(|it| match is_repeated {
-                    true => it.allows_repeated(now),
-                    false => it.allows(now),
-                });
-                if is_allowed {
-                    let claim = self.claim(&publish.topic);
-                    self.limit_total_rate(claim, now, is_repeated)
-                } else {
-                    TOO_MANY
-                }
-            }
-            _ => Claim::Route,
-        };
-        Ok(Some((packet, claim)))
-    }
-
-    fn claim(&self, name: &[u8]) -> Claim {
-        if topic::level_count(name) > self.topic_levels_max {
-            return Claim::Refuse(
-                ReasonCode::TOPIC_NAME_INVALID,
-                "the topic name has too many levels",
-            );
-        }
-        match self.service.claim(name) {
-            Claim::Route if !self.access.may_publish(&self.origin, name) => FORBIDDEN,
-            claim => claim,
-        }
-    }
-
-    /// Applies the rate limit of all clients to a PUBLISH that is not refused anyway. Otherwise a
-    /// client that may publish nothing could use up the limit. Repeated messages count, but are not
-    /// refused, and do not use the limit ahead of time: other clients share it.
-    fn limit_total_rate(&self, claim: Claim, now: Instant, is_repeated: bool) -> Claim {
-        match claim {
-            Claim::Refuse(..) => claim,
-            Claim::Take | Claim::Route => {
-                match self.broker.publishes().allows(now) || is_repeated {
-                    true => claim,
-                    false => TOO_MANY_TOGETHER,
-                }
-            }
-        }
     }
 
     /// How the turn ends; `None` if all packets were handled and `behind` decides.
@@ -375,7 +294,9 @@ impl Dispatch {
                 return Ok(Some(Turn::Cut));
             }
             let Some((packet, mut claim)) = self.packets.pop_front() else {
-                return Ok(core.has_retained_search(key).then_some(Turn::Paused));
+                // A violation does not wait until the client has read its retained messages.
+                let waits = self.behind.is_ok() && core.has_retained_search(key);
+                return Ok(waits.then_some(Turn::Paused));
             };
             // The rules may have changed while the message waited for its client.
             if self.detached
@@ -401,9 +322,14 @@ impl Dispatch {
             if matches!(packet, Packet::Disconnect(_)) {
                 self.packets.clear();
             }
+            let is_auth = matches!(packet, Packet::Auth(_));
             if self.handle_packet(packet, claim, now, core)? {
                 self.is_over = true;
                 return Ok(Some(Turn::Over));
+            }
+            if is_auth {
+                self.detach_waiting();
+                return Ok(Some(Turn::Authenticate));
             }
         }
     }
@@ -426,13 +352,18 @@ impl Dispatch {
             }
             self.handle_immediate(now, core)?;
         }
+        self.detach_waiting();
+        Ok(Turn::Paused)
+    }
+
+    /// Copies what waits for long into memory of its own.
+    fn detach_waiting(&mut self) {
         if !std::mem::replace(&mut self.detached, true) {
             self.packets.iter_mut().for_each(|(it, _)| detach(it));
             for it in &mut self.requests {
                 copy(&mut it.topic, &mut it.payload, &mut it.properties);
             }
         }
-        Ok(Turn::Paused)
     }
 
     fn handle_immediate(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
@@ -582,12 +513,6 @@ fn without_properties(topic: &[u8]) -> (ReasonCode, String) {
         String::from_utf8_lossy(shown)
     );
     (ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
-}
-
-fn expires(publish: &Publish, now: Instant) -> Option<Instant> {
-    now.checked_add(Duration::from_secs(
-        publish.properties.message_expiry_s?.into(),
-    ))
 }
 
 fn request(publish: Publish, token: Option<Token>) -> Request {

@@ -104,9 +104,6 @@ pub struct Limits {
     /// Session Expiry Interval in seconds; a client that requests more (or no expiry) gets this in
     /// CONNACK. A client of MQTT 3.1.1 without a clean session gets it too.
     pub session_expiry_max_s: u32,
-    /// Will Delay Interval in seconds; larger values are reduced to this. A will cannot outlive its
-    /// session anyway.
-    pub will_delay_max_s: u32,
     /// Keep Alive in seconds; a client that requests more, or none, gets this in CONNACK (Server
     /// Keep Alive). Detects clients that vanished without closing their socket. 0: no limit. Not
     /// for clients of MQTT 3.1.1.
@@ -177,7 +174,6 @@ impl Default for Limits {
             retained_max: 16_384,
             retained_bytes_max: 8 << 20,
             session_expiry_max_s: 7 * 24 * 3600,
-            will_delay_max_s: 24 * 3600,
             keep_alive_max_s: 1200,
             publishes_per_second_max: 0,
             publishes_per_second_total_max: 0,
@@ -305,6 +301,10 @@ pub(crate) const WRITE_STALL_OVER_TOTAL: Duration = Duration::from_secs(2);
 
 /// How often a write without progress checks whether it has waited too long.
 pub(crate) const WRITE_STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time to read what has arrived from a client after a write to it failed. A reset makes the socket
+/// readable at once; a client that does not read its output may be silent.
+pub(crate) const READ_AFTER_FAILURE_MAX: Duration = Duration::from_millis(100);
 
 /// A large read buffer is copied into a small one when at most one part in this many is in use. So
 /// copies add at most this fraction of the received bytes.

@@ -69,6 +69,8 @@ pub(crate) struct Output {
     state: Mutex<State>,
     /// A copy of the flag in the state, to be read without its lock.
     closing: AtomicBool,
+    /// Whether the output was closed because a write failed.
+    failed: AtomicBool,
     /// Wakes the writer: there are bytes to write, or the connection is over.
     work: Notify,
     /// Wakes the reader: the buffer is below the high-water mark again.
@@ -179,6 +181,7 @@ impl Output {
             direct,
             state: Mutex::default(),
             closing: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             work: Notify::new(),
             room: Notify::new(),
             closed: Notify::new(),
@@ -287,6 +290,17 @@ impl Output {
             self.work.notify_one();
             self.closed.notify_one();
         }
+    }
+
+    /// Closes the output after a write failed: nothing reaches the client any more.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+        self.close(|_| {});
+    }
+
+    /// Whether [`fail`](Self::fail) was called.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Discards output that waits for a record, on a closed connection: everything behind the first

@@ -1,8 +1,10 @@
 //! The state of one client that outlives its connections (section 4.1).
 //!
-//! Every change of durable session state must be a method of this file or of `session_queue.rs`
-//! that also records the change, or recovery loses it.
+//! Every change of durable session state must be a method of this module or of
+//! `session_queue.rs` that also records the change, or recovery loses it.
 
+mod receiving;
+mod subscribing;
 mod subscriptions;
 
 use std::{
@@ -16,16 +18,14 @@ use statehouse_protocol::{ConnectionId, SessionId};
 use subscriptions::Subscriptions;
 
 use crate::{
-    ConnectionSummary, Limits, Origin, ProtocolVersion, ReasonCode, SessionSummary,
+    ConnectionSummary, Origin, ProtocolVersion, ReasonCode, SessionSummary,
     barrier::Barrier,
     change::{Part, RecordedWill},
-    codec::{Violation, Will},
-    exchanges::{Exchanges, Known},
+    codec::Will,
+    exchanges::Exchanges,
     ledger::{Account, Holding, Kind},
-    limits::STATE_BYTES_FLOOR,
     link::{AckPosition, Link},
     persist::{ChangeLog, SessionLog},
-    router::Subscription,
     session_queue::SessionQueue,
 };
 
@@ -72,10 +72,10 @@ pub(crate) struct Session {
     pub(crate) drop_logged: bool,
 }
 
-/// A search for the retained messages of a new subscription.
+/// A search for the retained messages of a new subscription. It must not copy the options of the
+/// subscription: a further SUBSCRIBE may replace them before the search is over.
 #[derive(Debug)]
 pub(crate) struct RetainedSearch {
-    pub(crate) subscription: Subscription,
     /// The last topic that the search examined.
     pub(crate) after: Option<Bytes>,
     /// The newest retained message at the time of the SUBSCRIBE. Later ones are sent when they are
@@ -388,96 +388,6 @@ impl Session {
         &self.subscriptions
     }
 
-    /// Adds or replaces a subscription. Returns true if it is new.
-    pub(crate) fn subscribe(
-        &mut self,
-        filter: &Bytes,
-        subscription: Subscription,
-        change_log: &mut ChangeLog,
-    ) -> bool {
-        let old = (self.subscriptions).insert(filter, subscription, &self.client);
-        if old != Some(subscription) {
-            self.record_subscription(filter, change_log);
-        }
-        old.is_none()
-    }
-
-    fn record_subscription(&self, filter: &Bytes, change_log: &mut ChangeLog) {
-        if let Some(subscription) = self.subscriptions.get(filter) {
-            self.log(change_log).write(Part::Subscribe {
-                filter,
-                subscription,
-                retained_pending: self.retained_pending(filter),
-            });
-        }
-    }
-
-    /// Restores a recovered subscription.
-    pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
-        (self.subscriptions).insert(filter, subscription, &self.client);
-    }
-
-    /// Begins a search for the retained messages of a new subscription. A pending search for the
-    /// same filter begins again: all messages must be sent after this SUBSCRIBE (section 3.8.4),
-    /// and a client that repeats it holds no more memory.
-    pub(crate) fn begin_retained_search(&mut self, filter: Bytes, mut search: RetainedSearch) {
-        search.recorded = self.retained_pending(&filter);
-        self.retained_searches.insert(filter, search);
-    }
-
-    /// Records the searches that are not over when the lock is released, so that they begin again
-    /// after a restart. Most searches are over before that.
-    pub(crate) fn record_retained_searches(&mut self, change_log: &mut ChangeLog) {
-        if !self.durable || !change_log.can_record_searches() {
-            return;
-        }
-        let searches = self.retained_searches.iter_mut();
-        let unrecorded: Vec<_> = searches
-            .filter(|(_, search)| !search.recorded)
-            .map(|(filter, search)| {
-                search.recorded = true;
-                filter.clone()
-            })
-            .collect();
-        for filter in unrecorded {
-            self.record_subscription(&filter, change_log);
-        }
-    }
-
-    /// Records the end of a search that was taken out of the table.
-    pub(crate) fn end_retained_search(
-        &self,
-        filter: &Bytes,
-        search: &RetainedSearch,
-        change_log: &mut ChangeLog,
-    ) {
-        if search.recorded {
-            self.record_subscription(filter, change_log);
-        }
-    }
-
-    /// Whether the log holds that retained messages are still to be sent for this subscription.
-    pub(crate) fn retained_pending(&self, filter: &Bytes) -> bool {
-        let search = self.retained_searches.get(filter);
-        search.is_some_and(|search| search.recorded)
-    }
-
-    /// Whether there is room for one more subscription in the owner's share or, if not `shares`
-    /// (during recovery), in the total.
-    pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
-        (self.subscriptions).has_room(filter, &self.client, max, shares)
-    }
-
-    /// Removes a subscription with its pending search. Returns false if there was none.
-    pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
-        let existed = self.subscriptions.remove(filter, &self.client);
-        if existed {
-            self.retained_searches.remove(filter);
-            self.log(change_log).write(Part::Unsubscribe { filter });
-        }
-        existed
-    }
-
     /// What the session holds, for operators.
     pub(crate) fn summary(&self) -> SessionSummary {
         let connection = self.origin().zip(self.link.as_ref());
@@ -516,17 +426,6 @@ impl Session {
         })
     }
 
-    /// Answered QoS 2 messages from the client, by packet id.
-    pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
-        self.exchanges.answered()
-    }
-
-    /// Restores recovered QoS 2 exchanges.
-    pub(crate) fn restore_received(&mut self, found: impl IntoIterator<Item = (u16, ReasonCode)>) {
-        self.exchanges.restore(found);
-        self.count_state();
-    }
-
     /// Whether the connection uses MQTT 3.1.1.
     pub(crate) fn is_v311(&self) -> bool {
         let link = self.link.as_ref();
@@ -537,91 +436,6 @@ impl Session {
     pub(crate) fn must_wait_to_publish(&self) -> bool {
         let link = self.link.as_ref();
         link.is_some_and(|it| it.version == ProtocolVersion::V311 && it.is_receive_max_reached())
-    }
-
-    /// The QoS 2 PUBLISH with this packet id that has no PUBREL yet.
-    pub(crate) fn exchange(&mut self, packet_id: u16) -> Known<'_> {
-        self.exchanges.get(packet_id)
-    }
-
-    /// Handles a QoS 2 PUBLISH on the current connection.
-    pub(crate) fn receive(
-        &mut self,
-        packet_id: u16,
-        limits: &Limits,
-        change_log: &mut ChangeLog,
-    ) -> Result<Arrival, Violation> {
-        // The answer that an earlier connection got may not be durable yet.
-        let barrier = self.log(change_log).barrier_for_all_changes();
-        let Some(link) = &mut self.link else {
-            return Ok(Arrival::Repeated);
-        };
-        let queued_before = self.queue.progress().0;
-        let full = self.exchanges.is_full();
-        match self.exchanges.get(packet_id) {
-            Known::Nothing if full => {
-                let text = "too many QoS 2 messages are waiting for their PUBREL";
-                Err(Violation {
-                    reason: ReasonCode::RECEIVE_MAXIMUM_EXCEEDED,
-                    text,
-                })
-            }
-            Known::Nothing => {
-                let sequence = link.expect_ack(packet_id, true)?;
-                let more = self.exchanges.growth_bytes();
-                let max = limits.state_bytes_total_max;
-                if more > 0 && !self.state.fits(more, max, STATE_BYTES_FLOOR) {
-                    return Ok(Arrival::Refused(sequence));
-                }
-                let connection = link.connection;
-                let position = AckPosition {
-                    connection,
-                    sequence,
-                };
-                self.exchanges.begin(packet_id, position);
-                self.count_state();
-                Ok(Arrival::New(sequence))
-            }
-            Known::Answered(reason) => {
-                let sequence = link.expect_ack(packet_id, true)?;
-                link.answer(sequence, reason, None, queued_before, barrier);
-                Ok(Arrival::Repeated)
-            }
-            Known::Pending(entry) => {
-                // One pending PUBREC answers both messages of this connection.
-                if entry.pubrec.connection != link.connection {
-                    entry.pubrec = AckPosition {
-                        connection: link.connection,
-                        sequence: link.expect_ack(packet_id, true)?,
-                    };
-                }
-                Ok(Arrival::Repeated)
-            }
-        }
-    }
-
-    /// Answers a QoS 2 PUBLISH after `barrier` is durable. An error frees the packet id (section
-    /// 4.3.3).
-    pub(crate) fn acknowledge_received(
-        &mut self,
-        packet_id: u16,
-        publish: AckPosition,
-        reason: ReasonCode,
-        text: Option<&str>,
-        barrier: Barrier,
-        change_log: &mut ChangeLog,
-    ) {
-        let mut log = self.log(change_log);
-        let Some(pubrec) = self.exchanges.answer(packet_id, publish, reason) else {
-            return;
-        };
-        let mut barrier = barrier;
-        if !reason.is_error() {
-            log.write(Part::Received { packet_id, reason });
-            barrier = barrier.join(log.barrier_for_this_batch());
-        }
-        self.count_state();
-        self.answer(pubrec, reason, text, barrier);
     }
 
     /// Answers a pending acknowledgement of the current connection. Does nothing if `position` is
@@ -638,18 +452,5 @@ impl Session {
         if let Some(link) = link.filter(|link| link.connection == position.connection) {
             link.answer(position.sequence, reason, text, queued_before, barrier);
         }
-    }
-
-    /// Handles a PUBREL. Returns false if no answered message has this packet id.
-    pub(crate) fn release_received(&mut self, packet_id: u16, change_log: &mut ChangeLog) -> bool {
-        let Some(counted) = self.exchanges.release(packet_id) else {
-            return false;
-        };
-        self.log(change_log).write(Part::Completed { packet_id });
-        if let Some(link) = self.link.as_mut().filter(|_| counted) {
-            link.unreleased -= 1;
-        }
-        self.count_state();
-        true
     }
 }

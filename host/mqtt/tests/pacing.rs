@@ -141,6 +141,34 @@ async fn disconnect_behind_a_paused_publish_drops_the_will() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn disconnect_before_a_failed_write_drops_the_will() {
+    let broker = broker(Limits::default());
+    let mut watcher = Client::duplex(&broker, 4096).hello("watcher", 0).await;
+    watcher.listen_to("will", Q::AtMostOnce).await;
+    let will = wire::LastWill::new("will", "gone", Q::AtMostOnce, false, None);
+    let Packet::Connect(connect, ..) = connect("a", true, 0, 60) else {
+        unreachable!()
+    };
+    let mut client = Client::duplex(&broker, 4096);
+    client
+        .send(&[Packet::Connect(connect, Some(will), None)])
+        .await;
+    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    client.listen_to("t", Q::AtMostOnce).await;
+    // More than the client reads, so after the PINGREQ the broker reads nothing either.
+    broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1 << 20], QoS::AtMostOnce)));
+    client.send(&[Packet::PingReq(wire::PingReq)]).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let reason = DisconnectReasonCode::NormalDisconnection;
+    let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
+    client.send(&[disconnect]).await;
+    drop(client);
+    until(|| broker.stats().connections <= 1).await;
+    watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
+}
+
 #[tokio::test]
 async fn packets_behind_a_paused_request_keep_their_order() {
     let broker = Large::broker(limits(), ANSWER_BYTES);

@@ -271,7 +271,6 @@ fn unlimited() -> Limits {
         retained_max: max,
         retained_bytes_max: max,
         session_expiry_max_s: u32::MAX,
-        will_delay_max_s: u32::MAX,
         ..Limits::default()
     }
 }

@@ -74,7 +74,7 @@ async fn write<W: AsyncWrite + Unpin>(
         }
         if let Err(error) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
             tracing::debug!(%connection, %error, "cannot write to a client");
-            output.close(|_| {});
+            output.fail();
             return;
         }
         if output.written(&mut chunk) {

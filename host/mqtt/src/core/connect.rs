@@ -271,10 +271,6 @@ impl Core {
         session_expiry_s: u32,
         will: Option<Will>,
     ) {
-        let will = will.map(|will| Will {
-            delay_s: will.delay_s.min(self.limits.will_delay_max_s),
-            ..will
-        });
         if let Some(session) = session_at(&mut self.sessions, key) {
             session.transfer(account);
             session.attach(begins, session_expiry_s, will, &mut self.change_log);

@@ -6,6 +6,7 @@
 //! never wait and must take the time as an argument: tests rely on this to run without sockets and
 //! sleeps.
 
+mod answer;
 mod connect;
 mod publish;
 mod requester;

@@ -175,7 +175,8 @@ impl Core {
         message: &Message,
         now: Instant,
     ) -> Result<(), Violation> {
-        if !self.change_log.has_room() && self.must_be_recorded(message, key, now) {
+        let has_room = self.change_log.has_room();
+        if !has_room && self.must_be_recorded(message, key, now) {
             let reason = ReasonCode::QUOTA_EXCEEDED;
             let text = "the log has no room on the disk for this message";
             self.report_refusal(key, Refused::Publish, reason, Some(text));
@@ -186,7 +187,7 @@ impl Core {
                 from: Some(key),
                 ..Source::default()
             };
-            match core.publish(Cow::Borrowed(message), source, now) {
+            match core.fan_out(Cow::Borrowed(message), source, has_room, now) {
                 Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
                 Ok(_) => ReasonCode::SUCCESS,
                 Err(reason) => {
@@ -206,14 +207,28 @@ impl Core {
     /// get it nevertheless. New subscribers then get no message, instead of an older one.
     pub(crate) fn publish(
         &mut self,
+        message: Cow<'_, Message>,
+        source: Source,
+        now: Instant,
+    ) -> Result<usize, ReasonCode> {
+        let has_room = self.change_log.has_room();
+        self.fan_out(message, source, has_room, now)
+    }
+
+    /// Like [`publish`](Self::publish), after the log was asked for room. The answer must hold for
+    /// all receivers of the message. If the log became full between two of them, the others would
+    /// not get a message that is acknowledged.
+    pub(super) fn fan_out(
+        &mut self,
         mut message: Cow<'_, Message>,
         source: Source,
+        has_room: bool,
         now: Instant,
     ) -> Result<usize, ReasonCode> {
         if message.topic.len() > usize::from(u16::MAX) {
             return Err(ReasonCode::TOPIC_NAME_INVALID);
         }
-        if message.retain && !self.retain(&message, source, now) {
+        if message.retain && !self.retain(&message, source, has_room, now) {
             if message.qos > QoS::AtMostOnce && !source.is_will {
                 return Err(ReasonCode::QUOTA_EXCEEDED);
             }
@@ -254,10 +269,11 @@ impl Core {
                 Scope::Session
             };
             let last = sessions.peek().is_none() && groups.is_empty();
-            self.forward(*key, &mut message, last, &delivery, scope, now);
+            let recording = (scope, has_room);
+            self.forward(*key, &mut message, last, &delivery, recording, now);
             count += 1;
         }
-        let (served, full) = self.share_among(groups, &mut message, source, now);
+        let (served, full) = self.share_among(groups, &mut message, source, has_room, now);
         self.matches = matches;
         if full > 0 {
             if count + served == 0 && !retain && self.may_refuse(source) {
@@ -303,14 +319,14 @@ impl Core {
 
     /// Stores a retained message, or removes the one of its topic if the payload is empty. Returns
     /// false if there is no room.
-    fn retain(&mut self, message: &Message, source: Source, now: Instant) -> bool {
+    fn retain(&mut self, message: &Message, source: Source, has_room: bool, now: Instant) -> bool {
         let publisher = source.from.and_then(|key| self.session(key));
         let publisher = publisher.map(|session| Publisher {
             client: session.client.clone(),
             account: session.account().clone(),
         });
         let (limits, change_log) = (&self.limits, &mut self.change_log);
-        let has_room = source.recorded || message.payload.is_empty() || change_log.has_room();
+        let has_room = source.recorded || message.payload.is_empty() || has_room;
         has_room && (self.retained).set(message, publisher, limits, now, change_log, &mut self.work)
     }
 
@@ -340,13 +356,14 @@ impl Core {
 
     /// Sends a routed message to one session. It goes straight into the output if possible,
     /// otherwise into the queue. The last session takes the message itself instead of a copy.
+    /// `has_room` is the answer of the log.
     pub(super) fn forward(
         &mut self,
         key: SessionKey,
         message: &mut Cow<'_, Message>,
         last: bool,
         delivery: &Delivery<'_>,
-        scope: Scope,
+        (scope, has_room): (Scope, bool),
         now: Instant,
     ) {
         self.work += work::delivery(message.payload.len());
@@ -361,6 +378,7 @@ impl Core {
                 scope,
                 shared: None,
             },
+            has_room,
             now,
         );
     }
@@ -402,127 +420,6 @@ impl Core {
         true
     }
 
-    /// Whether a message would wait for a client that may not receive it any more. It was decided
-    /// before the rules changed, and may arrive after the queue was searched for such messages.
-    fn is_forbidden_to_wait(&mut self, key: SessionKey, message: &Message) -> bool {
-        let Some(session) = session_at(&mut self.sessions, key) else {
-            return false;
-        };
-        let waits = !session.queue.is_queue_empty()
-            || session.link.as_ref().is_some_and(|link| {
-                link.unacknowledged >= link.window
-                    || !link.resend.is_empty()
-                    || !link.output.has_room(message.cost_bytes())
-            });
-        waits
-            && (session.origin())
-                .is_some_and(|origin| !self.access.may_receive(&origin, &message.topic))
-    }
-
-    /// Sends a message of the embedder to one connection only. Returns false if that connection is
-    /// closed.
-    pub(crate) fn deliver(
-        &mut self,
-        client: &str,
-        connection: ConnectionId,
-        mut message: Message,
-        now: Instant,
-    ) -> bool {
-        let Some(key) = self.find(client, connection) else {
-            return false;
-        };
-        let mut matches = mem::take(&mut self.matches);
-        matches.clear();
-        if let Some(session) = self.session(key) {
-            if session.subscriptions().has_wildcards() {
-                self.router.matches(&message.topic, &mut matches);
-                self.work += work::NODE * matches.visited as u64;
-                matches.sessions.retain(|(other, _)| *other == key);
-            } else {
-                matches.sessions.extend(
-                    session
-                        .subscriptions()
-                        .get(&message.topic)
-                        .map(|subscription| (key, subscription)),
-                );
-            }
-        }
-        if let Some(lent) = matches
-            .sessions
-            .iter()
-            .map(|(_, subscription)| subscription.qos)
-            .max()
-        {
-            message.qos = message.qos.min(lent);
-        }
-        let subscription_ids = matches
-            .sessions
-            .iter()
-            .filter_map(|(_, subscription)| subscription.id)
-            .collect();
-        self.matches = matches;
-        if message.topic.len() > usize::from(u16::MAX) || self.is_forbidden_to_wait(key, &message) {
-            self.counts.dropped += 1;
-            return true;
-        }
-        self.enqueue(
-            key,
-            Queued {
-                message,
-                subscription_ids,
-                scope: Scope::Connection,
-                shared: None,
-            },
-            now,
-        );
-        self.is_open(key, connection)
-    }
-
-    /// Routes a message of the embedder that answers the request of a token.
-    pub(crate) fn answer(
-        &mut self,
-        token: Option<&Token>,
-        message: Message,
-        now: Instant,
-    ) -> Result<usize, ReasonCode> {
-        let reply_session = token
-            // At QoS 2 a client that repeats its request gets the PUBREC only, because the broker
-            // knows the packet id. So the answer is recorded like any message, unless the log has
-            // no room: then it is sent unrecorded rather than dropped.
-            .filter(|token| !token.exactly_once || !self.change_log.has_room())
-            .filter(|token| self.is_open(token.session, token.connection))
-            .map(|token| token.session);
-        let source = Source {
-            from: None,
-            reply_session,
-            requester: Requester::of(token, &self.sessions),
-            is_will: false,
-            recorded: false,
-        };
-        let recorded = self.change_log.count();
-        let sessions = self.publish(Cow::Owned(message), source, now);
-        let barrier = self.barrier_since(recorded);
-        if let Some(token) = token.filter(|_| barrier != Barrier::NONE)
-            && let Some(session) = self.linked(token.session, token.connection)
-            && let Some(link) = &mut session.link
-        {
-            link.delay_ack(token.sequence, barrier);
-        }
-        sessions
-    }
-
-    /// Acknowledges a request.
-    pub(crate) fn acknowledge(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        if reason.is_error() && self.is_open(token.session, token.connection) {
-            match reason {
-                // The access control reports its own refusals, with more detail.
-                ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
-                _ => self.report_refusal(token.session, Refused::Publish, reason, text),
-            }
-        }
-        self.acknowledge_after(token, reason, text, Barrier::NONE);
-    }
-
     /// Closes the connection of a client of MQTT 3.1.1 whose message exceeds a limit. Without a
     /// reason code an acknowledgement would take responsibility for the message, and the client
     /// would not send it again (MQTT 3.1.1 [MQTT-4.8.0-2]).
@@ -543,7 +440,7 @@ impl Core {
     }
 
     /// The barrier of a packet that depends on changes after the count `recorded`.
-    fn barrier_since(&self, recorded: u64) -> Barrier {
+    pub(super) fn barrier_since(&self, recorded: u64) -> Barrier {
         if self.change_log.count() == recorded {
             Barrier::NONE
         } else {
@@ -551,7 +448,7 @@ impl Core {
         }
     }
 
-    fn acknowledge_after(
+    pub(super) fn acknowledge_after(
         &mut self,
         token: Token,
         reason: ReasonCode,

@@ -255,7 +255,6 @@ impl Core {
             if retained_pending {
                 // All messages, since it is not recorded which ones were sent.
                 let search = RetainedSearch {
-                    subscription,
                     after: None,
                     // Known when the retained messages are restored.
                     newest: 0,

@@ -35,6 +35,7 @@ impl Core {
         groups: &[Bytes],
         message: &mut Cow<'_, Message>,
         source: Source,
+        has_room: bool,
         now: Instant,
     ) -> (usize, usize) {
         let needs_record = message.qos > QoS::AtMostOnce;
@@ -42,7 +43,7 @@ impl Core {
         let mut groups = groups.iter().peekable();
         while let Some(group) = groups.next() {
             let last = groups.peek().is_none();
-            match self.share(group, message, last, source.requester, now) {
+            match self.share(group, message, last, source.requester, has_room, now) {
                 Err(Unshared::QueuesFull | Unshared::LogFull) if needs_record => full += 1,
                 Err(Unshared::Memberless) => {
                     served += 1;
@@ -62,9 +63,11 @@ impl Core {
         message: &mut Cow<'_, Message>,
         last: bool,
         requester: Requester,
+        has_room: bool,
         now: Instant,
     ) -> Result<(), Unshared> {
-        let (key, subscription) = self.choose(group, Choice::Next, message, requester, now)?;
+        let (key, subscription) =
+            self.choose(group, Choice::Next, message, requester, has_room, now)?;
         let delivery = delivery(message, &subscription, now);
         self.work += work::delivery(message.payload.len());
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, &delivery, now) {
@@ -83,6 +86,7 @@ impl Core {
                 scope: Scope::Session,
                 shared: Some(Box::new(shared)),
             },
+            has_room,
             now,
         );
         Ok(())
@@ -99,15 +103,17 @@ impl Core {
         now: Instant,
     ) {
         for Orphan { filter, message } in orphans {
-            let is_lost = message.is_expired(now)
-                || self
-                    .share(&filter, &mut Cow::Owned(message), true, requester, now)
-                    .is_err();
+            let has_room = self.change_log.has_room();
+            let is_lost = message.is_expired(now) || {
+                let message = &mut Cow::Owned(message);
+                self.share(&filter, message, true, requester, has_room, now)
+                    .is_err()
+            };
             self.counts.dropped += u64::from(is_lost);
         }
     }
 
-    /// Whether a group gets no message because the log has no room for it.
+    /// Whether a group gets no message while the log has no room.
     pub(super) fn needs_log(
         &mut self,
         group: &Bytes,
@@ -115,17 +121,19 @@ impl Core {
         requester: Requester,
         now: Instant,
     ) -> bool {
-        let chosen = self.choose(group, Choice::Peek, message, requester, now);
+        let chosen = self.choose(group, Choice::Peek, message, requester, false, now);
         chosen == Err(Unshared::LogFull)
     }
 
     /// Chooses the next member in turn among those with the best readiness for the message.
+    /// `log_has_room` is the answer of the log.
     fn choose(
         &mut self,
         group: &Bytes,
         choice: Choice,
         message: &Message,
         requester: Requester,
+        log_has_room: bool,
         now: Instant,
     ) -> Result<Match, Unshared> {
         let Self {
@@ -150,7 +158,7 @@ impl Core {
             let is_free = ready == Readiness::Now && delivery.qos == QoS::AtMostOnce;
             // A full log may exclude a durable member, but another member may need no record.
             let kept = session.is_durable() && delivery.qos > QoS::AtMostOnce;
-            if kept && !change_log.has_room() {
+            if kept && !log_has_room {
                 unshared = Unshared::LogFull;
                 return None;
             }

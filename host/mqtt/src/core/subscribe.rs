@@ -53,7 +53,6 @@ impl Core {
                     reasons.push(ReasonCode(subscription.qos as u8));
                     if wants_retained {
                         let search = RetainedSearch {
-                            subscription,
                             after: None,
                             newest: self.retained.newest(),
                             connection,
@@ -167,6 +166,10 @@ impl Core {
             && let Some((filter, mut search)) = session.retained_searches.pop_first()
         {
             let client = session.client.clone();
+            // These options may be newer than the search.
+            let Some(subscription) = session.subscriptions().get(&filter) else {
+                continue;
+            };
             // The clones share their bytes, and queued messages count against the queue's limit.
             let retained = mem::take(&mut self.retained);
             // `None`: waiting for the client to read.
@@ -187,9 +190,9 @@ impl Core {
                 };
                 search.after = Some(topic.clone());
                 if let Some(entry) = entry
-                    && !was_sent_live(entry, &search, connection)
+                    && !was_sent_live(entry, &search, subscription.qos, connection)
                 {
-                    self.send_retained(key, &client, entry, &search.subscription, now);
+                    self.send_retained(key, &client, entry, &subscription, now);
                 }
             };
             self.retained = retained;
@@ -236,7 +239,8 @@ impl Core {
         };
         // Retained messages own their bytes, so this clone copies nothing.
         let mut message = Cow::Owned(message.clone());
-        self.forward(key, &mut message, true, &delivery, Scope::Session, now);
+        let recording = (Scope::Session, self.change_log.has_room());
+        self.forward(key, &mut message, true, &delivery, recording, now);
     }
 
     /// Ends subscriptions that the client is no longer allowed, and drops their queued messages and
@@ -315,7 +319,12 @@ impl Core {
 /// Whether the client got this retained message already, when it was published after the SUBSCRIBE.
 /// A message that was published while the client was absent may have been dropped. So it is sent
 /// again, unless it must not arrive twice (section 4.3.3).
-fn was_sent_live(entry: &Entry, search: &RetainedSearch, connection: ConnectionId) -> bool {
-    let qos = entry.message.qos.min(search.subscription.qos);
+fn was_sent_live(
+    entry: &Entry,
+    search: &RetainedSearch,
+    subscribed: QoS,
+    connection: ConnectionId,
+) -> bool {
+    let qos = entry.message.qos.min(subscribed);
     entry.number > search.newest && (search.connection == connection || qos == QoS::ExactlyOnce)
 }

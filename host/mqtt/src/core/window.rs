@@ -83,8 +83,15 @@ impl Core {
     /// disconnected because it does not read.
     ///
     /// While the log has no room, a connected client of a durable session is sent a QoS 1 message
-    /// unrecorded. QoS 2 needs records of its packet ids.
-    pub(super) fn enqueue(&mut self, key: SessionKey, mut queued: Queued, now: Instant) {
+    /// unrecorded. QoS 2 needs records of its packet ids. The caller asks the log, once for all
+    /// receivers of a message.
+    pub(super) fn enqueue(
+        &mut self,
+        key: SessionKey,
+        mut queued: Queued,
+        log_has_room: bool,
+        now: Instant,
+    ) {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
@@ -92,7 +99,7 @@ impl Core {
         // Answers to the client itself and messages for this connection only need not be in the
         // log.
         let kept = session.is_durable() && queued.message.qos > QoS::AtMostOnce;
-        let is_unrecorded = kept && queued.scope == Scope::Session && !self.change_log.has_room();
+        let is_unrecorded = kept && queued.scope == Scope::Session && !log_has_room;
         if is_unrecorded {
             queued.scope = Scope::Connection;
         }
@@ -118,7 +125,7 @@ impl Core {
                 self.pump(key, now);
             }
             if is_answer
-                && self.change_log.has_room()
+                && log_has_room
                 && let Some(mut sending) = self.sending(key)
             {
                 sending.queue.record_waiting_answer(&mut sending.log);
@@ -285,7 +292,7 @@ impl Core {
 impl Sending<'_> {
     /// Redelivers the messages that the client did not acknowledge on an earlier connection
     /// (section 4.4). They need no barrier: they were recorded before the CONNACK and are behind it
-    /// in the output.
+    /// in the output. Only a PUBREL may follow a later change.
     fn repeat(&mut self, tally: &mut Tally, now: Instant) {
         let Self {
             link, queue, log, ..
@@ -302,18 +309,25 @@ impl Sending<'_> {
                         let reason = ReasonCode::SUCCESS;
                         codec::short_ack(out, version, kind::PUBREL, packet_id, reason);
                     };
-                    let Some(wake) = log.offer(&link.output, Barrier::NONE, PUBREL_BYTES, rel)
-                    else {
+                    let barrier = log.barrier_for_all_changes();
+                    let Some(wake) = log.offer(&link.output, barrier, PUBREL_BYTES, rel) else {
                         return;
                     };
                     tally.wake |= wake;
                 }
                 Some(_) if link.unacknowledged >= link.window => return,
                 Some(queued) => {
+                    let is_exactly_once = queued.message.qos == QoS::ExactlyOnce;
                     match tally.send(link, queued, (packet_id, true, Barrier::NONE), now, log) {
                         Sent::Yes => {
                             entry.connection = link.connection;
                             link.unacknowledged += 1;
+                        }
+                        // The client may remember the packet id, so the exchange is completed
+                        // without the message: the next pass of this loop sends its PUBREL.
+                        Sent::TooLarge if is_exactly_once => {
+                            queue.release(packet_id, log);
+                            continue;
                         }
                         Sent::TooLarge => _ = queue.complete(packet_id, log),
                         Sent::NoRoom => return,

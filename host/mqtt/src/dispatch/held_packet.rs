@@ -72,6 +72,11 @@ pub(super) fn packet_bytes(packet: &Packet) -> usize {
             let filters = filters.map(|it| it.len() + size_of::<Bytes>());
             filters.sum::<usize>() + MESSAGE_OVERHEAD_BYTES
         }
+        Packet::Auth(it) => {
+            let enhanced = it.enhanced.as_ref();
+            let bytes = enhanced.map_or(0, |it| it.method.len() + it.data.len());
+            bytes + MESSAGE_OVERHEAD_BYTES
+        }
         _ => MESSAGE_OVERHEAD_BYTES,
     }
 }

@@ -12,8 +12,8 @@ use statehouse_protocol::LogPosition;
 use wire::{Packet, PubAckReason, PubRecReason, SubscribeReasonCode};
 
 use crate::{
-    Broker, ImageCursor, Limits, Message, NoService, Persistence, QoS, Recovery, persist::Brake,
-    testing::*,
+    Broker, ImageCursor, Limits, Message, NoService, Options, Persistence, QoS, Recovery,
+    persist::Brake, testing::*,
 };
 
 /// A broker with a log that releases every record at once.
@@ -126,6 +126,55 @@ fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {
     let accepted = ask(&mut publisher, message("durable"), now);
     assert_eq!(accepted, PubAckReason::Success);
     assert_eq!(durable.payloads(), ["durable"]);
+}
+
+/// A log that has no room after it was asked a number of times.
+struct Filling {
+    log: Arc<TestLog>,
+    questions_left: AtomicU64,
+}
+
+impl Persistence for Filling {
+    fn append(&self, changes: &[u8]) -> LogPosition {
+        self.log.append(changes)
+    }
+
+    fn released(&self) -> LogPosition {
+        self.log.released()
+    }
+
+    fn has_room(&self) -> bool {
+        let (left, order) = (&self.questions_left, Ordering::Relaxed);
+        left.fetch_update(order, order, |left| left.checked_sub(1))
+            .is_ok()
+    }
+}
+
+#[test]
+fn log_that_fills_during_a_publish_holds_all_its_messages() {
+    let log = Arc::new(Filling {
+        log: TestLog::new(true),
+        questions_left: AtomicU64::new(u64::MAX),
+    });
+    let options = Options {
+        persistence: Some(log.clone()),
+        ..Options::default()
+    };
+    let (broker, now) = (Broker::new(options, Arc::new(NoService)), Instant::now());
+    for client in ["a", "b", "c"] {
+        Peer::leave_subscribed(&broker, client, now);
+    }
+    let mut member = Peer::new(&broker, &Hello::new("member"), now);
+    member.subscribe("$share/g/t", Q::AtLeastOnce, now);
+    member.lose(now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
+    log.questions_left.store(1, Ordering::Relaxed);
+    let message = publish("t", Q::AtLeastOnce, 1, "kept");
+    assert_eq!(ask(&mut publisher, message, now), PubAckReason::Success);
+    assert_eq!(log.log.recovery().sessions.len(), 4);
+    for session in log.log.recovery().sessions.values() {
+        assert_eq!(session.messages.len(), 1, "{}", session.client);
+    }
 }
 
 /// A client that renews a subscription of its durable session gets the retained messages, unless

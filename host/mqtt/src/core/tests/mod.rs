@@ -16,3 +16,4 @@ mod shared;
 mod turns;
 mod users;
 mod version_3;
+mod waiting;

@@ -228,6 +228,19 @@ fn delayed_will_is_sent_once_after_its_delay() {
     assert_eq!(listener.payloads(), [""; 0]);
 }
 
+/// No limit but the end of the session shortens the delay [MQTT-3.1.3-9].
+#[test]
+fn will_is_sent_after_a_delay_of_days() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (owner, mut listener, now) = with_will(48 * 3600, 7 * 24 * 3600);
+    let broker = owner.broker.clone();
+    owner.lose(now);
+    broker.lock().run_deadlines(now + 30 * HOUR);
+    assert_eq!(listener.payloads(), [""; 0]);
+    broker.lock().run_deadlines(now + 48 * HOUR);
+    assert_eq!(listener.payloads(), ["gone"]);
+}
+
 #[test]
 fn a_resume_in_time_cancels_a_delayed_will() {
     let (owner, mut listener, now) = with_will(10, 1000);

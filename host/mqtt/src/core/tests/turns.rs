@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use wire::Packet;
+use wire::{Packet, RetainForwardRule};
 
 use crate::{
     Claim, Limits, Message, Options, Origin, QoS, Request, Service,
@@ -31,7 +31,7 @@ fn retained_within(count: usize, limits: Limits) -> crate::Broker {
 }
 
 /// Such a broker, with a small queue for a client that takes one message at a time.
-fn with_slow_peer(count: usize, now: Instant) -> (crate::Broker, Peer) {
+pub(super) fn with_slow_peer(count: usize, now: Instant) -> (crate::Broker, Peer) {
     let limits = Limits {
         queue_bytes_max: 64 << 10,
         queue_bytes_reserve: 0,
@@ -49,7 +49,7 @@ fn retain(broker: &crate::Broker, number: usize, payload: &'static str) {
     broker.batch(|batch| batch.publish(message));
 }
 
-fn bytes(packets: &[Packet]) -> BytesMut {
+pub(super) fn bytes(packets: &[Packet]) -> BytesMut {
     let mut bytes = BytesMut::new();
     for packet in packets {
         packet.write(&mut bytes, None).unwrap();
@@ -57,7 +57,7 @@ fn bytes(packets: &[Packet]) -> BytesMut {
     bytes
 }
 
-fn subscribe(filters: &[&str]) -> Packet {
+pub(super) fn subscribe(filters: &[&str]) -> Packet {
     let filters = filters
         .iter()
         .map(|it| wire::Filter::new(*it, Q::AtMostOnce));
@@ -241,6 +241,43 @@ fn a_repeated_subscribe_begins_its_search_again() {
         peer.send(&acknowledgements, now);
     }
     assert_eq!(received.len(), RETAINED);
+}
+
+/// A search continues with the options of the last SUBSCRIBE, as after a restart [MQTT-3.8.4-3].
+#[test]
+fn a_repeated_subscribe_replaces_the_options_of_its_search() {
+    const RETAINED: usize = 1000;
+    for rule in [RetainForwardRule::OnNewSubscribe, RetainForwardRule::Never] {
+        let now = Instant::now();
+        let (_broker, mut peer) = with_slow_peer(RETAINED, now);
+        let mut filter = wire::Filter::new("r/#", Q::AtLeastOnce);
+        let mut subscribe = wire::Subscribe::new_many([filter.clone()], None);
+        subscribe.pkid = 1;
+        let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+        assert_eq!(turn, Turn::Paused);
+        (filter.qos, filter.retain_forward_rule) = (Q::AtMostOnce, rule);
+        let properties = wire::SubscribeProperties {
+            id: Some(7),
+            user_properties: Vec::new(),
+        };
+        let mut subscribe = wire::Subscribe::new_many([filter], Some(properties));
+        subscribe.pkid = 2;
+        peer.send(&[Packet::Subscribe(subscribe)], now);
+        let mut received = Vec::new();
+        while let messages @ [_, ..] = &peer.messages()[..] {
+            let of_first = messages.iter().filter(|it| it.qos == Q::AtLeastOnce);
+            let acknowledgements: Vec<_> = of_first.map(|it| puback(it.pkid)).collect();
+            received.extend_from_slice(messages);
+            peer.send(&acknowledgements, now);
+        }
+        assert_eq!(received.len(), RETAINED);
+        assert_eq!(received[RETAINED - 1].qos, Q::AtMostOnce);
+        for message in &received {
+            let properties = message.properties.as_ref();
+            let ids = properties.map_or(0, |it| it.subscription_identifiers.len());
+            assert_eq!(ids, usize::from(message.qos == Q::AtMostOnce));
+        }
+    }
 }
 
 #[test]

@@ -130,6 +130,27 @@ fn queued_and_sent_messages_survive_a_restart() {
     assert_eq!((&fifth.payload[..], messages.len()), (&b"5"[..], 4));
 }
 
+/// The client may remember the packet id of a QoS 2 message that the new connection cannot take.
+#[test]
+fn message_too_large_to_redeliver_is_released() {
+    let (mut life, now) = Life::new();
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    peer.subscribe("t", Q::ExactlyOnce, now);
+    life.publish(message(&"x".repeat(1000), QoS::ExactlyOnce), now);
+    let id = peer.messages()[0].pkid;
+    peer.lose(now);
+    let small = Hello::new("a").set(|it| it.max_packet_size = Some(200));
+    let released = [Packet::PubRel(PubRel::new(id, None))];
+    let mut peer = Peer::new(&life.broker, &small, now);
+    assert_eq!(peer.receive(), released);
+    life.kill(now);
+    let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
+    assert_eq!(peer.receive(), released);
+    assert!(life.broker.stats().queued_bytes > 0);
+    peer.send(&[Packet::PubComp(wire::PubComp::new(id, None))], now);
+    assert_eq!(life.broker.stats().queued_bytes, 0);
+}
+
 #[test]
 fn received_packet_id_is_known_until_its_pubrel() {
     let (mut life, now) = Life::new();

@@ -1,0 +1,98 @@
+//! How the subscriptions of a session, and the searches for their retained messages, change.
+
+use bytes::Bytes;
+
+use super::{RetainedSearch, Session};
+use crate::{change::Part, persist::ChangeLog, router::Subscription};
+
+impl Session {
+    /// Adds or replaces a subscription. Returns true if it is new.
+    pub(crate) fn subscribe(
+        &mut self,
+        filter: &Bytes,
+        subscription: Subscription,
+        change_log: &mut ChangeLog,
+    ) -> bool {
+        let old = (self.subscriptions).insert(filter, subscription, &self.client);
+        if old != Some(subscription) {
+            self.record_subscription(filter, change_log);
+        }
+        old.is_none()
+    }
+
+    fn record_subscription(&self, filter: &Bytes, change_log: &mut ChangeLog) {
+        if let Some(subscription) = self.subscriptions.get(filter) {
+            self.log(change_log).write(Part::Subscribe {
+                filter,
+                subscription,
+                retained_pending: self.retained_pending(filter),
+            });
+        }
+    }
+
+    /// Restores a recovered subscription.
+    pub(crate) fn restore_subscription(&mut self, filter: &Bytes, subscription: Subscription) {
+        (self.subscriptions).insert(filter, subscription, &self.client);
+    }
+
+    /// Begins a search for the retained messages of a new subscription. A pending search for the
+    /// same filter begins again: all messages must be sent after this SUBSCRIBE (section 3.8.4),
+    /// and a client that repeats it holds no more memory.
+    pub(crate) fn begin_retained_search(&mut self, filter: Bytes, mut search: RetainedSearch) {
+        search.recorded = self.retained_pending(&filter);
+        self.retained_searches.insert(filter, search);
+    }
+
+    /// Records the searches that are not over when the lock is released, so that they begin again
+    /// after a restart. Most searches are over before that.
+    pub(crate) fn record_retained_searches(&mut self, change_log: &mut ChangeLog) {
+        if !self.durable || !change_log.can_record_searches() {
+            return;
+        }
+        let searches = self.retained_searches.iter_mut();
+        let unrecorded: Vec<_> = searches
+            .filter(|(_, search)| !search.recorded)
+            .map(|(filter, search)| {
+                search.recorded = true;
+                filter.clone()
+            })
+            .collect();
+        for filter in unrecorded {
+            self.record_subscription(&filter, change_log);
+        }
+    }
+
+    /// Records the end of a search that was taken out of the table.
+    pub(crate) fn end_retained_search(
+        &self,
+        filter: &Bytes,
+        search: &RetainedSearch,
+        change_log: &mut ChangeLog,
+    ) {
+        if search.recorded {
+            self.record_subscription(filter, change_log);
+        }
+    }
+
+    /// Whether the log holds that retained messages are still to be sent for this subscription.
+    pub(crate) fn retained_pending(&self, filter: &Bytes) -> bool {
+        let search = self.retained_searches.get(filter);
+        search.is_some_and(|search| search.recorded)
+    }
+
+    /// Whether there is room for one more subscription in the owner's share or, if not `shares`
+    /// (during recovery), in the total.
+    pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
+        (self.subscriptions).has_room(filter, &self.client, max, shares)
+    }
+
+    /// Removes a subscription with its pending search. Returns false if there was none.
+    pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
+        let existed = self.subscriptions.remove(filter, &self.client);
+        if existed {
+            self.retained_searches.remove(filter);
+            self.log(change_log).write(Part::Unsubscribe { filter });
+        }
+        existed
+    }
+}
