@@ -6,6 +6,8 @@
 pub(crate) mod appended;
 mod client_id;
 mod disk;
+#[cfg(test)]
+mod restore_tests;
 
 use std::io::ErrorKind;
 use std::path::PathBuf;

@@ -40,7 +40,7 @@ pub use checkup::{Checkup, Opening, Reach};
 pub use cluster_mark::{ClusterMark, CopyMark};
 pub use image_sink::ImageSink;
 pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
-pub use restore::{check_backup, is_unfinished, read_backup, restore};
+pub use restore::{NAME_FILE, check_backup, is_unfinished, read_backup, restore};
 pub use salvage::Salvaged;
 pub use statehouse_core::words::words;
 

@@ -1,19 +1,21 @@
 //! Creates a data directory from a backup.
 //!
-//! A restore checks every byte and block of the backup before it writes. It must never change a
-//! directory that has a log, unless that log is of a restore that was interrupted. A marker
-//! distinguishes the two: no store may start while it is there.
+//! A restore checks every byte and block of the backup before it writes, and reads all of them from
+//! the file that it opened first. It must never change a directory that has a log, unless that log
+//! is of a restore that was interrupted. A marker distinguishes the two: no store may start while it
+//! is there.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use statehouse_wal::{
-    Directory, Disk, Error, FileReport, Kind, LogPosition, Options, Sink, Source,
-    create_from_snapshot, inspect, read_snapshot_file,
+    Backup, Directory, Disk, Error, FileReport, Kind, LogPosition, Options, Sink, Source,
+    create_from_snapshot, inspect,
 };
 
 use super::backup::{Contents, ModuleState, RecoveredState};
@@ -24,7 +26,8 @@ use statehouse_precompiled::Modules;
 
 /// Creates a data directory from a backup and returns its contents.
 pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, PastError> {
-    let contents = check_backup(file)?;
+    let backup = open(file)?;
+    let contents = contents(file, &backup)?;
     let position = contents.position;
     let failed = |error| PastError::Log(directory.to_owned(), error);
     if directory.exists() && !directory.is_dir() {
@@ -49,19 +52,13 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
             directory.display()
         )));
     }
-    let marker = directory.join(MARKER);
-    match is_repeated {
-        true => remove_log(&disk, directory)?,
-        false => File::create(&marker)
-            .and_then(|it| it.sync_all())
-            .map_err(failed_io)?,
-    }
-    disk.sync_directory().map_err(failed_io)?;
-    save_modules(file, &Modules::of(directory))?;
+    begin(&disk, directory, is_repeated)?;
+    save_modules(file, &backup, &Modules::of(directory))?;
+    let backup = &backup;
     let created = thread::scope(|scope| {
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
         thread::Builder::new()
-            .spawn_scoped(scope, move || copy(file, &blocks))
+            .spawn_scoped(scope, move || copy(backup, &blocks))
             .map_err(|source| Error::Io {
                 operation: "start",
                 file: "the thread that reads the backup".to_owned(),
@@ -77,13 +74,34 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
         )
     });
     created.map_err(|error| not_restored(directory, error))?;
-    fs::remove_file(&marker).map_err(failed_io)?;
+    fs::remove_file(directory.join(MARKER)).map_err(failed_io)?;
     disk.sync_directory().map_err(failed_io)?;
     Ok(contents)
 }
 
 /// The name of the file that a directory has while a restore into it is unfinished.
 const MARKER: &str = "restore-unfinished";
+
+/// The file of a data directory that contains the name of its store, which is the MQTT client id of
+/// the store at a foreign broker.
+pub const NAME_FILE: &str = "mqtt-client-id";
+
+/// Marks the restore as unfinished. Then removes the log of an interrupted restore, and the name of
+/// an earlier store: under that name, orders of the earlier store could be replayed.
+fn begin(disk: &Directory, directory: &Path, is_repeated: bool) -> Result<(), PastError> {
+    let failed = |error| PastError::Io(directory.to_owned(), error);
+    match is_repeated {
+        true => remove_log(disk, directory)?,
+        false => File::create(directory.join(MARKER))
+            .and_then(|it| it.sync_all())
+            .map_err(failed)?,
+    }
+    match fs::remove_file(directory.join(NAME_FILE)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    disk.sync_directory().map_err(failed)
+}
 
 /// Whether a restore into this directory was interrupted, or is not finished yet.
 pub fn is_unfinished(directory: &Path) -> bool {
@@ -101,8 +119,16 @@ fn remove_log(disk: &Directory, directory: &Path) -> Result<(), PastError> {
     Ok(())
 }
 
+fn open(file: &Path) -> Result<Backup, PastError> {
+    Backup::open(file).map_err(|error| unreadable(file, error))
+}
+
 /// Reads every byte and block of a backup, and returns its contents.
 pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
+    contents(file, &open(file)?)
+}
+
+fn contents(file: &Path, backup: &Backup) -> Result<Contents, PastError> {
     let mut image = Image::new(EVERYTHING);
     let mut found = HashSet::new();
     let mut decoder = Decoder {
@@ -112,8 +138,7 @@ pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
             Ok(())
         },
     };
-    let position =
-        read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
+    let position = (backup.read(&mut decoder)).map_err(|error| unreadable(file, error))?;
     let module = |digest: &blake3::Hash| match found.contains(digest) {
         true => ModuleState::Whole,
         false => ModuleState::absent(digest),
@@ -145,7 +170,8 @@ pub fn read_backup(file: &Path) -> Result<Image, PastError> {
         image: &mut image,
         module: &mut |_, _| Ok(()),
     };
-    read_snapshot_file(file, &mut decoder).map_err(|error| unreadable(file, error))?;
+    let read = open(file)?.read(&mut decoder);
+    read.map_err(|error| unreadable(file, error))?;
     Ok(image)
 }
 
@@ -161,16 +187,15 @@ fn unreadable(file: &Path, error: Error) -> PastError {
     PastError::Backup(file.to_owned(), why)
 }
 
-fn save_modules(file: &Path, modules: &Modules) -> Result<(), PastError> {
+fn save_modules(file: &Path, backup: &Backup, modules: &Modules) -> Result<(), PastError> {
     let mut save = |digest: &blake3::Hash, module: &[u8]| {
         modules
             .save(digest, module)
             .map_err(|error| format!("{}: {error}", modules.path(digest).display()))
     };
     let mut saving = ModuleSaver(&mut save);
-    read_snapshot_file(file, &mut saving)
-        .map(drop)
-        .map_err(|error| unreadable(file, error))
+    let read = backup.read(&mut saving);
+    read.map(drop).map_err(|error| unreadable(file, error))
 }
 
 /// A function that receives a module of a backup.
@@ -224,7 +249,7 @@ fn visit_module(block: &[u8], visit: OnModule<'_>) -> Result<(), String> {
 type NextBlock = Result<Option<Vec<u8>>, String>;
 
 /// The third pass: sends all blocks except modules to the log.
-fn copy(file: &Path, blocks: &SyncSender<NextBlock>) {
+fn copy(backup: &Backup, blocks: &SyncSender<NextBlock>) {
     struct Copy<'a>(&'a SyncSender<NextBlock>);
 
     impl Sink for Copy<'_> {
@@ -245,7 +270,8 @@ fn copy(file: &Path, blocks: &SyncSender<NextBlock>) {
         }
     }
 
-    let end = read_snapshot_file(file, &mut Copy(blocks))
+    let end = backup
+        .read(&mut Copy(blocks))
         .map(|_| None)
         .map_err(|error| error.to_string());
     // If the receiver has ended, it failed and reports its own error.

@@ -227,3 +227,44 @@ impl Sink for Reader {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use statehouse_core::log::{Recorder, Records};
+    use statehouse_core::store::Mode;
+    use statehouse_wal::simulation::{BLOCK_BYTES, Simulation};
+    use statehouse_wal::{Discard, Log, Options};
+
+    /// A log with a record for each of these runs, in its first segment.
+    fn written(runs: u32) -> Simulation {
+        let records = Arc::new(Records::default());
+        let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
+        for run in 1..=runs {
+            recorder.started(run, 1_000, Mode::Embedded);
+        }
+        let simulation = Simulation::new(1);
+        let disk: Arc<dyn Disk> = Arc::new(simulation.clone());
+        let (log, _) = Log::open(disk, Options::default(), 1, &mut Discard).unwrap();
+        for record in records.all() {
+            log.append(&[&record]).unwrap();
+            log.commit().unwrap();
+        }
+        simulation
+    }
+
+    #[test]
+    fn everything_before_an_unreadable_block_is_salvaged() {
+        const RUNS: u32 = 200;
+        let disk = written(RUNS);
+        disk.break_block("000000000001.log", BLOCK_BYTES);
+        let view = View {
+            disk: &disk,
+            end: u64::MAX,
+        };
+        let (image, range, is_damaged) = view.newest().unwrap();
+        assert!(is_damaged);
+        assert!(image.run > 10 && image.run < RUNS, "{}", image.run);
+        assert_eq!(range.end, LogPosition(u64::from(image.run)));
+    }
+}

@@ -13,8 +13,8 @@ use std::path::Path;
 
 use statehouse_config::{ClientId, limits};
 
-/// The name of the file.
-pub(super) const FILE: &str = "mqtt-client-id";
+/// The name of the file, which a restore removes.
+pub(super) const FILE: &str = statehouse_offline::NAME_FILE;
 
 /// The name of the file while it is written.
 const INCOMPLETE: &str = "mqtt-client-id.new";

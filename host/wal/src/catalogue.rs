@@ -15,6 +15,13 @@ use crate::newest::Newest;
 use crate::segment::{Header, Magic};
 use crate::survey::{Link, SnapshotInfo, Survey};
 
+/// A segment or snapshot before a break in the chain of segments.
+#[derive(Clone, Debug)]
+pub(crate) struct Severed {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+}
+
 /// The files of a log that is being written.
 pub(crate) struct Catalogue {
     /// Oldest first. The last one is being written.
@@ -34,6 +41,8 @@ pub(crate) struct Catalogue {
     pub(crate) next_spare: u64,
     /// Damaged snapshots, which were renamed.
     pub(crate) damaged: Vec<u64>,
+    /// The oldest history: no state leads to these files, and nothing reads them.
+    pub(crate) severed: Vec<Severed>,
     /// The file `newest`. `None` before the first segment, or if the disk has no room for the file.
     pub(crate) newest: Option<Newest>,
     /// The time of the last upkeep.
@@ -71,6 +80,7 @@ impl Catalogue {
             unsynced: false,
             next_spare: survey.spares.last().map_or(0, |last| last + 1),
             damaged: survey.damaged.into_iter().collect(),
+            severed: Vec::new(),
             newest: None,
             now_ms,
         })
@@ -130,8 +140,7 @@ impl Catalogue {
             self.record_newest(disk, header)
         };
         // The file may be partly activated, so from here on a full disk is a permanent failure.
-        // Wrapping the error hides its kind from [`Error::is_temporary`].
-        activate().map_err(|error| Error::io("begin", &name)(io::Error::other(error)))?;
+        activate().map_err(Error::permanent_io("begin", &name))?;
         self.segments.push_back(Link { header, bytes });
         Ok((file, header))
     }

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::Error;
+use crate::error::{Error, is_unreadable};
 use crate::files;
 use crate::limits;
 
@@ -345,8 +345,20 @@ impl File for PlainFile {
     }
 }
 
-/// Reads a whole file into `buffer`, which callers reuse for the next file.
-pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
+/// A block of a file that the device cannot return.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) offset: u64,
+    pub(crate) error: io::Error,
+}
+
+/// Reads a whole file into `buffer`, which callers reuse for the next file. Returns the first block
+/// that the device cannot return, if there is one; all such blocks are zero in `buffer`.
+pub(crate) fn read_whole(
+    file: &dyn File,
+    bytes_max: u64,
+    buffer: &mut Vec<u8>,
+) -> io::Result<Option<Unreadable>> {
     let bytes = file.bytes()?;
     if bytes > bytes_max {
         return Err(io::Error::new(
@@ -356,9 +368,32 @@ pub(crate) fn read_whole(file: &dyn File, bytes_max: u64, buffer: &mut Vec<u8>) 
     }
     // Cannot truncate: bounded by the check above. Only growth is zeroed, the rest is overwritten.
     buffer.resize(bytes as usize, 0);
-    let read = file.read_at(buffer, 0)?;
-    buffer.truncate(read);
-    Ok(())
+    match file.read_at(buffer, 0) {
+        Ok(read) => {
+            buffer.truncate(read);
+            Ok(None)
+        }
+        Err(error) if is_unreadable(&error) => read_blocks(file, buffer),
+        Err(error) => Err(error),
+    }
+}
+
+/// Fills `buffer` from the start of a file, block by block.
+fn read_blocks(file: &dyn File, buffer: &mut [u8]) -> io::Result<Option<Unreadable>> {
+    let mut first = None;
+    let mut offset = 0;
+    for block in buffer.chunks_mut(limits::READ_BLOCK_BYTES) {
+        let read = match file.read_at(block, offset) {
+            Err(error) if is_unreadable(&error) => {
+                first.get_or_insert(Unreadable { offset, error });
+                0
+            }
+            read => read?,
+        };
+        block[read..].fill(0);
+        offset += block.len() as u64;
+    }
+    Ok(first)
 }
 
 #[cfg(test)]

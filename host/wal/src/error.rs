@@ -82,6 +82,17 @@ pub enum Error {
     /// Another snapshot is in progress.
     #[error("another snapshot is in progress")]
     Busy,
+    /// Another process writes a backup to the same file.
+    #[error("another backup is being written to this file: wait until it ends")]
+    BackupInProgress,
+    /// A snapshot was to be read as a backup, but needs records of the log that it belongs to.
+    #[error(
+        "it is a snapshot from a data directory, and consistent only with the records up to {complete} of the log there. Use a file of `statehouse snapshot`, or write one with `statehouse doctor DIR --salvage FILE`"
+    )]
+    NotConsistent {
+        /// The position from which on the state is consistent.
+        complete: LogPosition,
+    },
     /// The source of a snapshot failed.
     #[error("the snapshot was cancelled: {0}")]
     GivenUp(String),
@@ -97,6 +108,31 @@ impl Error {
             operation,
             file,
             source,
+        }
+    }
+
+    /// Like [`Self::io`], but never [`Self::is_temporary`], whatever the cause is.
+    pub(crate) fn permanent_io(
+        operation: &'static str,
+        file: &str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let permanent = Self::io(operation, file);
+        move |source| permanent(io::Error::other(source))
+    }
+
+    /// Shows the cause that [`Self::permanent_io`] hides.
+    pub(crate) fn revealed(self) -> Self {
+        match self {
+            Self::Io {
+                operation,
+                file,
+                source,
+            } => Self::Io {
+                operation,
+                file,
+                source: source.downcast().unwrap_or_else(|source| source),
+            },
+            other => other,
         }
     }
 
@@ -150,6 +186,17 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
     )
+}
+
+/// Whether the device cannot return the bytes, as for a broken sector. Like a wrong checksum, this
+/// is damage at the place that was read. Other errors, such as a lack of open files, are not.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::IO.raw_os_error())
+}
+
+/// The reason of damage at a place that cannot be read.
+pub(crate) fn unreadable_reason(error: &io::Error) -> String {
+    format!("it cannot be read: {error}")
 }
 
 /// The damage to a log and the records that it affects.

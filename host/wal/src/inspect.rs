@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use crate::disk::{Disk, read_whole};
-use crate::error::{Error, LaterFormat};
+use crate::disk::{Disk, Unreadable, read_whole};
+use crate::error::{Error, LaterFormat, unreadable_reason};
 use crate::files::{self, Kind};
 use crate::limits;
 use crate::newest;
@@ -208,10 +208,15 @@ fn file_report(
         Kind::Spare(_) => Verdict::Spare,
         Kind::Closed | Kind::Newest | Kind::Segment(_) => {
             match read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content) {
-                Err(error) => damaged(0, format!("it cannot be read: {error}")),
-                Ok(()) if kind == Kind::Closed => closed(&mut report, content),
-                Ok(()) if kind == Kind::Newest => newest(&mut report, content),
-                Ok(()) => segment(&mut report, content, is_last),
+                Err(error) => damaged(0, unreadable_reason(&error)),
+                Ok(unreadable) => {
+                    let verdict = match kind {
+                        Kind::Closed => closed(&mut report, content),
+                        Kind::Newest => newest(&mut report, content),
+                        _ => segment(&mut report, content, is_last),
+                    };
+                    with_unreadable(verdict, unreadable)
+                }
             }
         }
         Kind::Snapshot(position) | Kind::DamagedSnapshot(position) => {
@@ -239,6 +244,19 @@ fn header_verdict(fault: HeaderFault) -> Verdict {
     match fault {
         HeaderFault::Damaged => damaged(0, "its header is damaged"),
         HeaderFault::Format(format) => Verdict::UnknownFormat { format },
+    }
+}
+
+/// The verdict on a file of which a part cannot be read, if there is such a part.
+fn with_unreadable(verdict: Verdict, unreadable: Option<Unreadable>) -> Verdict {
+    match (verdict, unreadable) {
+        // Damage in front of the part says which records are lost, so it takes precedence.
+        (Verdict::Damaged { offset, .. }, Some(part)) if offset >= part.offset => {
+            damaged(part.offset, unreadable_reason(&part.error))
+        }
+        (verdict @ (Verdict::Damaged { .. } | Verdict::UnknownFormat { .. }), _) => verdict,
+        (_, Some(part)) => damaged(part.offset, unreadable_reason(&part.error)),
+        (verdict, None) => verdict,
     }
 }
 

@@ -23,6 +23,7 @@
 //! * `survey` and `recovery` read the newest intact snapshot and the log after it, or fail with a
 //!   reason. [`read`] does the same for tools while another process writes. `reopen` makes durable
 //!   what was read.
+//! * `backup` writes a state to one file of its own, and reads it.
 //! * [`inspect`] examines every file. [`DiskUse`] adds up the space that the files take.
 //! * [`Disk`] and [`File`] are the interface to the file system.
 //!
@@ -34,6 +35,7 @@
 //! * An error of a write or a sync is final. Nothing may be reported durable after it.
 #![forbid(unsafe_code)]
 
+mod backup;
 mod budget;
 mod catalogue;
 mod disk;
@@ -64,6 +66,7 @@ mod upkeep;
 mod usage;
 mod writer;
 
+pub use backup::{Backup, read_snapshot_file, write_snapshot_file};
 pub use budget::disk_bytes;
 pub use disk::{Directory, Disk, File};
 pub use error::{Damage, Error, Failure, LaterFormat};
@@ -74,7 +77,7 @@ pub use log::{Log, Opened};
 pub use options::{Durability, Options};
 pub use probe::{Probed, probe, probe_room};
 pub use recovery::{Base, Discard, Range, Sink, read};
-pub use snapshot::{Source, read_snapshot_file, write_snapshot_file};
+pub use snapshot::Source;
 pub use statehouse_protocol::LogPosition;
 pub use upkeep::{Room, Snapshot, create_from_snapshot, has_log};
 pub use usage::DiskUse;

@@ -96,6 +96,14 @@ pub(crate) const SNAPSHOT_SYNC_BYTES: u64 = 4 << 20;
 /// Bytes per read of a snapshot.
 pub(crate) const SNAPSHOT_READ_BYTES: usize = 1 << 20;
 
+/// Bytes per read of a segment that the disk cannot return in one piece. File systems read at least
+/// this much at once, so smaller reads would find no more.
+pub(crate) const READ_BLOCK_BYTES: usize = 4 << 10;
+
+/// Highest position. As many positions remain above it as below, so none overflows. A file with a
+/// higher one is damaged, or was made up.
+pub(crate) const POSITION_MAX: u64 = u64::MAX / 2;
+
 /// Largest number of files in a directory. A store with a terabyte of history has a quarter of
 /// this.
 pub(crate) const FILES_MAX: usize = 1 << 20;

@@ -55,6 +55,9 @@ pub struct Log {
     pub(crate) refuse_at_bytes: AtomicU64,
     /// True if the disk is too small for more state, regardless of the length of the log.
     pub(crate) is_short: AtomicBool,
+    /// True while a group waits for a segment that a full disk refused. Spares do not help: the
+    /// group may be longer than they are, and later groups are written after it.
+    pub(crate) waits_for_room: AtomicBool,
     /// Length of the log at which the disk budget requires a snapshot.
     pub(crate) snapshot_after_max: AtomicU64,
     /// Bytes that the snapshot in progress has taken from the disk.

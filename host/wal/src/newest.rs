@@ -19,7 +19,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::disk::{Disk, File};
-use crate::error::{Error, LaterFormat};
+use crate::error::{Error, LaterFormat, is_unreadable};
 use crate::files;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
 
@@ -37,7 +37,7 @@ impl Newest {
     /// Opens or creates the file and records a segment durably.
     pub(crate) fn begin(disk: &dyn Disk, segment: Header) -> io::Result<Self> {
         let file = match disk.open(files::NEWEST) {
-            Ok(file) if file.bytes()? == FILE_BYTES as u64 => file,
+            Ok(file) if file.bytes()? == FILE_BYTES as u64 && is_readable(&*file)? => file,
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {
                 let file = disk.create(files::NEWEST)?;
@@ -85,6 +85,15 @@ impl Newest {
     }
 }
 
+/// Whether the device returns the content. If not, a write to a part of it fails too, because the
+/// kernel must read the rest of its page.
+fn is_readable(file: &dyn File) -> io::Result<bool> {
+    match file.read_at(&mut [0; FILE_BYTES], 0) {
+        Err(error) if is_unreadable(&error) => Ok(false),
+        read => read.map(|_| true),
+    }
+}
+
 /// Decodes the content of the file. Returns `None` if no slot is intact.
 pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, LaterFormat> {
     let mut newest: Option<Header> = None;
@@ -100,7 +109,7 @@ pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, LaterFormat> {
     Ok(newest)
 }
 
-/// Reads the file. If it is missing, damaged or incomplete, the log is read without it.
+/// Reads the file. If it is missing, damaged, incomplete or unreadable, the log is read without it.
 pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     let file = match disk.open_read_only(files::NEWEST) {
         Ok(file) => file,
@@ -108,9 +117,13 @@ pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Header>, Error> {
         Err(error) => return Err(Error::io("open", files::NEWEST)(error)),
     };
     let mut content = [0; SLOT_BYTES + HEADER_BYTES];
-    let read = file
-        .read_at(&mut content, 0)
-        .map_err(Error::io("read", files::NEWEST))?;
+    let read = match file.read_at(&mut content, 0) {
+        Err(error) if is_unreadable(&error) => {
+            tracing::warn!(%error, "the file `newest` cannot be read; the log is read without it");
+            return Ok(None);
+        }
+        read => read.map_err(Error::io("read", files::NEWEST))?,
+    };
     decode(&content[..read]).map_err(|format| Error::UnknownFormat {
         file: files::NEWEST.to_owned(),
         format,

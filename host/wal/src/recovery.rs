@@ -14,8 +14,8 @@ use std::io;
 use std::thread;
 use std::time::Duration;
 
-use crate::disk::{Disk, read_whole};
-use crate::error::{Damage, Error};
+use crate::disk::{Disk, Unreadable, read_whole};
+use crate::error::{Damage, Error, unreadable_reason};
 use crate::files;
 use crate::limits;
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic, Rest, StoreId};
@@ -78,6 +78,8 @@ pub struct Range {
 pub(crate) struct Recovered {
     pub(crate) store: StoreId,
     pub(crate) links: Vec<Link>,
+    /// Numbers of the segments before these, from which a break separates them.
+    pub(crate) severed: Vec<u64>,
     pub(crate) snapshots: Vec<SnapshotInfo>,
     /// Snapshots that cannot be used, with the reason.
     pub(crate) damaged: Vec<(u64, String)>,
@@ -309,6 +311,7 @@ impl Plan {
             witness: self.survey.witness().max(complete),
             end_offset: HEADER_BYTES,
             torn: false,
+            unreadable: None,
             records: 0,
             bytes: 0,
         };
@@ -322,14 +325,7 @@ impl Plan {
                 break;
             }
             let name = files::segment(link.header.number);
-            let file = disk
-                .open_read_only(&name)
-                .map_err(Error::io("open", &name))?;
-            read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, &mut content)
-                .map_err(Error::io("read", &name))?;
-            if Header::decode(&content, Magic::Segment) != Ok(link.header) {
-                return Err(Error::Moved);
-            }
+            replay.unreadable = read_segment(disk, &name, link.header, &mut content)?;
             let next = links.get(index + 1).map(|next| next.header.position);
             replay.segment(&name, link.header, &content, next, sink)?;
         }
@@ -346,9 +342,11 @@ impl Plan {
             complete: LogPosition(complete),
             end: LogPosition(end),
         };
+        let first = (self.chain.links.first()).map_or(0, |link| link.header.number);
         Ok(Recovered {
             store: self.store,
             links: self.chain.links,
+            severed: self.survey.segments.range(..first).copied().collect(),
             snapshots: self.snapshots,
             damaged: self.damaged,
             range,
@@ -360,6 +358,24 @@ impl Plan {
             bytes: replay.bytes,
         })
     }
+}
+
+/// Reads the file of a segment, and returns the first block that cannot be read. Fails with
+/// [`Error::Moved`] if the file was recycled since its header was read.
+fn read_segment(
+    disk: &dyn Disk,
+    name: &str,
+    header: Header,
+    content: &mut Vec<u8>,
+) -> Result<Option<Unreadable>, Error> {
+    let file = disk.open_read_only(name).map_err(Error::io("open", name))?;
+    let unreadable = read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content)
+        .map_err(Error::io("read", name))?;
+    let has_header = unreadable.as_ref().is_none_or(|it| it.offset > 0);
+    if has_header && Header::decode(content, Magic::Segment) != Ok(header) {
+        return Err(Error::Moved);
+    }
+    Ok(unreadable)
 }
 
 impl Plan {
@@ -394,6 +410,8 @@ struct Replay {
     witness: u64,
     end_offset: usize,
     torn: bool,
+    /// The first block of the segment that cannot be read.
+    unreadable: Option<Unreadable>,
     records: u64,
     bytes: u64,
 }
@@ -457,18 +475,38 @@ impl Replay {
             self.next = frame.last() + 1;
         }
         self.end_offset = frames.offset;
-        match follows {
-            Some(follows) if follows != self.next => Err(lost(
-                self.end_offset,
-                "a frame is damaged",
+        let (offset, reason) = match self.unreadable_end(name, &frames) {
+            Some((offset, reason)) => (Some(offset), reason),
+            None => (None, "a frame is damaged".to_owned()),
+        };
+        match (follows, offset) {
+            (Some(follows), _) if follows != self.next => Err(lost(
+                offset.unwrap_or(self.end_offset),
+                reason.as_str(),
                 self.next,
                 Some(follows - 1),
             )),
-            Some(_) => Ok(()),
+            (Some(_), _) => Ok(()),
             // All requested records were read.
-            None if self.next > self.until => Ok(()),
-            None => self.check_rest(name, header, content.len() as u64, &frames.rest()),
+            (None, _) if self.next > self.until => Ok(()),
+            (None, Some(offset)) => {
+                let to = (self.witness >= self.next).then_some(self.witness);
+                Err(lost(offset, reason.as_str(), self.next, to))
+            }
+            (None, None) => self.check_rest(name, header, content.len() as u64, &frames.rest()),
         }
+    }
+
+    /// The offset and the reason of the damage if the frames of a segment may continue in a block
+    /// that cannot be read. A block behind their end has no record that was durable.
+    fn unreadable_end(&mut self, name: &str, frames: &Frames<'_>) -> Option<(usize, String)> {
+        let Unreadable { offset, error } = self.unreadable.take()?;
+        if frames.may_reach(offset) {
+            // Cannot truncate: the block is in the content of the segment.
+            return Some((offset as usize, unreadable_reason(&error)));
+        }
+        tracing::warn!(file = name, offset, %error, "a part of a segment that holds no record cannot be read: the disk may be failing");
+        None
     }
 
     /// Checks what follows the frames of the last segment.

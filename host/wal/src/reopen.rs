@@ -7,13 +7,14 @@
 
 use std::io;
 
-use crate::catalogue::Catalogue;
-use crate::disk::{Disk, File, read_whole};
+use crate::catalogue::{Catalogue, Severed};
+use crate::disk::{Disk, File};
 use crate::error::Error;
 use crate::files;
 use crate::limits;
 use crate::recovery::Recovered;
 use crate::segment::{HEADER_BYTES, Header, Magic};
+use crate::survey::SnapshotInfo;
 
 pub(crate) fn prepare(
     disk: &dyn Disk,
@@ -41,6 +42,7 @@ pub(crate) fn prepare(
             .iter()
             .filter(|info| info.position + 1 >= first),
     );
+    catalogue.severed = severed(disk, recovered, first);
 
     // The copy below needs room as well.
     catalogue
@@ -79,6 +81,24 @@ pub(crate) fn prepare(
     Ok(catalogue)
 }
 
+/// The files before a break in the chain of segments, whose first position is `first`.
+fn severed(disk: &dyn Disk, recovered: &Recovered, first: u64) -> Vec<Severed> {
+    let segments = recovered.severed.iter().map(|number| {
+        let name = files::segment(*number);
+        // The length only counts as history, and the file may be unreadable.
+        let bytes = disk.open_read_only(&name).and_then(|file| file.bytes());
+        let bytes = bytes.unwrap_or(0);
+        Severed { name, bytes }
+    });
+    let before = |info: &&SnapshotInfo| info.position + 1 < first;
+    let snapshots = recovered.snapshots.iter().filter(before);
+    let snapshots = snapshots.map(|info| Severed {
+        name: files::snapshot(info.position),
+        bytes: info.bytes,
+    });
+    snapshots.chain(segments).collect()
+}
+
 /// Replaces a segment by a file that holds the same frames and nothing after them. Returns its
 /// header.
 fn copy(
@@ -88,13 +108,10 @@ fn copy(
     spares: &mut Vec<String>,
 ) -> io::Result<Header> {
     let name = files::segment(header.number);
-    let mut content = Vec::new();
-    read_whole(
-        &*disk.open_read_only(&name)?,
-        limits::SEGMENT_FILE_BYTES_MAX,
-        &mut content,
-    )?;
-    content.truncate(used);
+    // The device may be unable to return what follows the frames.
+    let mut content = vec![0; used];
+    let read = disk.open_read_only(&name)?.read_at(&mut content, 0)?;
+    content.truncate(read);
     let mut write = |file: &dyn File, bytes: u64| {
         let header = Header { bytes, ..header };
         content[..HEADER_BYTES].copy_from_slice(&header.encode(Magic::Segment));

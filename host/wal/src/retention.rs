@@ -8,7 +8,7 @@
 use std::io;
 
 use crate::budget::Budget;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, Severed};
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::files;
@@ -18,11 +18,12 @@ use crate::options::Options;
 use crate::survey::{Link, SnapshotInfo};
 
 /// A file that is not needed any more.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Retired {
     Snapshot(SnapshotInfo),
     Damaged(u64),
     Segment(Link),
+    Severed(Severed),
 }
 
 impl Retired {
@@ -31,6 +32,7 @@ impl Retired {
             Self::Snapshot(info) => files::snapshot(info.position),
             Self::Damaged(position) => files::damaged_snapshot(*position),
             Self::Segment(link) => files::segment(link.header.number),
+            Self::Severed(file) => file.name.clone(),
         }
     }
 }
@@ -117,7 +119,7 @@ impl Catalogue {
     /// newest one.
     fn next_retired(&self, options: &Options, bytes_max: u64, now_ms: u64) -> Option<Retired> {
         let newest = self.snapshots.back().map_or(0, |newest| newest.position);
-        if self.bytes_before(newest) > bytes_max {
+        if self.bytes_before(newest) + self.severed_bytes() > bytes_max {
             return self.retired(1, bytes_max, u64::MAX, now_ms);
         }
         let bytes = options.history_bytes.min(bytes_max);
@@ -144,7 +146,8 @@ impl Catalogue {
     /// The oldest file that is not needed any more.
     ///
     /// History consists of units: a base, which is a snapshot or the empty beginning, and the
-    /// segments up to the next base. The newest `bases_kept` bases and all segments from the oldest
+    /// segments up to the next base. Before them are the files that a break in the chain of segments
+    /// severed; they count as one unit. The newest `bases_kept` bases and all segments from the oldest
     /// of them on are always kept.
     fn retired(
         &self,
@@ -164,6 +167,16 @@ impl Catalogue {
         if let Some(&at) = self.damaged.iter().find(|&&position| position < oldest) {
             return Some(Retired::Damaged(at));
         }
+        let kept = self.snapshots.len().checked_sub(bases_kept);
+        let kept = kept.and_then(|kept| self.snapshots.get(kept));
+        let history = kept.map_or(0, |kept| self.bytes_before(kept.position));
+        let is_old = |next: &SnapshotInfo| now_ms.saturating_sub(next.created_ms) > history_ms;
+        let is_too_long = history + self.severed_bytes() > history_bytes;
+        if let Some(file) = self.severed.first()
+            && (is_old(&first) || is_too_long)
+        {
+            return Some(Retired::Severed(file.clone()));
+        }
         // No base begins in or before this segment.
         if !from_the_beginning && self.ends_by(first.position) {
             return oldest_link.map(Retired::Segment);
@@ -172,11 +185,9 @@ impl Catalogue {
         if bases <= bases_kept {
             return None;
         }
-        let kept = self.snapshots.len().checked_sub(bases_kept)?;
-        let kept = self.snapshots.get(kept)?.position;
+        let kept = kept?.position;
         let next = self.snapshots.get(usize::from(!from_the_beginning))?;
-        let old = now_ms.saturating_sub(next.created_ms) > history_ms;
-        if !old && self.bytes_before(kept) <= history_bytes {
+        if !is_old(next) && !is_too_long {
             return None;
         }
         if from_the_beginning && self.ends_by(first.position) {
@@ -197,7 +208,13 @@ impl Catalogue {
             Retired::Segment(removed) => self
                 .segments
                 .retain(|it| it.header.number != removed.header.number),
+            Retired::Severed(removed) => self.severed.retain(|it| it.name != removed.name),
         }
+    }
+
+    /// Bytes of the files before a break in the chain of segments.
+    pub(crate) fn severed_bytes(&self) -> u64 {
+        self.severed.iter().map(|file| file.bytes).sum()
     }
 
     /// Whether all records of the first segment are at or before a position.

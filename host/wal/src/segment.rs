@@ -8,6 +8,7 @@ use statehouse_protocol::ProgramVersion;
 
 use crate::error::LaterFormat;
 use crate::frame::{self, Frame, Place};
+use crate::limits;
 
 pub(crate) const HEADER_BYTES: usize = 64;
 pub(crate) const FORMAT: u16 = 1;
@@ -72,7 +73,7 @@ impl Magic {
 /// Why a header cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderFault {
-    /// The magic or the checksum is wrong.
+    /// The magic or the checksum is wrong, or the position is not possible.
     Damaged,
     /// A later version wrote the header.
     Format(LaterFormat),
@@ -123,6 +124,9 @@ impl Header {
             *field = u64::from_le_bytes(eight);
         }
         let [high, low, number, position, created_ms, bytes] = fields;
+        if position > limits::POSITION_MAX {
+            return Err(HeaderFault::Damaged);
+        }
         Ok(Self {
             store: StoreId(high, low),
             number,
@@ -170,6 +174,14 @@ impl<'a> Frames<'a> {
             content,
             offset: HEADER_BYTES,
         }
+    }
+
+    /// Whether a frame after the last one may reach the byte at `offset`, as far as the bytes before
+    /// it show.
+    pub(crate) fn may_reach(&self, offset: u64) -> bool {
+        let bytes = self.content.get(self.offset..).unwrap_or_default();
+        offset < (self.offset + frame::HEADER_BYTES) as u64
+            || frame::begins(bytes, self.header.place(self.offset))
     }
 
     /// Examines the bytes after the last frame.

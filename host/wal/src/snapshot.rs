@@ -13,17 +13,14 @@
 //! The number of a block and the position of the snapshot are part of its checksum, so that a block
 //! cannot be mistaken for another one.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
-use crate::disk::{File, PlainFile, entropy};
-use crate::error::{Error, LaterFormat};
+use crate::disk::File;
+use crate::error::{Error, LaterFormat, unreadable_reason};
 use crate::limits;
-use crate::recovery::Sink;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic, StoreId};
-use statehouse_protocol::{LogPosition, ProgramVersion};
+use statehouse_protocol::ProgramVersion;
 
 const FOOTER_BYTES: usize = 32;
 const FOOTER_MARK: u32 = u32::MAX;
@@ -203,7 +200,7 @@ fn decode_footer(bytes: &[u8], position: u64) -> Option<Footer> {
 
 /// Reads only the header and the footer of a snapshot.
 pub(crate) fn read_ends(file: &dyn File) -> Result<(Header, Footer, u64), Fault> {
-    let io = |error: io::Error| damaged(0, format!("it cannot be read: {error}"));
+    let io = |error: io::Error| damaged(0, unreadable_reason(&error));
     let len = file.bytes().map_err(io)?;
     let mut head = [0; HEADER_BYTES];
     let read = file.read_at(&mut head, 0).map_err(io)?;
@@ -285,7 +282,7 @@ impl Window<'_> {
             let read = self
                 .file
                 .read_at(&mut self.buffer[held..], from)
-                .map_err(|error| damaged(from, format!("it cannot be read: {error}")))?;
+                .map_err(|error| damaged(from, unreadable_reason(&error)))?;
             self.buffer.truncate(held + read);
             if held + read < bytes {
                 return Err(damaged(from, "the file ends too early"));
@@ -296,51 +293,6 @@ impl Window<'_> {
         self.offset += bytes as u64;
         Ok(&self.buffer[at..at + bytes])
     }
-}
-
-/// Writes a backup: one file in the format of a snapshot, of the state exactly at `position`, with
-/// no records to apply. The file gets its name only when it is complete and durable. Fails with
-/// [`Error::GivenUp`] if the source fails.
-pub fn write_snapshot_file(
-    path: impl AsRef<Path>,
-    position: LogPosition,
-    created_ms: u64,
-    source: &mut dyn Source,
-) -> Result<(), Error> {
-    let path = path.as_ref();
-    let shown = path.display().to_string();
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let temporary = Path::new(&temporary);
-    let written = (|| {
-        // One of another run, or a link that another account has left in a shared directory.
-        match fs::remove_file(temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io("create", &shown)(error));
-            }
-            _ => {}
-        }
-        let file = PlainFile::create_new(temporary).map_err(Error::io("create", &shown))?;
-        let file = Arc::new(file);
-        let mut writer = Writer::new(file, StoreId(entropy(), entropy()), position.0, created_ms);
-        write_blocks(source, &mut writer, &shown, &mut |_, _| Ok(()))?;
-        writer
-            .finish(position.0)
-            .map_err(Error::io("write", &shown))?;
-        fs::rename(temporary, path).map_err(Error::io("rename", &shown))
-    })();
-    if let Err(error) = written {
-        // Report the first error.
-        let _ = fs::remove_file(temporary);
-        return Err(error);
-    }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    fs::File::open(parent)
-        .and_then(|parent| parent.sync_all())
-        .map_err(Error::io("sync the directory of", &shown))
 }
 
 /// Called between two blocks of a snapshot with the bytes written so far. It may wait or cancel the
@@ -363,22 +315,6 @@ pub(crate) fn write_blocks(
         paced(writer.bytes(), source)?;
     }
     Ok(())
-}
-
-/// Reads a backup, passes its blocks to `sink` and returns its position. Fails with
-/// [`Error::Damaged`] if a byte differs from what was written. The caller must then discard what
-/// the sink received.
-pub fn read_snapshot_file(
-    path: impl AsRef<Path>,
-    sink: &mut dyn Sink,
-) -> Result<LogPosition, Error> {
-    let path = path.as_ref();
-    let shown = path.display().to_string();
-    let file = PlainFile(fs::File::open(path).map_err(Error::io("open", &shown))?);
-    match read(&file, &mut |block| sink.block(block)) {
-        Ok((header, _)) => Ok(LogPosition(header.position)),
-        Err(fault) => Err(fault.into_error(&shown)),
-    }
 }
 
 impl Fault {

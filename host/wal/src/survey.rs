@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use crate::disk::Disk;
-use crate::error::{Damage, Error};
+use crate::error::{Damage, Error, is_unreadable, unreadable_reason};
 use crate::files::{self, Kind};
 use crate::newest;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
@@ -95,9 +95,13 @@ fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io("open", files::CLOSED)(error)),
     };
-    let read = file
-        .read_at(&mut bytes, 0)
-        .map_err(Error::io("read", files::CLOSED))?;
+    let read = match file.read_at(&mut bytes, 0) {
+        Err(error) if is_unreadable(&error) => {
+            tracing::warn!(%error, "the file `closed` cannot be read; the log is read without it");
+            return Ok(None);
+        }
+        read => read.map_err(Error::io("read", files::CLOSED))?,
+    };
     match Header::decode(&bytes[..read], Magic::Closed) {
         Ok(header) => Ok(Some(header)),
         Err(HeaderFault::Damaged) => {
@@ -144,15 +148,19 @@ pub(crate) fn damage(file: String, offset: u64, reason: &str) -> Damage {
     }
 }
 
+/// Reads the header of a segment. A missing file is an error, and never damage.
 fn read_link(disk: &dyn Disk, number: u64) -> Result<Result<Link, Damage>, Error> {
     let name = files::segment(number);
     let file = disk
         .open_read_only(&name)
         .map_err(Error::io("open", &name))?;
     let mut bytes = [0; HEADER_BYTES];
-    let read = file
-        .read_at(&mut bytes, 0)
-        .map_err(Error::io("read", &name))?;
+    let read = match file.read_at(&mut bytes, 0) {
+        Err(error) if is_unreadable(&error) => {
+            return Ok(Err(damage(name, 0, &unreadable_reason(&error))));
+        }
+        read => read.map_err(Error::io("read", &name))?,
+    };
     Ok(match Header::decode(&bytes[..read], Magic::Segment) {
         Ok(header) if header.number != number => Err(damage(
             name,

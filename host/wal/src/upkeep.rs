@@ -112,6 +112,9 @@ impl Log {
                 false => Room::Plenty,
             };
         }
+        if self.waits_for_room.load(Ordering::Acquire) {
+            return Room::None;
+        }
         let tail = self.tail_bytes.load(Ordering::Acquire);
         if self.spare_bytes.load(Ordering::Acquire) > 0
             || self.free_bytes.load(Ordering::Acquire) >= self.options.segment_bytes
@@ -143,9 +146,11 @@ impl Log {
         let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
         // A renamed segment counts as used until the directory is synced and it becomes a spare.
         let ready = (catalogue.spares.len() + catalogue.recycled.len()) as u64 * segment;
+        let severed = catalogue.severed_bytes();
         drop(catalogue);
         let (next_min, next_max) = self.next_snapshot_bytes();
-        let held = all + snapshots + ready + self.temporary_bytes.load(Ordering::Acquire);
+        let taken = self.temporary_bytes.load(Ordering::Acquire);
+        let held = all + snapshots + severed + ready + taken;
         Budget {
             disk: held.saturating_add(self.free_bytes.load(Ordering::Acquire)),
             base,

@@ -7,7 +7,7 @@ use super::Log;
 use super::tail::Tail;
 use crate::budget::disk_bytes;
 use crate::catalogue::Catalogue;
-use crate::disk::Disk;
+use crate::disk::{Disk, File};
 use crate::error::Error;
 use crate::limits;
 use crate::options::Options;
@@ -146,13 +146,9 @@ impl Log {
         catalogue
             .make_room(&*disk, options.segment_bytes)
             .map_err(Error::io("make room in", "the data directory"))?;
-        let mut activate = |bytes| catalogue.activate(&*disk, header, bytes, bytes);
-        let (file, header) = match activate(options.segment_bytes) {
-            Err(error) if error.is_full() => {
-                activate(options.segment_bytes.min(limits::SEGMENT_BYTES_FULL))?
-            }
-            other => other?,
-        };
+        let first = first_segment(&mut catalogue, &*disk, header, options.segment_bytes);
+        // Another start may succeed once the disk has room.
+        let (file, header) = first.map_err(Error::revealed)?;
         let bytes = header.bytes;
         let spare_bytes = catalogue.spares.len() as u64 * options.segment_bytes;
         let snapshot_bytes = catalogue.snapshots.back().map_or(0, |last| last.bytes);
@@ -178,6 +174,7 @@ impl Log {
             wait_at_bytes: AtomicU64::new(u64::MAX),
             refuse_at_bytes: AtomicU64::new(u64::MAX),
             is_short: AtomicBool::new(false),
+            waits_for_room: AtomicBool::new(false),
             snapshot_after_max: AtomicU64::new(u64::MAX),
             temporary_bytes: Arc::default(),
             state_bytes: Mutex::default(),
@@ -197,5 +194,20 @@ impl Log {
         };
         log.divide(false)?;
         Ok(log)
+    }
+}
+
+/// Activates the segment with which a start continues: a short one if the disk has no room for
+/// more.
+fn first_segment(
+    catalogue: &mut Catalogue,
+    disk: &dyn Disk,
+    header: Header,
+    segment_bytes: u64,
+) -> Result<(Arc<dyn File>, Header), Error> {
+    let mut activate = |bytes| catalogue.activate(disk, header, bytes, bytes);
+    match activate(segment_bytes) {
+        Err(error) if error.is_full() => activate(segment_bytes.min(limits::SEGMENT_BYTES_FULL)),
+        activated => activated,
     }
 }

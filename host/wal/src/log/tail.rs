@@ -147,6 +147,7 @@ impl Log {
             Err(error) if error.is_temporary() => {
                 if error.is_full() {
                     self.free_bytes.store(0, Ordering::Release);
+                    self.waits_for_room.store(true, Ordering::Release);
                 }
                 return Err(error);
             }
@@ -157,6 +158,7 @@ impl Log {
             }) => return Err(self.fail(operation, file, &source)),
             Err(error) => return Err(error),
         };
+        self.waits_for_room.store(false, Ordering::Release);
         self.segments.fetch_add(1, Ordering::AcqRel);
         tail.file = file;
         tail.header = header;

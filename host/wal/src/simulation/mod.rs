@@ -6,7 +6,7 @@
 //! The simulation tracks written and synced data separately, by sector and by file name. A crash
 //! keeps any subset of the unsynced data: in another order, torn inside a sector, or with a flipped
 //! bit. A failed sync behaves as on Linux: the data remains readable and counts as written, but the
-//! next crash loses it.
+//! next crash loses it. Blocks can become unreadable.
 
 mod dice;
 mod images;
@@ -14,6 +14,8 @@ mod images;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::io::Errno;
 
 use crate::disk::{Disk, File};
 use crate::log::locked;
@@ -44,9 +46,20 @@ struct Inode {
     durable: Vec<u8>,
     /// Sectors that were written and not synced.
     dirty: BTreeSet<usize>,
+    /// Blocks that the device does not return.
+    unreadable: BTreeSet<usize>,
 }
 
 impl Inode {
+    /// Fails if a part of these bytes is in a block that the device does not return.
+    fn check_readable(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        let end = (offset + bytes).div_ceil(BLOCK_BYTES);
+        match self.unreadable.range(offset / BLOCK_BYTES..end).next() {
+            Some(_) => Err(Errno::IO.into()),
+            None => Ok(()),
+        }
+    }
+
     fn write(&mut self, bytes: &[u8], offset: usize) {
         let end = offset + bytes.len();
         if self.content.len() < end {
@@ -354,6 +367,15 @@ impl Simulation {
         locked(&self.world).capacity_bytes = bytes;
     }
 
+    /// Makes the block at an offset of a file unreadable, as a broken sector does. A write to it
+    /// fails, too, because a file system reads a block before it changes a part of it.
+    pub fn break_block(&self, name: &str, offset: usize) {
+        let mut world = locked(&self.world);
+        if let Some(&inode) = world.names.get(name) {
+            world.inodes[inode].unreadable.insert(offset / BLOCK_BYTES);
+        }
+    }
+
     /// Bytes of all files.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
@@ -383,7 +405,7 @@ impl Simulation {
         world.inodes.push(Inode {
             content: content.to_vec(),
             durable: content.to_vec(),
-            dirty: BTreeSet::new(),
+            ..Inode::default()
         });
         world.names.insert(name.to_owned(), inode);
         world.durable_names.insert(name.to_owned(), inode);
@@ -488,9 +510,11 @@ impl Disk for Simulation {
 impl File for Handle {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let world = self.disk.world()?;
-        let content = &world.inodes[self.inode].content;
+        let inode = &world.inodes[self.inode];
+        let content = &inode.content;
         let from = content.len().min(offset as usize);
         let bytes = buffer.len().min(content.len() - from);
+        inode.check_readable(from, bytes)?;
         buffer[..bytes].copy_from_slice(&content[from..from + bytes]);
         Ok(bytes)
     }
@@ -501,6 +525,7 @@ impl File for Handle {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let offset = offset as usize;
+        world.inodes[self.inode].check_readable(offset, bytes.len())?;
         let failed = World::due(&mut world.fail_write_in);
         let held = world.inodes[self.inode].content.len();
         let growth = (offset + bytes.len()).saturating_sub(held) as u64;

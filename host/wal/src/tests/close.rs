@@ -1,6 +1,7 @@
 //! Clean closes, later formats and sizes: the result of opening an undamaged directory.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::File;
@@ -428,4 +429,65 @@ fn log_with_spares_opens_on_a_full_disk() {
     let mut records = Records::default();
     Log::open(disk, small(), 2, &mut records).expect("there are two spares");
     assert!(records.list() == list);
+}
+
+/// A disk that has room for files, and sometimes none for their names.
+struct NoNewNames {
+    disk: Simulation,
+    is_full: Arc<AtomicBool>,
+}
+
+impl Disk for NoNewNames {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk.list()
+    }
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.create(name)
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.open(name)
+    }
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.open_read_only(name)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        match self.is_full.load(Ordering::Acquire) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => self.disk.rename(from, to),
+        }
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.disk.remove(name)
+    }
+    fn sync_directory(&self) -> io::Result<()> {
+        self.disk.sync_directory()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes()
+    }
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+}
+
+/// A segment may then be partly activated, so a running log must fail. A start may be repeated.
+#[test]
+fn full_disk_at_a_rename_is_temporary_only_at_a_start() {
+    let is_full = Arc::new(AtomicBool::new(true));
+    let disk: Arc<dyn Disk> = Arc::new(NoNewNames {
+        disk: Simulation::new(1),
+        is_full: Arc::clone(&is_full),
+    });
+    let start = || Log::open(Arc::clone(&disk), small(), 1, &mut Records::default());
+    let error = start().expect_err("no name for a segment");
+    assert!(error.is_full() && error.is_temporary(), "{error}");
+    is_full.store(false, Ordering::Release);
+    let (log, _) = start().expect("room");
+    log.append(&[&[1; 3000]]).expect("small");
+    log.commit().expect("room");
+    is_full.store(true, Ordering::Release);
+    log.append(&[&[2; 3000]]).expect("small");
+    let error = log.commit().expect_err("no name for a segment");
+    assert!(matches!(error, Error::Failed(_)), "{error}");
+    assert!(log.failure().is_some() && !error.is_temporary());
 }

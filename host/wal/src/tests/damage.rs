@@ -177,6 +177,57 @@ fn files_of_another_store_are_rejected() {
     assert!(refused > 1, "{refused}");
 }
 
+/// Nothing reads the files before a break in the chain of segments, so they are history.
+#[test]
+fn files_before_a_break_are_removed_as_history() {
+    let options = |history_bytes, history_ms| Options {
+        history_bytes,
+        history_ms,
+        ..small()
+    };
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, options(u64::MAX, u64::MAX)).expect("opens");
+    let mut list = Vec::new();
+    // Three records per segment, and a snapshot after every fifth.
+    for round in 0..40 {
+        list.push(vec![round as u8; 1000]);
+        log.append(&[&list[list.len() - 1]]).expect("small");
+        log.commit().expect("no faults");
+        if round % 5 == 4 {
+            snapshot(&log, &list, round).expect("no faults");
+        }
+    }
+    let disk = disk.kill();
+    let mut content = disk.content(&files::segment(6)).expect("records 16 to 18");
+    content[0] ^= 1;
+    disk.put(&files::segment(6), &content);
+    let before = |disk: &Simulation| {
+        let names = disk.list().expect("a directory");
+        let is_before = |name: &&String| match files::kind(name) {
+            files::Kind::Segment(number) => number <= 6,
+            files::Kind::Snapshot(position) => position <= 15,
+            _ => false,
+        };
+        names.iter().filter(is_before).count()
+    };
+    // The first snapshot after the break is from time 19.
+    for (history_bytes, history_ms, now_ms, left) in [
+        (u64::MAX, u64::MAX, 1_000, 9),
+        (u64::MAX, 50, 69, 9),
+        (u64::MAX, 50, 70, 0),
+        (0, u64::MAX, 20, 0),
+    ] {
+        let disk = disk.fork();
+        let (log, _, records) = open(&disk, options(history_bytes, history_ms)).expect("opens");
+        assert!(records.list() == list);
+        assert_eq!(before(&disk), 9);
+        log.maintain(now_ms).expect("no faults");
+        assert_eq!(before(&disk), left, "{history_bytes} {history_ms} {now_ms}");
+        let (.., records) = open(&disk.kill(), small()).expect("opens");
+        assert!(records.list() == list);
+    }
+}
+
 #[test]
 fn inspection_agrees_with_opening() {
     let (disk, list, _) = directory(false);

@@ -187,6 +187,25 @@ fn the_reserve_outlasts_a_full_disk() {
         .expect("None leaves a little for what is under way");
 }
 
+/// Spares are too short for such a group, and later records are written after it.
+#[test]
+fn reserve_ends_while_a_long_group_waits_for_room() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    log.maintain(1).expect("room for spares");
+    disk.limit_bytes(Some(disk.used_bytes()));
+    log.maintain(2).expect("the spares are there");
+    assert_eq!(log.room(), Room::Reserve);
+    log.append(&[&[1; 8000]]).expect("fits a group");
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+    log.maintain(3).expect("the spares are there");
+    assert_eq!(log.room(), Room::None);
+    disk.limit_bytes(None);
+    log.commit().expect("room again");
+    log.maintain(4).expect("room again");
+    assert_eq!(log.room(), Room::Plenty);
+}
+
 #[test]
 fn group_of_too_many_records_is_refused() {
     let most = crate::limits::FRAME_RECORDS_MAX as usize;

@@ -3,6 +3,7 @@
 //! The store of these tests is the list of all records. A snapshot is that list in blocks, so that
 //! the result of opening can be compared record by record.
 
+mod backup;
 mod close;
 mod copy;
 mod crash;
@@ -14,6 +15,7 @@ mod mutation;
 mod notifying;
 mod reading;
 mod threads;
+mod unreadable;
 mod wear;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,173 @@
+//! Blocks that the device does not return. They must have the effect of a wrong checksum at their
+//! place.
+
+use rustix::io::Errno;
+
+use super::*;
+use crate::error::is_unreadable;
+use crate::files;
+use crate::simulation::BLOCK_BYTES;
+use crate::survey::Survey;
+use crate::{Base, Damage, Verdict, inspect, read};
+
+/// Four blocks per segment, and all history.
+fn options() -> Options {
+    Options {
+        segment_bytes: 4 * BLOCK_BYTES as u64,
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    }
+}
+
+/// Segments 1 and 2 hold the records 1 to 30, and segment 3 holds 31 to 40 in its first three
+/// blocks. A snapshot covers 1 to 32.
+fn written() -> (Simulation, Log, Vec<Vec<u8>>) {
+    let disk = Simulation::new(7);
+    let (log, ..) = open(&disk, options()).expect("opens");
+    let mut list = Vec::new();
+    for number in 1..=40 {
+        let record = vec![number; 1000];
+        log.append(&[&record]).expect("small");
+        list.push(record);
+        log.commit().expect("no faults");
+        if number == 32 {
+            snapshot(&log, &list, 1).expect("no faults");
+        }
+    }
+    assert_eq!(log.segments(), 2, "after the first one");
+    (disk, log, list)
+}
+
+fn refused(disk: &Simulation) -> Damage {
+    match open(disk, options()) {
+        Err(Error::Damaged(damage)) => damage,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a block is missing"),
+    }
+}
+
+#[test]
+fn unreadable_history_and_markers_do_not_stop_a_start() {
+    let (disk, log, list) = written();
+    log.close().expect("no faults");
+    let disk = disk.kill();
+    for name in [
+        files::segment(1),
+        files::segment(2),
+        files::NEWEST.to_owned(),
+        files::CLOSED.to_owned(),
+    ] {
+        let broken = disk.fork();
+        broken.break_block(&name, 0);
+        let (log, _, records) =
+            open(&broken, options()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(records.list() == list, "{name}");
+        log.append(&[b"next"]).expect("small");
+        log.close().expect("no faults");
+        let survey = Survey::of(&broken.kill()).expect("a directory");
+        assert!(survey.newest.is_some() && survey.closed.is_some(), "{name}");
+    }
+}
+
+#[test]
+fn unreadable_header_of_the_last_segment_is_damage() {
+    let (disk, ..) = written();
+    disk.break_block(&files::segment(3), 0);
+    let damage = refused(&disk.kill());
+    assert_eq!((damage.file, damage.offset), (files::segment(3), 0));
+}
+
+#[test]
+fn unreadable_block_among_the_last_frames_is_damage() {
+    let (disk, _, list) = written();
+    let disk = disk.kill();
+    // Three frames fit the first block, and seven the first two.
+    for (block, whole) in [(1, 33), (2, 37)] {
+        let broken = disk.fork();
+        let offset = block * BLOCK_BYTES;
+        broken.break_block(&files::segment(3), offset);
+        let damage = refused(&broken);
+        assert_eq!(
+            (damage.file, damage.offset),
+            (files::segment(3), offset as u64)
+        );
+        assert!(
+            damage.reason.contains("cannot be read"),
+            "{}",
+            damage.reason
+        );
+        assert_eq!(damage.lost_from, Some(LogPosition(whole + 1)));
+        // The part before it is still there for a salvage.
+        let mut records = Records::default();
+        read(&broken, Base::Newest, LogPosition(whole), &mut records).expect("readable");
+        assert!(records.list() == list[..whole as usize]);
+    }
+}
+
+#[test]
+fn unreadable_block_behind_the_frames_has_no_effect() {
+    let (disk, _, list) = written();
+    let disk = disk.kill();
+    let behind = 3 * BLOCK_BYTES;
+    disk.break_block(&files::segment(3), behind);
+    let report = inspect(&disk).expect("a directory");
+    assert!(report.opening.is_ok());
+    let file = report
+        .files
+        .iter()
+        .find(|file| file.name == files::segment(3));
+    let verdict = &file.expect("listed").verdict;
+    assert!(
+        matches!(verdict, Verdict::Damaged { offset, .. } if *offset == behind as u64),
+        "{verdict}"
+    );
+    // The second start finds the copy of the segment that the first one has made.
+    for _ in 0..2 {
+        let (.., records) = open(&disk.kill(), options()).expect("opens");
+        assert!(records.list() == list);
+    }
+}
+
+#[test]
+fn unreadable_end_of_the_last_frame_is_damage() {
+    let (disk, log, _) = written();
+    // From the third block into the fourth.
+    log.append(&[&[41; 2000]]).expect("small");
+    log.commit().expect("no faults");
+    disk.break_block(&files::segment(3), 3 * BLOCK_BYTES);
+    let damage = refused(&disk.kill());
+    assert_eq!(damage.lost_from, Some(LogPosition(41)));
+}
+
+#[test]
+fn unreadable_block_of_needed_history_is_damage() {
+    let (disk, ..) = written();
+    disk.break_block(&files::segment(2), BLOCK_BYTES);
+    let oldest = read(
+        &disk,
+        Base::Oldest,
+        LogPosition::END,
+        &mut Records::default(),
+    );
+    let damage = match oldest {
+        Err(Error::Damaged(damage)) => damage,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        (damage.file, damage.offset),
+        (files::segment(2), BLOCK_BYTES as u64)
+    );
+    assert_eq!(
+        (damage.lost_from, damage.lost_to),
+        (Some(LogPosition(19)), Some(LogPosition(30)))
+    );
+}
+
+#[test]
+fn only_an_error_of_the_device_is_damage() {
+    assert!(is_unreadable(&Errno::IO.into()));
+    for error in [Errno::MFILE, Errno::ACCESS, Errno::NOENT, Errno::NOSPC] {
+        assert!(!is_unreadable(&error.into()), "{error}");
+    }
+}
