@@ -246,7 +246,8 @@ impl Duplicates {
         self.recorded_below = self.recorded_below.max(next_number);
     }
 
-    /// The original of a request, if the request is a duplicate.
+    /// The original of a request, if the request is a duplicate. Some clients redeliver without the
+    /// DUP flag, over the next connection.
     pub fn find(&self, delivery: &Delivery, identity: &Identity) -> Option<Remembered> {
         let hash = self.hash(delivery.session, identity);
         let is_it = |it: Number| self.is_of(it, delivery.session, identity);
@@ -257,9 +258,8 @@ impl Duplicates {
                 break newest;
             };
             let same_packet = slot.packet_id == delivery.packet_id;
-            // Some clients redeliver without the DUP flag.
-            let resent = slot.connection < delivery.connection && same_packet;
-            if (delivery.dup && same_packet) || resent {
+            let earlier = slot.connection < delivery.connection;
+            if same_packet && (delivery.dup || earlier && !self.is_packet_id_reused(slot)) {
                 break Some(slot);
             }
             if delivery.dup {
@@ -271,6 +271,16 @@ impl Duplicates {
             }
         };
         original.map(|slot| self.remembered(slot))
+    }
+
+    /// Whether its session has used the packet id for a later request. Then the request was
+    /// acknowledged (section 4.3.2), and one without the DUP flag cannot be its redelivery.
+    fn is_packet_id_reused(&self, slot: &Slot) -> bool {
+        let session = self.sessions.get(&slot.session);
+        let held = session.map(|it| it.held.range(..)).unwrap_or_default();
+        let later = held.rev().take_while(|number| **number > slot.number);
+        let mut later = later.filter_map(|number| self.slot(*number));
+        later.any(|it| it.packet_id == slot.packet_id)
     }
 
     /// The number of the next request.

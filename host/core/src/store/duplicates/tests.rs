@@ -115,6 +115,23 @@ fn packet_id_selects_among_equal_requests() {
     assert_eq!(found(&all, delivery(1, 1, 6, true), 9), Some(second));
 }
 
+/// Regression: a script that reuses its correlation data, and begins with the same packet id on each
+/// connection, got an old answer and no effect.
+#[test]
+fn a_reused_packet_id_is_that_of_a_new_request() {
+    let mut all = Duplicates::new(RETENTION);
+    let first = answer(&mut all, delivery(1, 1, 7, false), 9, 0);
+    let second = answer(&mut all, delivery(1, 1, 8, false), 9, 0);
+    answer(&mut all, delivery(1, 1, 7, false), 10, 0);
+    assert_eq!(found(&all, delivery(1, 2, 7, false), 9), None);
+    assert_eq!(found(&all, delivery(1, 2, 8, false), 9), Some(second));
+    assert_eq!(found(&all, delivery(1, 2, 7, true), 9), Some(first));
+    // Another session uses the same packet ids.
+    let other = answer(&mut all, delivery(2, 3, 7, false), 9, 0);
+    answer(&mut all, delivery(1, 2, 7, false), 11, 0);
+    assert_eq!(found(&all, delivery(2, 4, 7, false), 9), Some(other));
+}
+
 #[test]
 fn only_possible_redeliveries_are_looked_up() {
     let mut all = Duplicates::new(RETENTION);
