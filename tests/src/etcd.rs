@@ -73,34 +73,15 @@ impl Etcd {
             .map(|it| format!("{scheme}://{it}"))
             .collect();
         let nodes = (0..count).map(|index| {
-            let peer = format!("http://{}", peers[index]);
             let mut command = Command::new("etcd");
             command
                 .args(["--name", &format!("n{index}"), "--data-dir"])
                 .arg(directory.path().join(index.to_string()))
                 .args(["--listen-client-urls", &urls[index]])
                 .args(["--advertise-client-urls", &urls[index]])
-                .args(["--listen-peer-urls", &peer])
-                .args(["--initial-advertise-peer-urls", &peer])
                 .args(["--initial-cluster", &members.join(",")])
-                .args([
-                    "--listen-metrics-urls",
-                    &format!("http://{}", health[index]),
-                ])
-                .args(["--snapshot-count=2000", "--log-level=error"])
-                .args(arguments)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped());
-            let (child, log) = run(&mut command);
-            Node {
-                command,
-                child,
-                log,
-                clients: clients[index],
-                peers: peers[index],
-                health: health[index],
-            }
+                .args(arguments);
+            Node::start(command, clients[index], peers[index], health[index])
         });
         let etcd = Etcd {
             nodes: nodes.collect(),
@@ -281,6 +262,36 @@ impl Etcd {
         self.restart(index);
     }
 
+    /// Adds a node in front of the others that has no vote and refuses nearly every request, as an
+    /// operator does before a node replaces another one.
+    pub fn add_learner(&mut self) {
+        let (clients, peers) = (server::own_address(), server::own_address());
+        let peer = format!("http://{peers}");
+        let learner = json!({ "peerURLs": [peer], "isLearner": true });
+        self.ask("cluster/member/add", &learner);
+        let mut members: Vec<String> = (self.nodes.iter().enumerate())
+            .map(|(index, node)| format!("n{index}=http://{}", node.peers))
+            .collect();
+        members.push(format!("learner={peer}"));
+        let url = format!("http://{clients}");
+        let mut command = Command::new("etcd");
+        command
+            .args(["--name", "learner", "--data-dir"])
+            .arg(self.directory.path().join("learner"))
+            .args(["--listen-client-urls", &url])
+            .args(["--advertise-client-urls", &url])
+            .args(["--initial-cluster", &members.join(",")])
+            .args(["--initial-cluster-state", "existing"]);
+        let node = Node::start(command, clients, peers, server::own_address());
+        let end = Instant::now() + START_TIMEOUT;
+        while node.status().is_none() {
+            assert!(Instant::now() < end, "the learner does not answer");
+            thread::sleep(Duration::from_millis(100));
+        }
+        self.nodes.insert(0, node);
+        self.urls.insert(0, url);
+    }
+
     /// Compacts the data to the newest revision, as another client may do.
     pub fn compact(&mut self) {
         let revision = self.revision().to_string();
@@ -352,6 +363,33 @@ impl Etcd {
 }
 
 impl Node {
+    /// Starts a node with this command and the arguments that all nodes have.
+    fn start(
+        mut command: Command,
+        clients: SocketAddr,
+        peers: SocketAddr,
+        health: SocketAddr,
+    ) -> Self {
+        let peer = format!("http://{peers}");
+        command
+            .args(["--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer])
+            .args(["--listen-metrics-urls", &format!("http://{health}")])
+            .args(["--snapshot-count=2000", "--log-level=error"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let (child, log) = run(&mut command);
+        Self {
+            command,
+            child,
+            log,
+            clients,
+            peers,
+            health,
+        }
+    }
+
     fn end(&mut self) {
         // An error means that the process has already ended.
         let _ = self.child.kill();

@@ -25,6 +25,23 @@ const FILLINGS: usize = 20;
 const QUOTA: u64 = 16 << 20;
 const REFUSED: &str = "-ERR the quota has been exceeded\\r\\n";
 
+/// Regression: a host did not start while one server of etcd refused its requests.
+#[test]
+fn server_of_etcd_that_refuses_requests_is_passed_over() {
+    let mut etcd = Etcd::start(1);
+    etcd.add_learner();
+    let mut cluster = Cluster::without_hosts_on(etcd, &[SHORT_LEASE]);
+    cluster.add_hosts(2);
+    let mut store = cluster.store(cluster.follower(), "writer");
+    store.set("key", "value");
+    assert_eq!(store.get("key"), Some(b"value".to_vec()));
+    let before = cluster.present_leader();
+    cluster[before.host].kill();
+    let after = cluster.wait_for_leader_after(before.epoch);
+    let mut store = cluster.store(after.host, "reader");
+    assert_eq!(store.get("key"), Some(b"value".to_vec()));
+}
+
 #[test]
 fn replaced_server_of_etcd_carries_the_store() {
     let mut cluster = Cluster::with(3, 3, &[SHORT_LEASE]);
