@@ -171,6 +171,14 @@ impl Client {
         self.session().timeout
     }
 
+    /// Why there is no connection, while the client tries to connect again. It is
+    /// [`Error::Denied`] if the broker refuses the client: each attempt fails until someone changes
+    /// the broker.
+    #[must_use]
+    pub fn disconnected(&self) -> Option<Error> {
+        self.session().disconnected()
+    }
+
     /// Sends DISCONNECT and waits until it has been sent. This closes all clones.
     pub async fn close(self) {
         let task = {

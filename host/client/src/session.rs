@@ -70,7 +70,8 @@ pub(crate) struct State {
 
 #[derive(Debug)]
 enum Connection {
-    Down(String),
+    /// Further attempts follow.
+    Down(Error),
     Up,
     Closed(Error),
 }
@@ -103,7 +104,7 @@ impl Session {
             nonce: random(),
             permits: Semaphore::new(limits::REQUESTS_MAX),
             state: Mutex::new(State {
-                connection: Connection::Down("not connected yet".into()),
+                connection: Connection::Down(Error::Transport("not connected yet".into())),
                 outlet: Outlet::default(),
                 clock,
                 watches: Watches::default(),
@@ -180,11 +181,26 @@ impl Session {
     fn no_response(&self) -> Error {
         match &self.state().connection {
             Connection::Up => Error::Timeout(self.timeout),
-            Connection::Down(why) => {
-                Error::Transport(format!("the connection to {} is lost: {why}", self.address))
-            }
-            Connection::Closed(error) => error.clone(),
+            Connection::Down(error) | Connection::Closed(error) => error.clone(),
         }
+    }
+
+    /// Why there is no connection, while further attempts follow.
+    pub(crate) fn disconnected(&self) -> Option<Error> {
+        match &self.state().connection {
+            Connection::Down(error) => Some(error.clone()),
+            Connection::Up | Connection::Closed(_) => None,
+        }
+    }
+
+    /// Notes why there is no connection, and that further attempts follow.
+    fn down(&self, error: fn(String) -> Error, why: &str) -> bool {
+        let mut state = self.state();
+        if !matches!(state.connection, Connection::Closed(_)) {
+            let why = format!("the connection to {} is lost: {why}", self.address);
+            state.connection = Connection::Down(error(why));
+        }
+        true
     }
 
     fn properties(&self, number: u64, timestamp: String) -> PublishProperties {
@@ -373,18 +389,14 @@ impl Owner for Session {
     }
 
     fn lost(&self, why: &str) -> bool {
-        let mut state = self.state();
-        if state.ready.is_some() {
+        let is_first = self.state().ready.is_some();
+        if is_first {
             // No connection was established yet, so the caller decides whether to retry.
-            drop(state);
             let why = format!("cannot reach a state store at {}: {why}", self.address);
             self.close(Error::Transport(why));
             return false;
         }
-        if !matches!(state.connection, Connection::Closed(_)) {
-            state.connection = Connection::Down(why.to_owned());
-        }
-        true
+        self.down(Error::Transport, why)
     }
 
     fn refused(&self, why: &str) -> bool {
@@ -394,7 +406,7 @@ impl Owner for Session {
             self.close(Error::Denied(why));
             return false;
         }
-        self.lost(why)
+        self.down(Error::Denied, why)
     }
 
     fn hopeless(&self, message: Request, why: &str) {

@@ -122,7 +122,8 @@ impl Watch {
         &self.inbox
     }
 
-    /// Waits for the next event. Dropping the future loses no event.
+    /// Waits for the next event. Dropping the future loses no event. A lost connection is no event:
+    /// see [`Client::disconnected`].
     ///
     /// # Errors
     /// [`Error::Protocol`] for an unreadable notification; the watch continues. Any other error

@@ -14,6 +14,7 @@ use statehouse_tests::{Property, resp};
 const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 
 /// MQTT 5 reason codes.
+const NOT_AUTHORIZED: u8 = 0x87;
 const SERVER_SHUTTING_DOWN: u8 = 0x8B;
 const SESSION_TAKEN_OVER: u8 = 0x8E;
 
@@ -248,6 +249,30 @@ async fn watch_refused_after_reconnect_ends() {
     let end = Err(Error::Refused("the quota has been exceeded".into()));
     assert_eq!(watch.next().await, end);
     assert_eq!(watch.next().await, end);
+}
+
+/// Regression: a watch whose login was revoked waited for ever without a word.
+#[tokio::test]
+async fn refused_reconnect_names_the_reason() {
+    let (broker, options) = Broker::start().await;
+    let (peer, client) = connect(&broker, options).await;
+    assert_eq!(client.disconnected(), None);
+    drop(peer);
+    let mut peer = broker.accept_connect().await;
+    peer.mqtt.send(&[0x20, 3, 0, NOT_AUTHORIZED, 0]).await;
+    drop(peer);
+    let why = async {
+        loop {
+            match client.disconnected() {
+                Some(Error::Denied(why)) => break why,
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    assert!(why.await.contains("not authorized"));
+    let mut peer = broker.accept(Greeting::resumed()).await;
+    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
+    assert_eq!((get, client.disconnected()), (Ok(None), None));
 }
 
 /// A reconnect would only take over the session again, and so on for ever.

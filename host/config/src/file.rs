@@ -101,13 +101,17 @@ impl Visitor<'_> for KnownKey {
 /// 0.87.
 const SIMILARITY_MIN: f64 = 0.9;
 
-fn unknown(key: &str) -> String {
-    let similar = KEYS
-        .iter()
-        .map(|known| (strsim::jaro_winkler(key, known), known));
+/// The known name that is probably meant by another one, if there is one.
+pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let similar = known.map(|known| (strsim::jaro_winkler(name, known), known));
     let best = similar.max_by(|a, b| a.0.total_cmp(&b.0));
-    match best.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN) {
-        Some((_, known)) => format!("unknown setting `{key}`: did you mean `{known}`?"),
+    let best = best.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN);
+    best.map(|(_, known)| known)
+}
+
+fn unknown(key: &str) -> String {
+    match similar(key, KEYS.iter().copied()) {
+        Some(known) => format!("unknown setting `{key}`: did you mean `{known}`?"),
         None => format!(
             "unknown setting `{key}`: settings have the names of the flags of `statehouse serve --help`, with underscores"
         ),

@@ -46,6 +46,7 @@ pub use bounds::named;
 pub use bounds::{Bounds, LimitFlags};
 pub use cluster::*;
 pub use error::ConfigError;
+pub use file::similar;
 pub use flags::Flags;
 pub use follow::{Followed, check, load};
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};

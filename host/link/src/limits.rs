@@ -12,6 +12,10 @@ pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
 /// How long a link that must end waits until its DISCONNECT is sent.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
+/// Pause after the broker refused the client. Attempts with a wrong password count against all
+/// clients of the same address.
+pub(crate) const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+
 /// Places in rumqttc's channel in addition to those of messages and PUBACKs: for the SUBSCRIBE, the
 /// UNSUBSCRIBEs, the DISCONNECT, and some messages that are not stored. If the channel is full all
 /// the same, stored messages follow when a place is free.

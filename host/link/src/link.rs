@@ -165,7 +165,10 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         if !goes_on {
             return;
         }
-        let pause = cut(link.pause);
+        let pause = cut(match refused {
+            true => limits::REFUSED_PAUSE,
+            false => link.pause,
+        });
         let owner = link.owner.clone();
         let place = async {
             sleep(pause).await;

@@ -34,6 +34,11 @@ pub(super) async fn change(
 ) -> Result<Answer, Refusal> {
     let uri = request.uri().clone();
     let (key, fence) = (key(&uri)?, text(&uri, "fence")?);
+    if !fence.as_deref().is_none_or(is_version) {
+        return Err(bad(
+            "`fence` must be the version of a lock, such as 001696374425000:00001:StateStore",
+        ));
+    }
     let sets = request.method() == Method::PUT;
     let payload = match sets {
         true => set(&uri, &key, request).await?,
@@ -66,7 +71,7 @@ async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes,
     }
     if !version
         .as_deref()
-        .is_none_or(|it| it == "none" || it.parse::<Version>().is_ok())
+        .is_none_or(|it| it == "none" || is_version(it))
     {
         return Err(bad(
             "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist",
@@ -83,6 +88,10 @@ async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes,
         words.extend([&b"PX"[..], px.as_bytes()]);
     }
     Ok(command(&words))
+}
+
+fn is_version(text: &str) -> bool {
+    text.parse::<Version>().is_ok()
 }
 
 /// Whether a policy accepts this as an expiry: digits, from 1 to the largest signed number.

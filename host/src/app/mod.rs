@@ -134,11 +134,14 @@ impl From<io::Error> for Failure {
 }
 
 /// Runs a store until SIGTERM or SIGINT.
-pub fn run(flags: Flags) -> Result<(), Failure> {
+pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     let raised = raise_open_files();
     let file = flags.config.clone();
     let (mut config, followed) = statehouse_config::load(flags).map_err(Failure::usage)?;
     start_logging(&config).map_err(Failure::usage)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
     log_default_limits(file.as_deref().filter(|_| followed.is_none()));
     if let Err(error) = raised {
         tracing::warn!(%error, "cannot raise the number of open files to the hard limit");
@@ -150,6 +153,10 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
     let runtime = runtime(config.threads)
         .context(THREADS)
         .map_err(Failure::transport)?;
+    {
+        let _within = runtime.enter();
+        signals::ignore_hangup().map_err(Failure::transport)?;
+    }
     #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
         let sockets = member::Sockets::bind(transport, &cluster)?;

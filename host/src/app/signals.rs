@@ -1,5 +1,5 @@
 //! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at
-//! it.
+//! it: a hook that renews certificates may send it during a long start.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,6 +14,14 @@ pub(super) struct Signals {
     received: watch::Receiver<Option<&'static str>>,
 }
 
+/// Replaces the default action of SIGHUP for the rest of the process. Must be called within a
+/// runtime.
+pub(super) fn ignore_hangup() -> anyhow::Result<()> {
+    let ignored = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
+    drop(ignored);
+    Ok(())
+}
+
 impl Signals {
     /// Starts to wait. From now on a signal does not end the process on its own.
     pub(super) fn start() -> anyhow::Result<Self> {
@@ -23,9 +31,7 @@ impl Signals {
             .context("cannot wait for signals")?;
         let (mut terminate, mut interrupt) = {
             let _entered = runtime.enter();
-            // This replaces the default action for the rest of the process. A standby, and a host
-            // that waits for etcd, read the files when they begin to serve.
-            let _ = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
+            // This replaces the default action for the rest of the process.
             (
                 signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
                 signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,

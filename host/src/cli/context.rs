@@ -155,9 +155,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The context with this name, or the selected one. `None` if no name is given and none is
-/// selected, or the environment names a store.
-pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
+/// The context with this name, or the selected one, with its name. `None` if no name is given and
+/// none is selected, or the environment names a store.
+pub(super) fn find(name: Option<&str>) -> Result<Option<(String, Context)>, Failure> {
+    let name = name.filter(|it| !it.is_empty());
     if name.is_none() && environment::names_a_store() {
         return Ok(None);
     }
@@ -171,7 +172,17 @@ pub(super) fn find(name: Option<&str>) -> Result<Option<Context>, Failure> {
     let Some(name) = name.or(all.current.as_deref()) else {
         return Ok(None);
     };
-    all.find(name, &path).cloned().map(Some)
+    let context = all.find(name, &path)?.clone();
+    Ok(Some((name.to_owned(), context)))
+}
+
+/// The failure of a command that needs what the context does not have. A default would be the
+/// address of another store.
+pub(super) fn lacks(name: &str, what: &str) -> Failure {
+    Failure::usage(format!(
+        "the context {} has {what}: add it with `statehouse context add`, or name the store by other options",
+        name.escape_debug()
+    ))
 }
 
 fn path() -> Option<PathBuf> {

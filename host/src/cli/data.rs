@@ -47,13 +47,13 @@ impl ByContext {
         if let Some(path) = given {
             return Ok(path.to_owned());
         }
-        let context = self.context.as_deref().filter(|name| !name.is_empty());
-        let Some(found) = context::find(context)? else {
+        let Some((name, found)) = context::find(self.context.as_deref())? else {
             return Ok("statehouse-data".into());
         };
         found.data.ok_or_else(|| {
-            Failure::usage(
-                "the context names no data directory, and this command reads one on this machine: name it",
+            context::lacks(
+                &name,
+                "no --data, and this command reads a data directory on this machine",
             )
         })
     }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::builder::{OsStr, Resettable};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::{Arg, Command};
+use statehouse_config::ADMIN_TOKEN;
 
 const PORT: &str = "STATEHOUSE_PORT";
 
@@ -69,6 +70,54 @@ pub(super) fn name_variable(mut error: Error, program: &Command, arguments: &[Os
         error.insert(ContextKind::Suggested, tip);
     }
     error
+}
+
+/// Variables with secrets, which have no flag.
+const SECRETS: [&str; 4] = [
+    "STATEHOUSE_PASSWORD",
+    "STATEHOUSE_BROKER_PASSWORD",
+    "STATEHOUSE_CLUSTER_PASSWORD",
+    ADMIN_TOKEN,
+];
+
+/// A warning for each variable that is probably a misspelt one of `serve`: without it a store could
+/// start without the rules that it names. Other unknown variables may be meant for other programs.
+pub(super) fn misspelt(program: &Command) -> Vec<String> {
+    let known = variables(program);
+    let settings = program.find_subcommand("serve").map(variables);
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown = names.filter(|name| {
+        let is_known = known.contains(name) || SECRETS.contains(&&**name);
+        name.starts_with(PREFIX) && !is_known && !is_of_a_service(name)
+    });
+    let settings = settings.unwrap_or_default();
+    let warnings = unknown.filter_map(|name| {
+        let settings = settings.iter().filter_map(|it| it.strip_prefix(PREFIX));
+        let meant = statehouse_config::similar(name.strip_prefix(PREFIX)?, settings)?;
+        Some(format!(
+            "unknown environment variable {name}: did you mean {PREFIX}{meant}?"
+        ))
+    });
+    let mut warnings: Vec<String> = warnings.collect();
+    warnings.sort();
+    warnings
+}
+
+const PREFIX: &str = "STATEHOUSE_";
+
+/// Whether Kubernetes gives the variable to all containers, for a service whose name begins with
+/// `statehouse`.
+fn is_of_a_service(variable: &str) -> bool {
+    let has = |part| variable.contains(part);
+    variable.ends_with("_PORT") || has("_PORT_") || has("_SERVICE_")
+}
+
+/// The variables of a command and its subcommands.
+fn variables(command: &Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(Arg::get_env);
+    let own = own.filter_map(|it| it.to_str()).map(String::from);
+    own.chain(command.get_subcommands().flat_map(variables))
+        .collect()
 }
 
 /// The variable of a flag, if it is set.

@@ -86,7 +86,8 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
                 count += 1;
             }
             if !emit(&out)? {
-                return Ok(count);
+                let why = "the reader of the output ended before all keys were written to it";
+                return Err(Failure::transport(why));
             }
             if let Some(progress) = &mut progress {
                 progress.text(|| format!("{} written", data::count(count, "key")));

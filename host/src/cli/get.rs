@@ -160,7 +160,8 @@ async fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
             found.map_err(|error| error.to_string())
         }
         Found::Data(_) => return None,
-        Found::Admin(asked) => {
+        Found::Admin(mut asked) => {
+            asked.timeout = args.remote.timeout();
             let path = format!("/v1/history?key={}&limit=1", percent::encode(key));
             let answer = asked.send(Method::GET, &path, Vec::new()).await;
             let found = answer.map(|it| writer_in(&it["changes"][0], version));
@@ -233,7 +234,8 @@ async fn as_of(
                 Moment::Time(ms) => time::utc(ms),
             };
             let path = format!("/v1/value?key={}&as_of={moment}", percent::encode(key));
-            asked.send(Method::GET, &path, Vec::new()).await?
+            let answer = asked.send(Method::GET, &path, Vec::new()).await;
+            answer.map_err(Failure::of_question)?
         }
     };
     let version = answer["version"].as_str().unwrap_or_default().to_owned();

@@ -57,7 +57,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         Found::Admin(asked) => {
             let key = percent::encode(key);
             let path = format!("/v1/history?key={key}&limit={}", args.limit);
-            asked.send(Method::GET, &path, Vec::new()).await?
+            let answer = asked.send(Method::GET, &path, Vec::new()).await;
+            answer.map_err(Failure::of_question)?
         }
     };
     let changes = answer["changes"].as_array().map_or(&[][..], Vec::as_slice);

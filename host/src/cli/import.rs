@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use statehouse_client::{Client, Condition, PACKET_BYTES_MAX, SetOptions, Version};
+use statehouse_client::{Client, Condition, Error, PACKET_BYTES_MAX, SetOptions, Version};
 use statehouse_core::clock::wall_ms;
 use statehouse_protocol::WrittenBy;
 
@@ -169,11 +169,7 @@ impl Done {
     }
 }
 
-async fn set(
-    client: &statehouse_client::Client,
-    line: Line,
-    nx: bool,
-) -> Result<Done, statehouse_client::Error> {
+async fn set(client: &Client, line: Line, nx: bool) -> Result<Done, Error> {
     let left_ms = line.expires_ms.map(|ms| ms.saturating_sub(wall_ms()));
     if left_ms == Some(0) {
         return Ok(Done::Expired);
@@ -186,17 +182,21 @@ async fn set(
         expiry: left_ms.map(Duration::from_millis),
         fencing_token: line.fence,
     };
-    let set = client.set(&line.key, &line.value, options).await?;
-    Ok(match set.applied {
-        true => Done::Set,
-        false => Done::Existing,
-    })
+    match client.set(&line.key, &line.value, options).await {
+        Ok(set) if set.applied => Ok(Done::Set),
+        Ok(_) => Ok(Done::Existing),
+        // A fence or a quota is checked before the condition.
+        Err(Error::Refused(_)) if nx && client.get(&line.key).await?.is_some() => {
+            Ok(Done::Existing)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn resumable(error: Failure, lines: u64) -> Failure {
+    let at = lines + 1;
     error.with(&format!(
-        "This is line {}; all lines before it are imported. Continue with --skip {lines}",
-        lines + 1
+        "This is line {at}; all lines before it are imported. Continue with --skip {lines}, or behind this line with --skip {at}"
     ))
 }
 

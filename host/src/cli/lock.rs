@@ -203,7 +203,8 @@ async fn since(args: &Args, held: &Value) -> Option<Since> {
             .map(|it| past::history(name, &it, held.version.node(), usize::MAX))
             .map_err(|error| error.to_string()),
         Found::Data(_) => return None,
-        Found::Admin(asked) => {
+        Found::Admin(mut asked) => {
+            asked.timeout = args.remote.timeout();
             let path = format!("/v1/history?key={}&limit=2000", percent::encode(name));
             let answer = asked.send(Method::GET, &path, Vec::new()).await;
             answer.map_err(|failure| failure.message().to_owned())

@@ -68,6 +68,14 @@ impl Failure {
         Self::new(EXIT_REFUSED, message)
     }
 
+    /// The failure of a question, which has no negative result: that would be one of its answer.
+    pub(super) fn of_question(mut self) -> Self {
+        if self.code == EXIT_NEGATIVE {
+            self.code = EXIT_REFUSED;
+        }
+        self
+    }
+
     /// The failure with more advice.
     pub(super) fn with(self, advice: &str) -> Self {
         Self::new(self.code, format!("{}. {advice}", self.message))

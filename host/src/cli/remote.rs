@@ -217,11 +217,11 @@ impl Target {
         if self.is_given() || self.is_named && self.context.is_none() {
             return Ok(target);
         }
-        let Some(mut context) = context::find(self.context.as_deref())? else {
+        let Some((name, mut context)) = context::find(self.context.as_deref())? else {
             return Ok(target);
         };
         let Some(url) = context.url.take() else {
-            return Ok(target);
+            return Err(context::lacks(&name, "no --url"));
         };
         let url: BrokerUrl = url.parse().map_err(Failure::usage)?;
         if !url.scheme.tls && context.admin.is_some() {
@@ -246,6 +246,9 @@ impl Target {
     }
 }
 
+/// The default of --timeout.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Options of every command that connects to a store.
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
@@ -256,10 +259,10 @@ pub(super) struct Remote {
     #[arg(long, value_name = "ID", help_heading = "Connection")]
     client_id: Option<String>,
 
-    /// How long to wait for the connection, and for each response
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration,
-          help_heading = "Connection")]
-    timeout: Duration,
+    /// How long to wait for the connection, and for each response [default: 5s; for a question
+    /// about the past, 5min]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Connection")]
+    timeout: Option<Duration>,
 
     /// The span that the requests belong to, as the W3C trace context
     /// 00-TRACE-SPAN-FLAGS [default: TRACEPARENT]
@@ -277,7 +280,7 @@ impl Remote {
         &self,
         request: impl AsyncFnOnce(&Client) -> Result<T, E>,
     ) -> Result<T, Failure> {
-        self.ask_for(self.timeout, request).await
+        self.ask_for(self.timeout(), request).await
     }
 
     /// Connects, sends requests and closes the session, also if a request fails. The broker keeps
@@ -293,6 +296,11 @@ impl Remote {
         result.map_err(Into::into)
     }
 
+    /// How long to wait for a response.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(TIMEOUT)
+    }
+
     async fn connect(&self, interruption: Duration) -> Result<Client, Failure> {
         let target = self.target.with_context()?;
         let url = target.url();
@@ -303,7 +311,7 @@ impl Remote {
             host: url.host,
             port: url.port,
             client_id: Some(self.client_id.clone().unwrap_or_else(default_client_id)),
-            timeout: self.timeout,
+            timeout: self.timeout(),
             session_expiry: interruption.max(Duration::from_secs(1)),
             ..Options::default()
         };
@@ -332,7 +340,12 @@ impl Remote {
             credentials,
             ..
         } = &self.target;
-        place.find_beside(self.target.is_given(), context.as_deref(), credentials)
+        let mut found =
+            place.find_beside(self.target.is_given(), context.as_deref(), credentials)?;
+        if let (Found::Admin(asked), Some(timeout)) = (&mut found, self.timeout) {
+            asked.timeout = timeout;
+        }
+        Ok(found)
     }
 
     /// The client with the trace context of the caller, if there is one.

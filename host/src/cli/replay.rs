@@ -141,7 +141,8 @@ async fn by_store(
         None => Method::GET,
         Some(_) => Method::POST,
     };
-    let mut answer = asked.send(method, &path, file.unwrap_or_default()).await?;
+    let answer = asked.send(method, &path, file.unwrap_or_default()).await;
+    let mut answer = answer.map_err(Failure::of_question)?;
     for difference in answer["differences"].as_array().into_iter().flatten() {
         printer.print(difference);
     }

@@ -38,12 +38,12 @@ impl From<app::Failure> for Failure {
     }
 }
 
-/// Runs until SIGTERM or SIGINT.
-pub(super) fn run(args: Args) -> ExitCode {
+/// Runs until SIGTERM or SIGINT. The warnings are about the environment.
+pub(super) fn run(args: Args, warnings: &[String]) -> ExitCode {
     if args.check {
-        return check(args.flags);
+        return check(args.flags, warnings);
     }
-    let ended = app::run(args.flags).map_err(Failure::from);
+    let ended = app::run(args.flags, warnings).map_err(Failure::from);
     // Goes through the log queue, since a direct write would block if stderr is not read.
     if let Err(failure) = &ended {
         logging::last_words(&output::line(failure.message()));
@@ -53,7 +53,10 @@ pub(super) fn run(args: Args) -> ExitCode {
 }
 
 /// Prints every problem. The exit code is that of the first, as in a start.
-fn check(flags: Flags) -> ExitCode {
+fn check(flags: Flags, warnings: &[String]) -> ExitCode {
+    for warning in warnings {
+        notice(warning);
+    }
     let app::Findings { problems, notes } = app::check(flags);
     for note in notes {
         notice(&format!("note: {note}"));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use data_encoding::BASE64;
 use hyper::{Method, StatusCode};
@@ -94,6 +95,8 @@ pub(super) struct Asked {
     hosts: Vec<Connection>,
     /// Whether the address is that of the file `admin`.
     is_of_file: bool,
+    /// How long to wait for an answer.
+    pub(super) timeout: Duration,
 }
 
 /// The failure for a response that this program cannot parse.
@@ -121,8 +124,10 @@ impl Place {
         if let Some(data) = &self.data {
             return Ok(Found::Data(data.clone()));
         }
-        let found = context::find(context)?.unwrap_or_default();
-        Self::found(found, context, credentials)
+        match context::find(context)? {
+            Some((name, context)) => Self::of(&name, context, credentials),
+            None => Ok(Found::default()),
+        }
     }
 
     /// How to reach the store beside its address `is_given`: the selected context may be that of
@@ -137,29 +142,26 @@ impl Place {
             (_, true, Some(_)) => Err(Failure::usage(
                 "name the store either by a context, or by --data or --admin",
             )),
-            (true, false, _) => Self::found(Context::default(), None, credentials),
+            (true, false, _) => Ok(Found::default()),
             _ => self.find(context, credentials),
         }
     }
 
-    fn found(
-        mut found: Context,
-        context: Option<&str>,
-        credentials: &Credentials,
-    ) -> Result<Found, Failure> {
-        if let Some(url) = found.admin.take() {
+    /// How to reach the store of a context.
+    fn of(name: &str, mut context: Context, credentials: &Credentials) -> Result<Found, Failure> {
+        if let Some(url) = context.admin.take() {
             let mut credentials = credentials.clone();
-            credentials.fill(found);
+            credentials.fill(context);
             return Asked::at(&url, &credentials).map(Found::Admin);
         }
-        match (found.data, context) {
-            (Some(data), _) => Ok(Found::Data(data)),
-            (None, None) => Ok(Found::Data("statehouse-data".into())),
-            (None, Some(name)) => Err(Failure::usage(format!(
-                "the context {} has neither --admin nor --data: add one with `statehouse context add`",
-                name.escape_debug()
-            ))),
-        }
+        let data = context.data.map(Found::Data);
+        data.ok_or_else(|| context::lacks(name, "neither --admin nor --data"))
+    }
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        Self::Data("statehouse-data".into())
     }
 }
 
@@ -172,9 +174,14 @@ impl Reach {
 }
 
 impl Named {
-    /// The admin API. The account is that of the context.
+    /// The admin API. The account and the certificates are those of the context.
     pub(super) fn asked(&self) -> Result<Asked, Failure> {
-        let context = self.context.as_deref();
+        let (admin, context) = (&self.place.admin, self.context.as_deref());
+        if admin.as_deref().is_some_and(is_tls_url) && std::env::var_os(ADMIN_TOKEN).is_none() {
+            return Err(Failure::usage(format!(
+                "this command logs in over https:// by --context (see `statehouse context add`), or with the store's token in {ADMIN_TOKEN}"
+            )));
+        }
         Asked::of(self.place.find(context, &Credentials::default())?)
     }
 }
@@ -225,7 +232,7 @@ impl Asked {
         for host in self.hosts {
             let host = Self {
                 hosts: vec![host],
-                is_of_file: self.is_of_file,
+                ..self
             };
             let answer = host.send(Method::GET, "/v1/overview", Vec::new()).await;
             // A host that does not lead its cluster has no store.
@@ -246,16 +253,10 @@ impl Asked {
         path: &str,
         body: Vec<u8>,
     ) -> Result<Json, Failure> {
-        let asking = ask(&self.hosts, method, path, body);
-        let (url, answered) = tokio::time::timeout(limits::ADMIN_ANSWER_TIMEOUT, asking)
+        let asking = ask(&self.hosts, method.clone(), path, body);
+        let (url, answered) = tokio::time::timeout(self.timeout, asking)
             .await
-            .map_err(|_| {
-                let urls: Vec<_> = self.hosts.iter().map(|it| &*it.url).collect();
-                let urls = urls.join(",");
-                Failure::transport(format!(
-                    "{urls} does not answer. The request may still take effect: check with `statehouse policy list`"
-                ))
-            })?;
+            .map_err(|_| self.silent(&method))?;
         let (status, answer) = answered.map_err(|error| self.unreachable(url, &error))?;
         if status.is_success() {
             return Ok(answer);
@@ -280,6 +281,7 @@ impl Asked {
             Found::Data(data) => Ok(Self {
                 hosts: vec![endpoint(&data)?.into()],
                 is_of_file: true,
+                timeout: limits::ADMIN_ANSWER_TIMEOUT,
             }),
         }
     }
@@ -290,7 +292,18 @@ impl Asked {
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
             is_of_file: false,
+            timeout: limits::ADMIN_ANSWER_TIMEOUT,
         })
+    }
+
+    fn silent(&self, method: &Method) -> Failure {
+        let urls: Vec<_> = self.hosts.iter().map(|it| &*it.url).collect();
+        let silent = Failure::transport(format!("{} does not answer", urls.join(",")));
+        match *method {
+            Method::GET => silent,
+            _ => silent
+                .with("The request may still take effect: check with `statehouse policy list`"),
+        }
     }
 
     fn unreachable(&self, url: &str, error: &io::Error) -> Failure {

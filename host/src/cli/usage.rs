@@ -29,7 +29,8 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let path = format!("/v1/usage?clients={}", args.clients);
-    let answer = args.store.ask(Method::GET, &path).await?;
+    let answer = args.store.ask(Method::GET, &path).await;
+    let answer = answer.map_err(Failure::of_question)?;
     if args.store.json {
         emit_json(&answer)?;
     } else {

@@ -20,6 +20,9 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 /// The characters of a SCAN pattern.
 const SPECIAL: &[u8] = b"*?[\\";
 
+/// How often to look whether the connection is lost.
+const CONNECTION_CHECK: Duration = Duration::from_secs(1);
+
 /// Capacity of the channel from the watches to the printer. It is small, since the client limits
 /// queued events by bytes.
 const EVENTS_MAX: usize = 16;
@@ -30,7 +33,8 @@ const EVENTS_MAX: usize = 16;
 /// value. --initial prints the present values before all changes, as the event `present`.
 /// Unprintable characters are escaped. A line `gap` means that changes may be missing before
 /// it, because the connection was lost for a while or the output was read too slowly. Of a prefix,
-/// only keys that this client may read are reported. Ends on Ctrl-C, or after --count changes.
+/// only keys that this client may read are reported. Ends on Ctrl-C, after --count changes, or if
+/// the store refuses the login after a lost connection.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -184,11 +188,17 @@ async fn watch(client: &Client, args: &Args, all: &[Watched]) -> Result<Exit, Fa
 
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
+    let mut connection = tokio::time::interval(CONNECTION_CHECK);
+    let mut is_lost = false;
     let mut left = args.count;
     while left != Some(0) {
         let (at, event) = tokio::select! {
             biased;
             _ = &mut interrupted => break,
+            _ = connection.tick() => {
+                is_lost = report_loss(client, is_lost)?;
+                continue;
+            }
             change = changes.recv() => match change {
                 Some(change) => change,
                 None => break,
@@ -218,6 +228,19 @@ async fn watch(client: &Client, args: &Args, all: &[Watched]) -> Result<Exit, Fa
         }
     }
     Ok(Exit::Done)
+}
+
+/// Says once that the connection is lost. Fails if the store refuses another one.
+fn report_loss(client: &Client, was_lost: bool) -> Result<bool, Failure> {
+    let lost = client.disconnected();
+    let is_lost = lost.is_some();
+    match lost {
+        Some(error @ Error::Denied(_)) => return Err(error.into()),
+        Some(error) if !was_lost => notice(&format!("{error}. Trying to connect again")),
+        None if was_lost => notice("connected again"),
+        _ => {}
+    }
+    Ok(is_lost)
 }
 
 /// Prints the present values of a watch. Returns false if nothing reads the output any more.

@@ -229,8 +229,13 @@ fn a_change_by_an_operator_has_conditions_and_fences() {
         "{error}"
     );
     assert_eq!(put(&format!("key=locked&fence={fence}")).0, 200);
-    assert_eq!(put("key=locked&fence=%00").0, 400);
-    assert_eq!(put("key=locked&fence=soon").0, 422);
+    for (method, key) in [("PUT", "locked"), ("DELETE", "locked"), ("DELETE", "none")] {
+        for fence in ["%00", "soon", ""] {
+            let path = format!("/v1/key?key={key}&fence={fence}");
+            let (status, error) = admin.ask(method, &path, b"v");
+            assert!(status == 400 && error.contains("`fence`"), "{error}");
+        }
+    }
     let locked = admin.done("GET", "/v1/key?key=locked", b"");
     assert_eq!(locked["fencing_token"], json!(fence));
     let remove = |key: &str| admin.ask("DELETE", &format!("/v1/key?key={key}"), b"").0;

@@ -115,4 +115,13 @@ fn store_in_memory_serves_the_socket() {
     );
     let list = ["policy", "list", "--admin", "unix:admin.sock"];
     assert_lists_policies(server.run(&list));
+    // Exit code 1 would mean that the key does not exist, or that a response differs.
+    for question in [
+        &["get", "k", "--as-of", "0s"][..],
+        &["history", "k"],
+        &["replay"],
+    ] {
+        let question = [question, &["--admin", "unix:admin.sock"]].concat();
+        server.run(&question).code(4).says("has no history");
+    }
 }

@@ -6,6 +6,8 @@ use std::{collections::BTreeMap, fs, io::Write, net::TcpListener, path::Path, pr
 use statehouse_tests::{
     Ran, Server, WallClock, binary,
     client::PATIENCE,
+    command,
+    command::finish,
     policies, run, run_in,
     small::{FileSystem, Small},
 };
@@ -33,6 +35,38 @@ fn check(directory: &Path, toml: &str) -> Ran {
         &["serve", "--check", "--config", "settings.toml"],
         b"",
     )
+}
+
+/// A store without its rules would serve everyone.
+#[test]
+fn misspelt_variables_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut check = command(&["serve", "--check"]);
+    check.current_dir(directory.path());
+    check.env("STATEHOUSE_RULE", "rules.toml");
+    check.env("STATEHOUSE_DURABILTY", "memory");
+    check.env("STATEHOUSE_NODES", "3");
+    // Of other programs, of secrets, of other commands, and of Kubernetes.
+    check.env("STATEHOUSE_BUILD", "7");
+    check
+        .env("STATEHOUSE_ADMIN_TOKEN", "t")
+        .env("STATEHOUSE_USER", "u");
+    check.env("STATEHOUSE_ADMIN_PORT", "tcp://10.96.0.7:80");
+    check.env("STATEHOUSE_MAX_SERVICE_HOST", "10.96.0.7");
+    let checked = finish(check, b"").code(0);
+    let warned = |line: &&str| line.contains("environment variable");
+    let warned: Vec<_> = checked.stderr.lines().filter(warned).collect();
+    assert_eq!(
+        warned,
+        [
+            "statehouse: unknown environment variable STATEHOUSE_DURABILTY: did you mean STATEHOUSE_DURABILITY?",
+            "statehouse: unknown environment variable STATEHOUSE_NODES: did you mean STATEHOUSE_NODE?",
+            "statehouse: unknown environment variable STATEHOUSE_RULE: did you mean STATEHOUSE_RULES?",
+        ]
+    );
+    let variable = [("STATEHOUSE_RULE", "rules.toml".to_owned())];
+    let server = Server::restartable_in(&[], &variable);
+    server.wait_for_log("did you mean STATEHOUSE_RULES?");
 }
 
 #[test]

@@ -224,6 +224,18 @@ fn missing_store_prints_a_message_and_exits_with_code_3() {
         .env("STATEHOUSE_HOST", "127.0.0.1")
         .args(["--timeout", "300ms"]);
     finish(get, b"").code(3).says(&port);
+    // An admin API that never answers.
+    let admin = format!("http://127.0.0.1:{port}");
+    let mut get = command(&["get", "key", "--as-of", "0s", "--timeout", "300ms"]);
+    get.args(["--admin", &admin]);
+    get.env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
+    let silent = format!("{admin} does not answer.");
+    assert!(
+        finish(get, b"")
+            .code(3)
+            .stderr
+            .ends_with(&format!("{silent}\n"))
+    );
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn commands_that_read_a_data_directory_take_that_of_the_context() {
     run(home, &["context", "use", "far"]).code(0);
     run(home, &["doctor"])
         .code(2)
-        .says("names no data directory");
+        .says("the context far has no --data");
     run(home, &["doctor", data]).code(0);
     // `doctor` takes the directory as an argument, and `restore` has no context.
     run(home, &["context", "use", "here"]).code(0);
@@ -151,6 +151,36 @@ fn commands_that_read_a_data_directory_take_that_of_the_context() {
         with(&["restore", "backup0"], &restored).code(0);
         assert!(home.join(&restored).is_dir());
     }
+}
+
+/// Regression: a context without the address that a command needs left it with that of another store,
+/// which the command then changed.
+#[test]
+fn context_without_an_address_does_not_fall_back_to_another_store() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let add = |name, what, value| run(home, &["context", "add", name, what, value]).code(0);
+    add("operated", "--admin", "https://127.0.0.1:1");
+    add("used", "--url", "mqtt://127.0.0.1:1");
+    for (name, command, lacks) in [
+        ("operated", &["set", "k", "v"][..], "has no --url"),
+        ("operated", &["bench", "--keys", "1"], "has no --url"),
+        ("used", &["usage"], "has neither --admin nor --data"),
+        (
+            "used",
+            &["policy", "rollback"],
+            "has neither --admin nor --data",
+        ),
+    ] {
+        let says = format!("the context {name} {lacks}");
+        let named = [command, &["--context", name]].concat();
+        run(home, &named).code(2).says(&says);
+        run(home, &["context", "use", name]).code(0);
+        run(home, command).code(2).says(&says);
+    }
+    run(home, &["get", "k", "--port", "1"])
+        .code(3)
+        .says("127.0.0.1:1:");
 }
 
 /// A password of a context must never be sent to a store that flags name.

@@ -3,12 +3,12 @@
 
 use std::{
     fs,
-    process::Command,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
-use statehouse_tests::{Hlc, Property, Publish, Server};
+use statehouse_tests::{Hlc, Property, Publish, Server, command};
 
 use crate::{ask, ask_with};
 
@@ -213,6 +213,13 @@ fn import_restores_what_export_wrote() {
         json!({ "imported": 0, "expired": 1, "existing": 203 })
     );
     assert_eq!(ask(&target, &["get", "n001"]).code(0).text(), "changed");
+    // The store checks the fence of a key first, and would refuse the line.
+    let line = b"{\"key\":\"fenced\",\"value\":\"old\"}\n";
+    let fenced = ask_with(&target, &["import", "--nx"], line).code(0);
+    fenced.says("0 keys imported, 1 existed already");
+    ask_with(&target, &["import"], line)
+        .code(4)
+        .says("Continue with --skip 0, or behind this line with --skip 1");
 
     let rest = ask(&source, &["export", "n*", "--after", "n197"])
         .code(0)
@@ -341,6 +348,22 @@ fn export_and_import_show_their_progress_on_a_terminal() {
         let end = "statehouse: 5000 keys ";
         assert!(result.starts_with(end), "the bar is erased: {result:?}");
     }
+}
+
+/// Regression: it counted the keys that nobody had read, with exit code 0.
+#[test]
+fn export_whose_reader_has_ended_fails() {
+    let server = Server::start();
+    ask(&server, &["set", "k", "v"]).code(0);
+    let mut export = command(&["export"]);
+    export.env("STATEHOUSE_PORT", server.port().to_string());
+    export.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = export.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("before all keys were written"), "{said}");
+    assert_eq!(output.status.code(), Some(3));
 }
 
 #[test]

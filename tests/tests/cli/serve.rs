@@ -2,8 +2,10 @@
 //! answer.
 
 use std::{
-    fs,
+    fs::{self, OpenOptions},
+    io::Write,
     net::TcpListener,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -237,6 +239,31 @@ fn invalid_policy_file_exits_with_code_2() {
         assert!(!ran.text().contains("ready"), "{ran:?}");
         assert!(!ran.stderr.contains("panicked"), "{ran:?}");
     }
+}
+
+/// Regression: it ended the process, without a line, when it came during a long start.
+#[test]
+fn sighup_during_the_start_is_ignored() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("policy.wasm");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--data"]);
+    serve.arg(directory.path().join("data"));
+    serve.arg("--policy").arg(&pipe);
+    let mut server = Server::run_unready(serve);
+    // Returns when the server reads the policy.
+    let mut policy = OpenOptions::new().write(true).open(&pipe).unwrap();
+    server.signal("HUP");
+    let module = fs::read(policies::marked("start")).unwrap();
+    policy.write_all(&module).unwrap();
+    drop(policy);
+    server.wait_until_ready();
 }
 
 #[test]

@@ -5,12 +5,15 @@ mod file;
 mod guesses;
 mod programs;
 
-use std::fs;
+use std::{fs, thread};
 
 use statehouse_tests::{
     Client, Connect, Server,
+    client::PATIENCE,
+    command::{command, finish_within},
     packet::{Ack, Publish, kind},
     store::{Store, hex},
+    wait::until,
 };
 
 use file::UsersFile;
@@ -196,6 +199,22 @@ fn session_is_resumed_only_by_its_user() {
     // The first authenticated user takes over a session of an anonymous client.
     assert!(resume(&server, Some("bert")).session_present());
     assert!(!resume(&server, Some("anna")).session_present());
+}
+
+/// Regression: the command tried again for ever without a word, and its attempts counted against
+/// other users of the address.
+#[test]
+fn watch_of_a_removed_user_ends() {
+    let file = UsersFile::new(&[("anna", "a")]);
+    let server = file.server(&[]);
+    let port = server.port().to_string();
+    let mut watch = command(&["watch", "key", "--user", "anna", "--port", &port]);
+    watch.env("STATEHOUSE_PASSWORD", "a");
+    let removed = thread::spawn(move || finish_within(watch, b"", PATIENCE));
+    until("the user watches", || server.metric("watches") == 1);
+    file.user(&["remove", "anna"], "").code(0);
+    let ended = removed.join().unwrap().code(4);
+    ended.says("wrong user name or password");
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl Session {
                         inbox.caught_up_to(version.clone());
                     }
                 }
-                Err(Error::Timeout(_) | Error::Transport(_)) => {}
+                Err(Error::Timeout(_) | Error::Transport(_) | Error::Denied(_)) => {}
                 // Another store does not know FROM, and this one not all changes.
                 Err(Error::Refused(_)) if since.is_some() => may_resume = false,
                 Err(error) => return Err(Over::Watch(error)),

@@ -3,7 +3,7 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, printable};
+use crate::cli::output::{Exit, Failure, notice, printable};
 use crate::cli::store::Store;
 use statehouse_config::percent;
 
@@ -18,7 +18,7 @@ Examples:
   statehouse policy route limits/ rate-limit
   statehouse policy route limits/ --off")]
 pub(super) struct Args {
-    /// The prefix of the keys
+    /// The prefix of the keys, without a `*`
     #[arg(value_name = "PREFIX")]
     prefix: String,
 
@@ -44,6 +44,9 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         percent::encode(args.prefix.as_bytes())
     );
     let prefix = printable(args.prefix.as_bytes());
+    if prefix.ends_with('*') {
+        notice("PREFIX is no glob: only keys that contain its `*` begin with it");
+    }
     let Some(which) = &args.which else {
         let done = args.store.ask(Method::DELETE, &path).await?;
         return (args.store).print(&done, |_| format!("keys under {prefix} are as any other\n"));
