@@ -94,6 +94,6 @@ fn acknowledgement_behind_a_waiting_auth_is_handled() {
     // The SUBSCRIBE waits for the result.
     let is_suback = |it: &Packet| matches!(it, Packet::SubAck(_));
     assert!(!peer.receive().iter().any(is_suback));
-    assert_eq!(peer.send(&[], now), Turn::Drained);
+    peer.send(&[], now);
     assert!(peer.receive().iter().any(is_suback));
 }
