@@ -49,7 +49,7 @@ fn misspelt_variables_are_named() {
     // Of other programs, of secrets, of other commands, and of Kubernetes.
     check.env("STATEHOUSE_BUILD", "7");
     check
-        .env("STATEHOUSE_ADMIN_TOKEN", "t")
+        .env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef")
         .env("STATEHOUSE_USER", "u");
     check.env("STATEHOUSE_ADMIN_PORT", "tcp://10.96.0.7:80");
     check.env("STATEHOUSE_MAX_SERVICE_HOST", "10.96.0.7");
