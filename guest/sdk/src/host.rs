@@ -73,11 +73,11 @@ pub trait Host {
     /// right to read.
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault>;
 
-    /// Removes a watch; returns whether there was one.
+    /// Removes a watch; returns whether there was one. This needs no right.
     ///
     /// # Errors
     ///
-    /// As [`head`](Host::head); needs the right to read.
+    /// None at present.
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault>;
 
     /// Makes the requesting connection a watcher of a key, as [`watch`](Host::watch) does, or of
@@ -98,7 +98,7 @@ pub trait Host {
     /// `since`.
     fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault>;
 
-    /// Removes such a watch; returns whether there was one.
+    /// Removes such a watch; returns whether there was one. This needs no right.
     ///
     /// # Errors
     ///

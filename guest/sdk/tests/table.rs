@@ -1,10 +1,12 @@
 //! The table for tests keeps the contract: staged writes are visible and commit, the client's
 //! rights apply, hidden keys belong to the policy, and a failing transcript names its line.
 
-use statehouse_policy::testing::{Right, Table, Tabled, cases};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use statehouse_policy::testing::{Right, Table, Tabled, Transaction, cases};
 use statehouse_policy::{
     Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Level, Notification, Outcome,
-    Policy, Repeat, Request, Span, resp,
+    Policy, Repeat, Request, Scope, Span, Stamp, resp,
 };
 
 /// Counts its calls in a hidden key. Stores the property `value` under the key in the payload, and
@@ -244,10 +246,10 @@ fn a_span_beyond_the_payload_is_a_trap() {
 }
 
 #[test]
-#[should_panic(expected = "beyond the skew")]
+#[should_panic(expected = "more than 60 s ahead")]
 fn a_time_beyond_the_skew_is_a_trap() {
     let request = request(b"");
-    let observed = statehouse_policy::Stamp {
+    let observed = Stamp {
         wall: 61_001,
         counter: 0,
     };
@@ -258,6 +260,114 @@ fn a_time_beyond_the_skew_is_a_trap() {
         None,
         None,
     );
+}
+
+/// The calls of a policy in one request.
+type Calls = fn(&mut Transaction<'_>);
+
+fn put(host: &mut Transaction<'_>, key: &[u8]) -> Result<(), Fault> {
+    let stored = host.put(&owned(key), &owned(b"v"), None, None, None);
+    stored.map(|_| ())
+}
+
+/// Changes as many watches as a request may.
+fn change_watches(host: &mut Transaction<'_>) {
+    for _ in 0..32 {
+        assert_eq!(host.watch(&owned(b"k")), Ok(()));
+        assert_eq!(host.unwatch(&owned(b"k")), Ok(true));
+    }
+    // There is no watch to end, so nothing is staged.
+    assert_eq!(host.unwatch(&owned(b"k")), Ok(false));
+}
+
+/// Opens as many hidden keys as a request may.
+fn hide_keys(host: &mut Transaction<'_>) {
+    for key in 0..64_u8 {
+        for _ in 0..2 {
+            assert_eq!(host.head(&owned(&[key]), Access::Hidden), Ok(None));
+        }
+    }
+}
+
+/// Stages as many writes as a request may.
+fn write_often(host: &mut Transaction<'_>) {
+    for _ in 0..32 {
+        assert_eq!(put(host, b"k"), Ok(()));
+        assert_eq!(host.delete(&owned(b"k")), Ok(true));
+    }
+    assert_eq!(host.delete(&owned(b"k")), Ok(false));
+}
+
+fn follow_since(host: &mut Transaction<'_>) {
+    let since = Stamp {
+        wall: 0,
+        counter: 0,
+    };
+    let reached = host.follow_since(Scope::Key, &owned(b"k"), since);
+    assert!(reached.is_ok_and(|it| it.complete));
+}
+
+/// Regression: the table accepted what a host traps at.
+#[test]
+fn calls_beyond_the_limits_of_a_request_are_traps() {
+    let cases: [(Calls, Calls, &str); 5] = [
+        (
+            write_often,
+            |host| drop(put(host, b"k")),
+            "more writes than one request may stage",
+        ),
+        (
+            change_watches,
+            |host| drop(host.watch(&owned(b"k"))),
+            "more watches than one request may stage",
+        ),
+        (
+            hide_keys,
+            |host| drop(host.head(&owned(b"k"), Access::Hidden)),
+            "more hidden keys than one request may open",
+        ),
+        (
+            follow_since,
+            follow_since,
+            "more than one watch since a version",
+        ),
+        (
+            |host| assert_eq!(host.random(1024).len(), 1024),
+            |host| drop(host.random(1025)),
+            "a request for too many random bytes",
+        ),
+    ];
+    for (most, more, text) in cases {
+        let request = request(b"");
+        let mut table = Table::new(1000);
+        let mut host = table.begin(&request);
+        most(&mut host);
+        let panic = catch_unwind(AssertUnwindSafe(|| more(&mut host)));
+        let panic = panic.expect_err(text);
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&text));
+    }
+}
+
+/// Regression: the table accepted what a host refuses.
+#[test]
+fn keys_and_cursors_are_refused_as_by_the_host() {
+    let request = request(b"");
+    let mut table = Table::new(1000);
+    let mut host = table.begin(&request);
+    let other = |text: &str| Err(Fault::Other(text.to_owned()));
+    assert_eq!(put(&mut host, b""), other("the key length is zero"));
+    let watched = host.watch(&owned(b""));
+    assert_eq!(watched, other("the key length is zero"));
+    let long = owned(&[b'p'; 1025]);
+    let followed = host.follow(Scope::Prefix, &long).map(|_| ());
+    assert_eq!(followed, other("the prefix is longer than 1024 bytes"));
+    assert!(host.follow(Scope::Prefix, &owned(b"")).is_ok());
+    let mut page = |prefix: &[u8], cursor: &[u8]| {
+        let page = host.keys(&owned(prefix), Some(cursor), 1);
+        page.map(|_| ())
+    };
+    assert_eq!(page(b"a/", b"a/1"), Ok(()));
+    assert_eq!(page(b"a/", b"b/1"), other("syntax error"));
 }
 
 #[test]

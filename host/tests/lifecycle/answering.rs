@@ -2,6 +2,7 @@
 
 use super::*;
 use statehouse_core::clock::Stamp;
+use statehouse_core::log::JournalRoom;
 use statehouse_core::policy::{Canary, CanaryRule};
 use statehouse_core::store::{Key, Rerun, StoredPayload};
 
@@ -182,6 +183,30 @@ fn built_in_policy_notifies_if_the_owner_fails() {
         expect_both_notifications(&effects);
     }
     assert_eq!(owner.work.done().failures.trap, 20);
+}
+
+/// Regression test: each notification of the policy's own keys had the fuel and the time of a whole
+/// request, so one request could block all clients for as long as sixty.
+#[test]
+fn own_notifications_share_the_fuel_of_one_request() {
+    let all = policies();
+    let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
+    let assignment = loaded().promote(faulty).unwrap();
+    let mut core = core(assignment.route(b"stray", Some(standard)).unwrap());
+    let count = 60;
+    for number in 0..count {
+        let key = format!("slow-notify/{number}");
+        ask(&mut core, "watcher", &["KEYNOTIFY", &key]);
+    }
+    let request = ["SET", "slow-notify", "spread", "60"];
+    let (effects, answer) = ask(&mut core, "c", &request);
+    assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
+    assert_eq!((effects.notifications.len(), effects.failures), (count, 0));
+    let own = effects.notifications.iter();
+    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    assert!((1..count).contains(&own), "{own}");
+    // Each of them takes more than one unit of fuel for each round of its loop.
+    assert!(effects.fuel > 100_000 * own as u64, "{}", effects.fuel);
 }
 
 /// The earlier run rendered them with the owning policy, possibly under a higher fuel limit.
@@ -383,6 +408,25 @@ fn unloaded_policy_still_answers_its_redelivered_requests() {
     let (effects, answered) = common::ask_by(&mut core, "c", &request, again, NOW_MS);
     assert_eq!(effects.repeated, Some(Rerun::Same));
     assert_eq!(answered, answer);
+}
+
+/// Regression test: the re-execution removed the key, and the policy was reported as impure.
+#[test]
+fn removal_refused_for_want_of_room_keeps_its_answer() {
+    let twin = digest(&policies().twin);
+    let mut core = core(loaded().promote(twin).unwrap());
+    ask(&mut core, "c", &["SET", "k", "v"]);
+    core.store_mut().quota().journal = JournalRoom::Nothing;
+    let first = Delivery::new(&Peer::numbered("c", 1), 7, false);
+    let (effects, refused) = common::ask_by(&mut core, "c", &["DEL", "k"], first, NOW_MS);
+    assert_eq!(refused, "-ERR the quota has been exceeded\r\n");
+    assert!(effects.handled.is_none(), "the log has no room for it");
+    core.store_mut().quota().journal = JournalRoom::Growth;
+    let again = Delivery { dup: true, ..first };
+    let (effects, answer) = common::ask_by(&mut core, "c", &["DEL", "k"], again, NOW_MS);
+    assert_eq!(effects.repeated, Some(Rerun::Stored));
+    assert_eq!(answer, refused);
+    assert_eq!(core.store().state().table.keys(), 1);
 }
 
 /// Regression test: a fresh instance for each thousandth request took a fortieth of the throughput

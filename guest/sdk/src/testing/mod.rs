@@ -5,11 +5,12 @@
 //! returns the bytes of the response. [`Transaction`] is the [`Host`](crate::Host) that the policy
 //! uses. [`cases`] runs transcripts, over a `Table` or over any other store such as a real host.
 //!
-//! A breach of the contract (a span outside of the payload, an observed time beyond the skew)
-//! panics here; in production it traps.
+//! A breach of the contract (a span outside of the payload, an observed time too far ahead, more
+//! writes than one request may stage) panics here; in production it traps.
 
 pub mod cases;
 mod clock;
+mod limits;
 mod table;
 mod transaction;
 

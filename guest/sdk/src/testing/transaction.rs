@@ -3,6 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::limits::{
+    CURSOR_BYTES_MAX, HIDDEN_KEYS_MAX, MISSED_CHANGES_MAX, PAGE_BYTES_MAX, PAGE_KEYS_MAX,
+    RANDOM_BYTES_MAX, WATCH_CHANGES_MAX, WATCH_PREFIX_BYTES_MAX, WRITES_MAX,
+};
 use super::receive;
 use super::table::{Name, Pending, Right, Stored, Table, Watched, resolve};
 use crate::limits::SKEW_MS_MAX;
@@ -10,12 +14,6 @@ use crate::{
     Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Reached, Request,
     Scope, Stamp,
 };
-
-/// Maximum bytes of the keys of one page, apart from its first key.
-const PAGE_BYTES_MAX: usize = 64 * 1024;
-
-/// Missed changes that one request is sent.
-const MISSED_CHANGES_MAX: usize = 128;
 
 /// The view that one request has of a [`Table`].
 #[derive(Debug)]
@@ -25,11 +23,16 @@ pub struct Transaction<'a> {
     clock: Stamp,
     /// Staged entries; none for a deletion.
     staged: BTreeMap<Name, Option<Stored>>,
+    /// The number of staged writes, with those that a later write replaced.
+    writes: usize,
     watches: BTreeMap<Watched, Option<Dialect>>,
+    /// The number of staged changes of watches, with those that a later one replaced.
+    watch_changes: usize,
     /// The keys that were last accessed as hidden ones.
     hidden: BTreeSet<Vec<u8>>,
     pending: Vec<Pending>,
-    missed: Vec<Pending>,
+    /// Set by the watch since a version, of which a request may have one.
+    missed: Option<Vec<Pending>>,
     seed: u64,
 }
 
@@ -40,10 +43,12 @@ impl<'a> Transaction<'a> {
             table,
             request,
             staged: BTreeMap::new(),
+            writes: 0,
             watches: BTreeMap::new(),
+            watch_changes: 0,
             hidden: BTreeSet::new(),
             pending: Vec::new(),
-            missed: Vec::new(),
+            missed: None,
             seed: 0,
         }
     }
@@ -70,8 +75,9 @@ impl<'a> Transaction<'a> {
 
     /// The changes that the client missed, each with the dialect of its request.
     pub(super) fn take_missed(&mut self) -> Vec<(Pending, Dialect)> {
-        let missed = std::mem::take(&mut self.missed).into_iter();
+        let missed = self.missed.take().into_iter();
         missed
+            .flatten()
             .map(|change| (change, self.request.dialect))
             .collect()
     }
@@ -118,6 +124,22 @@ impl<'a> Transaction<'a> {
             return Err(Fault::Denied);
         }
         Ok(())
+    }
+
+    /// Fails the test if the request has staged as many writes as it may.
+    fn check_writes(&self) {
+        assert!(
+            self.writes < WRITES_MAX,
+            "more writes than one request may stage"
+        );
+    }
+
+    /// Fails the test if the request has staged as many changes of watches as it may.
+    fn check_watch_changes(&self) {
+        assert!(
+            self.watch_changes < WATCH_CHANGES_MAX,
+            "more watches than one request may stage"
+        );
     }
 
     /// Assigns the next version of the store.
@@ -169,9 +191,18 @@ impl<'a> Transaction<'a> {
     }
 
     fn begin_watch(&mut self, watched: Watched) -> Result<(), Fault> {
+        match &watched {
+            (true, prefix) if prefix.len() > WATCH_PREFIX_BYTES_MAX => {
+                let text = format!("the prefix is longer than {WATCH_PREFIX_BYTES_MAX} bytes");
+                return Err(Fault::Other(text));
+            }
+            (true, _) => {}
+            (false, key) => check_key(key)?,
+        }
         if self.request.client.is_none() {
             return Err(Fault::Denied);
         }
+        self.check_watch_changes();
         let full = self
             .table
             .watches_max
@@ -180,13 +211,26 @@ impl<'a> Transaction<'a> {
             return Err(Fault::Quota);
         }
         self.watches.insert(watched, Some(self.request.dialect));
+        self.watch_changes += 1;
         Ok(())
     }
 
     fn end_watch(&mut self, watched: Watched) -> bool {
         let was_watched = self.is_watched(&watched);
-        self.watches.insert(watched, None);
+        if was_watched {
+            self.check_watch_changes();
+            self.watches.insert(watched, None);
+            self.watch_changes += 1;
+        }
         was_watched
+    }
+}
+
+/// Refuses the empty key.
+fn check_key(key: &[u8]) -> Result<(), Fault> {
+    match key.is_empty() {
+        true => Err(Fault::Other("the key length is zero".to_owned())),
+        false => Ok(()),
     }
 }
 
@@ -200,6 +244,10 @@ impl Host for Transaction<'_> {
             Access::Read => self.allow(&bytes, Right::Read)?,
             Access::Write => self.allow(&bytes, Right::Write)?,
             Access::Hidden => {
+                assert!(
+                    self.hidden.len() < HIDDEN_KEYS_MAX || self.hidden.contains(&bytes),
+                    "more hidden keys than one request may open"
+                );
                 self.hidden.insert(bytes);
             }
         }
@@ -241,12 +289,14 @@ impl Host for Transaction<'_> {
         fence: Option<&Hlc>,
         expires: Option<u64>,
     ) -> Result<Stamp, Fault> {
-        let name = self.name(key);
-        self.allow(&name.1, Right::Write)?;
-        let value = resolve(value, &self.request.payload).to_vec();
+        self.check_writes();
         let ahead =
             observed.is_some_and(|at| at.wall > self.table.now_ms.saturating_add(SKEW_MS_MAX));
-        assert!(!ahead, "a policy observes no time beyond the skew");
+        assert!(!ahead, "a put with an observed stamp more than 60 s ahead");
+        let name = self.name(key);
+        self.allow(&name.1, Right::Write)?;
+        check_key(&name.1)?;
+        let value = resolve(value, &self.request.payload).to_vec();
         if self.live(&name).is_none()
             && self
                 .table
@@ -263,6 +313,7 @@ impl Host for Transaction<'_> {
         if expired {
             let version = self.stamp(None);
             self.record_change(Event::Expired, &name, version, b"");
+            self.writes += usize::from(!name.0);
         }
         let version = self.stamp(observed);
         self.record_change(Event::Set, &name, version, &value);
@@ -273,6 +324,7 @@ impl Host for Transaction<'_> {
             expires,
         };
         self.staged.insert(name, Some(stored));
+        self.writes += 1;
         Ok(version)
     }
 
@@ -282,15 +334,23 @@ impl Host for Transaction<'_> {
         if self.live(&name).is_none() {
             return Ok(false);
         }
+        self.check_writes();
         let version = self.stamp(None);
         self.record_change(Event::Deleted, &name, version, b"");
         self.staged.insert(name, None);
+        self.writes += 1;
         Ok(true)
     }
 
     fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
         let prefix = self.key(prefix);
-        let limit = limit.max(1) as usize;
+        // A cursor is the last key of the page before.
+        let is_foreign =
+            |cursor: &[u8]| !cursor.starts_with(&prefix) || cursor.len() > CURSOR_BYTES_MAX;
+        if cursor.is_some_and(is_foreign) {
+            return Err(Fault::Other("syntax error".to_owned()));
+        }
+        let limit = limit.clamp(1, PAGE_KEYS_MAX) as usize;
         let mut keys = Vec::new();
         let mut bytes = 0;
         let mut last = None;
@@ -336,6 +396,10 @@ impl Host for Transaction<'_> {
     }
 
     fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
+        if scope == Scope::Key {
+            self.allow(&self.key(key), Right::Read)?;
+        }
+        assert!(self.missed.is_none(), "more than one watch since a version");
         let position = |it: Stamp| (it.wall, it.counter);
         if position(since) > position(self.table.clock) {
             let text = "the version is later than the last change of the store";
@@ -363,7 +427,7 @@ impl Host for Transaction<'_> {
                 complete: true,
             },
         };
-        self.missed = at_once;
+        self.missed = Some(at_once);
         Ok(reached)
     }
 
@@ -394,6 +458,10 @@ impl Host for Transaction<'_> {
     }
 
     fn random(&mut self, len: u32) -> Vec<u8> {
+        assert!(
+            len <= RANDOM_BYTES_MAX,
+            "a request for too many random bytes"
+        );
         // SplitMix64 of the request's bytes and the calls so far: the same in every re-execution.
         let payload = self.request.payload.iter();
         self.seed = payload.fold(self.seed.wrapping_add(1), |seed, &byte| {

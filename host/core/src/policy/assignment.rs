@@ -11,6 +11,10 @@ use super::origin::{Act, Actor, Origin};
 use crate::limits;
 use statehouse_protocol::pattern;
 
+mod prefix;
+
+pub use prefix::Prefix;
+
 /// The policies and their roles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
@@ -19,7 +23,8 @@ pub struct Assignment {
     pub built_in: Digest,
     /// Handles every request that no route and no canary takes.
     pub active: Digest,
-    /// Formerly active policies, the newest first. A rollback returns to the first.
+    /// Formerly active policies, the newest first. A rollback returns to the first, and to the
+    /// built-in policy if there is none.
     #[serde(default)]
     pub previous: Vec<Digest>,
     /// A candidate that re-executes live requests only for comparison.
@@ -131,39 +136,6 @@ pub struct Route {
     pub prefix: Prefix,
     /// The policy that owns them.
     pub policy: Digest,
-}
-
-/// A key prefix. Serialized as text if it is UTF-8, otherwise as a list of numbers, so that the
-/// document is JSON.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "PrefixText", into = "PrefixText")]
-pub struct Prefix(pub Vec<u8>);
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(untagged)]
-enum PrefixText {
-    Text(String),
-    Bytes { bytes: Vec<u8> },
-}
-
-impl From<PrefixText> for Prefix {
-    fn from(text: PrefixText) -> Self {
-        match text {
-            PrefixText::Text(text) => Self(text.into_bytes()),
-            PrefixText::Bytes { bytes } => Self(bytes),
-        }
-    }
-}
-
-impl From<Prefix> for PrefixText {
-    fn from(Prefix(bytes): Prefix) -> Self {
-        match String::from_utf8(bytes) {
-            Ok(text) => Self::Text(text),
-            Err(error) => Self::Bytes {
-                bytes: error.into_bytes(),
-            },
-        }
-    }
 }
 
 /// A rollback, or the end of a canary, that the guard decided.
@@ -361,13 +333,18 @@ impl Assignment {
         Ok(next)
     }
 
-    /// Makes the first previous policy active again. Repeated rollbacks go further back.
+    /// The policy that a rollback returns to: the first previous one, or else the built-in one,
+    /// which is always loaded. So the guard can stop every other policy. `None` if the built-in
+    /// policy is active and there is no previous one.
+    pub fn before(&self) -> Option<Digest> {
+        let built_in = Some(self.built_in).filter(|it| *it != self.active);
+        self.previous.first().copied().or(built_in)
+    }
+
+    /// Makes the policy of [`Self::before`] active again. Repeated rollbacks go further back.
     pub fn rollback(&self) -> Result<Self, AssignmentError> {
+        let before = self.before().ok_or(AssignmentError::NothingBefore)?;
         let mut next = self.clone();
-        if next.previous.is_empty() {
-            return Err(AssignmentError::NothingBefore);
-        }
-        let before = next.previous.remove(0);
         next.activate(before);
         Ok(next)
     }

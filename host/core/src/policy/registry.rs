@@ -200,7 +200,7 @@ impl<H: Host> Registry<H> {
         self.assignment = assignment;
         // An instance holds memory, so only policies that may have to handle a request at once keep
         // theirs.
-        let before = self.assignment.previous.first().copied();
+        let before = self.assignment.before();
         for at in 0..self.slots.len() {
             let answers = at == self.active
                 || at == self.built_in
@@ -217,8 +217,8 @@ impl<H: Host> Registry<H> {
 
     /// The policy that the next rollback returns to, if it has no warm instance.
     pub fn cold_before(&self) -> Option<Arc<Policy<H>>> {
-        let before = self.assignment.previous.first()?;
-        let slot = self.slots.iter().find(|it| it.digest() == *before)?;
+        let before = self.assignment.before()?;
+        let slot = self.slots.iter().find(|it| it.digest() == before)?;
         (!slot.is_warm()).then(|| slot.policy().clone())
     }
 

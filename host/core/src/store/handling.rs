@@ -211,7 +211,7 @@ impl Store {
             by,
             part,
             mut answer,
-            captured,
+            mut captured,
             notifications,
             missed,
         } = decision;
@@ -226,8 +226,10 @@ impl Store {
             effects.note_watches(request.peer, changes.collect());
         }
         answer.put = writes.iter().any(|write| write.entry().is_some());
-        // A removal that was refused for want of room is not in the captured reads.
-        if part == Part::Active && self.quota.journal != JournalRoom::Nothing {
+        // A removal that was refused for want of room is not in the captured reads, so a request
+        // with a refusal must not be re-executed on them.
+        let is_full = self.quota.journal == JournalRoom::Nothing;
+        if part == Part::Active && !is_full {
             effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
         }
         let is_shadowed = self.registry.shadow().is_some();
@@ -240,6 +242,8 @@ impl Store {
         let recorded = !writes.is_empty() || repeatable && self.may_record_unchanged();
         if repeatable || recorded {
             let identity = identified.unwrap_or_else(|| identity(request));
+            let is_refused = is_full && effects.exceeded.is_some();
+            let reads = is_refused.then(|| captured.take()).flatten();
             let remembered =
                 self.remembered(request, identity, context, &answer, captured, effects.fuel);
             if repeatable {
@@ -253,7 +257,8 @@ impl Store {
                     writes,
                 }));
             } else {
-                effects.rests_on = RestsOn::of(remembered.captured, watches_durable);
+                let reads = remembered.captured.or(reads);
+                effects.rests_on = RestsOn::of(reads, watches_durable);
             }
         } else {
             effects.rests_on = RestsOn::of(captured, watches_durable);

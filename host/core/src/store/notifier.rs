@@ -80,7 +80,8 @@ impl<'a> Notifier<'a> {
     }
 
     /// Renders the notifications of a request that policy `by` handled and that changed keys of
-    /// other policies. Each change is rendered by the policy that owns its key.
+    /// other policies. Each change is rendered by the policy that owns its key, or else by policy
+    /// `by`, whose failure fails the request and whose fuel counts as that of the request.
     pub(super) fn notify_for(
         mut self,
         by: usize,
@@ -92,22 +93,25 @@ impl<'a> Notifier<'a> {
         for change in changes {
             let to = Recipients::of(&transaction.state().watches, change.key());
             let Some(to) = to else { continue };
-            let owner = self.registry.route_owner(change.key());
+            let owner = self.registry.route_owner(change.key()).unwrap_or(by);
+            let may_call =
+                by == self.registry.built_in() || self.share.as_ref().is_none_or(Share::is_left);
+            let is_own = owner == by && may_call;
             let result;
-            match owner.filter(|owner| *owner != by) {
-                Some(owner) => {
-                    (transaction, result) = self.notify(owner, transaction, &change, to, effects);
+            if is_own {
+                let fuel_used;
+                (transaction, result, fuel_used) =
+                    notify_as(self.registry.slot(by), transaction, &change, to);
+                if let Some(share) = &mut self.share {
+                    share.spend(fuel_used);
                 }
-                None => {
-                    let slot = self.registry.slot(by);
-                    (transaction, result, _) = notify_as(slot, transaction, &change, to);
-                }
+                effects.fuel += fuel_used;
+            } else {
+                (transaction, result) = self.notify(owner, transaction, &change, to, effects);
             }
             match result {
                 Ok(result) => notifications.extend(result),
-                Err(failure) => {
-                    return (transaction, Err((failure, owner.is_none_or(|it| it == by))));
-                }
+                Err(failure) => return (transaction, Err((failure, is_own))),
             }
         }
         (transaction, Ok(notifications))

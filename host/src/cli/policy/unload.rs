@@ -9,8 +9,8 @@ use statehouse_config::percent;
 /// Unload a policy
 ///
 /// Refused for a policy that is active, canary or shadow, or has a route. `statehouse policy
-/// rollback` skips an unloaded policy, and leads to the one that was active before it. Its file is kept as long
-/// as a request that it handled may be redelivered.
+/// rollback` skips an unloaded policy, and leads to the one that was active before it, or to the
+/// built-in one. Its file is kept as long as a request that it handled may be redelivered.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

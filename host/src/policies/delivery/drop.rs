@@ -6,7 +6,8 @@
 //!
 //! Neither a restart nor the next leader of a cluster may promote a file again that was handled
 //! before, and no file may promote a policy that the guard rolled back. Otherwise each of them would
-//! undo a rollback.
+//! undo a rollback. So every final result is recorded, also a refusal. A file that is refused for a
+//! reason that may pass is tried again, unless an operator has decided otherwise since.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,12 +16,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::gate::{Gate, ShipError};
-use crate::policies::manager::PolicyView;
+use crate::policies::manager::{ControlError, PolicyView};
 use statehouse_access::audit;
 use statehouse_config::{DropAction, limits, policy_file_bytes_max};
-use statehouse_core::policy::{Actor, Delivered, Digest, Selector};
+use statehouse_core::policy::{Actor, Delivered, Digest, LoadError, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
@@ -30,6 +32,9 @@ const MODULE: &str = "wasm";
 
 /// The suffix of a status file, after the policy file's name.
 const STATUS: &str = ".status";
+
+/// How long a file waits that was refused for a reason that may pass. Each attempt may compile it.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Polls one directory.
 pub struct DropDirectory {
@@ -45,13 +50,60 @@ pub struct DropDirectory {
 /// Why a file was not handled as the action says.
 #[derive(Debug, thiserror::Error)]
 enum DropError {
+    #[error("the file cannot be read: {0}")]
+    Unreadable(io::Error),
     #[error(transparent)]
     Ship(#[from] ShipError),
+    /// An operator assigned another policy while the file waited.
+    #[error(
+        "while the file waited, the role was assigned otherwise: copy the file again if its policy is to have the role"
+    )]
+    Overtaken,
     /// The guard rolled the policy back.
     #[error(
         "the policy {0} is loaded but not active, because the guard rolled it back ({1}); `statehouse policy promote` makes it active again"
     )]
     RolledBack(Digest, String),
+}
+
+impl DropError {
+    /// Whether the same file may succeed without a change of it or of the policies. A policy that
+    /// the compiler refuses is not tried again, because each attempt takes minutes.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreadable(error) => error.kind() != io::ErrorKind::FileTooLarge,
+            Self::Ship(ShipError::Control(error)) => matches!(
+                error,
+                ControlError::Disk(_)
+                    | ControlError::Publish(_)
+                    | ControlError::Assign(_)
+                    | ControlError::Load(LoadError::Engine(_) | LoadError::Thread(_))
+            ),
+            Self::Ship(ShipError::Trust(_)) | Self::Overtaken | Self::RolledBack(..) => false,
+        }
+    }
+}
+
+/// What was done with a file, and its policy.
+type Shipped = Result<(&'static str, PolicyView), DropError>;
+
+/// How far a file was handled.
+#[derive(Clone, Copy)]
+enum Progress {
+    /// It may still be written.
+    New,
+    /// It was refused for a reason that may pass.
+    Waiting(Waiting),
+    /// The result is final.
+    Handled,
+}
+
+/// A file that is tried again.
+#[derive(Clone, Copy)]
+struct Waiting {
+    again: Instant,
+    /// The policy that had the role at the first attempt.
+    holder: Option<Digest>,
 }
 
 /// A file as it was at the last poll.
@@ -61,7 +113,7 @@ struct Seen {
     /// The time of the last inode change. A program cannot set this time, but can set the
     /// modification time: reproducible builds set it to the same value every time.
     changed: (i64, i64),
-    handled: bool,
+    progress: Progress,
     /// Whether the first poll found the file like this, so that an earlier run may have handled it.
     is_old: bool,
 }
@@ -107,7 +159,7 @@ impl DropDirectory {
         }
     }
 
-    /// Handles each file once, when it is unchanged since the last poll.
+    /// Handles each file that is unchanged since the last poll, until the result is final.
     fn poll(&mut self) {
         let found = files(&self.directory);
         let shown = self.directory.display();
@@ -128,10 +180,7 @@ impl DropDirectory {
             if let Some(before) = before.as_ref().and_then(|it| it.get(&name))
                 && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
-                if !before.handled {
-                    self.handle(&self.directory.join(&name), before.is_old);
-                }
-                now.handled = true;
+                now.progress = self.handle(&self.directory.join(&name), before);
             }
             seen.insert(name, now);
         }
@@ -147,31 +196,41 @@ impl DropDirectory {
         }
     }
 
-    fn handle(&self, path: &Path, is_old: bool) {
-        // The writers of this directory choose the file names, which must not forge log lines.
-        let shown = path.to_string_lossy();
-        let shown = shown.escape_debug();
-        let status = match read_file(path, policy_file_bytes_max()) {
-            Err(error) => {
-                tracing::warn!("drop directory: {shown} cannot be read: {error}");
-                format!("refused: the file cannot be read: {error}\n")
-            }
-            Ok(file) if is_old && self.was_handled(path, &file) => return,
-            Ok(file) => match self.ship(path, &file) {
-                Ok((what, it)) => {
-                    tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");
-                    let (name, version) = (it.name.escape_debug(), it.version.escape_debug());
-                    format!("{what} {name} {version} blake3:{}\n", it.digest)
-                }
-                Err(error) => {
-                    let error = one_line(&error.to_string());
-                    tracing::warn!(target: audit::TARGET, "drop directory: {shown} is refused: {error}");
-                    format!("refused: {error}\n")
-                }
-            },
+    /// Handles a file for the first time, or tries it again if it is time.
+    fn handle(&self, path: &Path, before: &Seen) -> Progress {
+        let waiting = match before.progress {
+            Progress::New => None,
+            Progress::Waiting(waiting) if waiting.again <= Instant::now() => Some(waiting),
+            progress => return progress,
         };
-        if let Err(error) = replace(&status_path(path), status.as_bytes(), 0o644) {
-            tracing::warn!("drop directory: the status of {shown} cannot be written: {error}");
+        let holder = waiting.map_or_else(|| self.holder(), |it| it.holder);
+        let is_old = waiting.is_none() && before.is_old;
+        let done = match read_file(path, policy_file_bytes_max()) {
+            Err(error) => Err(DropError::Unreadable(error)),
+            Ok(file) if is_old && self.was_handled(path, &file) => return Progress::Handled,
+            Ok(file) => self.ship(path, &file, waiting),
+        };
+        let is_final = !done.as_ref().is_err_and(DropError::may_pass);
+        // One line for all attempts.
+        if is_final || waiting.is_none() {
+            report(path, &done);
+        }
+        match is_final {
+            true => Progress::Handled,
+            false => Progress::Waiting(Waiting {
+                again: Instant::now() + RETRY_INTERVAL,
+                holder,
+            }),
+        }
+    }
+
+    /// The policy that has the role which the setting gives to the policy of a file.
+    fn holder(&self) -> Option<Digest> {
+        let assignment = self.gate.control().list().assignment;
+        match self.action {
+            DropAction::Load => None,
+            DropAction::Shadow => assignment.shadow.map(|it| it.policy),
+            DropAction::Promote => Some(assignment.active),
         }
     }
 
@@ -204,17 +263,30 @@ impl DropDirectory {
         Delivered { file, policy }
     }
 
-    fn ship(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), DropError> {
-        let done = self.act(path, file)?;
-        let delivered = self.delivered(path, done.1.digest);
+    /// Does with a file what the setting says, unless an operator decided otherwise while the file
+    /// waited. Records a final result.
+    fn ship(&self, path: &Path, file: &[u8], waiting: Option<Waiting>) -> Shipped {
+        let digest = Digest::of(file);
+        let is_overtaken = waiting.is_some_and(|it| {
+            let holder = self.holder();
+            holder != it.holder && holder != Some(digest)
+        });
+        let done = match is_overtaken {
+            true => Err(DropError::Overtaken),
+            false => self.act(path, file),
+        };
+        if done.as_ref().is_err_and(DropError::may_pass) {
+            return done;
+        }
+        let delivered = self.delivered(path, digest);
         if let Err(error) = self.gate.control().deliver(&delivered) {
             tracing::warn!("drop directory: a restart may deliver a file again: {error}");
         }
-        Ok(done)
+        done
     }
 
     /// Does with the policy of a file what the setting says.
-    fn act(&self, path: &Path, file: &[u8]) -> Result<(&'static str, PolicyView), DropError> {
+    fn act(&self, path: &Path, file: &[u8]) -> Shipped {
         let gate = self.gate.by(self.author(path));
         let view = gate.load(file)?;
         let which = Selector::from(view.digest);
@@ -235,6 +307,32 @@ impl DropDirectory {
                 ("active", view)
             }
         })
+    }
+}
+
+/// Logs the result of a file, and writes it to the status file.
+fn report(path: &Path, done: &Shipped) {
+    // The writers of this directory choose the file names, which must not forge log lines.
+    let shown = path.to_string_lossy();
+    let shown = shown.escape_debug();
+    let status = match done {
+        Ok((what, it)) => {
+            tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");
+            let (name, version) = (it.name.escape_debug(), it.version.escape_debug());
+            format!("{what} {name} {version} blake3:{}\n", it.digest)
+        }
+        Err(error) => {
+            let next = match error.may_pass() {
+                true => "; the store tries it again every minute",
+                false => "",
+            };
+            let error = one_line(&error.to_string());
+            tracing::warn!(target: audit::TARGET, "drop directory: {shown} is refused: {error}{next}");
+            format!("refused: {error}{next}\n")
+        }
+    };
+    if let Err(error) = replace(&status_path(path), status.as_bytes(), 0o644) {
+        tracing::warn!("drop directory: the status of {shown} cannot be written: {error}");
     }
 }
 
@@ -259,7 +357,7 @@ fn files(directory: &Path) -> io::Result<(BTreeMap<OsString, Seen>, bool)> {
         let seen = Seen {
             bytes: data.len(),
             changed: (data.ctime(), data.ctime_nsec()),
-            handled: false,
+            progress: Progress::New,
             is_old: false,
         };
         files.insert(name.to_owned(), seen);

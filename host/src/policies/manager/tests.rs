@@ -72,6 +72,11 @@ impl Rig {
         server.assign(&before, next, Vec::new()).unwrap();
     }
 
+    /// The data directory of the store.
+    pub(crate) fn data(&self) -> &std::path::Path {
+        self.data.path()
+    }
+
     /// The image that a start would recover.
     pub(crate) fn recorded(&self) -> Image {
         let mut image = Image::new(Retention::default());

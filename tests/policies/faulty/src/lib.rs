@@ -4,6 +4,8 @@
 //!
 //! * `SET key fine` answers `+OK`.
 //! * `SET key stray [other]` also writes the key `stray` or `other`, and answers `+OK`.
+//! * `SET key spread count` also writes the key `stray` and this many keys `key/0`, `key/1` and so
+//!   on, and answers `+OK`.
 //! * `SET key long` answers some hundred bytes.
 //! * `SET key burn [rounds]` runs a loop of this many rounds, or uses some hundred thousand units
 //!   of fuel, and then answers some hundred bytes.
@@ -177,6 +179,20 @@ fn burn(rounds: u32) {
     }
 }
 
+/// Writes the key `stray`, and as many keys below `key` as the request says.
+fn spread(host: &mut impl Host, arguments: &resp::Arguments<'_>, key: &Bytes) {
+    let count = str::from_utf8(arguments.get(3)).ok();
+    let count: u32 = count.and_then(|it| it.parse().ok()).expect("a number");
+    let below = (0..count).map(|number| {
+        let end = format!("/{number}");
+        [arguments.get(1), end.as_bytes()].concat()
+    });
+    for name in std::iter::once(b"stray".to_vec()).chain(below) {
+        host.put(&Bytes::Owned(name), key, None, None, None)
+            .expect("writing is allowed");
+    }
+}
+
 fn run_mode(
     host: &mut impl Host,
     arguments: &resp::Arguments<'_>,
@@ -207,6 +223,7 @@ fn run_mode(
             host.put(&elsewhere, key, None, None, None)
                 .expect("writing is allowed");
         }
+        b"spread" => spread(host, arguments, key),
         b"block" => {
             let bytes = arguments.bytes(3).expect("bytes to compare");
             host.put(key, &bytes, None, None, None)

@@ -47,6 +47,36 @@ fn promotions_are_rolled_back_one_by_one() {
     assert_eq!(it.previous.len(), limits::PREVIOUS_POLICIES_MAX);
 }
 
+/// In an earlier version the guard could not stop such a policy.
+#[test]
+fn rollback_without_a_previous_policy_is_to_the_built_in_one() {
+    let [a, built_in] = ["a", "built-in"].map(digest);
+    // An operator returns to the built-in policy by name, and then rolls that back.
+    let it = with(&["a"]).promote(a).unwrap().promote(built_in).unwrap();
+    let it = it.rollback().unwrap();
+    assert_eq!((it.active, it.previous.len()), (a, 0));
+    assert_eq!(it.before(), Some(built_in));
+    let it = it.roll_back_for("it failed".into(), 7).unwrap();
+    assert_eq!((it.active, it.previous.len()), (built_in, 0));
+    assert!(it.decision(a).is_some());
+    assert_eq!(it.before(), None);
+    assert_eq!(it.rollback(), Err(AssignmentError::NothingBefore));
+    // So many promotions push it out of the previous ones.
+    let names: Vec<String> = (0..=limits::PREVIOUS_POLICIES_MAX)
+        .map(|n| n.to_string())
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut it = with(&names);
+    for name in &names {
+        it = it.promote(digest(name)).unwrap();
+    }
+    assert!(!it.previous.contains(&built_in));
+    for _ in &names {
+        it = it.rollback().unwrap();
+    }
+    assert_eq!((it.active, it.before()), (built_in, None));
+}
+
 #[test]
 fn promoted_candidate_is_no_longer_a_candidate() {
     let [a, b] = ["a", "b"].map(digest);

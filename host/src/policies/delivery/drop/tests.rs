@@ -124,3 +124,95 @@ fn second_copy_of_a_file_is_a_new_delivery() {
         assert_ne!(rig.control.list().assignment.active, a);
     }
 }
+
+/// In an earlier version each restart delivered a refused file again, and promoted its policy once
+/// the reason was gone.
+#[test]
+fn refused_file_is_not_delivered_again() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let a = rig.control.load(&twin(b'a'), None).unwrap().digest;
+    rig.control.promote(&a.into()).unwrap();
+    rig.trip();
+    let path = directory.path().join("a.wasm");
+    fs::write(&path, twin(b'a')).unwrap();
+    started(&rig, directory.path());
+    assert!(line(&path).starts_with("refused: "), "{}", line(&path));
+    // An operator overrules the guard, and then decides otherwise.
+    rig.control.promote(&a.into()).unwrap();
+    rig.control.rollback().unwrap();
+    let before = rig.control.list().assignment;
+    started(&rig, directory.path());
+    assert_eq!(rig.control.list().assignment, before);
+    // A file that is no policy.
+    let path = directory.path().join("b.wasm");
+    fs::write(&path, "no module").unwrap();
+    started(&rig, directory.path());
+    assert!(line(&path).starts_with("refused: "), "{}", line(&path));
+    fs::remove_file(status_path(&path)).unwrap();
+    started(&rig, directory.path());
+    assert_eq!(status(&path), None);
+}
+
+/// A store whose data directory can hold no policy, and a file that it refused for this reason.
+/// Returns the obstacle, too.
+fn refused_for_now(rig: &Rig, path: &Path) -> (DropDirectory, PathBuf) {
+    let modules = rig.data().join("policies");
+    fs::write(&modules, "").unwrap();
+    fs::write(path, twin(b'a')).unwrap();
+    let drop = started(rig, path.parent().unwrap());
+    let line = line(path);
+    assert!(line.contains("tries it again every minute"), "{line}");
+    (drop, modules)
+}
+
+/// Ends the pause before the next attempt.
+fn end_pause(drop: &mut DropDirectory) {
+    for seen in drop.seen.as_mut().unwrap().values_mut() {
+        let Progress::Waiting(waiting) = &mut seen.progress else {
+            panic!("the file does not wait");
+        };
+        waiting.again = Instant::now();
+    }
+}
+
+#[test]
+fn file_refused_by_the_disk_is_tried_again() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("a.wasm");
+    let (a, active) = (Digest::of(&twin(b'a')), || {
+        rig.control.list().assignment.active
+    });
+    let (mut drop, modules) = refused_for_now(&rig, &path);
+    end_pause(&mut drop);
+    drop.poll();
+    assert!(line(&path).starts_with("refused: "), "it is still refused");
+    fs::remove_file(modules).unwrap();
+    drop.poll();
+    assert_ne!(active(), a, "the pause is not over");
+    end_pause(&mut drop);
+    drop.poll();
+    assert_eq!(active(), a);
+    assert!(line(&path).starts_with("active "), "{}", line(&path));
+    rig.control.rollback().unwrap();
+    started(&rig, directory.path());
+    assert_ne!(active(), a, "a restart delivers it no second time");
+}
+
+#[test]
+fn waiting_file_does_not_undo_a_later_promotion() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("a.wasm");
+    let (mut drop, modules) = refused_for_now(&rig, &path);
+    fs::remove_file(modules).unwrap();
+    let b = rig.control.load(&twin(b'b'), None).unwrap().digest;
+    rig.control.promote(&b.into()).unwrap();
+    end_pause(&mut drop);
+    drop.poll();
+    assert!(
+        line(&path).contains("copy the file again"),
+        "{}",
+        line(&path)
+    );
+    started(&rig, directory.path());
+    assert_eq!(rig.control.list().assignment.active, b);
+}
