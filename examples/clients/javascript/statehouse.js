@@ -35,13 +35,15 @@ const RECONNECT_PAUSE_MS = 1000;
 /** The shortest pause before a held lock is tried again without a notification. */
 const LOCK_RETRY_MIN_MS = 100;
 /** The pause before a watch is registered once more, after a failure. */
-const RETRY_PAUSE_MS = 100;
+const RETRY_PAUSE_MS = 500;
 /** A lock counts as acquired only if this part of its lease is left. */
 const LOCK_LEASE_LEFT_DIVISOR = 3;
 /** The longest time of a timer, in JavaScript. */
 const TIMER_MS_MAX = 2 ** 31 - 1;
 
 const NO_MATCHING_SUBSCRIBERS = 0x10;
+/** The text of that error. Behind a broker that restarted, the store may connect later. */
+const NO_STORE = "no state store is subscribed to requests";
 const SESSION_TAKEN_OVER = 0x8e;
 /** Instead of the packet id of a request that is acknowledged. MQTT has no packet id 0. */
 const ACKNOWLEDGED = 0;
@@ -264,7 +266,10 @@ export class Lock {
     this.#plan();
   }
 
-  /** Whether the lease has not expired. It is never true for a lock that may be lost. */
+  /**
+   * Whether the lease has not expired. JavaScript has no clock that counts the time for which the
+   * machine was suspended: after a suspension this can be true for a lock that is lost.
+   */
   get held() {
     return performance.now() < this.#heldUntil;
   }
@@ -550,7 +555,7 @@ export class Store {
       request.packetId = ACKNOWLEDGED;
       const code = /** @type {any} */ (packet)?.reasonCode ?? /** @type {any} */ (error)?.code;
       if (code === NO_MATCHING_SUBSCRIBERS) {
-        request.reject(new StoreError("denied", "no state store is subscribed to requests"));
+        request.reject(new StoreError("denied", NO_STORE));
       } else if (error && code >= 0x80) {
         const why = `the broker rejected the request: ${error.message}`;
         request.reject(new StoreError("denied", why));
@@ -608,7 +613,8 @@ export class Store {
           break;
         } catch (error) {
           const failure = /** @type {StoreError} */ (error);
-          if (failure.code !== "timeout" && failure.code !== "transport") {
+          const passes = ["timeout", "transport"].includes(failure.code);
+          if (!passes && failure.message !== NO_STORE) {
             watches.forEach((it) => it.fail(failure));
             break;
           }

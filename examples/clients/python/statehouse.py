@@ -63,6 +63,10 @@ LOCK_RETRY_MIN_S = 0.1
 """The shortest pause before a held lock is tried again without a notification."""
 LOCK_LEASE_LEFT_DIVISOR = 3
 """A lock counts as acquired only if this part of its lease is left."""
+REGISTER_PAUSE_S = 0.5
+"""The pause before a watch is registered once more, after a failure that passes."""
+NO_STORE = "no state store is subscribed to requests"
+"""The text of a `DeniedError`. Behind a broker that restarted, the store may connect later."""
 
 NO_MATCHING_SUBSCRIBERS = 0x10
 SESSION_TAKEN_OVER = 0x8E
@@ -298,8 +302,9 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether the lease has not expired. It never reports a lock as held that may be lost."""
-        return time.monotonic() < self._held_until
+        """Whether the lease has not expired. A lock that may be lost is not reported as held. Only
+        on Linux this holds after the machine was suspended: other systems lack CLOCK_BOOTTIME."""
+        return _lease_clock() < self._held_until
 
     def release(self) -> bool:
         """Releases the lock. Returns false if it was not held any more."""
@@ -321,9 +326,9 @@ class Lock:
 
     def _acquire(self) -> bool:
         """One attempt. True if enough of the lease is left to renew it."""
-        asked_at = time.monotonic()
+        asked_at = _lease_clock()
         result = self._store.set(self.name, self.holder, nex=True, ttl=self._lease)
-        left = asked_at + self._lease - time.monotonic()
+        left = asked_at + self._lease - _lease_clock()
         if not result.applied or left < self._lease / LOCK_LEASE_LEFT_DIVISOR:
             return False
         assert result.version is not None
@@ -334,7 +339,7 @@ class Lock:
 
     def _renew(self) -> None:
         while not self._stop.wait(self._lease / LOCK_LEASE_LEFT_DIVISOR) and self.held:
-            asked_at = time.monotonic()
+            asked_at = _lease_clock()
             try:
                 result = self._store.set(self.name, self.holder, nex=True, ttl=self._lease)
             except (RequestTimeout, TransportError):
@@ -631,7 +636,11 @@ class Store:
 
     def _register(self, keys: list[bytes], connection: int) -> None:
         """Registers watches again, one after the other: registrations end with their connection."""
-        if not keys:
+        with self._mutex:
+            # A later connection registers all watches itself.
+            is_over = connection != self._connections or self._closed is not None
+            keys = [key for key in keys if key in self._watches]
+        if is_over or not keys:
             return
         key, later = keys[0], keys[1:]
         request = self._request((b"KEYNOTIFY", key), None)
@@ -644,22 +653,33 @@ class Store:
             error = done.exception()
             with self._mutex:
                 self._pending.pop(request.correlation, None)
-                # A later connection registers all watches itself.
-                is_over = connection != self._connections or self._closed is not None
-                again = isinstance(error, RequestTimeout) and key in self._watches
-            if not again:
+            if isinstance(error, RequestTimeout):
+                self._register(keys, connection)
+            elif isinstance(error, DeniedError) and str(error) == NO_STORE:
+                self._register_later(keys, connection)
+            else:
                 self._registered(key, error)
-            if not is_over:
-                self._register(keys if again else later, connection)
+                self._register(later, connection)
 
         try:
             self._send(request)
+        except TransportError:
+            # As many requests as possible are not acknowledged, or the client was closed.
+            self._register_later(keys, connection)
         except StoreError as error:
-            for key in keys:
-                self._registered(key, error)
+            self._registered(key, error)
+            self._register(later, connection)
         else:
             timer.start()
             request.done.add_done_callback(registered)
+            return
+        with self._mutex:
+            self._pending.pop(request.correlation, None)
+
+    def _register_later(self, keys: list[bytes], connection: int) -> None:
+        timer = threading.Timer(REGISTER_PAUSE_S, self._register, [keys, connection])
+        timer.daemon = True
+        timer.start()
 
     def _registered(self, key: bytes, error: BaseException | None) -> None:
         with self._mutex:
@@ -879,9 +899,16 @@ def _command(arguments: tuple[Text, ...]) -> bytes:
 
 def _reject(request: _Request, reason: ReasonCode) -> None:
     if reason.value == NO_MATCHING_SUBSCRIBERS:
-        request.fail(DeniedError("no state store is subscribed to requests"))
+        request.fail(DeniedError(NO_STORE))
     elif reason.is_failure:
         request.fail(DeniedError(f"the broker rejected the request: {reason}"))
+
+
+def _lease_clock() -> float:
+    """Seconds of a clock that counts the time that the machine was suspended, as the store's does.
+    Where there is none, the clock stands still during a suspension."""
+    clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _size(event: Event) -> int:

@@ -1,5 +1,8 @@
 //! The errors of a request.
 
+/// The text of [`Error::Rejected`] if the broker delivered the request to no store.
+pub(crate) const NO_STORE: &str = "no state store is subscribed to requests";
+
 /// Why a request has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -28,4 +31,12 @@ pub enum Error {
     /// The arguments cannot be sent as a request.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl Error {
+    /// Whether the broker delivered the request to no store. A store that restarts behind a foreign
+    /// broker subscribes again later.
+    pub(crate) fn is_without_store(&self) -> bool {
+        matches!(self, Self::Rejected(why) if why == NO_STORE)
+    }
 }

@@ -74,9 +74,17 @@ impl Inbox {
         Some(last)
     }
 
-    /// Whether the watch is being resumed.
+    /// Whether the watch is being resumed from a version.
     pub(crate) fn is_resuming(&self) -> bool {
-        self.queue().held.is_some()
+        let queue = self.queue();
+        queue.held.is_some() && queue.last.is_some()
+    }
+
+    /// The store cannot resume the watch: it has forgotten changes, or it is another store, whose
+    /// versions may be lower than those of earlier changes. Changes are held until the store has
+    /// registered the watch, which must add a gap.
+    pub(crate) fn resumption_refused(&self) {
+        self.queue().forget();
     }
 
     /// The version up to which the reader has all changes, if the watch is registered at a store
@@ -185,6 +193,15 @@ impl Queue {
         if up_to.is_some() {
             self.held = Some(held);
         }
+    }
+
+    /// Removes what is only valid for changes since the last one: its version, and held changes.
+    fn forget(&mut self) {
+        let held = self.held.get_or_insert_default();
+        self.bytes -= held.values().map(change_bytes).sum::<usize>();
+        held.clear();
+        self.last = None;
+        self.is_resumable = false;
     }
 
     /// Notes that the reader has all changes up to this version.
@@ -309,6 +326,31 @@ mod tests {
             assert_eq!(inbox.next().await, Ok(set(counter, 0)));
         }
         assert!(inbox.next().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn lower_versions_after_a_refused_resumption_are_passed_on() {
+        let version = |counter| Version::new(1, counter, "n").unwrap();
+        let inbox = Inbox::default();
+        inbox.begun(Some(version(8)));
+        inbox.change(set(9, 0), false);
+        assert_eq!(inbox.resume(), Some(version(9)));
+        inbox.change(set(10, 1), false);
+        inbox.resumption_refused();
+        assert!(!inbox.is_resuming());
+        assert_eq!(inbox.resume(), None);
+        // A change between the registration and its response.
+        inbox.change(set(2, 0), false);
+        inbox.gap();
+        inbox.begun(Some(version(1)));
+        inbox.change(set(3, 0), false);
+        assert_eq!(inbox.position(), Some(version(3)));
+        assert_eq!(inbox.next().await, Ok(set(9, 0)));
+        let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
+        assert_eq!(inbox.next().await, gap);
+        assert_eq!(inbox.next().await, Ok(set(2, 0)));
+        assert_eq!(inbox.next().await, Ok(set(3, 0)));
+        assert_eq!(inbox.queue().bytes, 0);
     }
 
     #[tokio::test]

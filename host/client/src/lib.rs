@@ -17,6 +17,7 @@ mod duration;
 mod error;
 mod inbox;
 mod invoke;
+mod lease;
 mod limits;
 mod lock;
 mod meta;

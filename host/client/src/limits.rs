@@ -43,6 +43,10 @@ pub(crate) const CLOCK_AHEAD_MS_MAX: u64 = 60_000;
 /// Shortest pause between two questions how far the store is.
 pub(crate) const WATCH_REFRESH_MIN: Duration = Duration::from_millis(10);
 
+/// Pause before a watch is registered once more if no store was subscribed to requests. Behind a
+/// foreign broker that restarted, the client is often connected before the store.
+pub(crate) const WATCH_RETRY_PAUSE: Duration = Duration::from_millis(500);
+
 /// First pause between attempts to reconnect.
 pub(crate) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to reconnect.
@@ -56,6 +60,10 @@ pub(crate) const LOCK_RETRY_MIN: Duration = Duration::from_millis(100);
 /// arrives. With less there is no time to renew it at a store that just took two thirds for a
 /// response.
 pub(crate) const LOCK_LEASE_LEFT_DIVISOR: u32 = 3;
+
+/// Longest sleep of a wait for the end of a lease. Timers stand still while the machine is
+/// suspended, so after a resume the end is noticed within this time.
+pub(crate) const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest duration, a hundred years. Adding more to an instant could overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);

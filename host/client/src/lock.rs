@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 use crate::client::{Client, Condition, SetOptions, VdelResult, unexpected};
 use crate::duration::later;
 use crate::error::Error;
+use crate::lease::Moment;
 use crate::limits;
 use crate::version::Version;
 use crate::watch::WatchEvent;
@@ -47,7 +48,7 @@ pub struct Lock {
     fencing_token: Version,
     /// Measured from before the request was sent, so it is never later than the expiry at the
     /// store.
-    held_until: Instant,
+    held_until: Moment,
 }
 
 impl Client {
@@ -73,7 +74,7 @@ impl Client {
         // The watch must precede the SET, so that a release between the two requests is noticed.
         let mut watch = self.watch(&name).await?;
         loop {
-            let asked_at = Instant::now();
+            let asked_at = Moment::now();
             let (applied, version) = self.hold(&name, &holder, lease).await?;
             let spent_max = lease - lease / limits::LOCK_LEASE_LEFT_DIVISOR;
             if applied && asked_at.elapsed() <= spent_max {
@@ -83,7 +84,7 @@ impl Client {
                     holder,
                     lease,
                     fencing_token: version,
-                    held_until: later(asked_at, lease),
+                    held_until: asked_at.later(lease),
                 }));
             }
             let mut pause = match applied {
@@ -148,30 +149,40 @@ impl Lock {
         &self.holder
     }
 
-    /// When the lease expires unless it is renewed.
+    /// Whether the lease has not expired. Time during which the machine was suspended counts.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.held_until.is_over()
+    }
+
+    /// When the lease expires unless it is renewed. After that, this returns the current time.
+    ///
+    /// tokio's clock stands still while the machine is suspended, and the lease does not. So the
+    /// result is only valid until a suspension: do not store it, and sleep for short times.
     #[must_use]
     pub fn held_until(&self) -> Instant {
-        self.held_until
+        self.held_until.instant()
     }
 
     /// Renews the lease. Returns false if the lock is lost: another client holds it, or the lease
-    /// expired before the response, so that another client may have held it.
+    /// expired before the response, so that another client may have held it. This does not wait for
+    /// the response for longer than the lease lasts.
     ///
     /// # Errors
     /// See [`Error`]. After an error the lock is still held until [`Lock::held_until`].
     pub async fn renew(&mut self) -> Result<bool, Error> {
-        let asked_at = Instant::now();
-        if asked_at >= self.held_until {
+        let asked_at = Moment::now();
+        if !self.is_held() {
             return Ok(false);
         }
-        let (applied, _) = self
-            .client
-            .hold(&self.name, &self.holder, self.lease)
-            .await?;
-        if !applied || Instant::now() >= self.held_until {
+        let (applied, _) = tokio::select! {
+            held = self.client.hold(&self.name, &self.holder, self.lease) => held?,
+            () = self.held_until.passed() => return Ok(false),
+        };
+        if !applied || !self.is_held() {
             return Ok(false);
         }
-        self.held_until = later(asked_at, self.lease);
+        self.held_until = asked_at.later(self.lease);
         Ok(true)
     }
 

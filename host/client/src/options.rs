@@ -31,7 +31,8 @@ pub struct Options {
     /// store, so two running clients must not share one.
     pub client_id: Option<String>,
     /// Timeout of a request and of the first connection; default 5 s. It is sent with each request
-    /// as its message expiry, so that a request that arrives too late is not executed.
+    /// as its message expiry, so that a broker or store that keeps it for longer discards it. The
+    /// time in the buffers of sockets does not count: a request may take effect after its timeout.
     pub timeout: Duration,
     /// MQTT keep alive; default 15 s, clamped to 5 s and 65 535 s. A silent connection is closed
     /// after twice this time.

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::clock::Clock;
 use crate::duration::later;
-use crate::error::Error;
+use crate::error::{Error, NO_STORE};
 use crate::limits;
 use crate::request::{Answer, Request, expiry_s};
 use crate::topics;
@@ -290,9 +290,7 @@ impl Session {
         let reason = match ack.reason {
             PubAckReason::Success => return,
             // The message was not delivered, and it will not be resent because it is acknowledged.
-            PubAckReason::NoMatchingSubscribers => {
-                "no state store is subscribed to requests".to_owned()
-            }
+            PubAckReason::NoMatchingSubscribers => NO_STORE.to_owned(),
             other => {
                 let properties = ack.properties.as_ref();
                 let text = properties.and_then(|p| p.reason_string.clone());
@@ -399,14 +397,18 @@ impl Owner for Session {
         self.down(Error::Transport, why)
     }
 
-    fn refused(&self, why: &str) -> bool {
+    fn refused(&self, why: &str, passes: bool) -> bool {
         let is_first = self.state().ready.is_some();
         if is_first {
             let why = format!("no connection to {}: {why}", self.address);
             self.close(Error::Denied(why));
             return false;
         }
-        self.down(Error::Denied, why)
+        let error = match passes {
+            true => Error::Transport,
+            false => Error::Denied,
+        };
+        self.down(error, why)
     }
 
     fn hopeless(&self, message: Request, why: &str) {

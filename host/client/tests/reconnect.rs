@@ -15,8 +15,10 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 
 /// MQTT 5 reason codes.
 const NOT_AUTHORIZED: u8 = 0x87;
+const TOO_OFTEN: u8 = 0x9F;
 const SERVER_SHUTTING_DOWN: u8 = 0x8B;
 const SESSION_TAKEN_OVER: u8 = 0x8E;
+const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 
 async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
     let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
@@ -36,6 +38,21 @@ async fn watch_key(peer: &mut Peer, client: &Client, key: &str) -> Watch {
 /// The request that registers a key.
 fn keynotify(key: &str) -> Vec<u8> {
     resp::array(&["KEYNOTIFY", key])
+}
+
+/// The request that resumes the watch of a key from [`VERSION`].
+fn keynotify_from(key: &str) -> Vec<u8> {
+    resp::array(&["KEYNOTIFY", key, "FROM", VERSION])
+}
+
+/// A watch of `k` that can be resumed from [`VERSION`].
+async fn resumable_watch(peer: &mut Peer, client: &Client) -> Watch {
+    let registered = keynotify("k");
+    let (watch, ()) = tokio::join!(
+        client.watch("k"),
+        peer.serve(&registered, b"+OK\r\n", Some(VERSION))
+    );
+    watch.unwrap()
 }
 
 /// The request that ends the registration of a key.
@@ -236,6 +253,69 @@ async fn watch_dropped_while_disconnected_ends_its_new_registration() {
     assert_eq!(get, Ok(None));
 }
 
+/// The periodic request of an idle watch was pending when the connection was lost, so it is resent
+/// and registers the watch.
+#[tokio::test]
+async fn watch_dropped_during_its_refresh_is_unregistered() {
+    let (broker, mut options) = Broker::start().await;
+    options.watch_refresh = Duration::from_millis(10);
+    let (mut peer, client) = connect(&broker, options).await;
+    let watch = resumable_watch(&mut peer, &client).await;
+    let refresh = peer.request().await;
+    assert_eq!(refresh.payload, keynotify_from("k"));
+    drop(peer);
+    let mut peer = broker.accept_connect().await;
+    drop(watch);
+    peer.mqtt.greet(&Greeting::resumed()).await;
+    let again = peer.request().await;
+    assert_eq!(again.correlation(), refresh.correlation());
+    peer.grant().await;
+    peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
+    peer.serve(&stop("k"), b"+OK\r\n", None).await;
+    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
+    assert_eq!(get, Ok(None));
+}
+
+/// The store has lost its state, or is another one: its versions begin below the earlier ones.
+#[tokio::test]
+async fn lower_versions_after_a_refused_resumption_are_events() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = resumable_watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(Greeting::default()).await;
+    let unknown = b"-ERR the version is later than the last change\r\n";
+    peer.serve(&keynotify_from("k"), unknown, None).await;
+    peer.serve(&keynotify("k"), b"+OK\r\n", Some("1:0:n")).await;
+    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
+    assert_eq!(watch.next().await, gap);
+    let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
+    peer.notify(b"k", delete, "2:0:n").await;
+    let deleted = tokio::time::timeout(Duration::from_secs(30), watch.next()).await;
+    let version = "2:0:n".parse().unwrap();
+    let key = "k".into();
+    assert_eq!(deleted.unwrap(), Ok(WatchEvent::Deleted { key, version }));
+}
+
+/// Behind a foreign broker that restarted, the client is connected before the store.
+#[tokio::test]
+async fn watch_waits_for_a_store_after_reconnect() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(Greeting::default()).await;
+    for _ in 0..2 {
+        let request = peer.request().await;
+        assert_eq!(request.payload, keynotify("k"));
+        peer.acknowledge(&request, NO_MATCHING_SUBSCRIBERS, None)
+            .await;
+    }
+    peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
+    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
+    assert_eq!(watch.next().await, gap);
+}
+
 #[tokio::test]
 async fn watch_refused_after_reconnect_ends() {
     let (broker, options) = Broker::start().await;
@@ -258,18 +338,20 @@ async fn refused_reconnect_names_the_reason() {
     let (peer, client) = connect(&broker, options).await;
     assert_eq!(client.disconnected(), None);
     drop(peer);
-    let mut peer = broker.accept_connect().await;
-    peer.mqtt.send(&[0x20, 3, 0, NOT_AUTHORIZED, 0]).await;
-    drop(peer);
-    let why = async {
-        loop {
+    // The second one passes by itself.
+    for (reason, says) in [(NOT_AUTHORIZED, "not authorized"), (TOO_OFTEN, "too many")] {
+        let mut peer = broker.accept_connect().await;
+        peer.mqtt.send(&[0x20, 3, 0, reason, 0]).await;
+        drop(peer);
+        let error = loop {
             match client.disconnected() {
-                Some(Error::Denied(why)) => break why,
+                Some(error) if error.to_string().contains(says) => break error,
                 _ => tokio::time::sleep(Duration::from_millis(5)).await,
             }
-        }
-    };
-    assert!(why.await.contains("not authorized"));
+        };
+        let is_denied = matches!(error, Error::Denied(_));
+        assert_eq!(is_denied, reason == NOT_AUTHORIZED, "{error}");
+    }
     let mut peer = broker.accept(Greeting::resumed()).await;
     let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
     assert_eq!((get, client.disconnected()), (Ok(None), None));

@@ -19,7 +19,7 @@ pub(crate) struct Ledger<T> {
     /// Messages to resend, in order: they were sent over an earlier connection of the session. Each
     /// has the packet id that it must use again, or 0 for any. They must be sent before all others.
     resend: VecDeque<(u64, u16)>,
-    /// Messages that were not yet passed to rumqttc, in order.
+    /// Messages that were not yet passed to rumqttc, in order, and some that were removed.
     unsent: VecDeque<u64>,
     /// Messages that were passed to rumqttc but have no known packet id yet, in order. The flag
     /// says whether the message was sent before.
@@ -51,6 +51,11 @@ impl<T> Default for Ledger<T> {
 impl<T> Ledger<T> {
     /// Adds a message to send, created from its number.
     pub(crate) fn add(&mut self, message: impl FnOnce(u64) -> T) -> u64 {
+        // Without a connection nothing else takes the removed ones out.
+        if self.unsent.len() > 2 * self.messages.len() + limits::UNSENT_REMOVED_MAX {
+            let messages = &self.messages;
+            self.unsent.retain(|number| messages.contains_key(number));
+        }
         let number = self.number();
         self.messages.insert(number, message(number));
         self.unsent.push_back(number);
@@ -348,6 +353,19 @@ mod tests {
         assert_eq!(ledger.next_resend(), None);
         assert_eq!(ledger.next_unsent(), None);
         assert_eq!((ledger.in_flight(), ledger.len()), (0, 0));
+    }
+
+    /// Requests that are made and time out while the broker is away for days.
+    #[test]
+    fn messages_removed_without_a_connection_take_no_memory() {
+        let (mut ledger, numbers) = ledger(1);
+        for _ in 0..10_000 {
+            let number = ledger.add(|_| ());
+            ledger.remove(number);
+        }
+        let last = ledger.add(|_| ());
+        assert!(ledger.unsent.len() <= limits::UNSENT_REMOVED_MAX + 4);
+        assert_eq!(queue_all(&mut ledger), [numbers[0], last]);
     }
 
     #[test]

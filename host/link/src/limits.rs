@@ -21,6 +21,10 @@ pub(crate) const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 /// the same, stored messages follow when a place is free.
 pub(crate) const CHANNEL_SPARE: usize = 8;
 
+/// Removed messages in the queue of unsent ones, in addition to twice the number of messages. Above
+/// it they are taken out, so that this costs little per message.
+pub(crate) const UNSENT_REMOVED_MAX: usize = 64;
+
 /// Largest file with certificates. The roots of a whole system take a quarter of it.
 pub(crate) const PEM_FILE_BYTES_MAX: u64 = 1 << 20;
 

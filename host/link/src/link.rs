@@ -22,7 +22,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{Blame, describe, is_final, is_refusal, needs_rebuild};
+use crate::loss::{Blame, describe, is_final, is_rate_refusal, is_refusal, needs_rebuild};
 use crate::options::{Options, Place};
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -56,8 +56,9 @@ pub trait Owner: Send + Sync + 'static {
     fn lost(&self, why: &str) -> bool;
 
     /// The broker refused this client: its password, its rights or its client id. Like
-    /// [`Owner::lost`], but another attempt gets the same answer until someone changes the broker.
-    fn refused(&self, why: &str) -> bool {
+    /// [`Owner::lost`], but another attempt gets the same answer until someone changes the broker,
+    /// or for a minute if it `passes`: other clients of the address logged in too often.
+    fn refused(&self, why: &str, _passes: bool) -> bool {
         self.lost(why)
     }
 
@@ -127,7 +128,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
-        let mut refused = false;
+        let mut refusal = None;
         let (why, rebuild, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
@@ -144,7 +145,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                     end.1 = End::TakenOver(why);
                     return;
                 }
-                refused = is_refusal(&error);
+                refusal = is_refusal(&error).then(|| is_rate_refusal(&error));
                 (why, needs_rebuild(&error), Blame::of(&error))
             }
             Err(_) => {
@@ -158,16 +159,16 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         if closing.is_some() {
             return;
         }
-        let goes_on = match refused {
-            true => link.owner.refused(&why),
-            false => link.owner.lost(&why),
+        let goes_on = match refusal {
+            Some(passes) => link.owner.refused(&why, passes),
+            None => link.owner.lost(&why),
         };
         if !goes_on {
             return;
         }
-        let pause = cut(match refused {
-            true => limits::REFUSED_PAUSE,
-            false => link.pause,
+        let pause = cut(match refusal {
+            Some(_) => limits::REFUSED_PAUSE,
+            None => link.pause,
         });
         let owner = link.owner.clone();
         let place = async {

@@ -109,6 +109,15 @@ pub fn is_refusal(error: &ConnectionError) -> bool {
     )
 }
 
+/// Whether the refusal passes by itself.
+pub(crate) fn is_rate_refusal(error: &ConnectionError) -> bool {
+    use ConnectReturnCode::ConnectionRateExceeded;
+    matches!(
+        error,
+        ConnectionError::ConnectionRefused(ConnectionRateExceeded)
+    )
+}
+
 fn describe_refusal(code: ConnectReturnCode) -> String {
     use ConnectReturnCode as Code;
     let refused = "the broker refused the connection";

@@ -92,7 +92,8 @@ impl<P: Protocol> Conversation<P> {
                 None => now,
                 Some(turns) => schedule.begin + turns.due(self.sent),
             };
-            if since > now && since < schedule.until {
+            // Also if no further request is due in the window: the run lasts until its end.
+            if since > now && now < schedule.until {
                 return;
             }
             let request = match since < schedule.until {
@@ -262,6 +263,7 @@ fn answered(run: &Run, tally: &mut Tally, slot: &Slot, reply: Reply<'_>, now: In
     run.succeed(slot.request);
     if run.schedule.has(now) {
         tally.arrived += 1;
+        tally.arrived_reads += u64::from(slot.request.verb == Verb::Get);
     }
     if run.schedule.has(slot.since) {
         tally.answered += 1;
@@ -373,6 +375,34 @@ mod tests {
         assert_eq!((tally.sent, tally.requests, tally.answered), (2, 1, 1));
         assert!((tally.late.max_us() - 40_000.0).abs() < 100.0);
         assert!((tally.writes.max_us() - 41_000.0).abs() < 100.0);
+    }
+
+    #[test]
+    fn open_loop_lasts_until_the_end_of_the_window() {
+        // Requests are due at 0, 100 and 200 ms, and the window ends at 110 ms.
+        let (mut it, begin) = conversation(Some(10.0), 1);
+        for (sent, number) in [(0_u32, 0x00), (100, 0x10)] {
+            it.send(begin + sent * MS);
+            it.read(&[number], begin + (sent + 1) * MS).unwrap();
+        }
+        it.send(begin + 101 * MS);
+        assert!(!it.is_over(begin + 101 * MS));
+        it.send(begin + 110 * MS);
+        assert!(it.is_over(begin + 110 * MS));
+        assert_eq!(it.sent, 2);
+    }
+
+    #[test]
+    fn answer_after_the_window_is_no_throughput() {
+        let (mut it, begin) = conversation_of(Job::Mix { reads: 100 }, Some(100.0), 8);
+        it.protocol.reply = Reply::Nothing;
+        it.send(begin + 20 * MS);
+        it.read(&[0x00], begin + 30 * MS).unwrap();
+        it.read(&[0x11, 0x22], begin + 115 * MS).unwrap();
+        let tally = it.tally.borrow();
+        // Requests were due at 0, in the warm-up, at 10 and at 20.
+        assert_eq!((tally.answered, tally.reads.count()), (2, 2));
+        assert_eq!((tally.arrived, tally.arrived_reads), (1, 1));
     }
 
     #[test]

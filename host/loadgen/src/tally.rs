@@ -115,6 +115,8 @@ pub struct Tally {
     pub failed: u64,
     /// Correct answers that arrived in the window, including those to earlier requests.
     pub arrived: u64,
+    /// Those of them that answer GETs.
+    pub arrived_reads: u64,
     /// Errors of the whole run, also before and after the window, and missing or wrong
     /// notifications.
     pub errors: Errors,
@@ -139,6 +141,7 @@ impl Tally {
             (&mut self.misses, other.misses),
             (&mut self.failed, other.failed),
             (&mut self.arrived, other.arrived),
+            (&mut self.arrived_reads, other.arrived_reads),
             (&mut self.sent, other.sent),
             (&mut self.replied, other.replied),
             (&mut self.notifications, other.notifications),

@@ -19,7 +19,7 @@ use statehouse_client::{Client, Lock, LockOptions, Value, parse_duration};
 use statehouse_offline::Past;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::entries::{self, Parts};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
@@ -50,6 +50,10 @@ const INTERRUPTION_MAX: Duration = Duration::from_secs(60);
 
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Longest sleep before the next renewal. Timers stand still while the machine is suspended, so
+/// after a resume the end of the lease is noticed within this time.
+const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Run a command while holding a lock, or show who holds it
 ///
@@ -307,7 +311,7 @@ fn spawn(args: &Args, lock: &Lock) -> Result<Running, Failure> {
 }
 
 async fn release(lock: Lock) {
-    if lock.held_until() <= Instant::now() {
+    if !lock.is_held() {
         // There is probably nothing to release, or the store is unreachable.
         let _ = timeout(RELEASE_LOST_WAIT, lock.release()).await;
     } else if let Err(error) = lock.release().await {
@@ -348,23 +352,39 @@ async fn supervise(
 /// less than a third of the lease. Returns, with the reason, only when the lock is lost.
 async fn renew_until_lost(lock: &mut Lock, lease: Duration) -> String {
     loop {
-        let left = lock.held_until().saturating_duration_since(Instant::now());
-        sleep(left / 3).await;
+        wait_to_renew(lock).await;
+        if !lock.is_held() {
+            return "its lease ended before its renewal, as after a suspension".to_owned();
+        }
         let mut failed = None;
         loop {
-            match timeout_at(lock.held_until(), lock.renew()).await {
-                Ok(Ok(true)) => break,
-                Ok(Ok(false)) if Instant::now() < lock.held_until() => {
+            match lock.renew().await {
+                Ok(true) => break,
+                Ok(false) if lock.is_held() => {
                     return failed.unwrap_or_else(|| "another holder has it".to_owned());
                 }
-                Ok(Err(error)) => failed = Some(format!("its lease cannot be renewed: {error}")),
-                Ok(Ok(false)) | Err(_) => {
+                Ok(false) => {
                     return failed
                         .unwrap_or_else(|| "its lease ended without an answer".to_owned());
                 }
+                Err(error) => failed = Some(format!("its lease cannot be renewed: {error}")),
             }
             sleep((lease / 10).min(RENEW_PAUSE_MAX)).await;
         }
+    }
+}
+
+/// Waits until a third of the remaining time of the lease has passed.
+async fn wait_to_renew(lock: &Lock) {
+    let left = || lock.held_until().saturating_duration_since(Instant::now());
+    let begun = left();
+    let due = begun - begun / 3;
+    loop {
+        let pause = left().saturating_sub(due);
+        if pause.is_zero() {
+            return;
+        }
+        sleep(pause.min(LEASE_CHECK_PAUSE)).await;
     }
 }
 

@@ -208,6 +208,19 @@ fn sweep_prints_a_row_per_value_and_draws_a_chart() {
     assert_eq!(number(&it["runs"][1]["requests"]), 60);
 }
 
+/// No further request of the first run is due before its end.
+#[test]
+fn slow_rate_is_measured_for_the_whole_duration() {
+    let server = Server::start();
+    let options = "--sweep rate=1,200 --warm-up 0s --duration 300ms";
+    let (ran, it) = figures(&server, "slow.json", options);
+    ran.code(0);
+    let runs = it["runs"].as_array().unwrap();
+    let measured: Vec<u64> = runs.iter().map(|it| number(&it["measured_ms"])).collect();
+    assert_eq!(measured, [300, 300]);
+    assert_eq!(number(&runs[0]["requests"]), 1);
+}
+
 /// Asserts that XML without entity declarations is well-formed: every element is closed in order,
 /// attributes are quoted, and there is one root.
 fn assert_well_formed(xml: &str) {

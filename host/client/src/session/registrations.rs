@@ -11,6 +11,18 @@ use crate::limits;
 use crate::request::Registered;
 use crate::watch::Watched;
 
+/// What follows the response to the request that registers a watch again.
+enum Next {
+    /// The watch is registered.
+    Done,
+    /// Another request.
+    Again,
+    /// Another request, after a pause.
+    AgainLater,
+    /// A request without a version: the store cannot resume the watch.
+    Anew,
+}
+
 /// Why a watch is not registered again.
 enum Over {
     /// Another connection does that.
@@ -58,7 +70,7 @@ impl Session {
             .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
     }
 
-    /// Whether a key or prefix lost its last watch while [`Self::register_watches`] registered it.
+    /// Whether a key or prefix lost its last watch while a task registered it again.
     /// That watch sent its STOP too early, or without a connection, so this function sends another
     /// one.
     fn unregister_unwatched(&self, watched: &Watched) -> bool {
@@ -95,6 +107,9 @@ impl Session {
         loop {
             let since = {
                 let state = self.state();
+                if state.epoch != epoch {
+                    return Err(Over::Connection);
+                }
                 if !state.watches.contains(watched) {
                     return Ok(());
                 }
@@ -108,33 +123,57 @@ impl Session {
             if self.unregister_unwatched(watched) {
                 return Ok(());
             }
-            let state = self.state();
-            // The next connection registers the watches itself, and a closed client does not need
-            // them. An answer to a request of the earlier connection says nothing: the broker drops
-            // the notifications before it that were not sent.
-            if state.epoch != epoch || matches!(state.connection, Connection::Closed(_)) {
-                return Err(Over::Connection);
+            let registered = answer.and_then(|answer| answer.registered());
+            match self.registered_again(watched, epoch, since.is_some(), registered)? {
+                Next::Done => return Ok(()),
+                Next::Again => {}
+                Next::AgainLater => tokio::time::sleep(limits::WATCH_RETRY_PAUSE).await,
+                Next::Anew => may_resume = false,
             }
-            match answer.and_then(|answer| answer.registered()) {
-                Ok(Registered::Begun(version)) => {
-                    for inbox in state.watches.readers(watched) {
-                        if since.is_none() || !inbox.is_resuming() {
-                            inbox.gap();
-                        }
-                        inbox.begun(version.clone());
+        }
+    }
+
+    /// Handles the response to a request that registers a watch again. `is_resumed` says whether
+    /// the request had a version.
+    fn registered_again(
+        &self,
+        watched: &Watched,
+        epoch: u64,
+        is_resumed: bool,
+        registered: Result<Registered, Error>,
+    ) -> Result<Next, Over> {
+        let state = self.state();
+        // The next connection registers the watches itself, and a closed client does not need them.
+        // An answer to a request of the earlier connection says nothing: the broker drops the
+        // notifications before it that were not sent.
+        if state.epoch != epoch || matches!(state.connection, Connection::Closed(_)) {
+            return Err(Over::Connection);
+        }
+        let readers = state.watches.readers(watched);
+        match registered {
+            Ok(Registered::Begun(version)) => {
+                for inbox in readers {
+                    if !is_resumed || !inbox.is_resuming() {
+                        inbox.gap();
                     }
-                    return Ok(());
+                    inbox.begun(version.clone());
                 }
-                Ok(Registered::More(version)) => {
-                    for inbox in state.watches.readers(watched) {
-                        inbox.caught_up_to(version.clone());
-                    }
-                }
-                Err(Error::Timeout(_) | Error::Transport(_) | Error::Denied(_)) => {}
-                // Another store does not know FROM, and this one not all changes.
-                Err(Error::Refused(_)) if since.is_some() => may_resume = false,
-                Err(error) => return Err(Over::Watch(error)),
+                Ok(Next::Done)
             }
+            Ok(Registered::More(version)) => {
+                for inbox in readers.filter(|inbox| inbox.is_resuming()) {
+                    inbox.caught_up_to(version.clone());
+                }
+                Ok(Next::Again)
+            }
+            Err(Error::Timeout(_) | Error::Transport(_) | Error::Denied(_)) => Ok(Next::Again),
+            Err(error) if error.is_without_store() => Ok(Next::AgainLater),
+            // Another store does not know FROM, and this one not all changes.
+            Err(Error::Refused(_)) if is_resumed => {
+                readers.for_each(|inbox| inbox.resumption_refused());
+                Ok(Next::Anew)
+            }
+            Err(error) => Err(Over::Watch(error)),
         }
     }
 
@@ -158,13 +197,18 @@ impl Session {
                 }
                 let mut watches = state.watches.all().into_iter();
                 watches.find_map(|watched| {
-                    let mut readers = state.watches.readers(&watched);
-                    let since = readers.find_map(|inbox| inbox.position())?;
-                    Some(watched.begin_from(&since))
+                    let position = |inbox: &Arc<Inbox>| inbox.position();
+                    let since = state.watches.readers(&watched).find_map(position)?;
+                    Some((watched, since))
                 })
             };
-            let Some(begin) = resumable else { continue };
+            let Some((watched, since)) = resumable else {
+                continue;
+            };
+            let begin = watched.begin_from(&since);
             let answer = session.request(begin, None, None).await;
+            // Also after a reconnect: the request may have been resent over the new connection.
+            session.unregister_unwatched(&watched);
             let state = session.state();
             // An error is the matter of the next attempt, or of the next connection.
             let registered = answer.and_then(|answer| answer.registered());

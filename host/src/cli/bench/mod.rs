@@ -44,6 +44,10 @@ const FILL_CONNECTIONS: usize = 16;
 /// store (an open loop), and latency counts from the due time, which shows how long users wait at
 /// that load.
 ///
+/// Requests per second are the correct answers that arrive during the measurement. Latencies are
+/// those of requests with a correct answer. Above the capacity of the store, requests without an
+/// answer within --timeout are counted as errors and are not in the percentiles.
+///
 /// All keys are set before the run and removed after it; their names begin with `bench/`. The
 /// store's `serve --durability` decides whether writes reach the disk. The client uses one core, or
 /// half of the cores if there are more: run it on another machine to measure a store at its limit.

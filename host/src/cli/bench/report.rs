@@ -98,18 +98,12 @@ impl Report<'_> {
             "{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}",
             "", "requests/s", "p50 us", "p99 us", "p99.9 us", "max us"
         );
-        let seconds = outcome.measured.as_secs_f64().max(1e-9);
-        let rows = [
-            ("GET", tally.reads.count() as f64 / seconds, &tally.reads),
-            ("SET", tally.writes.count() as f64 / seconds, &tally.writes),
-            ("all", outcome.per_second(), &tally.latencies()),
-        ];
-        for (name, per_second, latencies) in rows {
+        for (name, per_second, latencies) in rows(outcome) {
             if latencies.count() == 0 && name != "all" {
                 continue;
             }
             let _ = write!(text, "{name:<10}{per_second:>12.0}");
-            for figure in quantiles(latencies) {
+            for figure in quantiles(&latencies) {
                 let _ = write!(text, "{:>12}", micros(figure));
             }
             text.push('\n');
@@ -214,6 +208,19 @@ impl Report<'_> {
     }
 }
 
+/// The rows of the table: the verb, the answers per second that arrived in the window, and the
+/// latencies.
+fn rows(outcome: &Outcome) -> [(&'static str, f64, Latencies); 3] {
+    let tally = &outcome.tally;
+    let seconds = outcome.measured.as_secs_f64().max(1e-9);
+    let (gets, sets) = (tally.arrived_reads, tally.arrived - tally.arrived_reads);
+    [
+        ("GET", gets as f64 / seconds, tally.reads.clone()),
+        ("SET", sets as f64 / seconds, tally.writes.clone()),
+        ("all", outcome.per_second(), tally.latencies()),
+    ]
+}
+
 fn run(point: &Point, outcome: &Outcome) -> Json {
     let tally = &outcome.tally;
     let errors: serde_json::Map<String, Json> = tally
@@ -272,7 +279,28 @@ fn micros(us: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use statehouse_loadgen::Tally;
+
     use super::*;
+
+    #[test]
+    fn rows_count_the_answers_that_arrived_in_the_window() {
+        let tally = Tally {
+            arrived: 30,
+            arrived_reads: 10,
+            ..Tally::default()
+        };
+        let outcome = Outcome {
+            tally,
+            measured: Duration::from_secs(10),
+            server: None,
+            client: None,
+        };
+        let rates = rows(&outcome).map(|(name, per_second, _)| (name, per_second));
+        assert_eq!(rates, [("GET", 1.0), ("SET", 2.0), ("all", 3.0)]);
+    }
 
     #[test]
     fn figures_have_meaningful_digits() {

@@ -3,6 +3,7 @@ are hexadecimal, so that they can be any bytes."""
 
 import json
 import sys
+import time
 
 from statehouse import (
     Change,
@@ -86,6 +87,11 @@ class Driver:
 
     def held(self, name):
         return self.locks[name].held
+
+    def suspend(self, ms):
+        """The clock that counts suspensions jumps ahead."""
+        clock_gettime = time.clock_gettime
+        time.clock_gettime = lambda clock: clock_gettime(clock) + ms / 1000
 
     def release(self, name):
         return self.locks.pop(name).release()

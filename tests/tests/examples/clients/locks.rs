@@ -74,6 +74,17 @@ fn lock_of_a_crashed_holder_is_free_after_its_lease() {
     }
 }
 
+/// JavaScript has no clock that counts suspensions.
+#[test]
+fn python_lock_is_not_held_after_a_suspension() {
+    let server = Server::start();
+    let url = format!("mqtt://{}", server.address());
+    let mut holder = Driver::connect(Language::Python, &url);
+    holder.ask(lock(10_000));
+    holder.ask(json!({"do": "suspend", "ms": 2 * LEASE.as_millis() as u64}));
+    assert_eq!(holder.ask(json!({"do": "held", "name": "nightly"})), false);
+}
+
 /// Another client takes the lock's key. The holder must notice at its next renewal.
 #[test]
 fn lost_lock_is_not_reported_as_held() {

@@ -1,11 +1,11 @@
 //! Lost connections and a killed store: no change of a watched key may be missing without a gap,
 //! and a request has one effect.
 
-use std::{thread, time::Duration};
+use std::{process::Stdio, thread, time::Duration};
 
 use serde_json::{Value, json};
 use statehouse_tests::{
-    Proxy, Server,
+    Background, Mosquitto, Proxy, Server, command,
     packet::kind,
     proxy::{Fate, Way},
     wait::until,
@@ -76,6 +76,34 @@ fn watch_over_a_killed_store_misses_no_change_without_a_gap() {
             );
             last = Some(now);
         }
+    }
+}
+
+fn serve_behind(broker: &Mosquitto) -> Background {
+    let mut serve = command(&["serve", "--broker", &broker.url()]);
+    serve.current_dir(broker.directory()).stderr(Stdio::null());
+    let store = Background::start(&mut serve);
+    store.wait_for("ready");
+    store
+}
+
+/// The broker restarts without its sessions, and the client is connected before the store.
+#[test]
+fn watch_waits_for_the_store_behind_a_restarted_broker() {
+    for language in LANGUAGES {
+        let mut broker = Mosquitto::start();
+        let store = serve_behind(&broker);
+        let mut reader = Driver::connect(language, &broker.url());
+        reader.ask(json!({"do": "watch", "key": hex("key")}));
+        drop(store);
+        broker.kill();
+        broker.restart();
+        // The broker has no subscriber for the registration of the watch.
+        broker.wait_for_log("rc16)");
+        let _store = serve_behind(&broker);
+        let next = json!({"do": "next", "key": hex("key"), "timeout_ms": 60_000});
+        let event = reader.ask(next);
+        assert!(event.get("gap").is_some(), "{language:?}: {event}");
     }
 }
 
