@@ -8,8 +8,8 @@ use crate::cli::store::Store;
 
 /// Reactivate the previously active policy, from the next request on
 ///
-/// Repeating it goes further back, in the end to the built-in policy. A policy that was rolled back stays loaded, and can be promoted
-/// again.
+/// Repeating it goes further back, in the end to the built-in policy. A policy that was rolled back
+/// stays loaded, and can be promoted again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
