@@ -19,7 +19,7 @@ use crate::watch::WatchEvent;
 #[derive(Debug, Clone)]
 pub struct LockOptions {
     /// The value of the lock's key; default the client id. Clients with the same holder name share
-    /// the lock.
+    /// the lock, also two tasks of one client. The first one that releases it does so for all.
     pub holder: Option<Bytes>,
     /// How long the lock is held without a renewal; default 10 s.
     pub lease: Duration,
@@ -167,6 +167,9 @@ impl Lock {
     /// Renews the lease. Returns false if the lock is lost: another client holds it, or the lease
     /// expired before the response, so that another client may have held it. This does not wait for
     /// the response for longer than the lease lasts.
+    ///
+    /// A lock whose key was deleted is acquired again, although another client may have held it in
+    /// between. Then that client's fencing token is higher, and the store refuses this one's.
     ///
     /// # Errors
     /// See [`Error`]. After an error the lock is still held until [`Lock::held_until`].

@@ -90,7 +90,7 @@ pub(super) struct Args {
     wait: Option<Duration>,
 
     /// The name of the holder, stored as the value of the key [default: the client id]. Two holders
-    /// with the same name hold the lock together
+    /// with the same name hold the lock together, and the first one that ends releases it for both
     #[arg(long, value_name = "NAME")]
     holder: Option<OsString>,
 
