@@ -180,7 +180,7 @@ impl Proof for Password {
 }
 
 /// The network that an address counts as: any client may have 2^64 IPv6 addresses.
-fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         address => address,

@@ -172,8 +172,8 @@ impl Client {
     }
 
     /// Why there is no connection, while the client tries to connect again. It is
-    /// [`Error::Denied`] if the broker refuses the client: each attempt fails until someone changes
-    /// the broker.
+    /// [`Error::Denied`] if the broker refuses the client: each attempt fails until the broker is
+    /// changed.
     #[must_use]
     pub fn disconnected(&self) -> Option<Error> {
         self.session().disconnected()

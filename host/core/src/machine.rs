@@ -474,7 +474,7 @@ impl Core {
                 assigned.swapped
             }
             (Ok(assigned), _) => {
-                tracing::error!(%policy, digest = %policy.digest, why, "a policy is rolled back: the one before it answers");
+                tracing::error!(%policy, digest = %policy.digest, why, "a policy is rolled back: the one before it answers, or the built-in one");
                 assigned.swapped
             }
             (Err(error), _) => {

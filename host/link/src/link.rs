@@ -56,7 +56,7 @@ pub trait Owner: Send + Sync + 'static {
     fn lost(&self, why: &str) -> bool;
 
     /// The broker refused this client: its password, its rights or its client id. Like
-    /// [`Owner::lost`], but another attempt gets the same answer until someone changes the broker,
+    /// [`Owner::lost`], but another attempt gets the same answer until the broker is changed,
     /// or for a minute if it `passes`: other clients of the address logged in too often.
     fn refused(&self, why: &str, _passes: bool) -> bool {
         self.lost(why)

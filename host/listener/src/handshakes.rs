@@ -1,8 +1,8 @@
 //! Limits the connections that are not established yet: a TLS or WebSocket handshake is in
 //! progress, or the first request to the admin API is incomplete.
 //!
-//! Each such connection holds a place. If all places are taken, the address that holds most of them
-//! loses its oldest. So peers that never complete a handshake use bounded memory and none of the
+//! Each such connection holds a place. If all places are taken, the address (IPv6: the /64 network)
+//! that holds most of them loses its oldest. So peers that never complete a handshake use bounded memory and none of the
 //! broker's connections, and other addresses can still connect.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,7 +20,8 @@ pub struct Handshakes {
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    /// In ascending order of their numbers: the oldest place is first.
+    /// In ascending order of their numbers: the oldest place is first. The address is that of the
+    /// network.
     places: VecDeque<(u64, IpAddr, Arc<Notify>)>,
 }
 
@@ -48,7 +49,8 @@ impl Handshakes {
         }
         let (number, evicted) = (waiting.next, Arc::new(Notify::new()));
         waiting.next += 1;
-        waiting.places.push_back((number, peer, evicted.clone()));
+        let network = statehouse_access::network(peer);
+        waiting.places.push_back((number, network, evicted.clone()));
         drop(waiting);
         Place {
             handshakes: self.clone(),
@@ -112,6 +114,19 @@ mod tests {
     async fn is_evicted(place: &Place) -> bool {
         let waited = tokio::time::timeout(Duration::from_millis(1), place.evicted());
         waited.await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn addresses_of_one_ipv6_network_count_together() {
+        let handshakes = Arc::new(Handshakes::new(3));
+        let address = |network, last| IpAddr::from([0x2001, 0xdb8, 0, network, 0, 0, 0, last]);
+        let of_other = handshakes.begin(address(1, 1));
+        let [first, second] = [1, 2].map(|last| handshakes.begin(address(2, last)));
+        let third = handshakes.begin(address(2, 3));
+        assert!(is_evicted(&first).await);
+        for place in [&of_other, &second, &third] {
+            assert!(!is_evicted(place).await);
+        }
     }
 
     #[tokio::test]

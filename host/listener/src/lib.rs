@@ -19,6 +19,7 @@ mod websocket;
 use std::future::Future;
 use std::io;
 use std::net::{self, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -138,6 +139,8 @@ impl Listeners {
         let mut entrances = Vec::new();
         for (listen, listener) in self.listeners {
             let listener = TcpListener::from_std(listener)?;
+            // The sockets that it accepts inherit this.
+            probe_if_silent(&listener);
             let address = listener.local_addr()?;
             let Scheme { tls, websocket } = listen.scheme;
             entrances.push(Entrance {
@@ -229,7 +232,7 @@ where
 }
 
 /// Lets the system end the connection of a client that vanished, even if the client sends no pings.
-fn probe_if_silent(socket: &TcpStream) {
+fn probe_if_silent(socket: &impl AsFd) {
     let keepalive = TcpKeepalive::new().with_time(limits::CLIENT_PROBE_AFTER);
     if let Err(error) = SockRef::from(socket).set_tcp_keepalive(&keepalive) {
         tracing::debug!(%error, "cannot probe a silent client");

@@ -2,8 +2,8 @@
 //!
 //! A restore checks every byte and block of the backup before it writes, and reads all of them from
 //! the file that it opened first. It must never change a directory that has a log, unless that log
-//! is of a restore that was interrupted. A marker distinguishes the two: no store may start while it
-//! is there.
+//! is of a restore that was interrupted. A marker distinguishes the two: no store may start while
+//! it is there.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

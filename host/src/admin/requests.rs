@@ -139,9 +139,12 @@ impl Requests {
                 return last(self.denied(&denial, peer));
             }
         };
-        seat.arrived();
-        if let Err(text) = seat.take(operator.user()) {
-            return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
+        // A user without a role is refused, and must not take the place of an operator.
+        if operator.role.is_some() {
+            seat.arrived();
+            if let Err(text) = seat.take(operator.user()) {
+                return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
+            }
         }
         self.admitted(subject, request, &operator, seat, peer).await
     }

@@ -186,9 +186,10 @@ async fn set(client: &Client, line: Line, nx: bool) -> Result<Done, Error> {
         Ok(set) if set.applied => Ok(Done::Set),
         Ok(_) => Ok(Done::Existing),
         // A fence or a quota is checked before the condition.
-        Err(Error::Refused(_)) if nx && client.get(&line.key).await?.is_some() => {
-            Ok(Done::Existing)
-        }
+        Err(error @ Error::Refused(_)) if nx => match client.get(&line.key).await {
+            Ok(Some(_)) => Ok(Done::Existing),
+            _ => Err(error),
+        },
         Err(error) => Err(error),
     }
 }

@@ -137,7 +137,7 @@ pub fn main() -> ExitCode {
     });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
-        Command::Serve(args) => serve::run(*args, &environment::misspelt(&program)),
+        Command::Serve(args) => serve::run(*args, &environment::misspelt(&Cli::command())),
         Command::Get(args) => output::finish(get::run(args)),
         Command::Set(args) => output::finish(set::run(args)),
         Command::Del(args) => output::finish(del::run(args)),

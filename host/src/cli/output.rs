@@ -68,7 +68,7 @@ impl Failure {
         Self::new(EXIT_REFUSED, message)
     }
 
-    /// The failure of a question, which has no negative result: that would be one of its answer.
+    /// The failure of a question. Exit code 1 belongs to its answer, so a refusal ends with 4.
     pub(super) fn of_question(mut self) -> Self {
         if self.code == EXIT_NEGATIVE {
             self.code = EXIT_REFUSED;

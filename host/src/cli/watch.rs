@@ -195,14 +195,14 @@ async fn watch(client: &Client, args: &Args, all: &[Watched]) -> Result<Exit, Fa
         let (at, event) = tokio::select! {
             biased;
             _ = &mut interrupted => break,
-            _ = connection.tick() => {
-                is_lost = report_loss(client, is_lost)?;
-                continue;
-            }
             change = changes.recv() => match change {
                 Some(change) => change,
                 None => break,
             },
+            _ = connection.tick() => {
+                is_lost = report_loss(client, is_lost)?;
+                continue;
+            }
         };
         let event = match event {
             Ok(event) => event,

@@ -122,8 +122,8 @@ fn is_removed(path: &Path) -> io::Result<bool> {
             Some(left)
         }
         Err(Errno::NOENT) => return Ok(true),
-        // A link, or a socket.
-        Err(Errno::LOOP | Errno::NXIO) => None,
+        // A link, a socket, or a file of another account.
+        Err(Errno::LOOP | Errno::NXIO | Errno::ACCESS) => None,
         Err(error) => return Err(error.into()),
     };
     match fs::remove_file(path) {

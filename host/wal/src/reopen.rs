@@ -14,7 +14,7 @@ use crate::files;
 use crate::limits;
 use crate::recovery::Recovered;
 use crate::segment::{HEADER_BYTES, Header, Magic};
-use crate::survey::SnapshotInfo;
+use crate::survey::{SnapshotInfo, read_link};
 
 pub(crate) fn prepare(
     disk: &dyn Disk,
@@ -83,7 +83,13 @@ pub(crate) fn prepare(
 
 /// The files before a break in the chain of segments, whose first position is `first`.
 fn severed(disk: &dyn Disk, recovered: &Recovered, first: u64) -> Vec<Severed> {
-    let segments = recovered.severed.iter().map(|number| {
+    // Files of another store were copied here by hand.
+    let is_foreign = |number: u64| {
+        let link = read_link(disk, number);
+        matches!(link, Ok(Ok(link)) if link.header.store != recovered.store)
+    };
+    let segments = recovered.severed.iter().filter(|it| !is_foreign(**it));
+    let segments = segments.map(|number| {
         let name = files::segment(*number);
         // The length only counts as history, and the file may be unreadable.
         let bytes = disk.open_read_only(&name).and_then(|file| file.bytes());

@@ -146,9 +146,9 @@ impl Catalogue {
     /// The oldest file that is not needed any more.
     ///
     /// History consists of units: a base, which is a snapshot or the empty beginning, and the
-    /// segments up to the next base. Before them are the files that a break in the chain of segments
-    /// severed; they count as one unit. The newest `bases_kept` bases and all segments from the oldest
-    /// of them on are always kept.
+    /// segments up to the next base. Before them are the files that a break in the chain of
+    /// segments severed; they count as one unit. The newest `bases_kept` bases and all segments
+    /// from the oldest of them on are always kept.
     fn retired(
         &self,
         bases_kept: usize,

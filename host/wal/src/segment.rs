@@ -176,8 +176,8 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Whether a frame after the last one may reach the byte at `offset`, as far as the bytes before
-    /// it show.
+    /// Whether a frame after the last one may reach the byte at `offset`, as far as the bytes
+    /// before it show.
     pub(crate) fn may_reach(&self, offset: u64) -> bool {
         let bytes = self.content.get(self.offset..).unwrap_or_default();
         offset < (self.offset + frame::HEADER_BYTES) as u64

@@ -149,7 +149,7 @@ pub(crate) fn damage(file: String, offset: u64, reason: &str) -> Damage {
 }
 
 /// Reads the header of a segment. A missing file is an error, and never damage.
-fn read_link(disk: &dyn Disk, number: u64) -> Result<Result<Link, Damage>, Error> {
+pub(crate) fn read_link(disk: &dyn Disk, number: u64) -> Result<Result<Link, Damage>, Error> {
     let name = files::segment(number);
     let file = disk
         .open_read_only(&name)

@@ -153,10 +153,10 @@ fn commands_that_read_a_data_directory_take_that_of_the_context() {
     }
 }
 
-/// Regression: a context without the address that a command needs left it with that of another store,
-/// which the command then changed.
+/// Regression: a context without the address that a command needs left it with that of another
+/// store, which the command then changed.
 #[test]
-fn context_without_an_address_does_not_fall_back_to_another_store() {
+fn context_without_an_address_names_no_other_store() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let add = |name, what, value| run(home, &["context", "add", name, what, value]).code(0);

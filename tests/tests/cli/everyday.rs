@@ -350,7 +350,7 @@ fn export_and_import_show_their_progress_on_a_terminal() {
     }
 }
 
-/// Regression: it counted the keys that nobody had read, with exit code 0.
+/// Regression: it counted keys that were not read, with exit code 0.
 #[test]
 fn export_whose_reader_has_ended_fails() {
     let server = Server::start();

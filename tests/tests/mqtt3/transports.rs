@@ -1,6 +1,7 @@
 //! MQTT 3.1.1 over WebSocket (section 6), over TLS, and over both.
 
 use std::{
+    fs,
     io::{Read, Write},
     net::TcpStream,
     process::Command,
@@ -9,12 +10,13 @@ use std::{
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 
 use statehouse_tests::{
-    Packet, Publish,
+    Packet, Publish, Server,
     client::PATIENCE,
     command::finish,
     packet::{PINGREQ, kind},
     packet3,
     tls::trusting,
+    wait,
     websocket::{BINARY, frame, upgrade, upgraded},
 };
 
@@ -133,4 +135,24 @@ fn client_connects_over_websocket_in_tls(scene: &Scene<'_>) {
         .publish(Publish::new(&topic, "x").qos(1));
     let publish = until(&mut socket, &mut bytes, kind::PUBLISH);
     assert_eq!(publish.publish3().payload, b"x");
+}
+
+/// A client without a keep alive that vanishes must not keep its connection. Regression: the system
+/// did not probe clients of MQTT over TCP.
+#[test]
+fn vanished_client_without_a_keep_alive_is_probed() {
+    let server = Server::start();
+    let client = TcpStream::connect(server.address()).unwrap();
+    let ends = [client.peer_addr(), client.local_addr()];
+    let ends = ends.map(|it| format!(":{:04X}", it.unwrap().port()));
+    // The columns are described in proc_net_tcp(5). The timer 02 is that of the probes.
+    let is_probed = |line: &str| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let is_it = columns[1].ends_with(&ends[0]) && columns[2].ends_with(&ends[1]);
+        is_it && columns[5].starts_with("02:")
+    };
+    wait::until("the socket is probed", || {
+        let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
+        sockets.lines().skip(1).any(is_probed)
+    });
 }

@@ -150,6 +150,19 @@ fn one_user_has_a_part_of_the_connections() {
     });
 }
 
+/// Regression: their refused requests, with a body that never ends, took the places of operators.
+#[test]
+fn users_without_a_role_take_no_place_of_operators() {
+    let plant = Plant::start(&[]);
+    let mut open = Vec::new();
+    for _ in 0..9 {
+        let (stream, status) =
+            plant.begin("client", "POST /v1/rollback", "Content-Length: 100\r\n");
+        assert_eq!(status, "403");
+        open.push(stream);
+    }
+}
+
 #[test]
 fn only_credentials_are_admitted_over_tls() {
     let plant = Plant::start(&[]);

@@ -258,8 +258,12 @@ impl Duplicates {
                 break newest;
             };
             let same_packet = slot.packet_id == delivery.packet_id;
-            let earlier = slot.connection < delivery.connection;
-            if same_packet && (delivery.dup || earlier && !self.is_packet_id_reused(slot)) {
+            if same_packet && !delivery.dup {
+                // All older ones with this packet id are followed by a later use of it.
+                let earlier = slot.connection < delivery.connection;
+                break (earlier && !self.is_packet_id_reused(slot)).then_some(slot);
+            }
+            if same_packet {
                 break Some(slot);
             }
             if delivery.dup {

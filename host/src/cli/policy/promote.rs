@@ -10,8 +10,8 @@ use statehouse_config::percent;
 /// Make a loaded policy the active one, from the next request on
 ///
 /// No request is lost, answered twice or handled by two policies. The previous policy stays loaded
-/// for `statehouse policy rollback`, unless it is unloaded. If the promoted policy was the canary or the shadow, that
-/// ends.
+/// for `statehouse policy rollback`, unless it is unloaded. If the promoted policy was the canary
+/// or the shadow, that ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -5,9 +5,10 @@
 //! containers and network file systems.
 //!
 //! Neither a restart nor the next leader of a cluster may promote a file again that was handled
-//! before, and no file may promote a policy that the guard rolled back. Otherwise each of them would
-//! undo a rollback. So every final result is recorded, also a refusal. A file that is refused for a
-//! reason that may pass is tried again, unless an operator has decided otherwise since.
+//! before, and no file may promote a policy that the guard rolled back. Otherwise each of them
+//! would undo a rollback. So every result that says which policy is active is recorded. A file that
+//! is refused for a reason that may pass is tried again, unless the role was assigned otherwise
+//! since, and every refused file at the next start.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -54,7 +55,7 @@ enum DropError {
     Unreadable(io::Error),
     #[error(transparent)]
     Ship(#[from] ShipError),
-    /// An operator assigned another policy while the file waited.
+    /// An operator, the guard or another file assigned the role while the file waited.
     #[error(
         "while the file waited, the role was assigned otherwise: copy the file again if its policy is to have the role"
     )]
@@ -67,6 +68,12 @@ enum DropError {
 }
 
 impl DropError {
+    /// Whether the file may succeed after a restart, with other settings or another version of the
+    /// program. What was decided about its policy stays.
+    fn may_pass_at_a_start(&self) -> bool {
+        !matches!(self, Self::Overtaken | Self::RolledBack(..))
+    }
+
     /// Whether the same file may succeed without a change of it or of the policies. A policy that
     /// the compiler refuses is not tried again, because each attempt takes minutes.
     fn may_pass(&self) -> bool {
@@ -180,6 +187,7 @@ impl DropDirectory {
             if let Some(before) = before.as_ref().and_then(|it| it.get(&name))
                 && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
+                now.is_old = before.is_old;
                 now.progress = self.handle(&self.directory.join(&name), before);
             }
             seen.insert(name, now);
@@ -204,10 +212,11 @@ impl DropDirectory {
             progress => return progress,
         };
         let holder = waiting.map_or_else(|| self.holder(), |it| it.holder);
-        let is_old = waiting.is_none() && before.is_old;
         let done = match read_file(path, policy_file_bytes_max()) {
             Err(error) => Err(DropError::Unreadable(error)),
-            Ok(file) if is_old && self.was_handled(path, &file) => return Progress::Handled,
+            Ok(file) if before.is_old && self.was_handled(path, &file) => {
+                return Progress::Handled;
+            }
             Ok(file) => self.ship(path, &file, waiting),
         };
         let is_final = !done.as_ref().is_err_and(DropError::may_pass);
@@ -234,9 +243,9 @@ impl DropDirectory {
         }
     }
 
-    /// Whether an earlier run of the program, or another host of the cluster, handled this file. The
-    /// assignment says so. That of earlier versions does not: then the status file counts, or the
-    /// origin of the policy if no status file could be written.
+    /// Whether an earlier run of the program, or another host of the cluster, handled this file.
+    /// The assignment says so. That of earlier versions does not: then the status file counts, or
+    /// the origin of the policy if no status file could be written.
     fn was_handled(&self, path: &Path, file: &[u8]) -> bool {
         let digest = Digest::of(file);
         let listing = self.gate.control().list();
@@ -264,7 +273,7 @@ impl DropDirectory {
     }
 
     /// Does with a file what the setting says, unless an operator decided otherwise while the file
-    /// waited. Records a final result.
+    /// waited. Records a result that is final also for the next start.
     fn ship(&self, path: &Path, file: &[u8], waiting: Option<Waiting>) -> Shipped {
         let digest = Digest::of(file);
         let is_overtaken = waiting.is_some_and(|it| {
@@ -275,7 +284,7 @@ impl DropDirectory {
             true => Err(DropError::Overtaken),
             false => self.act(path, file),
         };
-        if done.as_ref().is_err_and(DropError::may_pass) {
+        if done.as_ref().is_err_and(DropError::may_pass_at_a_start) {
             return done;
         }
         let delivered = self.delivered(path, digest);

@@ -107,18 +107,27 @@ impl Plant {
 
     /// A connection of a user who has got an answer.
     pub(super) fn keep_open(&self, user: &str) -> impl Read + use<> {
+        let (stream, status) = self.begin(user, "GET /v1/session", "");
+        assert_eq!(status, "200");
+        stream
+    }
+
+    /// Sends the head of a request. Returns the connection and the status of the answer.
+    pub(super) fn begin(
+        &self,
+        user: &str,
+        request: &str,
+        headers: &str,
+    ) -> (impl Read + use<>, String) {
         let mut stream = self.connect();
         let login = basic(user, PASSWORD);
-        write!(
-            stream,
-            "GET /v1/session HTTP/1.1\r\nHost: {}\r\n{login}\r\n",
-            self.address
-        )
-        .unwrap();
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).unwrap();
-        assert_eq!(head, *b"HTTP/1.1 200");
-        stream
+        let host = self.address;
+        let head = format!("{request} HTTP/1.1\r\nHost: {host}\r\n{login}{headers}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        let status = String::from_utf8_lossy(&answer[9..]).into_owned();
+        (stream, status)
     }
 
     pub(super) fn send(&self, request: &str) -> (u16, String) {

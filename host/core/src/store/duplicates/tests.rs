@@ -115,8 +115,8 @@ fn packet_id_selects_among_equal_requests() {
     assert_eq!(found(&all, delivery(1, 1, 6, true), 9), Some(second));
 }
 
-/// Regression: a script that reuses its correlation data, and begins with the same packet id on each
-/// connection, got an old answer and no effect.
+/// Regression: a script that reuses its correlation data, and begins with the same packet id on
+/// each connection, got an old answer and no effect.
 #[test]
 fn a_reused_packet_id_is_that_of_a_new_request() {
     let mut all = Duplicates::new(RETENTION);
