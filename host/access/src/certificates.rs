@@ -175,7 +175,11 @@ pub(super) fn identify(
     names_user: bool,
 ) -> Option<Identity> {
     let current = owners.current();
-    let identity = current.identify(chain)?;
+    let identity = match *current {
+        // A certificate without a Common Name is good beside a password.
+        Owners::CommonName if !names_user => Identity::default(),
+        _ => current.identify(chain)?,
+    };
     let proofs: Vec<Arc<dyn Proof>> = match *current {
         Owners::CommonName => Vec::new(),
         Owners::Table(_) => vec![Arc::new(Mapped {
@@ -270,6 +274,16 @@ mod tests {
     fn identify(owners: &Owners, chain: &[&[u8]]) -> Option<Identity> {
         let chain: Vec<_> = chain.iter().map(|der| der.to_vec()).collect();
         owners.identify(&chain)
+    }
+
+    #[test]
+    fn certificate_without_a_user_is_good_beside_a_password() {
+        let read = || Ok::<_, String>(Owners::CommonName);
+        let owners = Watched::open("certificate users", Vec::new(), read).unwrap();
+        let chain: Arc<[Vec<u8>]> = [TWO_NAMES.to_vec()].into();
+        assert!(super::identify(&owners, &chain, true).is_none());
+        let identity = super::identify(&owners, &chain, false).unwrap();
+        assert_eq!(identity, Identity::default());
     }
 
     #[test]

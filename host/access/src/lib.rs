@@ -310,7 +310,7 @@ impl Inner {
     async fn password_identity(&self, attempt: &Attempt) -> Result<Identity, Refusal> {
         let owner = self.certificate_identity(attempt)?;
         match &self.logins {
-            Some(logins) if attempt.user.is_some() || attempt.password.is_some() => {
+            Some(logins) if has_login(attempt) => {
                 let name = attempt.user.as_deref().unwrap_or_default();
                 let password = attempt.password.clone().unwrap_or_default();
                 let mut user = logins.check(name, password, attempt.door.peer.ip()).await?;
@@ -378,8 +378,7 @@ impl Inner {
             return Ok(None);
         }
         // With a password, only the attributes are those of the certificate.
-        let has_login = attempt.user.is_some() || attempt.password.is_some();
-        let names_user = !(has_login && self.logins.is_some());
+        let names_user = !(has_login(attempt) && self.logins.is_some());
         match &self.owners {
             // The listener has verified the certificate, so the client is authenticated although it
             // has no user name.
@@ -392,6 +391,13 @@ impl Inner {
                 )),
         }
     }
+}
+
+/// Whether a client logs in by a password. Some programs send a user name beside a certificate, and
+/// no password.
+fn has_login(attempt: &Attempt) -> bool {
+    let has_certificate = !attempt.door.certificates.is_empty();
+    attempt.password.is_some() || (attempt.user.is_some() && !has_certificate)
 }
 
 /// The reason that the broker gave a client for a refusal.

@@ -3,7 +3,11 @@
 //! Gets the packet and what the listener knows of the stream; returns a connection that the core
 //! knows, or a refusal. Waits for the access control without a lock and for a bounded time.
 
-use std::{future::pending, sync::Arc, time::Instant};
+use std::{
+    future::pending,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use tokio::{
     sync::watch,
@@ -14,6 +18,7 @@ use crate::{
     Attempt, Broker, Claim, Door, Origin, ReasonCode, Refusal, Refused, Service, Verdict,
     codec::{Auth, Connect, Violation},
     core::{Accepted, ConnectRefusal},
+    limits::EXPIRY_CHECK_INTERVAL,
     output::Output,
     router::SessionKey,
     topic,
@@ -46,7 +51,7 @@ impl Credentials {
             let at = *expires.borrow_and_update();
             let expired = async {
                 match at {
-                    Some(at) => sleep_until(at.into()).await,
+                    Some(at) => reached(at, SystemTime::now).await,
                     None => pending().await,
                 }
             };
@@ -56,6 +61,20 @@ impl Credentials {
                 _ = expires.changed() => {}
             }
         }
+    }
+}
+
+/// Waits until a time, also by the wall clock, which tells when credentials expire: the other one
+/// stands still while the machine is suspended, and the wall clock may have been behind.
+async fn reached(at: Instant, wall: impl Fn() -> SystemTime) {
+    let left = at.saturating_duration_since(Instant::now());
+    let end = wall().checked_add(left);
+    loop {
+        let now = Instant::now();
+        if now >= at || end.is_some_and(|end| wall() >= end) {
+            return;
+        }
+        sleep_until(at.min(now + EXPIRY_CHECK_INTERVAL).into()).await;
     }
 }
 
@@ -186,4 +205,25 @@ pub(crate) async fn renew(
         Err(_) => (ReasonCode::SERVER_BUSY, LATE),
     };
     Err(Violation { reason, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, time::Duration};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn credentials_expire_by_the_wall_clock_too() {
+        let (begin, steps) = (SystemTime::now(), Cell::new(0));
+        // As after a suspension of two minutes.
+        let wall = || {
+            steps.set(steps.get() + 1);
+            begin + Duration::from_secs(if steps.get() > 2 { 120 } else { 0 })
+        };
+        let waited = tokio::time::Instant::now();
+        reached(Instant::now() + Duration::from_secs(100), wall).await;
+        assert!(waited.elapsed() < Duration::from_secs(60));
+        reached(Instant::now(), SystemTime::now).await;
+    }
 }

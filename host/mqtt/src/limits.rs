@@ -188,6 +188,10 @@ impl Default for Limits {
 /// stays below it. One packet may exceed it once.
 pub(crate) const WORK_PER_TURN_MAX: u64 = 2500;
 
+/// How often the wall clock is read for credentials that expire. Timers stand still while the machine
+/// is suspended.
+pub(crate) const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(30);
+
 /// Sessions examined while the lock is held once, at some tens of nanoseconds each.
 pub(crate) const SESSIONS_PER_HOLD_MAX: usize = 1024;
 
