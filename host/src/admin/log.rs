@@ -112,9 +112,6 @@ async fn wait_beyond(
     end: impl Fn() -> u64,
     followers: &Semaphore,
 ) -> Result<(), Refusal> {
-    if end() != from {
-        return Ok(());
-    }
     let _follower = followers.try_acquire().map_err(|_| {
         let error = "too many operators follow the logs: end one of the others";
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
