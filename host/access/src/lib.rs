@@ -36,7 +36,6 @@ use statehouse_mqtt::{
 pub use self::authorizer::{Authorizer, CachedGrants, NoRule};
 use self::certificates::{CertificatesError, Owners};
 use self::explain::{Explanation, Question};
-pub use self::logins::network;
 use self::logins::{Logins, Refusal};
 use self::roles::Role;
 use self::rules::{Action, Grants, Principal, Rules, RulesError, Seal};

@@ -4,13 +4,13 @@
 //! After too many wrong passwords, no further ones are checked for a while. A client whose password
 //! was right before must never wait for other checks.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse_mqtt::{Identity, Proof, ReasonCode};
+use statehouse_mqtt::{Identity, Proof, ReasonCode, network};
 use tokio::sync::Semaphore;
 
 use super::known_logins::KnownLogins;
@@ -176,14 +176,6 @@ struct Password {
 impl Proof for Password {
     fn is_good(&self) -> bool {
         self.users.current().credential(&self.user) == Some(self.number)
-    }
-}
-
-/// The network that an address counts as: any client may have 2^64 IPv6 addresses.
-pub fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address => address,
     }
 }
 

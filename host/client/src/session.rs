@@ -194,13 +194,12 @@ impl Session {
     }
 
     /// Notes why there is no connection, and that further attempts follow.
-    fn down(&self, error: fn(String) -> Error, why: &str) -> bool {
+    fn down(&self, error: fn(String) -> Error, why: &str) {
         let mut state = self.state();
         if !matches!(state.connection, Connection::Closed(_)) {
             let why = format!("the connection to {} is lost: {why}", self.address);
             state.connection = Connection::Down(error(why));
         }
-        true
     }
 
     fn properties(&self, number: u64, timestamp: String) -> PublishProperties {
@@ -394,7 +393,8 @@ impl Owner for Session {
             self.close(Error::Transport(why));
             return false;
         }
-        self.down(Error::Transport, why)
+        self.down(Error::Transport, why);
+        true
     }
 
     fn refused(&self, why: &str, passes: bool) -> bool {
@@ -408,7 +408,8 @@ impl Owner for Session {
             true => Error::Transport,
             false => Error::Denied,
         };
-        self.down(error, why)
+        self.down(error, why);
+        true
     }
 
     fn hopeless(&self, message: Request, why: &str) {

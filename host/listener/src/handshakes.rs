@@ -49,7 +49,7 @@ impl Handshakes {
         }
         let (number, evicted) = (waiting.next, Arc::new(Notify::new()));
         waiting.next += 1;
-        let network = statehouse_access::network(peer);
+        let network = statehouse_mqtt::network(peer);
         waiting.places.push_back((number, network, evicted.clone()));
         drop(waiting);
         Place {

@@ -11,7 +11,7 @@
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -43,7 +43,7 @@ const KINDS: usize = 6;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(Box<str>),
-    /// For IPv6 the 64-bit network, since one host can use all addresses of it.
+    /// The [`network`].
     Address(IpAddr),
     /// An anonymous client of an earlier run that has not reconnected. Its address was not
     /// recorded.
@@ -53,17 +53,20 @@ pub(crate) enum Owner {
 impl Owner {
     /// The owner of a connection's memory.
     pub(crate) fn of(identity: &Identity, peer: IpAddr) -> Self {
-        match (&identity.user, peer) {
-            (Some(user), _) => Self::User(user.clone()),
-            (None, IpAddr::V4(address)) => Self::Address(address.into()),
-            (None, IpAddr::V6(address)) => match address.to_ipv4_mapped() {
-                Some(address) => Self::Address(address.into()),
-                None => {
-                    let network = address.to_bits() & !u128::from(u64::MAX);
-                    Self::Address(IpAddr::V6(network.into()))
-                }
-            },
+        match &identity.user {
+            Some(user) => Self::User(user.clone()),
+            None => Self::Address(network(peer)),
         }
+    }
+}
+
+/// The network that an address counts as: for IPv6 that of 64 bits, since one host can use all
+/// addresses of it.
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
     }
 }
 

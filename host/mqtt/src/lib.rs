@@ -96,6 +96,7 @@ pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;
 pub use image::ImageCursor;
 pub use lease::Lease;
+pub use ledger::network;
 pub use limits::Limits;
 pub use message::{Message, QoS};
 pub use output::Direct;

@@ -16,6 +16,7 @@ use std::num::NonZeroU64;
 use hashbrown::{DefaultHashBuilder, HashMap};
 use statehouse_mqtt::Properties;
 
+use self::policies::Policies;
 use self::slot::Slot;
 use super::compact_table::CompactTable;
 use super::remembered::{Identity, Remembered};
@@ -23,6 +24,7 @@ use crate::limits;
 use crate::request::Delivery;
 use statehouse_protocol::{ConnectionId, SessionId};
 
+mod policies;
 mod slot;
 
 /// Retention limits, from the configuration.
@@ -109,37 +111,6 @@ impl From<u64> for Number {
 impl From<Number> for u64 {
     fn from(Number([high, low]): Number) -> Self {
         Self::from(high) << u32::BITS | Self::from(low)
-    }
-}
-
-/// The policies of remembered requests, with a count each. There are few, so slots refer to them by
-/// index.
-#[derive(Default)]
-struct Policies(Vec<(blake3::Hash, usize)>);
-
-impl Policies {
-    /// Counts a request of a policy and returns the index of the policy.
-    fn add(&mut self, policy: blake3::Hash) -> u32 {
-        let all = &mut self.0;
-        let at = all.iter().position(|(it, _)| *it == policy);
-        // Reuses the index of a policy that has no requests left.
-        let at = at.or_else(|| all.iter().position(|(_, count)| *count == 0));
-        let at = at.unwrap_or_else(|| {
-            all.push((policy, 0));
-            all.len() - 1
-        });
-        all[at].0 = policy;
-        all[at].1 += 1;
-        u32::try_from(at)
-            .expect("every policy here has a remembered request, and those fit into memory")
-    }
-
-    fn remove(&mut self, number: u32) {
-        self.0[number as usize].1 -= 1;
-    }
-
-    fn digest(&self, number: u32) -> blake3::Hash {
-        self.0[number as usize].0
     }
 }
 
@@ -257,14 +228,11 @@ impl Duplicates {
             let Some(slot) = self.slot(number) else {
                 break newest;
             };
-            let same_packet = slot.packet_id == delivery.packet_id;
-            if same_packet && !delivery.dup {
+            if slot.packet_id == delivery.packet_id {
                 // All older ones with this packet id are followed by a later use of it.
                 let earlier = slot.connection < delivery.connection;
-                break (earlier && !self.is_packet_id_reused(slot)).then_some(slot);
-            }
-            if same_packet {
-                break Some(slot);
+                let is_resent = earlier && !self.is_packet_id_reused(slot);
+                break (delivery.dup || is_resent).then_some(slot);
             }
             if delivery.dup {
                 newest = newest.or(Some(slot));
