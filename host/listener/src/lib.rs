@@ -10,7 +10,6 @@
 pub mod dates;
 mod frames;
 pub mod front;
-pub mod handshakes;
 pub mod headers;
 mod revocation;
 mod tls;
@@ -31,10 +30,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use handshakes::Handshakes;
 use statehouse_access::audit::{Audit, Refused};
 use statehouse_config::{Listen, ListenConfig, Origin, Scheme, handshakes_max, limits};
 use statehouse_files::watch::{Reloads, Watched};
+use statehouse_mqtt::handshakes::Handshakes;
 use tls::ClientChain;
 pub use tls::{Certificates, TlsError};
 use websocket::{UpgradeError, upgrade};

@@ -26,6 +26,7 @@ use crate::{
     clock::Clock,
     core::Core,
     durability_gate::DurabilityGate,
+    handshakes::Handshakes,
     incomplete::IncompletePackets,
     output::OutputTotal,
     persist::{Brake, ChangeLog},
@@ -65,6 +66,8 @@ struct Shared {
     /// One permit per socket, of [`SOCKETS`]. All permits are available once every connection has
     /// ended.
     sockets: Arc<Semaphore>,
+    /// The connections without a complete CONNECT. Only the limit of connections evicts them.
+    arriving: Arc<Handshakes>,
     /// One permit per CONNECT that the access control has not decided yet.
     admissions: Semaphore,
     /// One permit: of the connections whose last turn used up its work limit, one at a time has its
@@ -144,6 +147,7 @@ impl Broker {
             write_batching: WriteBatching::default(),
             durability_gate,
             sockets: Arc::new(Semaphore::new(SOCKETS)),
+            arriving: Arc::new(Handshakes::new(SOCKETS)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
             connects: IncompletePackets::default(),

@@ -24,6 +24,7 @@ use crate::{
     codec::{self, Answer, Connect, ConnectFault, Violation},
     core::Accepted,
     dispatch::Dispatch,
+    handshakes::Place,
     incomplete::{ConnectionBytes, counted_bytes},
     limits::READ_AFTER_FAILURE_MAX,
     output::{Direct, Output},
@@ -37,6 +38,7 @@ pub(crate) async fn run<R, W>(
     mut writer: W,
     direct: Option<Arc<dyn Direct>>,
     door: Door,
+    place: Place,
 ) where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
@@ -45,7 +47,13 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let connect = receive_connect(broker, &mut reader, &mut buffer, &limits, peer, deadline).await;
+    let connecting = receive_connect(broker, &mut reader, &mut buffer, &limits, peer, deadline);
+    let connect = tokio::select! {
+        biased;
+        () = place.evicted() => return broker.turn_away(peer),
+        connect = connecting => connect,
+    };
+    drop(place);
     let connect = match connect {
         Ok(connect) => connect,
         Err(None) => return,

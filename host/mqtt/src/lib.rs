@@ -58,6 +58,7 @@ mod dispatch;
 mod durability_gate;
 mod exchanges;
 mod group;
+pub mod handshakes;
 mod image;
 mod incomplete;
 mod lease;

@@ -236,6 +236,30 @@ async fn silence_ends_the_connection_unless_pings_arrive() {
 }
 
 #[tokio::test]
+async fn sockets_without_connect_keep_no_client_out() {
+    let broker = broker(Limits {
+        connections_max: 2,
+        ..Limits::default()
+    });
+    let address = listen(&broker).await;
+    let mut silent = Client::tcp(address).await;
+    let mut slow = Client::tcp(address).await;
+    slow.stream.write_all(&[0x10]).await.unwrap();
+    let mut clients = Vec::new();
+    for (name, evicted) in [("a", &mut silent), ("b", &mut slow)] {
+        clients.push(Client::tcp(address).await.hello(name, 0).await);
+        assert_eq!(evicted.rest().await, []);
+    }
+    assert_eq!(broker.stats().turned_away, 2);
+    for client in &mut clients {
+        client.send(&[Packet::PingReq(wire::PingReq)]).await;
+        assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+    }
+    assert_eq!(Client::tcp(address).await.rest().await, []);
+    assert_eq!(broker.stats().turned_away, 3);
+}
+
+#[tokio::test]
 async fn sockets_are_bounded() {
     let broker = broker(Limits {
         connections_max: 2,

@@ -70,7 +70,8 @@ use statehouse_access::AccessControl;
 use statehouse_access::audit::{Audit, Refused};
 use statehouse_config::{AdminPlace, admin_arriving_max, limits};
 use statehouse_files::watch::{Reloads, Watched};
-use statehouse_listener::{Certificates, handshakes::Handshakes};
+use statehouse_listener::Certificates;
+use statehouse_mqtt::handshakes::Handshakes;
 use statehouse_server::Server;
 
 /// The parts that the admin API reports on, apart from policies.

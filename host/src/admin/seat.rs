@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::stream::OpenStream;
 use statehouse_config::limits;
-use statehouse_listener::handshakes::Place;
+use statehouse_mqtt::handshakes::Place;
 
 /// The seats of one listener.
 #[derive(Default)]

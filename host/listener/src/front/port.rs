@@ -7,7 +7,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use statehouse_mqtt::Broker;
+use statehouse_mqtt::{Broker, handshakes::Handshakes};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
@@ -16,7 +16,6 @@ use super::preface::{self, Answer, HostName, PrefaceError, Purpose};
 use super::splice::detect_dead_peer;
 use super::{Front, link, mux};
 use crate::Acceptor;
-use crate::handshakes::Handshakes;
 use statehouse_access::audit::Refused;
 use statehouse_config::{Scheme, handshakes_max, limits};
 

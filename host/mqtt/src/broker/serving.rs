@@ -90,30 +90,36 @@ impl Broker {
     {
         let permit = self.0.sockets.clone().try_acquire_owned();
         let taken = SOCKETS - self.0.sockets.available_permits();
+        // A client that wants to connect takes the place of one that has sent no CONNECT.
         let Some(_permit) = permit
             .ok()
-            .filter(|_| taken <= self.limits().connections_max)
+            .filter(|_| taken <= self.limits().connections_max || self.0.arriving.evict())
         else {
-            self.0.turned_away.fetch_add(1, Ordering::Relaxed);
-            self.0.refusals.report(&Refusal {
-                what: Refused::Connect,
-                reason: ReasonCode::SERVER_BUSY,
-                text: Some("the broker has reached its limit of connections"),
-                peer: Some(door.peer),
-                client: "",
-                user: None,
-            });
-            return;
+            return self.turn_away(door.peer);
         };
+        let place = self.0.arriving.begin(door.peer.ip());
         // Created before the flag is read, so that a shutdown in between is not missed.
         let abort = self.0.abort.notified();
         if self.is_stopping() {
             return;
         }
         tokio::select! {
-            () = connection::run(self, reader, writer, direct, door) => {}
+            () = connection::run(self, reader, writer, direct, door, place) => {}
             () = abort => {}
         }
+    }
+
+    /// Counts and reports a connection that is closed because there are too many.
+    pub(crate) fn turn_away(&self, peer: SocketAddr) {
+        self.0.turned_away.fetch_add(1, Ordering::Relaxed);
+        self.0.refusals.report(&Refusal {
+            what: Refused::Connect,
+            reason: ReasonCode::SERVER_BUSY,
+            text: Some("the broker has reached its limit of connections"),
+            peer: Some(peer),
+            client: "",
+            user: None,
+        });
     }
 
     /// Ends sessions and sends wills when they are due, and reads the wall clock periodically. Runs

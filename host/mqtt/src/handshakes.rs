@@ -1,15 +1,18 @@
 //! Limits the connections that are not established yet: a TLS or WebSocket handshake is in
-//! progress, or the first request to the admin API is incomplete.
+//! progress, the CONNECT is incomplete, or the first request to the admin API is.
 //!
 //! Each such connection holds a place. If all places are taken, the address (IPv6: the /64 network)
-//! that holds most of them loses its oldest. So peers that never complete a handshake use bounded memory and none of the
-//! broker's connections, and other addresses can still connect.
+//! that holds most of them loses its oldest. So peers that never complete a handshake use bounded
+//! memory and keep nobody else out: other addresses can still connect.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+
+use crate::network;
 
 /// A bounded number of places.
 pub struct Handshakes {
@@ -20,14 +23,16 @@ pub struct Handshakes {
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    /// In ascending order of their numbers: the oldest place is first. The address is that of the
-    /// network.
-    places: VecDeque<(u64, IpAddr, Arc<Notify>)>,
+    count: usize,
+    /// By network. Places are in ascending order of their numbers: the oldest is first. No queue is
+    /// empty.
+    networks: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
 
 /// A place of one connection. Dropping it releases the place.
 pub struct Place {
     handshakes: Arc<Handshakes>,
+    network: IpAddr,
     number: u64,
     evicted: Arc<Notify>,
 }
@@ -43,20 +48,25 @@ impl Handshakes {
 
     /// Takes a place for a connection from `peer`. May evict another connection.
     pub fn begin(self: &Arc<Self>, peer: IpAddr) -> Place {
+        let network = network(peer);
+        let evicted = Arc::new(Notify::new());
         let mut waiting = self.waiting();
-        if waiting.places.len() >= self.max {
+        if waiting.count >= self.max {
             waiting.evict();
         }
-        let (number, evicted) = (waiting.next, Arc::new(Notify::new()));
-        waiting.next += 1;
-        let network = statehouse_mqtt::network(peer);
-        waiting.places.push_back((number, network, evicted.clone()));
+        let number = waiting.add(network, evicted.clone());
         drop(waiting);
         Place {
             handshakes: self.clone(),
+            network,
             number,
             evicted,
         }
+    }
+
+    /// Evicts the oldest connection of the address that has most of them. False if there is none.
+    pub fn evict(&self) -> bool {
+        self.waiting().evict()
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -66,19 +76,43 @@ impl Handshakes {
 }
 
 impl Waiting {
-    /// Evicts the oldest place of the address that holds most places.
-    fn evict(&mut self) {
-        let mut held: HashMap<IpAddr, usize> = HashMap::new();
-        for (_, peer, _) in &self.places {
-            *held.entry(*peer).or_default() += 1;
-        }
-        let most = held.values().max().copied().unwrap_or_default();
-        let oldest = self
-            .places
+    /// Adds a place and returns its number.
+    fn add(&mut self, network: IpAddr, evicted: Arc<Notify>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.count += 1;
+        let places = self.networks.entry(network).or_default();
+        places.push_back((number, evicted));
+        number
+    }
+
+    fn evict(&mut self) -> bool {
+        let most = self
+            .networks
             .iter()
-            .position(|(_, peer, _)| held[peer] == most);
-        if let Some((_, _, evicted)) = oldest.and_then(|index| self.places.remove(index)) {
-            evicted.notify_one();
+            .max_by_key(|(_, places)| (places.len(), places.front().map(|it| Reverse(it.0))));
+        let Some((&network, places)) = most else {
+            return false;
+        };
+        let Some((number, evicted)) = places.front().cloned() else {
+            return false;
+        };
+        self.remove(network, number);
+        evicted.notify_one();
+        true
+    }
+
+    fn remove(&mut self, network: IpAddr, number: u64) {
+        let Some(places) = self.networks.get_mut(&network) else {
+            return;
+        };
+        // Places are sorted by number, because numbers only grow.
+        if let Ok(index) = places.binary_search_by_key(&number, |it| it.0) {
+            places.remove(index);
+            self.count -= 1;
+        }
+        if places.is_empty() {
+            self.networks.remove(&network);
         }
     }
 }
@@ -91,11 +125,7 @@ impl Place {
 
     /// Releases the place. The connection cannot be evicted after that.
     pub fn release(&self) {
-        let mut waiting = self.handshakes.waiting();
-        // Places are sorted by number, because numbers only grow.
-        if let Ok(index) = waiting.places.binary_search_by_key(&self.number, |it| it.0) {
-            waiting.places.remove(index);
-        }
+        self.handshakes.waiting().remove(self.network, self.number);
     }
 }
 
