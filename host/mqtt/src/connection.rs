@@ -7,13 +7,20 @@ mod read_buffer;
 mod reader;
 mod writer;
 
-use std::{future::pending, net::SocketAddr, sync::Arc};
+use std::{
+    future::{Future, pending, poll_fn},
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
 
 use bytes::BytesMut;
 use read_buffer::make_room;
 use reader::read;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    task::yield_now,
     time::{timeout, timeout_at},
 };
 use writer::Writer;
@@ -61,6 +68,12 @@ pub(crate) async fn run<R, W>(
             return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
+    // During a long start a client may give up and connect again. Its earlier connection must not
+    // take the session over, whichever is read first.
+    if broker.is_connected(&connect.client_id) && is_closed(&mut reader, &mut buffer).await {
+        tracing::debug!(%peer, "closed before its CONNECT was read");
+        return;
+    }
     let output = Arc::new(Output::new(
         limits.output_bytes_high,
         broker.outputs(),
@@ -130,6 +143,16 @@ async fn receive_connect<R: AsyncRead + Unpin>(
             Err(None)
         }
     }
+}
+
+/// Whether the client has closed its stream and sent nothing else. Reads what has arrived.
+async fn is_closed<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut) -> bool {
+    // tokio takes a new socket for readable. It learns the end of the stream from the next events.
+    yield_now().await;
+    buffer.reserve(512);
+    let mut reading = pin!(reader.read_buf(buffer));
+    let read = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+    matches!(read, Poll::Ready(Ok(0) | Err(_))) && buffer.is_empty()
 }
 
 /// The bytes of the answer to an invalid CONNECT; `None` if it gets no answer.

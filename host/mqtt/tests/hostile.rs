@@ -9,6 +9,7 @@ use common::*;
 use statehouse_mqtt::{Broker, Limits, Message, QoS};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    net::TcpListener,
     time::timeout,
 };
 use wire::{DisconnectReasonCode, Packet};
@@ -257,6 +258,27 @@ async fn sockets_without_connect_keep_no_client_out() {
     }
     assert_eq!(Client::tcp(address).await.rest().await, []);
     assert_eq!(broker.stats().turned_away, 3);
+}
+
+#[tokio::test]
+async fn connection_that_was_given_up_takes_no_session_over() {
+    let broker = broker(Limits::default());
+    // The client gives up while nothing accepts, and connects again.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut given_up = Client::tcp(listener.local_addr().unwrap()).await;
+    given_up.send(&[connect("a", false, 60, 60)]).await;
+    given_up.stream.shutdown().await.unwrap();
+    let mut client = Client::tcp(listen(&broker).await)
+        .await
+        .hello("a", 60)
+        .await;
+    tokio::spawn({
+        let broker = broker.clone();
+        async move { broker.listen(listener).await }
+    });
+    assert_eq!(given_up.rest().await, []);
+    client.send(&[Packet::PingReq(wire::PingReq)]).await;
+    assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
 }
 
 #[tokio::test]

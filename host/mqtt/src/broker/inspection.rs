@@ -81,6 +81,12 @@ impl Broker {
         self.lock().client_status(client)
     }
 
+    /// Whether the client with this id is connected.
+    pub(crate) fn is_connected(&self, client: &str) -> bool {
+        let status = self.client_status(client);
+        status.is_some_and(|status| status.origin.is_some())
+    }
+
     /// What all sessions hold. Other clients are served during this call.
     #[must_use]
     pub fn session_summaries(&self) -> Vec<SessionSummary> {
