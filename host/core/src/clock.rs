@@ -13,6 +13,10 @@ use crate::limits;
 
 const NANOS_PER_MS: u64 = 1_000_000;
 
+/// While the wall clock is behind, `now` leaves out one of this many parts of the time that passes:
+/// the wall clock catches up in about this many times the step, and locks last 7 % longer at most.
+const LEFT_OUT_PART: u64 = 16;
+
 /// A source of time.
 pub trait Source: Send + Sync {
     /// Nanoseconds since the Unix epoch. May be stepped in either direction.
@@ -69,9 +73,12 @@ impl ManualSource {
 
     /// Advances both clocks by `ms`.
     pub fn advance(&self, ms: u64) {
-        self.wall_ns.fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
-        self.monotonic_ns
-            .fetch_add(ms * NANOS_PER_MS, Ordering::Relaxed);
+        self.advance_ns(ms * NANOS_PER_MS);
+    }
+
+    fn advance_ns(&self, ns: u64) {
+        self.wall_ns.fetch_add(ns, Ordering::Relaxed);
+        self.monotonic_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     /// Steps only the wall clock, as an operator or NTP does.
@@ -92,20 +99,27 @@ impl Source for ManualSource {
 }
 
 /// The store's `now`. It follows the wall clock and never decreases. After the wall clock is
-/// stepped back, `now` follows the monotonic clock until the wall clock catches up.
+/// stepped back, `now` continues at 15/16 of the pace of the monotonic clock until the wall clock
+/// has caught up, about 16 times as long as the step. Until then keys last up to 1/15 longer, and
+/// no key ever ends early.
 ///
 /// If the wall clock is stepped ahead, `now` follows at once, so that versions agree with clients'
 /// clocks. No time has passed, so [`Reading::stepped_ms`] says by how much every deadline must be
 /// postponed.
 pub struct Clock {
     source: Arc<dyn Source>,
+    /// The time of the monotonic clock that `now` has left out. The rest is the counted time.
+    left_out_ns: u64,
+    /// While the wall clock is behind: the monotonic time up to which time was left out.
+    left_out_until_ns: Option<u64>,
     /// `now` at the last reading at which the wall clock was not behind.
     anchor_ns: u64,
-    anchor_monotonic_ns: u64,
-    /// What `now` would have been at `start_monotonic_ns` if all reported steps had happened
-    /// before.
+    anchor_counted_ns: u64,
+    /// What `now` would have been at `start_counted_ns` if all reported steps had happened before.
+    /// In counted time, because a later step would otherwise be reported without the time that was
+    /// left out, and keys would end early.
     start_ns: u64,
-    start_monotonic_ns: u64,
+    start_counted_ns: u64,
 }
 
 impl Clock {
@@ -117,13 +131,15 @@ impl Clock {
     /// Starts at the wall clock, or at the last time of an earlier run if that is later.
     pub fn resume(source: Arc<dyn Source>, last_ms: u64) -> Self {
         let anchor_ns = source.wall_ns().max(last_ms.saturating_mul(NANOS_PER_MS));
-        let anchor_monotonic_ns = source.monotonic_ns();
+        let anchor_counted_ns = source.monotonic_ns();
         Self {
             source,
+            left_out_ns: 0,
+            left_out_until_ns: None,
             anchor_ns,
-            anchor_monotonic_ns,
+            anchor_counted_ns,
             start_ns: anchor_ns,
-            start_monotonic_ns: anchor_monotonic_ns,
+            start_counted_ns: anchor_counted_ns,
         }
     }
 
@@ -134,17 +150,17 @@ impl Clock {
         // permanently.
         let wall_ns = self.source.wall_ns();
         let monotonic_ns = self.source.monotonic_ns();
-        let carried_ns = self
-            .anchor_ns
-            .saturating_add(monotonic_ns - self.anchor_monotonic_ns);
+        self.leave_out(wall_ns, monotonic_ns);
+        let counted_ns = monotonic_ns - self.left_out_ns;
+        let carried_ns = self.carried_ns(counted_ns);
         if wall_ns >= carried_ns {
             self.anchor_ns = wall_ns;
-            self.anchor_monotonic_ns = monotonic_ns;
+            self.anchor_counted_ns = counted_ns;
         }
         let now_ns = carried_ns.max(wall_ns);
         let paced_ns = self
             .start_ns
-            .saturating_add(monotonic_ns - self.start_monotonic_ns);
+            .saturating_add(counted_ns - self.start_counted_ns);
         let mut stepped_ms = now_ns.saturating_sub(paced_ns) / NANOS_PER_MS;
         if stepped_ms < limits::CLOCK_STEP_MS_MIN {
             stepped_ms = 0;
@@ -155,6 +171,30 @@ impl Clock {
             wall_behind_ms: (now_ns - wall_ns) / NANOS_PER_MS,
             stepped_ms,
         }
+    }
+
+    /// Leaves out a part of the time since the last reading, if the wall clock was behind then and
+    /// still is. A single reading may be behind because this thread was preempted between the two
+    /// clocks.
+    fn leave_out(&mut self, wall_ns: u64, monotonic_ns: u64) {
+        let carried_ns = self.carried_ns(monotonic_ns - self.left_out_ns);
+        let behind_ns = carried_ns.saturating_sub(wall_ns);
+        if behind_ns < NANOS_PER_MS {
+            self.left_out_until_ns = None;
+            return;
+        }
+        let until_ns = self.left_out_until_ns.unwrap_or(monotonic_ns);
+        let passed_ns = monotonic_ns - until_ns;
+        // Never more than the time since the last reading, or `now` would decrease. The remainder
+        // of the division counts at the next reading.
+        self.left_out_ns += (passed_ns / LEFT_OUT_PART).min(behind_ns);
+        self.left_out_until_ns = Some(monotonic_ns - passed_ns % LEFT_OUT_PART);
+    }
+
+    /// The last `now` at which the wall clock was not behind, and the time counted since.
+    fn carried_ns(&self, counted_ns: u64) -> u64 {
+        self.anchor_ns
+            .saturating_add(counted_ns - self.anchor_counted_ns)
     }
 }
 
@@ -302,7 +342,8 @@ mod tests {
         source.advance(5);
         assert_eq!(clock.read().now_ms, 10_000_005);
 
-        // Stepped back by an hour: `now` continues, and the gap is reported.
+        // Stepped back by an hour: `now` continues, at full pace up to the first reading, and the
+        // gap is reported.
         source.set_wall(10_000_005 - 3_600_000);
         source.advance(10);
         let reading = clock.read();
@@ -341,6 +382,90 @@ mod tests {
         assert_eq!(clock.read().stepped_ms, 0);
         source.set_wall(10_000_000 + 103_000);
         assert_eq!(clock.read().stepped_ms, 0);
+    }
+
+    #[test]
+    fn wall_clock_stepped_back_catches_up_with_now() {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let mut clock = Clock::new(source.clone());
+        source.set_wall(10_000_000 - 2_000);
+        let mut last = clock.read();
+        assert_eq!((last.now_ms, last.wall_behind_ms), (10_000_000, 2_000));
+        for _ in 0..31 {
+            source.advance(1_000);
+            let reading = clock.read();
+            assert!(reading.now_ms > last.now_ms, "{reading:?}");
+            assert!(reading.wall_behind_ms > 0, "{reading:?}");
+            assert_eq!(reading.stepped_ms, 0);
+            last = reading;
+        }
+        source.advance(1_000);
+        let caught_up = clock.read();
+        assert_eq!(caught_up.now_ms, 10_000_000 - 2_000 + 32_000);
+        assert_eq!((caught_up.wall_behind_ms, caught_up.stepped_ms), (0, 0));
+    }
+
+    #[test]
+    fn frequent_readings_leave_out_the_same_time() {
+        for step_ns in [1, 15, 17, 999_983, 7_000_000] {
+            let source = Arc::new(ManualSource::at(10_000_000));
+            let mut clock = Clock::new(source.clone());
+            source.set_wall(10_000_000 - 3_600_000);
+            let mut now_ms = clock.read().now_ms;
+            for _ in 0..1_000 {
+                source.advance_ns(step_ns);
+                let reading = clock.read();
+                assert!(reading.now_ms >= now_ms, "{reading:?}");
+                now_ms = reading.now_ms;
+            }
+            let left_out_ns = 1_000 * step_ns / LEFT_OUT_PART;
+            assert_eq!(clock.left_out_ns, left_out_ns, "readings each {step_ns} ns");
+        }
+    }
+
+    #[test]
+    fn one_late_reading_of_the_wall_clock_leaves_out_no_time() {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let mut clock = Clock::new(source.clone());
+        for round in 1..=100 {
+            source.advance(1_000);
+            source.set_wall(10_000_000 + round * 1_000 - 90);
+            let reading = clock.read();
+            assert_eq!(reading.now_ms, 10_000_000 + round * 1_000);
+            source.set_wall(10_000_000 + round * 1_000);
+            assert_eq!(
+                clock.read(),
+                Reading {
+                    wall_behind_ms: 0,
+                    ..reading
+                }
+            );
+        }
+    }
+
+    /// A key that was set after the wall clock had caught up would otherwise end early.
+    #[test]
+    fn step_ahead_after_a_step_back_is_reported_in_full() {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let mut clock = Clock::new(source.clone());
+        source.set_wall(10_000_000 - 2_000);
+        clock.read();
+        source.advance(60_000);
+        let caught_up = clock.read();
+        assert_eq!(
+            (caught_up.now_ms, caught_up.wall_behind_ms),
+            (10_058_000, 0)
+        );
+
+        // Stepped back once more: the time before it is not left out.
+        source.set_wall(10_056_000);
+        assert_eq!(clock.read().now_ms, 10_058_000);
+        source.advance(16_000);
+        assert_eq!(clock.read().now_ms, 10_073_000);
+
+        source.set_wall(10_075_000);
+        let reading = clock.read();
+        assert_eq!((reading.now_ms, reading.stepped_ms), (10_075_000, 2_000));
     }
 
     #[test]

@@ -160,7 +160,7 @@ impl Locked {
             if behind {
                 tracing::warn!(
                     wall_behind_ms,
-                    "the system clock was stepped back; the store's time goes on, and clients whose clocks follow the system's look late"
+                    "the system clock was stepped back; the store's time goes on, slower by 1/16 until the system clock has caught up, and clients whose clocks follow the system's look late"
                 );
             } else {
                 tracing::info!("the system clock has caught up with the store's time");

@@ -68,7 +68,17 @@ impl Retention {
     fn keeps(&self, turn: u64, turns: u64) -> bool {
         turn.saturating_add(self.per_session.saturating_mul(2)) > turns
     }
+
+    /// How many requests of a session a lookup examines at most: all that can be redelivered.
+    /// Otherwise a client could make each lookup walk through the whole window.
+    fn lookups_max(&self) -> usize {
+        let last = self.per_session.saturating_mul(2);
+        usize::try_from(last).map_or(usize::MAX, |last| last.max(LOOKUPS_MIN))
+    }
 }
+
+/// A lookup examines so many requests of a session in any case, which takes microseconds.
+const LOOKUPS_MIN: usize = 1024;
 
 /// The window grows by at least this many slots.
 const WINDOW_GROWTH_MIN: usize = 64;
@@ -223,6 +233,7 @@ impl Duplicates {
         let hash = self.hash(delivery.session, identity);
         let is_it = |it: Number| self.is_of(it, delivery.session, identity);
         let mut number = self.newest.find(hash, is_it)?.into();
+        let mut left = self.retention.lookups_max();
         let mut newest = None;
         let original = loop {
             let Some(slot) = self.slot(number) else {
@@ -237,9 +248,10 @@ impl Duplicates {
             if delivery.dup {
                 newest = newest.or(Some(slot));
             }
+            left -= 1;
             match slot.older {
-                Some(older) => number = older.get(),
-                None => break newest,
+                Some(older) if left > 0 => number = older.get(),
+                _ => break newest,
             }
         };
         original.map(|slot| self.remembered(slot))
@@ -252,7 +264,9 @@ impl Duplicates {
         let held = session.map(|it| it.held.range(..)).unwrap_or_default();
         let later = held.rev().take_while(|number| **number > slot.number);
         let mut later = later.filter_map(|number| self.slot(*number));
-        later.any(|it| it.packet_id == slot.packet_id)
+        let mut last = later.by_ref().take(self.retention.lookups_max());
+        // So many later requests can only follow one that was acknowledged.
+        last.any(|it| it.packet_id == slot.packet_id) || later.next().is_some()
     }
 
     /// The number of the next request.
@@ -442,6 +456,8 @@ impl Duplicates {
 
     /// The slot of a request, unless it was evicted.
     fn slot(&self, number: u64) -> Option<&Slot> {
+        #[cfg(test)]
+        tests::count_lookup();
         let slot = match self.place(number) {
             Some(place) => self.window.get(place),
             None => self.kept.get(&number).map(Box::as_ref),

@@ -1,5 +1,7 @@
 //! Retention, and which request is a duplicate of which.
 
+use std::cell::Cell;
+
 use bytes::Bytes;
 use statehouse_protocol::SessionId;
 
@@ -70,6 +72,15 @@ fn found(all: &Duplicates, by: Delivery, identity: u8) -> Option<u64> {
     all.find(&by, &[identity; 16]).map(|it| it.number)
 }
 
+thread_local! {
+    static LOOKUPS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts the slots that the test of this thread looks up.
+pub(super) fn count_lookup() {
+    LOOKUPS.set(LOOKUPS.get() + 1);
+}
+
 /// Another host of a cluster gives the number of a request in memory to a recorded one. If it began
 /// with a snapshot, the number must be free there.
 #[test]
@@ -130,6 +141,47 @@ fn a_reused_packet_id_is_that_of_a_new_request() {
     let other = answer(&mut all, delivery(2, 3, 7, false), 9, 0);
     answer(&mut all, delivery(1, 2, 7, false), 11, 0);
     assert_eq!(found(&all, delivery(2, 4, 7, false), 9), Some(other));
+}
+
+/// Regression: a request with DUP was compared with all equal ones of its session.
+#[test]
+fn lookup_ends_after_the_last_requests_of_the_session() {
+    let mut all = Duplicates::new(Retention {
+        count_max: 200_000,
+        bytes_max: u64::MAX,
+        ..RETENTION
+    });
+    let other = answer(&mut all, delivery(1, 1, 7_000, false), 8, 0);
+    let first = other + 1;
+    for n in 0..100_000u32 {
+        let packet_id = if n == 0 {
+            6_000
+        } else {
+            1 + (n % 5_000) as u16
+        };
+        answer(&mut all, delivery(1, 1, packet_id, false), 9, 0);
+    }
+    let newest = first + 99_999;
+    assert_eq!(all.len(), 100_001, "all of them are in the window");
+    for (by, identity, expected) in [
+        // An unknown packet id, and one that was acknowledged long ago: the newest.
+        (delivery(1, 2, 9_000, true), 9, Some(newest)),
+        (delivery(1, 2, 6_000, true), 9, Some(newest)),
+        (delivery(1, 2, 6_000, false), 9, None),
+        (delivery(1, 2, 7_000, true), 8, Some(other)),
+        (delivery(1, 2, 7_000, false), 8, None),
+        // One of the last: 99 999 % 5 000 + 1, less 5.
+        (delivery(1, 2, 4_995, true), 9, Some(newest - 5)),
+        (delivery(1, 2, 4_995, false), 9, Some(newest - 5)),
+    ] {
+        let before = LOOKUPS.get();
+        assert_eq!(found(&all, by, identity), expected, "{by:?}");
+        let lookups = LOOKUPS.get() - before;
+        // The newest one is found by its identity, then by the walk. It and each later one of the
+        // session are looked up once.
+        let most = 2 + LOOKUPS_MIN + 1;
+        assert!(lookups <= most, "{lookups} lookups for {by:?}");
+    }
 }
 
 #[test]
