@@ -117,7 +117,10 @@ export class Version {
   }
 }
 
-/** The hybrid logical clock of a client. Its readings must always rise. */
+/**
+ * The hybrid logical clock of a client. Its readings must always rise, unless the wall clock is set
+ * back by more than a minute: the store would refuse higher ones.
+ */
 class Clock {
   #wallMs = 0;
   #counter = 0;
@@ -130,7 +133,8 @@ class Clock {
 
   read() {
     const now = Date.now();
-    if (now > this.#wallMs) [this.#wallMs, this.#counter] = [now, 0];
+    const isTooFar = this.#wallMs > now + CLOCK_AHEAD_MS_MAX;
+    if (now > this.#wallMs || isTooFar) [this.#wallMs, this.#counter] = [now, 0];
     else if (this.#counter < COUNTER_MAX) this.#counter += 1;
     else [this.#wallMs, this.#counter] = [this.#wallMs + 1, 0];
     return String(new Version(BigInt(this.#wallMs), this.#counter, this.#node));

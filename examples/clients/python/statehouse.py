@@ -182,7 +182,7 @@ class _Response:
 @dataclass(eq=False)
 class _Request:
     correlation: bytes
-    payload: bytes
+    payload: bytearray
     properties: Properties
     deadline: float
     done: Future[_Response] = field(default_factory=Future)
@@ -196,9 +196,17 @@ class _Request:
         with suppress(InvalidStateError):
             self.done.set_exception(error)
 
+    def abandon(self) -> None:
+        """It must not take effect any more. Paho packs a request when it sends it, so this also
+        changes one that waits in its queue. The store drops an expired request. Brokers such as
+        Mosquitto 2.0 take an expiry of 0 for none, so the command is erased too."""
+        self.properties.MessageExpiryInterval = 0
+        self.payload[:] = bytes(len(self.payload))
+
 
 class _Clock:
-    """The hybrid logical clock of this client. Its readings must always rise."""
+    """The hybrid logical clock of this client. Its readings must always rise, unless the wall clock
+    is set back by more than a minute: the store would refuse higher ones."""
 
     def __init__(self, node: str) -> None:
         self._node = node.replace(":", "_")
@@ -207,7 +215,7 @@ class _Clock:
     def read(self) -> str:
         wall, counter = self._last
         now = time.time_ns() // 1_000_000
-        if now > wall:
+        if now > wall or wall > now + CLOCK_AHEAD_MS_MAX:
             self._last = (now, 0)
         else:
             self._last = (wall, counter + 1) if counter < COUNTER_MAX else (wall + 1, 0)
@@ -361,6 +369,9 @@ class Store:
         self.client_id = client_id
         self.timeout = timeout
         self._mutex = threading.RLock()
+        # Held while a KEYNOTIFY or its STOP is passed to paho: the STOP of an earlier watch must
+        # not follow the registration of a later one. No callback of paho may take it.
+        self._registering = threading.Lock()
         self._clock = _Clock(client_id)
         self._answers = f"clients/{client_id}/services/statestore/_any_/command/invoke/response"
         self._notifications = f"{NOTIFICATIONS}/{_hex(client_id.encode())}/command/notify/"
@@ -465,11 +476,14 @@ class Store:
     def watch(self, key: Text) -> Watch:
         """Watches a key. The watch is registered when this returns."""
         watch = Watch(self, _bytes(key))
-        # Before the request, so that no notification is missed.
-        with self._mutex:
-            self._watches.setdefault(watch.key, []).append(watch)
+        request = self._request((b"KEYNOTIFY", watch.key), None)
         try:
-            self._ask(b"KEYNOTIFY", key)
+            with self._registering:
+                # Before the request, so that no notification is missed.
+                with self._mutex:
+                    self._watches.setdefault(watch.key, []).append(watch)
+                self._send(request)
+            self._response(request)
         except BaseException:
             watch.close()
             raise
@@ -519,14 +533,20 @@ class Store:
 
     def _ask(self, *arguments: Text, fencing_token: Version | None = None) -> _Response:
         request = self._request(arguments, fencing_token)
+        self._send(request)
+        return self._response(request)
+
+    def _response(self, request: _Request) -> _Response:
+        """Waits for the response to a request that paho has."""
         try:
-            self._send(request)
             return request.done.result(max(0.0, request.deadline - time.monotonic()))
         except TimeoutError:
             if not self._mqtt.is_connected():
                 raise TransportError("the connection to the store is lost") from None
             raise RequestTimeout(f"no response within {self.timeout} s") from None
         finally:
+            if not request.done.done():
+                request.abandon()
             with self._mutex:
                 self._pending.pop(request.correlation, None)
 
@@ -543,7 +563,7 @@ class Store:
         correlation = self._nonce + number.to_bytes(8, "big")
         properties.CorrelationData = correlation
         deadline = time.monotonic() + self.timeout
-        return _Request(correlation, _command(arguments), properties, deadline)
+        return _Request(correlation, bytearray(_command(arguments)), properties, deadline)
 
     def _send(self, request: _Request) -> None:
         # A connection that sends more is closed, and paho would send it again on the next one.
@@ -572,6 +592,8 @@ class Store:
                 if sent and sent.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE and reason is None:
                     self._unacknowledged[sent.mid] = request
         if sent.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            with self._mutex:
+                self._pending.pop(request.correlation, None)
             raise TransportError(f"{UNACKNOWLEDGED_MAX} requests are not acknowledged")
         if reason is not None:
             _reject(request, reason)
@@ -604,12 +626,15 @@ class Store:
             raise
 
     def _before_connection(self, _client: mqtt.Client, _data: object) -> None:
-        """paho resends what is not acknowledged. The store drops what has expired by then."""
+        """paho resends what is not acknowledged."""
         now = time.monotonic()
         with self._mutex:
             for request in self._unacknowledged.values():
-                left = max(0, math.ceil(request.deadline - now))
-                request.properties.MessageExpiryInterval = left
+                left = math.ceil(request.deadline - now)
+                if left > 0:
+                    request.properties.MessageExpiryInterval = left
+                else:
+                    request.abandon()
 
     def _connected(
         self,
@@ -780,21 +805,24 @@ class Store:
         return version
 
     def _unwatch(self, watch: Watch) -> None:
-        with self._mutex:
-            watches = self._watches.get(watch.key, [])
-            if watch in watches:
-                watches.remove(watch)
-            last = watch.key in self._watches and not watches
-            if last:
-                del self._watches[watch.key]
-            last = last and self._closed is None
-        if last:
-            # No code needs the response.
-            request = self._request((b"KEYNOTIFY", watch.key, b"STOP"), None)
-            with suppress(TransportError):
-                self._send(request)
+        with self._registering:
             with self._mutex:
-                self._pending.pop(request.correlation, None)
+                watches = self._watches.get(watch.key, [])
+                if watch in watches:
+                    watches.remove(watch)
+                last = watch.key in self._watches and not watches
+                if last:
+                    del self._watches[watch.key]
+            # Registrations end with their connection.
+            if last and self._mqtt.is_connected():
+                request = self._request((b"KEYNOTIFY", watch.key, b"STOP"), None)
+                # A later connection must not send it after the registration of another watch.
+                request.deadline = 0.0
+                with suppress(StoreError):
+                    self._send(request)
+                # No code needs the response.
+                with self._mutex:
+                    self._pending.pop(request.correlation, None)
 
     def _close(self, why: StoreError) -> None:
         with self._mutex:

@@ -1,7 +1,8 @@
 //! The client's hybrid logical clock (Kulkarni et al. 2014). Its readings must always rise.
 //!
 //! The clock follows the versions in responses, but never more than a minute ahead of the wall
-//! clock.
+//! clock. If the wall clock is set back further, readings start from it again, because the store
+//! would refuse higher ones.
 
 use crate::limits;
 use crate::version::Version;
@@ -32,9 +33,11 @@ impl Clock {
         }
     }
 
-    /// The send event of the paper: returns a reading above all earlier ones.
+    /// The send event of the paper: returns a reading above all earlier ones, unless they are too
+    /// far in the future.
     pub(crate) fn read(&mut self, now_ms: u64) -> String {
-        if now_ms > self.wall_ms {
+        let is_too_far = self.wall_ms > furthest_ms(now_ms);
+        if now_ms > self.wall_ms || is_too_far {
             self.wall_ms = now_ms;
             self.counter = 0;
         } else {
@@ -45,8 +48,7 @@ impl Clock {
 
     /// The receive event: later readings are above `version`, unless it is too far in the future.
     pub(crate) fn observe(&mut self, version: &Version, now_ms: u64) {
-        let followed = now_ms.saturating_add(limits::CLOCK_AHEAD_MS_MAX);
-        if version.wall_ms() > followed || version.counter() > COUNTER_MAX {
+        if version.wall_ms() > furthest_ms(now_ms) || version.counter() > COUNTER_MAX {
             return;
         }
         if (version.wall_ms(), version.counter()) > (self.wall_ms, self.counter) {
@@ -63,6 +65,11 @@ impl Clock {
             self.counter += 1;
         }
     }
+}
+
+/// The furthest time in the future that a reading may have.
+fn furthest_ms(now_ms: u64) -> u64 {
+    now_ms.saturating_add(limits::CLOCK_AHEAD_MS_MAX)
 }
 
 #[cfg(test)]
@@ -94,6 +101,16 @@ mod tests {
         assert_eq!(clock.read(5_000), "000000000005000:00000:me");
         clock.observe(&"65000:0:StateStore".parse().unwrap(), 5_000);
         assert_eq!(clock.read(5_000), "000000000065000:00001:me");
+    }
+
+    /// Regression: the store refused each SET for as long as the wall clock had been ahead.
+    #[test]
+    fn clock_follows_a_wall_clock_that_is_set_back() {
+        let mut clock = Clock::new("me");
+        assert_eq!(clock.read(86_400_000), "000000086400000:00000:me");
+        assert_eq!(clock.read(86_340_000), "000000086400000:00001:me");
+        assert_eq!(clock.read(5_000), "000000000005000:00000:me");
+        assert_eq!(clock.read(5_000), "000000000005000:00001:me");
     }
 
     #[test]

@@ -40,9 +40,13 @@ pub struct Options {
     /// How long the broker keeps the session without a connection; default 60 s. The store
     /// recognizes a resent request only within its session.
     pub session_expiry: Duration,
-    /// How often the client asks the store how far it is while it has watches, so that a watch
+    /// How often the client asks the store for the version of its last change, so that a watch
     /// without changes can be resumed after a lost connection; default 60 s, at least 10 ms. The
     /// store remembers changes for minutes.
+    ///
+    /// A watch from [`Client::watch`](crate::Client::watch) has no version to resume from until it
+    /// reports a change, and this setting does not apply to it before it was resumed once. The
+    /// other watches begin with a version.
     pub watch_refresh: Duration,
 }
 

@@ -32,7 +32,8 @@ pub enum WatchEvent {
     },
     /// Changes before this point may be missing. A GET returns the current value. After a
     /// reconnect, a Statehouse store sends the changes since the last one that arrived, so that
-    /// there is no gap while it knows them.
+    /// there is no gap while it knows them. A watch from [`Client::watch`] that has not reported a
+    /// change yet always reports a gap then.
     Gap(GapCause),
 }
 

@@ -178,7 +178,8 @@ impl Session {
     }
 
     /// Learns again and again how far the store is, as long as this connection lasts. Otherwise a
-    /// watch without changes could not be resumed once the store has forgotten its version.
+    /// watch without changes could not be resumed once the store has forgotten its version. Watches
+    /// of keys that began without a version are left out: the response to their KEYNOTIFY has none.
     ///
     /// The response to a KEYNOTIFY from a version follows all notifications of earlier changes, so
     /// every registered watch has all changes up to the version of the response.

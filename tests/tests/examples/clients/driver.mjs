@@ -13,6 +13,7 @@ const text = (version) => version && String(version);
 
 let store;
 const [watches, locks] = [new Map(), new Map()];
+const wallMs = Date.now;
 
 const operations = {
   async connect({ url, user, password, ca, client_id, timeout_ms }) {
@@ -57,6 +58,9 @@ const operations = {
   },
   async held({ name }) {
     return locks.get(name).held;
+  },
+  async wall({ ahead_ms }) {
+    Date.now = () => wallMs() + ahead_ms;
   },
   async release({ name }) {
     return locks.get(name).release();

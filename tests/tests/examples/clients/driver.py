@@ -3,8 +3,10 @@ are hexadecimal, so that they can be any bytes."""
 
 import json
 import sys
+import threading
 import time
 
+import statehouse
 from statehouse import (
     Change,
     DeniedError,
@@ -29,10 +31,23 @@ CODES: dict[type[StoreError], str] = {
 }
 
 
+WALL_NS = time.time_ns
+
+
 class Driver:
     store: Store
 
-    def connect(self, url, user=None, password=None, ca=None, client_id=None, timeout_ms=5000):
+    def connect(
+        self,
+        url,
+        user=None,
+        password=None,
+        ca=None,
+        client_id=None,
+        timeout_ms=5000,
+        in_flight=statehouse.IN_FLIGHT_MAX,
+    ):
+        statehouse.IN_FLIGHT_MAX = in_flight
         self.store = connect(
             url, user=user, password=password, ca=ca, client_id=client_id, timeout=timeout_ms / 1000
         )
@@ -77,6 +92,29 @@ class Driver:
     def unwatch(self, key):
         self.watches.pop(key).close()
 
+    def replace_watch(self, key):
+        """Closes a watch. Another thread begins one of the same key just before the STOP."""
+        request, begun = self.store._request, threading.Event()
+
+        def begin():
+            self.watches[key] = self.store.watch(bytes.fromhex(key))
+            begun.set()
+
+        other = threading.Thread(target=begin)
+
+        def delayed(arguments, fencing_token):
+            if b"STOP" in arguments:
+                other.start()
+                # A client that sends both in order lets the other watch wait for the STOP.
+                begun.wait(0.5)
+            return request(arguments, fencing_token)
+
+        earlier = self.watches.pop(key)
+        self.store._request = delayed
+        earlier.close()
+        other.join()
+        self.store._request = request
+
     def lock(self, name, lease_ms, wait_ms):
         try:
             lock = self.store.lock(name, lease=lease_ms / 1000, wait=wait_ms / 1000)
@@ -92,6 +130,10 @@ class Driver:
         """The clock that counts suspensions jumps ahead."""
         clock_gettime = time.clock_gettime
         time.clock_gettime = lambda clock: clock_gettime(clock) + ms / 1000
+
+    def wall(self, ahead_ms):
+        """The wall clock is set this far ahead of the right time."""
+        time.time_ns = lambda: WALL_NS() + ahead_ms * 1_000_000
 
     def release(self, name):
         return self.locks.pop(name).release()

@@ -11,7 +11,7 @@ use statehouse_tests::{
     wait::until,
 };
 
-use super::driver::{Driver, LANGUAGES, hex};
+use super::driver::{Driver, LANGUAGES, Language, hex};
 
 /// Values of the key, before and after the restart.
 const CHANGES: u64 = 40;
@@ -133,6 +133,41 @@ fn resent_request_gets_the_response_of_its_first_delivery() {
         assert_eq!(proxy.connections(), 2, "{language:?}");
         // The session repeats the response, so it may arrive before the store gets the duplicate.
         until("the duplicate", || server.metric("duplicates_total") == 1);
+    }
+}
+
+/// A request whose caller gave up while it waited behind others must not take effect on the same
+/// connection. Mosquitto takes a message expiry of 0 for none.
+#[test]
+fn queued_request_does_not_take_effect_after_its_timeout() {
+    let server = Server::start();
+    let broker = Mosquitto::start();
+    let _store = serve_behind(&broker);
+    for address in [server.address(), broker.address()] {
+        let proxy = Proxy::start(address);
+        let url = format!("mqtt://{}", proxy.address());
+        let mut store = Driver::start(Language::Python);
+        // The client sends one request at a time.
+        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 1500, "in_flight": 1}));
+        proxy.script(|seen| match seen.packet.kind() == kind::PUBLISH {
+            true => Fate::Hold,
+            false => Fate::Pass,
+        });
+        for key in ["sent", "queued"] {
+            let failed = store.attempt(set(key, 1));
+            assert_eq!(failed["error"], "timeout", "{key}: {failed}");
+        }
+        assert_eq!(proxy.held(), 1, "the second request does not wait");
+        proxy.pass();
+        proxy.release(|_| {});
+        while store.attempt(set("later", 1)).get("error").is_some() {
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(proxy.connections(), 1);
+        assert_eq!(
+            store.ask(json!({"do": "get", "key": hex("queued")})),
+            Value::Null
+        );
     }
 }
 

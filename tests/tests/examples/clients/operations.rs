@@ -159,6 +159,20 @@ fn watch_reports_each_change_and_the_expiry() {
     }
 }
 
+/// Regression: the STOP of the earlier watch followed the registration of the later one, which then
+/// got no event.
+#[test]
+fn watch_that_replaces_another_one_gets_changes() {
+    let server = Server::start();
+    let mut store = Driver::connect(Language::Python, &url(&server));
+    let key = hex("key");
+    store.ask(json!({"do": "watch", "key": key}));
+    store.ask(json!({"do": "replace_watch", "key": key}));
+    store.ask(json!({"do": "set", "key": key, "value": hex("value")}));
+    let event = store.ask(json!({"do": "next", "key": key, "timeout_ms": 20_000}));
+    assert_eq!(event, json!({"data": hex("value")}));
+}
+
 #[test]
 fn error_of_the_store_is_reported_with_its_text() {
     let server = Server::start();
@@ -242,4 +256,19 @@ fn types_of_both_clients_hold() {
     let mut tsc = Command::new(clients.join("javascript/node_modules/.bin/tsc"));
     tsc.arg("--project").arg(clients.join("javascript"));
     finish(tsc, b"").code(0);
+}
+
+/// The store refuses timestamps that are more than a minute ahead.
+#[test]
+fn client_sets_again_after_its_clock_is_set_back() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let set = json!({"do": "set", "key": hex("key"), "value": ""});
+        store.ask(json!({"do": "wall", "ahead_ms": 86_400_000}));
+        let refused = store.attempt(set.clone());
+        assert_eq!(refused["error"], "refused", "{language:?}: {refused}");
+        store.ask(json!({"do": "wall", "ahead_ms": 0}));
+        assert_eq!(store.ask(set)["applied"], true, "{language:?}");
+    }
 }
