@@ -122,6 +122,28 @@ fn rule_refuses_counts_and_fails_by_the_key() {
     );
 }
 
+/// Regression: a NEX with another value to compare with was reported as a renewal, so a client that
+/// knew the value of a lock could take the lock.
+#[test]
+fn nex_with_another_value_is_no_renewal() {
+    let mut harness = harness();
+    for (request, expected) in [
+        ("SET renew/a holder NEX", "+OK\r\n"),
+        ("SET renew/a holder PX 60000 NEX holder", "+OK\r\n"),
+        ("SET renew/a thief NEX holder", "-ERR only renewals\r\n"),
+        (
+            "SET renew/a thief NEX holder PX 60000",
+            "-ERR only renewals\r\n",
+        ),
+        ("SET renew/a thief", "-ERR only renewals\r\n"),
+        ("GET renew/a", "$6\r\nholder\r\n"),
+    ] {
+        let words: Vec<&str> = request.split(' ').collect();
+        let answer = send(&mut harness, &words);
+        assert_eq!(answer.payload, expected.as_bytes(), "{request}");
+    }
+}
+
 #[test]
 fn module_that_is_no_rule_is_not_composed() {
     assert!(is_rule(&module("rule")));

@@ -40,6 +40,7 @@ pub mod statehouse {
             }
             /// `always`: none. `absent`: the key must not exist (NX). `absent-or-equal`: it must not exist,
             /// or hold the value that is set (NEX). `version`: it must have a certain version (IFVERSION).
+            /// A NEX that compares with another value can change the value, so it is `always`.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Condition {

@@ -60,25 +60,35 @@ fn asked(request: &Request, command: &Command) -> admission::Command {
         Command::Scan { pattern, .. } => (pattern, None),
     };
     let (condition, expiry) = match command {
-        Command::Set(set) => (set.condition, set.expiry_ms),
-        _ => (Condition::Always, None),
+        Command::Set(set) => (condition(request, set), set.expiry_ms),
+        _ => (admission::Condition::Always, None),
     };
     admission::Command {
         name: command.name().to_owned(),
         key: bytes(key),
         value: value.map(bytes).unwrap_or_default(),
         changes: command.written().is_some(),
-        condition: match condition {
-            Condition::Always => admission::Condition::Always,
-            Condition::Absent => admission::Condition::Absent,
-            Condition::AbsentOrEqual(_) => admission::Condition::AbsentOrEqual,
-            Condition::Version(_) => admission::Condition::Version,
-        },
+        condition,
         expiry,
         timestamp: request.timestamp.clone(),
         fencing_token: request.fencing_token.clone(),
         client: request.client.clone(),
         now: request.now,
+    }
+}
+
+/// The condition of a SET as the rule sees it.
+fn condition(request: &Request, set: &Set) -> admission::Condition {
+    let bytes = |span| &request.payload[resp::range(span)];
+    match set.condition {
+        Condition::Always => admission::Condition::Always,
+        Condition::Absent => admission::Condition::Absent,
+        Condition::AbsentOrEqual(expected) if bytes(expected) == bytes(set.value) => {
+            admission::Condition::AbsentOrEqual
+        }
+        // Each client that knows the present value can change it so.
+        Condition::AbsentOrEqual(_) => admission::Condition::Always,
+        Condition::Version(_) => admission::Condition::Version,
     }
 }
 

@@ -1,6 +1,7 @@
 //! A rule that admits every command, except for keys with these prefixes:
 //!
 //! * `refused/`: it refuses changes.
+//! * `renew/`: it admits only changes that renew the value, such as those of a lock.
 //! * `twice/`: it admits two commands, and counts them in a hidden key.
 //! * `fault/`: it returns the fault of the table, which no client has the right to read.
 //! * `crash/`: it fails, and logs why.
@@ -14,7 +15,7 @@ mod bindings {
     });
 }
 
-use bindings::exports::statehouse::policy::admission::{Command, Guest, Identity};
+use bindings::exports::statehouse::policy::admission::{Command, Condition, Guest, Identity};
 use bindings::statehouse::policy::log;
 use bindings::statehouse::policy::table;
 use bindings::statehouse::policy::types::{Access, Bytes, Fault};
@@ -35,6 +36,11 @@ impl Guest for Rule {
             Some(b"refused") if command.changes => {
                 let name = command.name;
                 Err(Fault::Other(format!("no {name}\r\n+OK")))
+            }
+            Some(b"renew")
+                if command.changes && !matches!(command.condition, Condition::AbsentOrEqual) =>
+            {
+                Err(Fault::Other("only renewals".to_owned()))
             }
             Some(b"twice") => {
                 let count = Bytes::Owned(b"rule/count".to_vec());
