@@ -1,22 +1,31 @@
 //! A policy with one command, which adds a stroke to a key and counts them.
 
 use statehouse_policy::{
-    Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Notification, Outcome, Policy,
-    Repeat, Request, Span, resp,
+    Access, Body, Bytes, Change, Dialect, Event, Fault, Frame, Host, Info, Notification, Outcome,
+    Policy, Repeat, Request, Span, Stamp, resp,
 };
 
 /// `TALLY key`: adds a stroke to the value of a key; returns the number of strokes.
-struct Tally;
+pub(crate) struct Tally;
 
-impl Tally {
-    fn stroke(host: &mut impl Host, key: &Bytes) -> Result<u64, Fault> {
-        host.head(key, Access::Write)?;
-        let mut strokes = host.load(key, 0, 1000)?.unwrap_or_default();
-        strokes.push(b'|');
-        let count = strokes.len() as u64;
-        host.put(key, &Bytes::Owned(strokes), None, None, None)?;
-        Ok(count)
+/// Adds a stroke; returns their number and the version of the key.
+fn stroke(host: &mut impl Host, key: &Bytes) -> Result<(u64, Stamp), Fault> {
+    let mut strokes = Vec::new();
+    let mut expires = None;
+    if let Some(entry) = host.head(key, Access::Write)? {
+        // Only the holder of a lock may change such a key, and this command takes no token.
+        if entry.fence.is_some() {
+            let text = "a fencing token is required for this request";
+            return Err(Fault::Other(text.to_owned()));
+        }
+        strokes = host.load(key, 0, entry.len)?.unwrap_or_default();
+        // A write without the earlier expiry would remove it.
+        expires = entry.expires;
     }
+    strokes.push(b'|');
+    let count = strokes.len() as u64;
+    let version = host.put(key, &Bytes::Owned(strokes), None, None, expires)?;
+    Ok((count, version))
 }
 
 impl Policy for Tally {
@@ -38,29 +47,62 @@ impl Policy for Tally {
 
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
         let key = match resp::parse(&request.payload) {
-            Ok(arguments) if arguments.count() == 2 => arguments.bytes(1),
+            Ok(words) if words.get(0) == b"TALLY" && words.count() == 2 => words.bytes(1),
             _ => None,
         };
+        let stroke = key.map(|key| stroke(host, &key));
         let mut head = Vec::new();
-        match key.map(|key| Self::stroke(host, &key)) {
-            Some(Ok(count)) => resp::push_head(&mut head, b':', count),
-            Some(Err(_)) => resp::push_error(&mut head, "no"),
-            None => resp::push_error(&mut head, "syntax error"),
+        let (mut version, mut command) = (None, Some(0));
+        match stroke {
+            Some(Ok((count, written))) => {
+                resp::push_head(&mut head, b':', count);
+                version = Some(written);
+            }
+            Some(Err(Fault::Denied)) => resp::push_error(&mut head, "not authorized"),
+            Some(Err(Fault::Quota)) => resp::push_error(&mut head, "the quota has been exceeded"),
+            Some(Err(Fault::Other(text))) => resp::push_error(&mut head, &text),
+            None => {
+                resp::push_error(&mut head, "syntax error");
+                command = None;
+            }
         }
-        let reply = Frame {
-            head,
-            body: Body::None,
-        };
         Outcome {
-            reply,
-            version: None,
+            reply: Frame {
+                head,
+                body: Body::None,
+            },
+            version,
             repeat: Repeat::Same,
-            command: Some(0),
+            command,
         }
     }
 
-    fn notify(&self, _change: &Change, _dialect: Dialect) -> Notification {
-        unreachable!("no command of this policy watches anything")
+    /// In the form of the standard policy, whose clients may watch a key of this one.
+    fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
+        let name: String = change.key.iter().map(|it| format!("{it:02X}")).collect();
+        let payload = match (change.event, dialect) {
+            (Event::Set, _) => {
+                let mut head = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n".to_vec();
+                resp::push_head(&mut head, b'$', change.len.into());
+                Frame {
+                    head,
+                    body: Body::Stored(Bytes::Owned(change.key.clone())),
+                }
+            }
+            (_, Dialect::Sdk) => Frame {
+                head: resp::request(&[b"NOTIFY", b"DELETE"]),
+                body: Body::None,
+            },
+            _ => Frame {
+                head: resp::request(&[b"NOTIFY", b"DEL"]),
+                body: Body::None,
+            },
+        };
+        Notification {
+            topic_prefix: "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/".into(),
+            topic_suffix: format!("/command/notify/{name}"),
+            payload,
+        }
     }
 }
 

@@ -23,7 +23,7 @@
 //! ```
 
 #![deny(unsafe_code)]
-// `cargo test --example tally` runs the test of the example.
+// `cargo test -p statehouse-policy --example tally` runs the test of the example.
 #![allow(clippy::test_attr_in_doctest)]
 
 #[cfg(any(target_arch = "wasm32", test))]
