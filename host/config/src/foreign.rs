@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::ArgAction;
 
 use super::layer::settings;
+use super::memory::Memory;
 use super::switch::Switch;
 use super::url::{BrokerUrl, Secret, read_password};
 use super::{ConfigError, Durability, Span, time};
@@ -108,6 +109,41 @@ pub struct ForeignConfig {
     pub watch_ttl: Option<Duration>,
     /// Wait until the data directory is free.
     pub standby: bool,
+    /// How much output may wait for the broker.
+    pub outbox: OutboxBounds,
+}
+
+/// How much output may wait for PUBACKs of the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutboxBounds {
+    /// From this number of bytes on, the store executes no further request.
+    pub hold_bytes: usize,
+    /// From this number of bytes on, notifications are lost.
+    pub bytes_max: usize,
+}
+
+impl Default for OutboxBounds {
+    /// The bounds of a machine with at least 2 GiB of memory.
+    fn default() -> Self {
+        Self {
+            hold_bytes: limits::BROKER_OUTBOX_BYTES_HOLD,
+            bytes_max: limits::BROKER_OUTBOX_BYTES_MAX,
+        }
+    }
+}
+
+impl OutboxBounds {
+    /// The bounds for this memory. The embedded broker, which is absent, would take more of it.
+    fn of(memory: Memory) -> Self {
+        let part = |thirty_seconds, most: usize| {
+            let bytes = memory.part(thirty_seconds, most as u64);
+            usize::try_from(bytes).unwrap_or(most)
+        };
+        Self {
+            hold_bytes: part(1, limits::BROKER_OUTBOX_BYTES_HOLD),
+            bytes_max: part(8, limits::BROKER_OUTBOX_BYTES_MAX),
+        }
+    }
 }
 
 impl ForeignConfig {
@@ -173,7 +209,11 @@ pub enum PresenceKind {
 
 impl ForeignFlags {
     /// The checked settings, or none if no broker is configured.
-    pub(super) fn load(self, durability: Durability) -> Result<Option<ForeignConfig>, ConfigError> {
+    pub(super) fn load(
+        self,
+        durability: Durability,
+        memory: Memory,
+    ) -> Result<Option<ForeignConfig>, ConfigError> {
         let Some(broker) = self.broker else {
             return match self.first_set() {
                 Some(name) => Err(ConfigError::WithoutBroker(name)),
@@ -222,6 +262,7 @@ impl ForeignFlags {
             presence: self.presence.unwrap_or(PresenceKind::Auto),
             watch_ttl: watch_ttl_ms.map(Duration::from_millis),
             standby: self.standby.is_on(),
+            outbox: OutboxBounds::of(memory),
             broker: BrokerUrl {
                 user: None,
                 password: None,
@@ -249,7 +290,8 @@ mod tests {
             broker_password_file: Some(file.path().to_owned()),
             ..ForeignFlags::default()
         };
-        let mut config = flags.load(Durability::Always).unwrap().unwrap();
+        let memory = Memory::here();
+        let mut config = flags.load(Durability::Always, memory).unwrap().unwrap();
         config.read_password().unwrap();
         assert_eq!(config.user.as_deref(), Some("me"));
         assert_eq!(config.password, Some(Secret("se cret".into())));
@@ -267,10 +309,30 @@ mod tests {
                 broker_client_id: client_id.map(|id| ClientId(id.into())),
                 ..ForeignFlags::default()
             };
-            flags.load(durability).unwrap().unwrap().keeps_client_id
+            let config = flags.load(durability, Memory::here()).unwrap();
+            config.unwrap().keeps_client_id
         };
         assert!(keeps(None, Durability::Always));
         assert!(keeps(Some("id"), Durability::Memory));
         assert!(!keeps(None, Durability::Memory));
+    }
+
+    #[test]
+    fn the_outbox_fits_the_memory_of_a_small_gateway() {
+        let bounds = |bytes| {
+            let flags = ForeignFlags {
+                broker: Some(parsed("mqtt://broker")),
+                ..ForeignFlags::default()
+            };
+            let config = flags.load(Durability::Always, Memory::of(bytes)).unwrap();
+            config.unwrap().outbox
+        };
+        let small = OutboxBounds {
+            hold_bytes: 2 << 20,
+            bytes_max: 16 << 20,
+        };
+        assert_eq!(bounds(64 << 20), small);
+        assert_eq!(bounds(2 << 30), OutboxBounds::default());
+        assert_eq!(bounds(8 << 30), OutboxBounds::default());
     }
 }

@@ -49,7 +49,7 @@ pub use error::ConfigError;
 pub use file::similar;
 pub use flags::Flags;
 pub use follow::{Followed, check, load};
-pub use foreign::{ClientId, ForeignConfig, ForeignFlags, PresenceKind, Window};
+pub use foreign::{ClientId, ForeignConfig, ForeignFlags, OutboxBounds, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use switch::Switch;
 pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
@@ -228,8 +228,9 @@ impl Config {
         let cluster = wrong.or_else(ClusterConfig::load(&settings), || None);
         let durability = settings.durability.unwrap_or(Durability::Always);
         let attached = settings.foreign.broker.is_some();
+        let memory = Memory::here();
         let foreign = settings.foreign.clone();
-        let foreign = wrong.or_else(foreign.load(durability), || None);
+        let foreign = wrong.or_else(foreign.load(durability, memory), || None);
         let access = settings.access.clone().load();
         let has_access = access.is_ok();
         let mut access = wrong.or_else(access, || settings.access.clone().without_tokens());
@@ -253,7 +254,6 @@ impl Config {
         let admin_tls = wrong.or_else(admin_tls(tls, listeners.tls.clone(), &access), || None);
 
         let limits = settings.limits.clone();
-        let memory = Memory::here();
         let bounds = limits.load(attached, supervision(&settings), memory);
         let mut bounds = wrong.or_else(bounds, Bounds::default);
         if let Some(most) = connections_for_open_files() {

@@ -22,7 +22,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{Blame, describe, is_final, is_rate_refusal, is_refusal, needs_rebuild};
+use crate::loss::{Blame, describe, is_rate_refusal, is_refusal, is_takeover, needs_rebuild};
 use crate::options::{Options, Place};
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -60,6 +60,13 @@ pub trait Owner: Send + Sync + 'static {
     /// or for a minute if it `passes`: other clients of the address logged in too often.
     fn refused(&self, why: &str, _passes: bool) -> bool {
         self.lost(why)
+    }
+
+    /// Another connection took over the session (MQTT 5 section 3.1.4, DISCONNECT 0x8E). Returns
+    /// whether the link ends with [`End::TakenOver`], because a reconnection would take the session
+    /// back, and so on for ever. Otherwise this is a lost connection like any other.
+    fn ends_when_taken_over(&self) -> bool {
+        true
     }
 
     /// The broker closes the connection because of this message, so it was removed from the ledger.
@@ -102,12 +109,12 @@ pub enum Arrival {
 pub enum End {
     /// The owner ended the link, or the link panicked.
     Closed,
-    /// Another client took over the session (MQTT 5 section 3.1.4, DISCONNECT 0x8E). Reconnecting
-    /// would take it over again, and so on for ever.
+    /// Another client took over the session: see [`Owner::ends_when_taken_over`].
     TakenOver(String),
 }
 
-/// Runs until the owner ends the link or another client takes over the session.
+/// Runs until the owner ends the link, or another client takes over the session and the owner does
+/// not take it back.
 pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
     // Callers may wait for the end, so [`Owner::ended`] must be called even after a panic.
     let mut end = EndOnDrop(Arc::clone(&owner), End::Closed);
@@ -141,7 +148,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                 if matches!(link.take(None), Next::End) {
                     return;
                 }
-                if is_final(&error) {
+                if is_takeover(&error) && link.owner.ends_when_taken_over() {
                     end.1 = End::TakenOver(why);
                     return;
                 }

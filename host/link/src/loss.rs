@@ -9,8 +9,8 @@ use rumqttc::v5::mqttbytes::Error as WireError;
 use rumqttc::v5::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::v5::{ConnectionError, StateError};
 
-/// Whether the session was taken over. Reconnecting would only take it over again.
-pub(crate) fn is_final(error: &ConnectionError) -> bool {
+/// Whether the broker reports that another connection took over the session.
+pub(crate) fn is_takeover(error: &ConnectionError) -> bool {
     matches!(
         error,
         ConnectionError::MqttState(StateError::ServerDisconnect {

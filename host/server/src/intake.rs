@@ -19,6 +19,17 @@ const LIGHT_OUTPUT_BYTES_MAX: usize = 4_096;
 /// The fuel up to which a step is light: a GET or SET of the standard policy uses less.
 const LIGHT_FUEL_MAX: u64 = 8_000;
 
+/// Which outputs that wait for the log must be within their limits before the next step.
+#[derive(Clone, Copy)]
+enum Room {
+    /// None.
+    Unlimited,
+    /// Those of all connections.
+    OfAll,
+    /// Those that this connection caused, and those of all connections.
+    Of(ConnectionId),
+}
+
 /// Whether a step takes some microseconds. Other steps are measured one by one, so that a turn ends
 /// in time.
 pub(super) fn is_light(decision: &Decision<'_>) -> bool {
@@ -30,13 +41,13 @@ pub(super) fn is_light(decision: &Decision<'_>) -> bool {
 }
 
 impl Server {
-    /// Handles a part of a batch, until the end of the batch or the time `end`. Returns whether
-    /// inputs are left. `begun` is the time at which the batch began, and `owner` is the connection
-    /// of the batch, if it has only one; `disconnected` is set if that connection is being closed,
-    /// so that the rest must be skipped.
+    /// Handles a part of a batch, until the end of the batch or the time `end`, and while there is
+    /// `room`. Returns whether inputs are left. `begun` is the time at which the batch began;
+    /// `disconnected` is set if the one connection of the batch is being closed, so that the rest
+    /// must be skipped.
     fn take_part(
         &self,
-        owner: Option<ConnectionId>,
+        room: Room,
         (begun, end): (Instant, Option<Instant>),
         batch: &mut dyn Iterator<Item = Inbound<'_>>,
         disconnected: &mut bool,
@@ -52,7 +63,7 @@ impl Server {
             let next_expiry_ms = locked.core.store().next_expiry_ms();
             let mut reply_bytes = 0;
             let unreleased_max = locked.core.store_mut().quota().unreleased_bytes_max;
-            let has_room = || owner.is_none_or(|it| self.gate.has_room(it, unreleased_max));
+            let has_room = || self.has_room(room, unreleased_max);
             locked.swaps.begin();
             locked.calls.begin(begun, Instant::now());
             let mut steps_until_reading = STEPS_PER_CLOCK_READING;
@@ -102,6 +113,14 @@ impl Server {
         self.release();
         more
     }
+
+    fn has_room(&self, room: Room, unreleased_max: u64) -> bool {
+        match room {
+            Room::Unlimited => true,
+            Room::OfAll => self.gate.waiting_bytes() <= unreleased_max,
+            Room::Of(connection) => self.gate.has_room(connection, unreleased_max),
+        }
+    }
 }
 
 /// The present instant, and the one after this time; `None` if it is never reached.
@@ -114,7 +133,16 @@ impl Intake for Server {
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let time = from_now(time_max);
         let mut disconnected = false;
-        while self.take_part(None, time, batch, &mut disconnected) {}
+        while self.take_part(Room::Unlimited, time, batch, &mut disconnected) {}
+    }
+
+    fn take_with_room(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let time = from_now(Duration::MAX);
+        let unreleased_max = self.quota().unreleased_bytes_max;
+        let mut disconnected = false;
+        while self.take_part(Room::OfAll, time, batch, &mut disconnected)
+            && self.has_room(Room::OfAll, unreleased_max)
+        {}
     }
 
     fn announce(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
@@ -125,6 +153,7 @@ impl Intake for Server {
         let time = from_now(limits::REQUESTS_PER_TURN_TIME);
         let mut disconnected = false;
         // Inputs after a request that ended its connection are never left over.
-        while self.take_part(Some(connection), time, batch, &mut disconnected) && disconnected {}
+        let room = Room::Of(connection);
+        while self.take_part(room, time, batch, &mut disconnected) && disconnected {}
     }
 }

@@ -1,6 +1,7 @@
 //! The server without sockets: order of outputs, expired requests, batches and readiness.
 
 mod clock;
+mod room;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;

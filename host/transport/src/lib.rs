@@ -97,6 +97,13 @@ pub trait Intake: Send + Sync {
     /// time. Inputs after a request that ended its connection are never left over.
     fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 
+    /// Like [`take`](Self::take), but leaves the rest of the batch in the iterator while too many
+    /// outputs of all connections wait for the log. The caller must pass the rest after outputs
+    /// were delivered.
+    fn take_with_room(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        self.take(batch);
+    }
+
     /// Announces the payloads of requests of a session that are about to be passed to
     /// [`take_some`](Self::take_some), so that what they need can be loaded together.
     fn announce(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {

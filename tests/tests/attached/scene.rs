@@ -39,7 +39,8 @@ impl Scene {
         RecordingClient::begin(self.broker.address(), id)
     }
 
-    /// Waits until each PUBLISH of the last connection between store and broker is acknowledged.
+    /// Waits until each PUBLISH of the last connection between store and broker that needs an
+    /// acknowledgement has it.
     pub(crate) fn wait_until_acknowledged(&self) {
         until("everything is acknowledged", || {
             let seen = self.proxy.seen();
@@ -48,7 +49,10 @@ impl Scene {
             for it in seen.iter().filter(|it| it.connection == last) {
                 match it.packet.kind() {
                     kind::PUBLISH => {
-                        open.insert((it.way, it.packet.publish().packet_id));
+                        let publish = it.packet.publish();
+                        if publish.qos > 0 {
+                            open.insert((it.way, publish.packet_id));
+                        }
                     }
                     kind::PUBACK => {
                         open.remove(&(it.way.back(), it.packet.ack().packet_id));

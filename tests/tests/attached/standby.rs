@@ -3,7 +3,13 @@
 
 use std::{path::Path, thread, time::Duration};
 
-use statehouse_tests::{Mosquitto, Server, client::PATIENCE, command};
+use statehouse_tests::{
+    Mosquitto, Proxy, Publish, Server, Way,
+    client::PATIENCE,
+    command,
+    packet::kind,
+    wait::{eventually, until},
+};
 
 use crate::recording_client::RecordingClient;
 
@@ -81,6 +87,60 @@ fn store_ends_when_its_session_is_taken_over() {
     let mut second = Server::attached(&url, broker.address(), &settings);
     assert_eq!(first.wait(PATIENCE).code(), Some(76));
     first.wait_for_log("was taken over");
+    // The second store keeps the session.
+    thread::sleep(Duration::from_millis(500));
+    assert!(second.runs());
+}
+
+/// The messages to the topic of the store's marks that the broker has sent through this relay.
+fn marks(proxy: &Proxy) -> Vec<Publish> {
+    let seen = proxy.seen();
+    let published = seen
+        .iter()
+        .filter(|it| (it.way, it.packet.kind()) == (Way::FromBroker, kind::PUBLISH))
+        .map(|it| it.packet.publish());
+    published
+        .filter(|it| it.topic.starts_with("statehouse/v1/attached/"))
+        .collect()
+}
+
+/// A store whose network was broken takes its session back when it returns. It must not end the
+/// store that took the session meanwhile. The broker is another store here, since Mosquitto 2.0
+/// closes such a connection without a reason code.
+#[test]
+fn returning_store_ends_and_the_later_one_continues() {
+    let broker = Server::start();
+    let (network, other_network) = (
+        Proxy::start(broker.address()),
+        Proxy::start(broker.address()),
+    );
+    let settings = [("broker_client_id", "store"), ("presence", "off")];
+    let mut first = Server::attached(&network.url(), broker.address(), &settings);
+    let topic = eventually("the mark of the first store returns", || {
+        marks(&network).pop().map(|it| it.topic)
+    });
+    // The relay has passed on the mark when it sees the next message.
+    let mut writer = broker.connect("writer");
+    writer.publish(Publish::new(&topic, "no mark").qos(1));
+    until("another message follows the mark", || {
+        marks(&network).len() == 2
+    });
+    network.refuse(true);
+    network.cut();
+
+    let mut second = Server::attached(&other_network.url(), broker.address(), &settings);
+    until("the broker has the mark of the second store", || {
+        marks(&other_network).iter().any(|it| !it.retain)
+    });
+    network.refuse(false);
+    assert_eq!(first.wait(PATIENCE).code(), Some(76));
+    first.wait_for_log("another store attached with it later");
+    let attachments = || {
+        let seen = other_network.seen();
+        let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);
+        subacks.count()
+    };
+    until("the second store attaches again", || attachments() >= 2);
     // The second store keeps the session.
     thread::sleep(Duration::from_millis(500));
     assert!(second.runs());

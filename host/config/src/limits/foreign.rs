@@ -35,12 +35,14 @@ pub const BROKER_IN_FLIGHT_MAX: u16 = 1024;
 /// executes. Requests then wait at the broker, because it gets no PUBACK for them.
 pub const BROKER_OUTBOX_HOLD: usize = 16 << 10;
 
-/// The same in bytes.
+/// The same in bytes: at most a thirty-second of the memory. The notifications of one change share
+/// their payload, which counts once.
 pub const BROKER_OUTBOX_BYTES_HOLD: usize = 64 << 20;
 
-/// Notifications beyond this are lost. With [`BROKER_OUTBOX_OVERHEAD_BYTES`] this is one of 100
-/// bytes for each of 800 000 watches, because a single change may notify all of them. Only keys
-/// that expire while the broker is absent reach this limit.
+/// Notifications beyond this are lost: at most a quarter of the memory. With
+/// [`BROKER_OUTBOX_OVERHEAD_BYTES`] this is one of 100 bytes for each of 800 000 watches, because a
+/// single change may notify all of them. Only two causes reach this limit: keys that expire while
+/// the broker is absent or slow, and a single change with hundreds of thousands of watchers.
 pub const BROKER_OUTBOX_BYTES_MAX: usize = 512 << 20;
 
 /// What a response or notification costs in addition to its bytes: its place in the ledger and its
@@ -51,8 +53,13 @@ pub const BROKER_OUTBOX_OVERHEAD_BYTES: usize = 512;
 /// connection of a client that publishes to more.
 pub const BROKER_TOPIC_LEVELS_MAX: usize = 128;
 
-/// Messages that are handled between two checks whether the outbox is full.
+/// Messages that are passed to the store together. It may return some of them.
 pub const BROKER_HELD_CHUNK: usize = 64;
+
+/// How often in a row the broker may report that another connection took over the client id,
+/// without a retained mark in between. Beyond it the marks do not work, and the store stops. Stores
+/// that read their marks need one or two connections to decide which one stops.
+pub const BROKER_TAKEOVERS_MAX: u8 = 3;
 
 /// Messages at QoS 0 that wait for the outbox, in bytes: the broker's Receive Maximum does not
 /// limit them. They are log lines about clients, of some hundred bytes each.

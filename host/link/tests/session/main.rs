@@ -5,6 +5,7 @@
 mod broker;
 mod owner;
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +31,9 @@ fn place(broker: &Broker) -> Place {
         login: None,
     }
 }
+
+/// DISCONNECT with reason code 0x8E.
+const SESSION_TAKEN_OVER: [u8; 4] = [0xe0, 2, 0x8e, 0];
 
 struct SessionTest {
     broker: Broker,
@@ -57,6 +61,7 @@ impl SessionTest {
             lost: Mutex::default(),
             hopeless: Mutex::default(),
             ended: Mutex::default(),
+            takes_back: AtomicBool::default(),
         });
         let options = Options {
             place: place(&broker),
@@ -425,6 +430,27 @@ async fn broker_that_does_not_read_is_disconnected() {
     assert_eq!(peer.text().await.len(), 512 << 10);
     let lost = test.owner.lost.lock().unwrap().concat();
     assert_eq!(lost, "the broker does not read any more");
+}
+
+#[tokio::test]
+async fn owner_decides_whether_a_taken_over_session_ends() {
+    let test = SessionTest::start().await;
+    test.owner.takes_back.store(true, Relaxed);
+    let mut peer = test.accept(Greeting::default()).await;
+    test.add([note("a")]);
+    assert_eq!(peer.text().await, "a");
+    peer.mqtt.send(&SESSION_TAKEN_OVER).await;
+    let mut peer = test.accept(Greeting::resumed()).await;
+    assert_eq!(peer.text().await, "a", "like any lost connection");
+    let lost = test.owner.lost.lock().unwrap().concat();
+    assert_eq!(lost, "the broker closed it (SessionTakenOver)");
+
+    test.owner.takes_back.store(false, Relaxed);
+    peer.mqtt.send(&SESSION_TAKEN_OVER).await;
+    assert!(peer.mqtt.rest().await.is_empty());
+    tokio::task::yield_now().await;
+    let ended = test.owner.ended.lock().unwrap().clone();
+    assert!(matches!(ended, Some(End::TakenOver(_))), "{ended:?}");
 }
 
 #[tokio::test]

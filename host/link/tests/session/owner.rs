@@ -1,5 +1,6 @@
 //! An owner that passes everything to its test, and its messages.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -48,6 +49,8 @@ pub(crate) struct Tester {
     pub(crate) lost: Mutex<Vec<String>>,
     pub(crate) hopeless: Mutex<Vec<Bytes>>,
     pub(crate) ended: Mutex<Option<End>>,
+    /// Whether it takes back a session that another connection took over.
+    pub(crate) takes_back: AtomicBool,
 }
 
 impl Owner for Tester {
@@ -84,6 +87,10 @@ impl Owner for Tester {
     fn lost(&self, why: &str) -> bool {
         self.lost.lock().unwrap().push(why.to_owned());
         true
+    }
+
+    fn ends_when_taken_over(&self) -> bool {
+        !self.takes_back.load(Relaxed)
     }
 
     fn hopeless(&self, message: Note, _why: &str) {

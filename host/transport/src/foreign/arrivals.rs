@@ -1,10 +1,11 @@
 //! Arrivals from a foreign broker: requests, PUBACKs, and messages about clients.
 //!
-//! Converts the arrivals of one read to one batch for the store. The order of the broker must stay.
+//! Converts arrivals to batches for the store. The order of the broker must stay. If the store must
+//! not execute more, the rest waits. The link calls [`Owner::arrived`] after each packet in either
+//! direction, so the rest is passed on when output leaves or is acknowledged.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::QoS;
@@ -12,126 +13,137 @@ use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeRe
 use statehouse_link::{Arrival, End, Outlet, Owner, Place, Verdict};
 use tokio::sync::Notify;
 
-use super::claim::{Claim, Meaning};
+use super::backlog::{Held, Input};
+use super::claim::Meaning;
 use super::incoming::{ForeignRequest, InvalidRequest, request_topic};
 use super::outgoing::Outgoing;
 use super::state::{State, Watcher};
 use super::{Foreign, Phase, identity, lock};
-use crate::{Inbound, Ticket};
-use statehouse_access::Authorizer;
-use statehouse_config::limits;
 use statehouse_core::request::{PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::Peer;
 
-/// An arrival that is not handled yet.
-enum Held {
-    /// A message, and its receipt unless it is at QoS 0.
-    Message(Publish, Option<u64>),
-    /// A notification for this key found no subscriber.
-    Undeliverable(Peer, Vec<u8>),
-}
-
-/// The arrivals that are not handled yet, in order.
-///
-/// Its memory is bounded. The broker limits the messages that need a PUBACK. Undeliverable
-/// notifications are at most as many as the notifications in the outlet. Only messages at QoS 0
-/// have no other limit, so `bytes` counts these.
-#[derive(Default)]
-pub(super) struct Backlog {
-    held: VecDeque<Held>,
-    bytes: usize,
-}
-
-impl Backlog {
-    fn push(&mut self, held: Held) {
-        self.bytes += held.unbounded_bytes();
-        self.held.push_back(held);
-    }
-
-    /// Takes the oldest arrivals.
-    fn chunk(&mut self) -> Vec<Held> {
-        let chunk = self.held.len().min(limits::BROKER_HELD_CHUNK);
-        let chunk: Vec<_> = self.held.drain(..chunk).collect();
-        self.bytes -= chunk.iter().map(Held::unbounded_bytes).sum::<usize>();
-        chunk
-    }
-
-    /// Drops the messages of a lost connection.
-    fn drop_messages(&mut self) {
-        self.held
-            .retain(|held| matches!(held, Held::Undeliverable(..)));
-        self.bytes = 0;
-    }
-
-    /// Whether a message at QoS 0 can wait here. A request at QoS 0 cannot: its response would only
-    /// be the error that it needs QoS 1.
-    fn has_room_for(&self, publish: &Publish) -> bool {
-        request_topic(&publish.topic).is_none()
-            && self.bytes + bytes(publish) <= limits::BROKER_HELD_BYTES_MAX
-    }
-}
-
-impl Held {
-    fn unbounded_bytes(&self) -> usize {
-        match self {
-            Self::Message(publish, None) => bytes(publish),
-            Self::Message(_, Some(_)) | Self::Undeliverable(..) => 0,
-        }
-    }
-}
-
-fn bytes(publish: &Publish) -> usize {
-    publish.size() + limits::BROKER_OUTBOX_OVERHEAD_BYTES
-}
-
-/// An input for the store.
-enum Input {
-    Request(ForeignRequest, Option<u64>),
-    Disconnected(Peer),
-    Undeliverable(Peer, Vec<u8>),
-}
-
-impl Input {
-    fn inbound(&self, rules: Option<&Authorizer>) -> Inbound<'_> {
-        match self {
-            Self::Request(request, receipt) => {
-                let grants = rules.map(|it| it.grants_of(&request.peer) as _);
-                Inbound::Publish(request.incoming(grants), receipt.map(Ticket::Foreign))
-            }
-            Self::Disconnected(peer) => Inbound::Disconnected(peer),
-            Self::Undeliverable(peer, key) => Inbound::Undeliverable(peer, key),
-        }
-    }
-}
-
 impl Foreign {
-    /// Whether arrivals must wait: there is too much output, or the store stops.
+    /// Whether arrivals must wait: there is too much output, the mark of a later run may arrive, or
+    /// the store stops.
     fn is_paused(&self, state: &State) -> bool {
-        state.is_full() || self.closed.load(Relaxed)
+        state.is_full() || state.awaits_mark() || self.closed.load(Relaxed)
+    }
+
+    /// Handles the marks among the arrivals, which decide whether the others may be handled.
+    fn read_marks(&self, arrivals: &mut Vec<Arrival>) {
+        let Some(claim) = &self.claim else {
+            return;
+        };
+        let is_mark = |it: &mut Arrival| match it {
+            Arrival::Message(publish, _) => publish.topic == lock(claim).topic().as_bytes(),
+            Arrival::Acknowledged(..) => false,
+        };
+        for mark in arrivals.extract_if(.., is_mark) {
+            let Arrival::Message(publish, receipt) = mark else {
+                continue;
+            };
+            let meaning = lock(claim).read(&publish.payload, publish.retain);
+            match meaning {
+                Meaning::Nothing => {}
+                Meaning::Republish => _ = self.publish_mark(true),
+                Meaning::TakenOver => self.taken_over(),
+            }
+            if let Some(receipt) = receipt {
+                self.state().outlet.settle(receipt);
+            }
+        }
+    }
+
+    /// Adds arrivals to those that wait. Returns the clients that have taken a notification.
+    fn receive(&self, arrivals: &mut Vec<Arrival>, now: Instant) -> Vec<Peer> {
+        let mut subscribed = Vec::new();
+        let mut held = lock(&self.held);
+        let must_wait = !held.is_empty();
+        let mut state = self.state();
+        for arrival in arrivals.drain(..) {
+            match arrival {
+                Arrival::Message(publish, None)
+                    if (must_wait || self.is_paused(&state)) && !held.has_room_for(&publish) =>
+                {
+                    state.sums.dropped += 1;
+                }
+                Arrival::Message(publish, receipt) => {
+                    held.push(Held::Message(publish, receipt, now));
+                }
+                Arrival::Acknowledged(number, ack) => match state.acknowledged(number, &ack) {
+                    Some(Watcher::Subscribed(peer)) => subscribed.push(peer),
+                    Some(Watcher::Unsubscribed(peer, key)) => {
+                        held.push(Held::Input(Input::Undeliverable(peer, key)));
+                    }
+                    None => {}
+                },
+            }
+        }
+        subscribed
+    }
+
+    /// Passes the oldest arrivals to the store. Returns false if there are none, or the rest must
+    /// wait.
+    fn pass_chunk(&self) -> bool {
+        if self.is_paused(&self.state()) {
+            return false;
+        }
+        let chunk = lock(&self.held).chunk();
+        if chunk.is_empty() {
+            return false;
+        }
+        let mut inputs = self.read(chunk);
+        let passed = self.pass(&inputs);
+        let passed_all = passed == inputs.len();
+        lock(&self.held).put_back(inputs.drain(passed..));
+        passed_all
+    }
+
+    /// Passes inputs to the store until one must wait. Returns how many the store has taken.
+    fn pass(&self, inputs: &[Input]) -> usize {
+        let rules = self.rules.get().map(|it| &**it);
+        let mut passed = 0;
+        let mut batch = std::iter::from_fn(|| {
+            let input = inputs.get(passed).filter(|it| self.begin(it))?;
+            passed += 1;
+            Some(input.inbound(rules))
+        });
+        self.intake.take_with_room(&mut batch);
+        passed
+    }
+
+    /// Counts an input that the store takes now. Returns false if it must wait. The caller may hold
+    /// the store's lock, which no thread takes under the lock of the state.
+    fn begin(&self, input: &Input) -> bool {
+        let mut state = self.state();
+        let begins = !self.is_paused(&state);
+        if begins {
+            state.unsettled += usize::from(input.needs_puback());
+        }
+        begins
     }
 
     /// Converts arrivals to inputs. Acknowledges at once all messages that are not valid requests.
     fn read(&self, held: Vec<Held>) -> Vec<Input> {
         let now = Instant::now();
         let mut inputs = Vec::new();
-        let (mut settled, mut requests, mut malformed) = (Vec::new(), 0, 0);
+        let (mut settled, mut malformed) = (Vec::new(), 0);
         for held in held {
-            let (publish, receipt) = match held {
-                Held::Undeliverable(peer, key) => {
-                    inputs.push(Input::Undeliverable(peer, key));
+            let (publish, receipt, arrived) = match held {
+                Held::Input(input) => {
+                    inputs.push(input);
                     continue;
                 }
-                Held::Message(publish, receipt) => (publish, receipt),
+                Held::Message(publish, receipt, arrived) => (publish, receipt, arrived),
             };
             let Some(topic) = request_topic(&publish.topic) else {
-                self.read_other(&publish, &mut inputs);
+                self.read_log(&publish, &mut inputs);
                 settled.extend(receipt);
                 continue;
             };
-            match ForeignRequest::new(topic, publish, now) {
+            match ForeignRequest::new(topic, publish, arrived) {
                 Ok(request) => {
                     self.renew(&request.peer, now);
-                    requests += usize::from(receipt.is_some());
                     inputs.push(Input::Request(request, receipt));
                 }
                 Err(invalid) => {
@@ -144,7 +156,6 @@ impl Foreign {
             }
         }
         let mut state = self.state();
-        state.unsettled += requests;
         state.sums.malformed += malformed;
         for receipt in settled {
             state.outlet.settle(receipt);
@@ -152,19 +163,9 @@ impl Foreign {
         inputs
     }
 
-    /// Reads a message that is no request: a mark, or the broker's log about clients.
-    fn read_other(&self, publish: &Publish, inputs: &mut Vec<Input>) {
+    /// Reads a message of the broker's log about clients.
+    fn read_log(&self, publish: &Publish, inputs: &mut Vec<Input>) {
         let topic = String::from_utf8_lossy(&publish.topic);
-        let is_mark = |claim: &&Mutex<Claim>| *topic == *lock(claim).topic();
-        if let Some(claim) = self.claim.as_ref().filter(is_mark) {
-            let meaning = lock(claim).read(&publish.payload, publish.retain);
-            match meaning {
-                Meaning::Nothing => {}
-                Meaning::Republish => self.publish_mark(),
-                Meaning::TakenOver => self.taken_over(),
-            }
-            return;
-        }
         lock(&self.presence).read(&topic, &publish.payload, &mut |client| {
             inputs.push(Input::Disconnected(identity::named(client)));
         });
@@ -178,6 +179,24 @@ impl Foreign {
         match receiving {
             true => lock(ttl).resume(now),
             false => lock(ttl).pause(),
+        }
+    }
+
+    /// Logs once that the broker refuses a subscription without which the store still works. Those
+    /// of presence have a log line of their own.
+    fn report_subscription(&self, filter: &str, is_granted: bool) {
+        let claim = self.claim.as_ref();
+        let consequence = if filter == PREVIEW_TOPIC {
+            "clients with the preview dialect get no response"
+        } else if claim.is_some_and(|claim| lock(claim).topic() == filter) {
+            "the store may not detect that another one took its client id"
+        } else {
+            return;
+        };
+        if self.state().note_subscription(filter, is_granted) {
+            tracing::warn!(
+                "the broker does not let the store subscribe to {filter}, so {consequence}: check the broker's access rules"
+            );
         }
     }
 
@@ -215,26 +234,30 @@ impl Owner for Foreign {
         let mut filters: Vec<_> = filters.into_iter().map(filter).collect();
         if let Some(claim) = &self.claim {
             let mark = lock(claim).topic().to_owned();
-            filters.push(Filter::new(mark, QoS::AtLeastOnce));
+            // At QoS 0, because requests that wait for the mark may fill the Receive Maximum.
+            filters.push(Filter::new(mark, QoS::AtMostOnce));
         }
         filters
     }
 
     fn connected(self: &Arc<Self>, session_present: bool) {
-        self.state().connected(session_present);
+        // Before its mark was at the broker, this run cannot find out which run is the later one.
+        let checks_mark = self.is_confirmed();
+        self.state().connected(session_present, checks_mark);
         tracing::debug!(session_present, "connected to {}", self.place);
     }
 
     fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict {
-        let filters = self.filters();
-        let is_granted = |code: &SubscribeReasonCode| matches!(code, SubscribeReasonCode::Success(qos) if *qos != QoS::AtMostOnce);
-        for (filter, code) in filters.iter().zip(granted) {
-            if filter.path == REQUEST_TOPIC && !is_granted(code) {
+        for (filter, code) in self.filters().iter().zip(granted) {
+            let is_granted =
+                matches!(code, SubscribeReasonCode::Success(qos) if *qos >= filter.qos);
+            if filter.path == REQUEST_TOPIC && !is_granted {
                 return Verdict::TryAgain(format!(
                     "it does not let the store subscribe to {REQUEST_TOPIC} at QoS 1 ({code:?})"
                 ));
             }
-            lock(&self.presence).subscribed(&filter.path, is_granted(code));
+            lock(&self.presence).subscribed(&filter.path, is_granted);
+            self.report_subscription(&filter.path, is_granted);
         }
         let resumed = {
             let mut state = self.state();
@@ -243,10 +266,8 @@ impl Owner for Foreign {
         };
         // A confirmed mark is still at the broker, unless another run used the session since. Then
         // the broker sends that run's mark, which must not be replaced before it is read.
-        let confirmed = (self.claim.as_ref()).is_some_and(|claim| lock(claim).is_confirmed());
-        if !resumed || !confirmed {
-            self.publish_mark();
-        }
+        let mark = self.publish_mark(!resumed || !self.is_confirmed());
+        self.state().subscribed(mark);
         tracing::info!("attached to {}", self.place);
         self.phase.send_if_modified(|phase| {
             let first = *phase == Phase::Waiting;
@@ -259,47 +280,20 @@ impl Owner for Foreign {
     }
 
     fn arrived(&self, arrivals: &mut Vec<Arrival>) {
-        let mut held = lock(&self.held);
-        let mut subscribed = Vec::new();
-        let paused = {
-            let mut state = self.state();
-            for arrival in arrivals.drain(..) {
-                match arrival {
-                    Arrival::Message(publish, None)
-                        if self.is_paused(&state) && !held.has_room_for(&publish) =>
-                    {
-                        state.sums.dropped += 1;
-                    }
-                    Arrival::Message(publish, receipt) => {
-                        held.push(Held::Message(publish, receipt));
-                    }
-                    Arrival::Acknowledged(number, ack) => match state.acknowledged(number, &ack) {
-                        Some(Watcher::Subscribed(peer)) => subscribed.push(peer),
-                        Some(Watcher::Unsubscribed(peer, key)) => {
-                            held.push(Held::Undeliverable(peer, key));
-                        }
-                        None => {}
-                    },
-                }
-            }
-            self.is_paused(&state)
-        };
         let now = Instant::now();
-        for peer in subscribed {
+        self.read_marks(arrivals);
+        for peer in self.receive(arrivals, now) {
             self.renew(&peer, now);
         }
-        self.set_receiving(!paused, now);
-        drop(held);
-        while !self.is_paused(&self.state()) {
-            let chunk = lock(&self.held).chunk();
-            if chunk.is_empty() {
-                return;
-            }
-            let inputs = self.read(chunk);
-            let rules = self.rules.get().map(|it| &**it);
-            self.intake
-                .take(&mut inputs.iter().map(|it| it.inbound(rules)));
-        }
+        while self.pass_chunk() {}
+        let is_idle = lock(&self.held).is_empty();
+        let receiving = is_idle && !self.is_paused(&self.state());
+        self.set_receiving(receiving, now);
+    }
+
+    fn ends_when_taken_over(&self) -> bool {
+        // Without a mark, nothing else would stop two runs that take over from each other.
+        (self.claim.as_ref()).is_none_or(|claim| lock(claim).taken_over())
     }
 
     fn lost(&self, why: &str) -> bool {
@@ -336,30 +330,34 @@ impl Owner for Foreign {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
+    use std::sync::{Mutex, Weak};
+    use std::time::Duration;
 
     use rumqttc::v5::mqttbytes::v5::PublishProperties;
     use statehouse_mqtt::Message;
 
     use super::*;
-    use crate::{Outbound, Transport};
-    use statehouse_config::ForeignConfig;
+    use crate::{Inbound, Intake, Outbound, Transport};
+    use statehouse_config::{ForeignConfig, limits};
 
     /// Responds to each request at once.
     #[derive(Default)]
     struct Store {
         transport: Mutex<Weak<Foreign>>,
         requests: Mutex<usize>,
+        /// When the requests expire, in order.
+        expires: Mutex<Vec<Option<Instant>>>,
+        /// After how many requests too many outputs wait for the log.
+        room: Mutex<Option<usize>>,
     }
 
-    impl crate::Intake for Store {
-        fn take_within(
-            &self,
-            _: std::time::Duration,
-            batch: &mut dyn Iterator<Item = Inbound<'_>>,
-        ) {
+    impl Intake for Store {
+        fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
             let transport = lock(&self.transport).upgrade().unwrap();
-            for _ in batch {
+            for inbound in batch {
+                if let Inbound::Publish(incoming, _) = inbound {
+                    lock(&self.expires).push(incoming.expires);
+                }
                 *lock(&self.requests) += 1;
                 let message = Message {
                     topic: "answers".into(),
@@ -367,6 +365,14 @@ mod tests {
                 };
                 let mut ready = vec![Outbound::Response(message, None)];
                 transport.deliver(&mut |out| out.append(&mut ready));
+            }
+        }
+
+        fn take_with_room(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+            let (room, requests) = (*lock(&self.room), *lock(&self.requests));
+            match room {
+                None => self.take(batch),
+                Some(room) => self.take(&mut batch.take(room - requests)),
             }
         }
     }
@@ -384,10 +390,26 @@ mod tests {
     }
 
     fn arrive(foreign: &Foreign, topic: &'static str, payload: usize, receipt: Option<u64>) {
+        arrive_with(
+            foreign,
+            topic,
+            payload,
+            receipt,
+            PublishProperties::default(),
+        );
+    }
+
+    fn arrive_with(
+        foreign: &Foreign,
+        topic: &'static str,
+        payload: usize,
+        receipt: Option<u64>,
+        properties: PublishProperties,
+    ) {
         let publish = Publish {
             topic: topic.into(),
             payload: vec![0; payload].into(),
-            properties: Some(PublishProperties::default()),
+            properties: Some(properties),
             ..Publish::default()
         };
         foreign.arrived(&mut vec![Arrival::Message(publish, receipt)]);
@@ -414,7 +436,7 @@ mod tests {
             arrive(&foreign, REQUEST_TOPIC, 10, None);
         }
         arrive(&foreign, REQUEST_TOPIC, 10, Some(0));
-        assert_eq!(lock(&foreign.held).held.len(), 1);
+        assert_eq!(lock(&foreign.held).size().0, 1);
         assert_eq!(foreign.state().sums.dropped, 3);
         empty(&foreign);
         foreign.arrived(&mut Vec::new());
@@ -432,8 +454,7 @@ mod tests {
         assert_eq!(foreign.state().sums.dropped, 1);
         empty(&foreign);
         foreign.arrived(&mut Vec::new());
-        let held = lock(&foreign.held);
-        assert_eq!((held.held.len(), held.bytes), (0, 0));
+        assert_eq!(lock(&foreign.held).size(), (0, 0));
     }
 
     #[test]
@@ -442,7 +463,7 @@ mod tests {
         fill(&foreign, 0);
         arrive(&foreign, "$SYS/broker/log/N", 10, None);
         Owner::lost(&*foreign, "the broker closed it");
-        assert_eq!(lock(&foreign.held).bytes, 0);
+        assert_eq!(lock(&foreign.held).size(), (0, 0));
     }
 
     #[test]
@@ -455,6 +476,73 @@ mod tests {
         empty(&foreign);
         fill(&foreign, 1);
         foreign.arrived(&mut Vec::new());
-        assert_eq!(*lock(&store.requests), limits::BROKER_HELD_CHUNK);
+        assert_eq!(*lock(&store.requests), 1);
+        assert_eq!(foreign.state().unsettled, 1);
+        empty(&foreign);
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(*lock(&store.requests), 3 * limits::BROKER_HELD_CHUNK);
+    }
+
+    #[test]
+    fn requests_that_the_store_leaves_wait_in_order() {
+        let (store, foreign) = scene();
+        *lock(&store.room) = Some(2);
+        let brief = |seconds| PublishProperties {
+            message_expiry_interval: Some(seconds),
+            ..PublishProperties::default()
+        };
+        for n in 1..=5 {
+            arrive_with(&foreign, REQUEST_TOPIC, 10, Some(n.into()), brief(n * 1000));
+        }
+        assert_eq!((*lock(&store.requests), foreign.state().unsettled), (2, 2));
+        arrive(&foreign, REQUEST_TOPIC, 10, None);
+        assert_eq!(foreign.state().sums.dropped, 1, "it cannot wait");
+        *lock(&store.room) = Some(4);
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(*lock(&store.requests), 4);
+        *lock(&store.room) = None;
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(*lock(&store.requests), 5);
+        assert!(lock(&store.expires).is_sorted());
+        assert_eq!(lock(&foreign.held).size(), (0, 0));
+    }
+
+    #[test]
+    fn a_lost_connection_drops_requests_that_the_store_left() {
+        let (store, foreign) = scene();
+        *lock(&store.room) = Some(0);
+        arrive(&foreign, REQUEST_TOPIC, 10, Some(1));
+        let watcher = identity::named("watcher");
+        let ended = Input::Undeliverable(watcher, b"k".to_vec());
+        lock(&foreign.held).push(Held::Input(ended));
+        Owner::lost(&*foreign, "the broker closed it");
+        *lock(&store.room) = None;
+        foreign.arrived(&mut Vec::new());
+        assert_eq!(
+            *lock(&store.requests),
+            1,
+            "the broker redelivers the request"
+        );
+        assert!(lock(&store.expires).is_empty());
+        assert_eq!(foreign.state().unsettled, 0);
+    }
+
+    /// Regression: the expiry began when the store had room for the request.
+    #[test]
+    fn a_request_expires_also_while_it_waits_here() {
+        let (store, foreign) = scene();
+        fill(&foreign, 0);
+        let properties = PublishProperties {
+            message_expiry_interval: Some(1),
+            ..PublishProperties::default()
+        };
+        arrive_with(&foreign, REQUEST_TOPIC, 10, Some(0), properties);
+        let arrived = Instant::now();
+        // Any time later shows the difference.
+        std::thread::sleep(Duration::from_millis(2));
+        empty(&foreign);
+        foreign.arrived(&mut Vec::new());
+        let expires = lock(&store.expires)[0].unwrap();
+        assert!(expires <= arrived + Duration::from_secs(1));
     }
 }

@@ -1,16 +1,19 @@
 //! Detects that another store has taken over the client id. Otherwise two stores with one client id
 //! would disconnect each other forever, and both would serve.
 //!
-//! MQTT has DISCONNECT 0x8E for this (section 3.14.2.1). But Mosquitto sends it in its shortest
-//! form, which rumqttc 0.25 cannot read. So each run leaves a retained mark at the broker, and
-//! stops if it finds a later mark when it attaches again. A client that may write there can stop
-//! the store, so the broker's access rules must prevent that.
+//! MQTT has DISCONNECT 0x8E for this (section 3.14.2.1). But it does not say which run is the later
+//! one: an earlier run whose network was broken ends the connection of the later run when it
+//! returns. And Mosquitto sends it in its shortest form, which rumqttc 0.25 cannot read. So each
+//! run leaves a retained mark at the broker, and stops if it finds a later mark when it attaches
+//! again. DISCONNECT 0x8E counts only if the marks do not work. A client that may write marks can
+//! stop the store, so the broker's access rules must prevent that.
 //!
 //! This module decides what a mark means, and does no I/O.
 
 use bytes::Bytes;
 use data_encoding::HEXUPPER;
 
+use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
 
 /// The prefix of the topics of marks. The client id in Base 16 follows, because it may contain
@@ -32,6 +35,8 @@ pub(super) struct Claim {
     /// Whether the broker has sent this run's mark back. After that a greater mark is of a later
     /// run.
     confirmed: bool,
+    /// How often the broker has reported a takeover since it sent a retained mark.
+    takeovers: u8,
 }
 
 /// What a mark means.
@@ -62,6 +67,7 @@ impl Claim {
             topic: TOPICS.to_owned() + &HEXUPPER.encode(client_id.as_bytes()),
             mine,
             confirmed: false,
+            takeovers: 0,
         }
     }
 
@@ -81,6 +87,13 @@ impl Claim {
         format!("{since_ms} {nonce:016x}").into()
     }
 
+    /// Handles a DISCONNECT with 0x8E. Returns whether this run must stop. Otherwise it must attach
+    /// again and read the mark, which stops the earlier one of two runs.
+    pub(super) fn taken_over(&mut self) -> bool {
+        self.takeovers = self.takeovers.saturating_add(1);
+        self.takeovers > limits::BROKER_TAKEOVERS_MAX
+    }
+
     /// Handles a mark from the broker. `retained` is true if the mark was at the broker before the
     /// SUBSCRIBE, false if it was published since. A store that takes over the client id first ends
     /// this run's connection. So a later mark that arrives during a connection is of a client that
@@ -89,6 +102,9 @@ impl Claim {
         let Some(seen) = parse(payload) else {
             return Meaning::Nothing;
         };
+        if retained {
+            self.takeovers = 0;
+        }
         if seen == self.mine {
             self.confirmed = true;
             return Meaning::Nothing;
@@ -162,6 +178,23 @@ mod tests {
         assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
         assert_eq!(retained(&first, &mut second), Meaning::Republish);
         assert_eq!(second.read(b"no mark at all", true), Meaning::Nothing);
+    }
+
+    #[test]
+    fn takeovers_stop_a_run_only_if_it_finds_no_mark() {
+        let mut claim = claim(2, 3);
+        for _ in 0..3 {
+            for _ in 0..limits::BROKER_TAKEOVERS_MAX {
+                assert!(!claim.taken_over());
+            }
+            // The mark shows that this run is the later one.
+            assert_eq!(claim.read(&claim.mark(), true), Meaning::Nothing);
+        }
+        for _ in 0..limits::BROKER_TAKEOVERS_MAX {
+            assert!(!claim.taken_over());
+        }
+        assert_eq!(claim.read(&claim.mark(), false), Meaning::Nothing);
+        assert!(claim.taken_over(), "no retained mark");
     }
 
     #[test]

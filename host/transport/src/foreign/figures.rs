@@ -19,7 +19,7 @@ pub struct Figures {
     pub refused: u64,
     /// Notifications without a subscriber.
     pub unheard: u64,
-    /// Notifications lost because the broker was absent for too long.
+    /// Notifications lost because too many waited for a PUBACK of the broker.
     pub lost: u64,
     /// Messages at QoS 0 dropped because there was too much output.
     pub dropped: u64,

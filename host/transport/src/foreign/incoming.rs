@@ -38,15 +38,15 @@ pub(super) enum InvalidRequest {
 }
 
 impl ForeignRequest {
-    /// Converts a PUBLISH to one of the request topics.
+    /// Converts a PUBLISH to one of the request topics, which arrived at this time.
     pub(super) fn new(
         topic: &'static str,
         publish: Publish,
-        now: Instant,
+        arrived: Instant,
     ) -> Result<Self, InvalidRequest> {
         let sent = publish.properties.unwrap_or_default();
         // The broker has already subtracted the time that the message waited there (MQTT 5 section
-        // 3.3.2.3.3).
+        // 3.3.2.3.3). The time that it waits here counts too.
         let expiry = sent.message_expiry_interval;
         let expiry = expiry.map(|seconds| Duration::from_secs(seconds.into()));
         let properties = match convert(&sent) {
@@ -83,8 +83,13 @@ impl ForeignRequest {
                 mqttbytes::QoS::AtLeastOnce => QoS::AtLeastOnce,
                 mqttbytes::QoS::ExactlyOnce => QoS::ExactlyOnce,
             },
-            expires: expiry.and_then(|expiry| now.checked_add(expiry)),
+            expires: expiry.and_then(|expiry| arrived.checked_add(expiry)),
         })
+    }
+
+    /// The length of the payload.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.payload.len()
     }
 
     /// The request in the form that the store takes.

@@ -10,6 +10,7 @@
 //! connection, and the store recognizes them by their identity.
 
 mod arrivals;
+mod backlog;
 mod claim;
 mod figures;
 pub mod identity;
@@ -31,10 +32,9 @@ use statehouse_link::{End, Options, Place};
 use statehouse_mqtt::{Message, QoS};
 use tokio::sync::{Notify, watch};
 
-use self::arrivals::Backlog;
+use self::backlog::Backlog;
 use self::claim::Claim;
 pub use self::figures::Figures;
-use self::outgoing::Recipient;
 use self::presence::ttl::Ttl;
 use self::presence::{Presence, PresenceStatus};
 use self::state::State;
@@ -46,10 +46,11 @@ use statehouse_core::store::Peer;
 /// A store's session with a foreign broker.
 pub struct Foreign {
     intake: Arc<dyn Intake>,
-    /// The output. This is the only lock here under which another lock is taken: that of the
-    /// store's outbox.
+    /// The output. Under this lock no other one is taken, except that of the store's outbox. It may
+    /// be taken under the lock of `held`, and under that of the store.
     state: Mutex<State>,
-    /// Arrivals that wait while there is too much output. Only the link's task adds and takes them.
+    /// Arrivals that wait while there is too much output, or until the mark of a later run would
+    /// have arrived. Only the link's task adds and takes them.
     held: Mutex<Backlog>,
     presence: Mutex<Presence>,
     /// None if no other run can have the client id.
@@ -85,7 +86,7 @@ impl Foreign {
     pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig, client_id: &str) -> Arc<Self> {
         Arc::new(Self {
             intake,
-            state: Mutex::default(),
+            state: Mutex::new(State::new(config.outbox)),
             held: Mutex::default(),
             presence: Mutex::new(Presence::new(config.presence)),
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
@@ -136,8 +137,10 @@ impl Foreign {
         };
         let watching = watching();
         let silent = lock(ttl).check(watching, now);
-        self.intake
-            .take(&mut silent.iter().map(Inbound::Disconnected));
+        // The store calls this under its lock, so no request of the client is executed meanwhile.
+        let expires = |peer: &&Peer| lock(ttl).expire(&peer.client, now);
+        let mut expired = silent.iter().filter(expires).map(Inbound::Disconnected);
+        self.intake.take(&mut expired);
     }
 
     /// Starts no further request, waits at most `grace` until the broker has acknowledged all
@@ -167,20 +170,23 @@ impl Foreign {
         lock(&self.state)
     }
 
-    /// Publishes this run's mark at the broker.
-    fn publish_mark(&self) {
-        let Some(claim) = &self.claim else {
-            return;
-        };
+    /// Publishes this run's mark at the broker, and returns the number of the message; none if no
+    /// other run can have the client id. A mark that is not retained replaces none.
+    fn publish_mark(&self, retain: bool) -> Option<u64> {
         let (topic, mark) = {
-            let claim = lock(claim);
+            let claim = lock(self.claim.as_ref()?);
             (claim.topic().to_owned(), claim.mark())
         };
         let message = Message {
-            retain: true,
+            retain,
             ..Message::new(topic, mark, QoS::AtLeastOnce)
         };
-        self.state().publish(message, Recipient::OtherRun);
+        Some(self.state().publish_mark(message))
+    }
+
+    /// Whether the broker has sent the mark of this run back.
+    fn is_confirmed(&self) -> bool {
+        (self.claim.as_ref()).is_some_and(|claim| lock(claim).is_confirmed())
     }
 
     /// The place of the next connection, with the present content of the files: the password, the

@@ -3,8 +3,8 @@
 //! Converts a response or a notification of the store to a PUBLISH, each time that it is sent. A
 //! message that has expired must not be sent.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -22,9 +22,11 @@ const VERSIONS: [&str; 2] = ["__ts", "Timestamp"];
 /// A message to be published.
 #[derive(Debug)]
 pub struct Outgoing {
+    /// Before `message`, so that it is dropped first: see [`Weights::shared_body`].
+    _body: Arc<Body>,
+    _weight: Weight,
     pub(super) message: Message,
     pub(super) to: Recipient,
-    _weight: Weight,
 }
 
 /// The recipient of a message.
@@ -39,17 +41,6 @@ pub(super) enum Recipient {
 }
 
 impl Outgoing {
-    /// Wraps a message. `weight` is the sum of the bytes of all messages.
-    pub(super) fn new(message: Message, to: Recipient, weight: &Arc<AtomicUsize>) -> Self {
-        let bytes = message.topic.len() + message.payload.len() + message.properties.len();
-        let weight = Weight::new(bytes + limits::BROKER_OUTBOX_OVERHEAD_BYTES, weight);
-        Self {
-            message,
-            to,
-            _weight: weight,
-        }
-    }
-
     /// Whether this response looks the same to a client as the other one.
     pub(super) fn is_same(&self, other: &Message) -> bool {
         let message = &self.message;
@@ -139,6 +130,70 @@ fn internal_error(message: Message) -> Message {
     }
 }
 
+/// Counts the bytes of all messages.
+#[derive(Debug, Default)]
+pub(super) struct Weights {
+    sum: Arc<AtomicUsize>,
+    /// The body of the last notification.
+    last: Weak<Body>,
+}
+
+impl Weights {
+    /// The bytes of all messages that exist.
+    pub(super) fn bytes(&self) -> usize {
+        self.sum.load(Relaxed)
+    }
+
+    /// Counts a message.
+    pub(super) fn weigh(&mut self, message: Message, to: Recipient) -> Outgoing {
+        let own = message.topic.len() + limits::BROKER_OUTBOX_OVERHEAD_BYTES;
+        let body = match &to {
+            Recipient::Watcher(_) => self.shared_body(&message),
+            Recipient::Requester | Recipient::OtherRun => Arc::new(self.body(&message)),
+        };
+        Outgoing {
+            _body: body,
+            _weight: Weight::new(own, &self.sum),
+            message,
+            to,
+        }
+    }
+
+    /// The body of a notification. If the last one has the same bytes in memory, because both are
+    /// about one change, they share it.
+    fn shared_body(&mut self, message: &Message) -> Arc<Body> {
+        // A notification drops its part of the body before its payload, and never replaces its
+        // payload. So while the body exists, nothing else is at its addresses.
+        let last = self.last.upgrade();
+        let last = last.filter(|last| last.place == place(message));
+        let body = last.unwrap_or_else(|| Arc::new(self.body(message)));
+        self.last = Arc::downgrade(&body);
+        body
+    }
+
+    fn body(&self, message: &Message) -> Body {
+        let bytes = message.payload.len() + message.properties.len();
+        Body {
+            place: place(message),
+            _weight: Weight::new(bytes, &self.sum),
+        }
+    }
+}
+
+/// The payload and the properties of one or several messages.
+#[derive(Debug)]
+struct Body {
+    place: Place,
+    _weight: Weight,
+}
+
+/// The addresses and lengths of a payload and of properties.
+type Place = [(usize, usize); 2];
+
+fn place(message: &Message) -> Place {
+    [&message.payload, &message.properties].map(|it| (it.as_ptr().addr(), it.len()))
+}
+
 /// A part of a sum, subtracted when it is dropped.
 #[derive(Debug)]
 struct Weight {
@@ -170,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(payload: &'static str, expires: Option<Instant>) -> (Outgoing, Arc<AtomicUsize>) {
+    fn answer(payload: &'static str, expires: Option<Instant>) -> (Outgoing, Weights) {
         let properties = PropertiesBuilder::new()
             .correlation_data(b"\x00\xff")
             .user("__stat", "200")
@@ -183,11 +238,8 @@ mod tests {
             expires,
             ..Message::default()
         };
-        let weight = Arc::default();
-        (
-            Outgoing::new(message, Recipient::Requester, &weight),
-            weight,
-        )
+        let mut weights = Weights::default();
+        (weights.weigh(message, Recipient::Requester), weights)
     }
 
     #[test]
@@ -213,10 +265,10 @@ mod tests {
 
     #[test]
     fn a_response_that_is_too_large_becomes_an_error() {
-        let (answer, weight) = answer("a long value", None);
-        let before = weight.load(Relaxed);
+        let (answer, weights) = answer("a long value", None);
+        let before = weights.bytes();
         let error = answer.too_large(100, 50).unwrap();
-        assert_eq!(weight.load(Relaxed), before, "the weight stays the same");
+        assert_eq!(weights.bytes(), before, "the weight stays the same");
         let publish = error.publish().unwrap();
         assert_eq!(publish.payload, INTERNAL_ERROR);
         let properties = publish.properties.unwrap();
@@ -224,7 +276,7 @@ mod tests {
         let names: Vec<_> = properties.user_properties.iter().map(|it| &*it.0).collect();
         assert_eq!(names, ["__stat", "__protVer"]);
         drop(error);
-        assert_eq!(weight.load(Relaxed), 0);
+        assert_eq!(weights.bytes(), 0);
     }
 
     #[test]
@@ -234,10 +286,38 @@ mod tests {
                 topic: topic.to_owned().into(),
                 ..Message::default()
             };
-            Outgoing::new(message, Recipient::OtherRun, &Arc::default()).watched_key()
+            let outgoing = Weights::default().weigh(message, Recipient::OtherRun);
+            outgoing.watched_key()
         };
         assert_eq!(key("a/command/notify/00FF6b"), Some(b"\x00\xffk".to_vec()));
         assert_eq!(key("a/notify/0"), None);
         assert_eq!(key("a/notify/key"), None);
+    }
+
+    #[test]
+    fn notifications_of_one_change_share_their_payload() {
+        let mut weights = Weights::default();
+        let payload = Bytes::from(vec![0_u8; 1000]);
+        let notify = |weights: &mut Weights, payload: &Bytes| {
+            let message = Message {
+                payload: payload.clone(),
+                ..Message::default()
+            };
+            weights.weigh(message, Recipient::Watcher(Peer::numbered("watcher", 1)))
+        };
+        let own = limits::BROKER_OUTBOX_OVERHEAD_BYTES;
+        let first = notify(&mut weights, &payload);
+        let second = notify(&mut weights, &payload);
+        assert_eq!(weights.bytes(), 1000 + 2 * own);
+        drop(first);
+        assert_eq!(weights.bytes(), 1000 + own, "the second one needs it");
+        // The same bytes in other memory.
+        let other = notify(&mut weights, &Bytes::from(vec![0_u8; 1000]));
+        assert_eq!(weights.bytes(), 2 * (1000 + own));
+        drop((second, other));
+        assert_eq!(weights.bytes(), 0);
+        let again = notify(&mut weights, &payload);
+        assert_eq!(weights.bytes(), 1000 + own);
+        drop(again);
     }
 }

@@ -1,11 +1,9 @@
 //! The output to a foreign broker: the link's bounded outlet, and the state about its messages.
 //!
 //! Puts the store's messages into the outlet, and reports what a PUBACK says about a watcher. The
-//! memory of notifications must stay within `limits::BROKER_OUTBOX_BYTES_MAX`.
+//! memory of notifications must stay within `OutboxBounds::bytes_max`.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
@@ -14,17 +12,18 @@ use statehouse_mqtt::Message;
 
 use super::figures::Figures;
 use super::log_throttle::LogThrottle;
-use super::outgoing::{Outgoing, Recipient};
+use super::outgoing::{Outgoing, Recipient, Weights};
 use crate::{Outbound, Ticket};
-use statehouse_config::limits;
+use statehouse_config::{OutboxBounds, limits};
 use statehouse_core::store::Peer;
 
 /// The output.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outlet: Outlet<Outgoing>,
-    /// The bytes of all messages in the outlet.
-    pub(super) weight: Arc<AtomicUsize>,
+    /// The bytes of all messages in the outlet, and their bounds.
+    weights: Weights,
+    bounds: OutboxBounds,
     /// Responses in the outlet since an earlier connection of the session. The broker redelivers
     /// their requests, which get the same response. Only one of both is published.
     earlier: Vec<u64>,
@@ -35,12 +34,28 @@ pub(super) struct State {
     pub(super) unsettled: usize,
     /// Whether the last connection resumed the session at the broker.
     pub(super) resumed: bool,
+    mark_check: MarkCheck,
+    /// The subscriptions that the broker refused last, except those of presence.
+    refused_filters: Vec<String>,
     /// The last logged reason why there is no connection.
     pub(super) down: Option<String>,
     pub(super) sums: Figures,
     pub(super) rule_log: LogThrottle,
     refused_log: LogThrottle,
     lost_log: LogThrottle,
+}
+
+/// Whether requests wait until a retained mark of a later run would have arrived.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum MarkCheck {
+    /// They do not wait.
+    #[default]
+    Done,
+    /// The broker has not answered the SUBSCRIBE.
+    Subscribing,
+    /// The broker has not acknowledged this message, which was published after the SUBSCRIBE.
+    /// Brokers send a retained mark before they do.
+    Publishing(u64),
 }
 
 /// The number of the receipt. The embedded broker's tickets never reach this transport, and the
@@ -62,11 +77,28 @@ pub(super) enum Watcher {
 }
 
 impl State {
+    pub(super) fn new(bounds: OutboxBounds) -> Self {
+        Self {
+            bounds,
+            ..Self::default()
+        }
+    }
+
     /// Whether the store must not execute further requests until the broker has acknowledged
     /// output.
     pub(super) fn is_full(&self) -> bool {
         self.outlet.len() >= limits::BROKER_OUTBOX_HOLD
-            || self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_HOLD
+            || self.weights.bytes() >= self.bounds.hold_bytes
+    }
+
+    /// Whether the store must not execute requests, because the broker may still send the mark of a
+    /// later run. Ends with the PUBACK of a message, or with that message if it cannot be sent.
+    pub(super) fn awaits_mark(&self) -> bool {
+        match self.mark_check {
+            MarkCheck::Done => false,
+            MarkCheck::Subscribing => true,
+            MarkCheck::Publishing(number) => self.outlet.get(number).is_some(),
+        }
     }
 
     /// Whether the broker has acknowledged all output and got all PUBACKs, or there is no
@@ -98,15 +130,16 @@ impl State {
         }
     }
 
-    /// Publishes a message of this transport itself.
-    pub(super) fn publish(&mut self, message: Message, to: Recipient) {
-        self.add(message, to, None);
+    /// Publishes a mark of this run. Returns its number.
+    pub(super) fn publish_mark(&mut self, message: Message) -> u64 {
+        let number = self.add(message, Recipient::OtherRun, None);
         self.outlet.flush();
+        number
     }
 
-    fn add(&mut self, message: Message, to: Recipient, of: Option<u64>) {
-        let outgoing = Outgoing::new(message, to, &self.weight);
-        self.outlet.add(of, |_| outgoing);
+    fn add(&mut self, message: Message, to: Recipient, of: Option<u64>) -> u64 {
+        let outgoing = self.weights.weigh(message, to);
+        self.outlet.add(of, |_| outgoing)
     }
 
     fn answer(&mut self, message: Message, of: Option<u64>) {
@@ -140,7 +173,7 @@ impl State {
     }
 
     fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
-        if self.weight.load(Relaxed) >= limits::BROKER_OUTBOX_BYTES_MAX {
+        if self.weights.bytes() >= self.bounds.bytes_max {
             self.sums.lost += 1;
             if let Some(more) = self.lost_log.allow(Instant::now()) {
                 tracing::error!(
@@ -187,16 +220,21 @@ impl State {
                 .collect::<Vec<_>>()
         };
         self.earlier = numbers(|to| matches!(to, Recipient::Requester));
+        self.mark_check = MarkCheck::Done;
         // An old mark over the next connection would replace the mark of a later run.
         for mark in numbers(|to| matches!(to, Recipient::OtherRun)) {
             self.outlet.remove(mark);
         }
     }
 
-    /// Handles a new connection.
-    pub(super) fn connected(&mut self, session_present: bool) {
+    /// Handles a new connection. If `checks_mark`, requests wait until the mark of a later run
+    /// would have arrived.
+    pub(super) fn connected(&mut self, session_present: bool, checks_mark: bool) {
         self.sums.connections += 1;
         self.resumed = session_present;
+        if checks_mark {
+            self.mark_check = MarkCheck::Subscribing;
+        }
         if !session_present {
             // Without the session the broker redelivers no request.
             self.earlier.clear();
@@ -204,11 +242,31 @@ impl State {
         }
     }
 
+    /// The broker has answered the SUBSCRIBE, and this run has published this mark since.
+    pub(super) fn subscribed(&mut self, mark: Option<u64>) {
+        if self.mark_check == MarkCheck::Subscribing {
+            self.mark_check = mark.map_or(MarkCheck::Done, MarkCheck::Publishing);
+        }
+    }
+
+    /// Remembers whether the broker granted this subscription. Returns whether it has refused it
+    /// now and not before.
+    pub(super) fn note_subscription(&mut self, filter: &str, is_granted: bool) -> bool {
+        let refused = self.refused_filters.iter().position(|it| it == filter);
+        match (is_granted, refused) {
+            (false, None) => self.refused_filters.push(filter.to_owned()),
+            // The broker's rules may have changed since an earlier connection.
+            (true, Some(index)) => _ = self.refused_filters.swap_remove(index),
+            _ => {}
+        }
+        !is_granted && refused.is_none()
+    }
+
     pub(super) fn figures(&self) -> Figures {
         Figures {
             connected: self.outlet.is_up(),
             outstanding: self.outlet.len() as u64,
-            outstanding_bytes: self.weight.load(Relaxed) as u64,
+            outstanding_bytes: self.weights.bytes() as u64,
             unacknowledged: self.outlet.unacknowledged() as u64,
             ..self.sums
         }
@@ -227,6 +285,7 @@ fn fingerprint(message: &Message) -> blake3::Hash {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use statehouse_mqtt::ReasonCode;
 
     use super::*;
@@ -308,7 +367,7 @@ mod tests {
         );
         // If the broker has lost the session it redelivers nothing, so this is a new request.
         state.lost();
-        state.connected(false);
+        state.connected(false, false);
         state.take(answer());
         assert_eq!(state.outlet.len(), 4);
     }
@@ -322,7 +381,7 @@ mod tests {
         state.hopeless(&evil, "the broker closed it");
         assert_eq!(state.figures().refused, 1);
         state.lost();
-        state.connected(true);
+        state.connected(true, false);
         // The broker redelivers the request, because it was not acknowledged.
         state.take(answer("answers/evil"));
         assert_eq!(state.outlet.len(), 0);
@@ -341,6 +400,49 @@ mod tests {
         let number = oldest(&state);
         state.acknowledged(number, &ack(PubAckReason::Success));
         assert!(!state.is_full());
+    }
+
+    /// Regression: each notification counted the whole payload, so that 512 of them filled the
+    /// outbox.
+    #[test]
+    fn a_long_value_with_many_watchers_loses_no_notification() {
+        let mut state = State::default();
+        let value = Bytes::from(vec![0_u8; 1 << 20]);
+        for _ in 0..600 {
+            let message = Message {
+                topic: "clients/x/command/notify/6B".into(),
+                payload: value.clone(),
+                ..Message::default()
+            };
+            state.take(Outbound::Notification(watcher(), message, None));
+        }
+        let figures = state.figures();
+        assert_eq!((figures.lost, figures.outstanding), (0, 600));
+        assert!(figures.outstanding_bytes < 2 << 20, "{figures:?}");
+        assert!(!state.is_full());
+        while !state.outlet.is_empty() {
+            let number = oldest(&state);
+            state.acknowledged(number, &ack(PubAckReason::Success));
+        }
+        assert_eq!(state.figures().outstanding_bytes, 0);
+    }
+
+    #[test]
+    fn notifications_beyond_the_memory_of_a_small_machine_are_lost() {
+        let mut state = State::new(OutboxBounds {
+            hold_bytes: 1000,
+            bytes_max: 2000,
+        });
+        for _ in 0..2 {
+            assert!(!state.is_full());
+            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
+        }
+        assert!(state.is_full());
+        for _ in 0..3 {
+            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
+        }
+        let figures = state.figures();
+        assert_eq!((figures.lost, figures.outstanding), (1, 4));
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! A store's session without a broker: the tests call the methods that the link would call.
 
-use std::sync::{Arc, Mutex};
+mod log;
+mod mark;
+
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::SubscribeReasonCode;
 use statehouse_link::Owner;
 
+use self::log::warnings;
 use super::identity::named;
 use super::{Foreign, lock, options};
 use crate::{Inbound, Intake};
-use statehouse_config::{ForeignConfig, PresenceKind, limits};
+use statehouse_config::{ForeignConfig, OutboxBounds, PresenceKind, limits};
+use statehouse_core::request::PREVIEW_TOPIC;
 
 /// Records the ids of disconnected clients.
 #[derive(Default)]
@@ -41,6 +46,7 @@ pub(super) fn config() -> ForeignConfig {
         presence: PresenceKind::Off,
         watch_ttl: Some(Duration::from_secs(60)),
         standby: false,
+        outbox: OutboxBounds::default(),
     }
 }
 
@@ -71,6 +77,70 @@ fn no_watch_expires_while_the_store_has_no_connection() {
     );
     foreign.end_silent_watches(&watching, at(70));
     assert_eq!(ended(), ["a"]);
+}
+
+/// A store that handles a request of a client just before it ends that client's watches.
+struct Asked {
+    foreign: Mutex<Weak<Foreign>>,
+    at: Instant,
+    disconnections: Disconnections,
+}
+
+impl Intake for Asked {
+    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        if let Some(foreign) = lock(&self.foreign).upgrade()
+            && let Some(ttl) = &foreign.ttl
+        {
+            lock(ttl).renew("asking", self.at);
+        }
+        self.disconnections.take_within(time_max, batch);
+    }
+}
+
+/// Regression: the watch that such a request had just registered ended.
+#[test]
+fn a_request_after_the_check_for_silent_clients_keeps_watches() {
+    let now = Instant::now();
+    let later = now + Duration::from_secs(100);
+    let asked = Arc::new(Asked {
+        foreign: Mutex::default(),
+        at: later,
+        disconnections: Disconnections::default(),
+    });
+    let foreign = Foreign::new(asked.clone(), &config(), "id");
+    foreign.arrived(&mut Vec::new());
+    let watching = || vec![named("asking"), named("silent")];
+    foreign.end_silent_watches(&watching, now);
+    *lock(&asked.foreign) = Arc::downgrade(&foreign);
+    foreign.end_silent_watches(&watching, later);
+    assert_eq!(*lock(&asked.disconnections.0), ["silent"]);
+}
+
+#[test]
+fn refused_subscriptions_are_logged_once_with_their_consequence() {
+    use SubscribeReasonCode::{NotAuthorized, Success};
+    let (foreign, _) = foreign();
+    let granted = Success(QoS::AtLeastOnce);
+    let at_qos_0 = Success(QoS::AtMostOnce);
+    let filters = foreign.filters();
+    assert_eq!(filters.len(), 3, "requests, the preview topic, the mark");
+    let mark = filters[2].path.as_str();
+    for (codes, expected) in [
+        (
+            [granted, at_qos_0, NotAuthorized],
+            &[PREVIEW_TOPIC, mark][..],
+        ),
+        ([granted, at_qos_0, NotAuthorized], &[]),
+        ([granted, granted, at_qos_0], &[]),
+        ([granted, NotAuthorized, at_qos_0], &[PREVIEW_TOPIC]),
+    ] {
+        let logged = warnings(|| _ = foreign.subscribed(&codes));
+        assert_eq!(logged.len(), expected.len(), "{logged:?}");
+        for (line, topic) in logged.iter().zip(expected) {
+            let start = format!("the broker does not let the store subscribe to {topic}, so ");
+            assert!(line.starts_with(&start), "{line}");
+        }
+    }
 }
 
 #[test]

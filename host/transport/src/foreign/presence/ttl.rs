@@ -54,8 +54,9 @@ impl Ttl {
         }
     }
 
-    /// Returns the clients in `watching` whose watches have expired. For a new client, its first
-    /// check counts as a sign of life.
+    /// Returns the clients in `watching` that were silent for too long. The caller must end their
+    /// watches only if [`Self::expire`] says so at that moment. For a new client, its first check
+    /// counts as a sign of life.
     pub fn check(&mut self, watching: impl IntoIterator<Item = Peer>, now: Instant) -> Vec<Peer> {
         if self.paused {
             return Vec::new();
@@ -64,13 +65,24 @@ impl Ttl {
         let mut silent = Vec::new();
         for peer in watching {
             let last_seen = before.remove(&peer.client).unwrap_or(now);
-            if now.saturating_duration_since(last_seen) < self.ttl {
-                self.last_seen.insert(peer.client, last_seen);
-            } else {
+            self.last_seen.insert(peer.client.clone(), last_seen);
+            if now.saturating_duration_since(last_seen) >= self.ttl {
                 silent.push(peer);
             }
         }
         silent
+    }
+
+    /// Whether the watches of a client end now, because it was silent until `now`, the time of the
+    /// check. It may have sent a request since. Its next watch gets the full time to live.
+    pub fn expire(&mut self, client: &str, now: Instant) -> bool {
+        let last_seen = self.last_seen.get(client).copied();
+        let is_silent = !self.paused
+            && last_seen.is_some_and(|it| now.saturating_duration_since(it) >= self.ttl);
+        if is_silent {
+            self.last_seen.remove(client);
+        }
+        is_silent
     }
 }
 
@@ -87,6 +99,13 @@ mod tests {
 
     fn names(peers: &[Peer]) -> Vec<&str> {
         peers.iter().map(|peer| &*peer.client).collect()
+    }
+
+    /// Ends the watches of clients that are silent.
+    fn expired(ttl: &mut Ttl, clients: &[&str], now: Instant) -> Vec<String> {
+        let silent = ttl.check(watching(clients), now);
+        let names = silent.iter().map(|peer| peer.client.to_string());
+        names.filter(|client| ttl.expire(client, now)).collect()
     }
 
     fn running() -> Ttl {
@@ -113,11 +132,27 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut ttl = running();
-        assert!(ttl.check(watching(&["a"]), at(0)).is_empty());
-        assert_eq!(names(&ttl.check(watching(&["a"]), at(60))), ["a"]);
-        assert!(ttl.check(watching(&["a"]), at(61)).is_empty());
-        assert!(ttl.check(watching(&["a"]), at(120)).is_empty());
-        assert_eq!(names(&ttl.check(watching(&["a"]), at(121))), ["a"]);
+        assert!(expired(&mut ttl, &["a"], at(0)).is_empty());
+        assert_eq!(expired(&mut ttl, &["a"], at(60)), ["a"]);
+        assert!(expired(&mut ttl, &["a"], at(61)).is_empty());
+        assert!(expired(&mut ttl, &["a"], at(120)).is_empty());
+        assert_eq!(expired(&mut ttl, &["a"], at(121)), ["a"]);
+    }
+
+    #[test]
+    fn a_request_or_a_pause_after_the_check_keeps_the_watches() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut ttl = running();
+        assert!(ttl.check(watching(&["a", "b"]), at(0)).is_empty());
+        let silent = ttl.check(watching(&["a", "b"]), at(60));
+        assert_eq!(names(&silent), ["a", "b"]);
+        ttl.renew("a", at(61));
+        assert!(!ttl.expire("a", at(60)));
+        ttl.pause();
+        assert!(!ttl.expire("b", at(60)));
+        ttl.resume(at(62));
+        assert!(ttl.check(watching(&["a", "b"]), at(120)).is_empty());
     }
 
     #[test]

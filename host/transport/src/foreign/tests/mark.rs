@@ -1,0 +1,189 @@
+//! A store with a client id that another run may take over: requests and the retained mark.
+
+use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason, Publish, PublishProperties};
+use statehouse_core::request::REQUEST_TOPIC;
+use statehouse_link::{Arrival, End};
+
+use super::super::Phase;
+use super::*;
+
+/// Counts requests.
+#[derive(Default)]
+struct Requests(Mutex<usize>);
+
+impl Intake for Requests {
+    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        *lock(&self.0) += batch.count();
+    }
+}
+
+struct Scene {
+    foreign: Arc<Foreign>,
+    requests: Arc<Requests>,
+}
+
+impl Scene {
+    /// A store whose mark is at the broker.
+    fn new() -> Self {
+        let requests = Arc::new(Requests::default());
+        let config = ForeignConfig {
+            window: 64,
+            ..config()
+        };
+        let scene = Self {
+            foreign: Foreign::new(requests.clone(), &config, "id"),
+            requests,
+        };
+        scene.connect(false);
+        scene.subscribe();
+        assert_eq!(scene.published(), [true], "a retained mark");
+        scene.mark(scene.own_mark(), false);
+        scene.acknowledge();
+        scene
+    }
+
+    fn connect(&self, session_present: bool) {
+        self.foreign.connected(session_present);
+        self.foreign.arrived(&mut Vec::new());
+    }
+
+    fn subscribe(&self) {
+        let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
+        let count = self.foreign.filters().len();
+        self.foreign.subscribed(&vec![granted; count]);
+        self.foreign.arrived(&mut Vec::new());
+    }
+
+    /// The messages to the broker, and whether each is retained.
+    fn published(&self) -> Vec<bool> {
+        let state = self.foreign.state();
+        let all = state.outlet.iter();
+        all.map(|(_, outgoing)| outgoing.message.retain).collect()
+    }
+
+    fn own_mark(&self) -> Vec<u8> {
+        lock(self.foreign.claim.as_ref().unwrap()).mark().to_vec()
+    }
+
+    fn arrive(&self, publish: Publish, receipt: Option<u64>) {
+        let publish = Publish {
+            properties: Some(PublishProperties::default()),
+            ..publish
+        };
+        self.foreign
+            .arrived(&mut vec![Arrival::Message(publish, receipt)]);
+    }
+
+    fn mark(&self, mark: Vec<u8>, retain: bool) {
+        let topic = lock(self.foreign.claim.as_ref().unwrap())
+            .topic()
+            .to_owned();
+        let publish = Publish {
+            topic: topic.into(),
+            payload: mark.into(),
+            retain,
+            ..Publish::default()
+        };
+        self.arrive(publish, None);
+    }
+
+    fn request(&self, receipt: u64) {
+        let publish = Publish {
+            topic: REQUEST_TOPIC.into(),
+            qos: QoS::AtLeastOnce,
+            ..Publish::default()
+        };
+        self.arrive(publish, Some(receipt));
+    }
+
+    /// The broker acknowledges all messages.
+    fn acknowledge(&self) {
+        let numbers: Vec<u64> = {
+            let state = self.foreign.state();
+            state.outlet.iter().map(|(number, _)| number).collect()
+        };
+        let acknowledged = |number| {
+            let ack = PubAck {
+                pkid: 1,
+                reason: PubAckReason::Success,
+                properties: None,
+            };
+            Arrival::Acknowledged(number, ack)
+        };
+        let mut arrivals: Vec<_> = numbers.into_iter().map(acknowledged).collect();
+        self.foreign.arrived(&mut arrivals);
+    }
+
+    fn requests(&self) -> usize {
+        *lock(&self.requests.0)
+    }
+}
+
+/// Regression: redelivered requests were executed before the mark of a later run arrived.
+#[test]
+fn requests_after_a_reconnection_wait_for_the_mark() {
+    let scene = Scene::new();
+    scene.request(1);
+    assert_eq!(scene.requests(), 1);
+    for round in 0..2 {
+        scene.foreign.lost("the network is broken");
+        scene.connect(true);
+        scene.request(2);
+        scene.subscribe();
+        assert_eq!(scene.published(), [false], "a mark that replaces none");
+        assert_eq!(scene.requests(), 1 + round, "the broker may send a mark");
+        scene.mark(scene.own_mark(), true);
+        assert_eq!(scene.requests(), 1 + round);
+        scene.acknowledge();
+        assert_eq!(scene.requests(), 2 + round);
+    }
+}
+
+#[test]
+fn a_lost_session_publishes_the_mark_again_before_requests() {
+    let scene = Scene::new();
+    scene.foreign.lost("the broker restarts");
+    scene.connect(false);
+    scene.request(1);
+    scene.subscribe();
+    assert_eq!(scene.published(), [true]);
+    assert_eq!(scene.requests(), 0);
+    scene.acknowledge();
+    assert_eq!(scene.requests(), 1);
+}
+
+#[test]
+fn a_run_that_finds_a_later_mark_executes_no_request() {
+    let scene = Scene::new();
+    scene.foreign.lost("the network is broken");
+    scene.connect(true);
+    scene.request(1);
+    scene.subscribe();
+    scene.mark(b"99999999999999 0".to_vec(), true);
+    scene.acknowledge();
+    assert_eq!(scene.requests(), 0);
+    let phase = scene.foreign.phase().borrow().clone();
+    assert!(
+        matches!(phase, Phase::Ended(End::TakenOver(_))),
+        "{phase:?}"
+    );
+}
+
+/// Regression: an earlier run that returned ended the later one by its connection.
+#[test]
+fn a_taken_over_connection_ends_no_run_that_finds_its_mark() {
+    let scene = Scene::new();
+    for _ in 0..2 * limits::BROKER_TAKEOVERS_MAX {
+        assert!(!scene.foreign.ends_when_taken_over());
+        scene.foreign.lost("taken over");
+        scene.connect(true);
+        scene.subscribe();
+        scene.mark(scene.own_mark(), true);
+    }
+    let temporary = ForeignConfig {
+        keeps_client_id: false,
+        ..config()
+    };
+    let foreign = Foreign::new(scene.requests.clone(), &temporary, "id");
+    assert!(foreign.ends_when_taken_over(), "it has no mark");
+}
