@@ -290,7 +290,7 @@ pub async fn accept_tls<S: AsyncRead + AsyncWrite + Unpin>(
 
 impl Acceptor {
     /// Whether the streams are MQTT over TCP, without a handshake.
-    fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.origins.is_none()
     }
 

@@ -69,7 +69,7 @@ pub(crate) async fn run<R, W>(
         }
     };
     // During a long start a client may give up and connect again. Its earlier connection must not
-    // take the session over, whichever is read first.
+    // take the session over, even if it is read last.
     if broker.is_connected(&connect.client_id) && is_closed(&mut reader, &mut buffer).await {
         tracing::debug!(%peer, "closed before its CONNECT was read");
         return;

@@ -50,6 +50,15 @@ pub const CLUSTER_OUT_BYTES_MAX: usize = 256 << 10;
 /// last packets arrive. MQTT has no half-closed connections.
 pub const CLUSTER_SPLICE_LINGER: Duration = Duration::from_secs(2);
 
+/// How long a client or the leader may take none of the bytes that wait for it: as long as the
+/// broker waits for a client.
+pub const CLUSTER_WRITE_STALL: Duration = Duration::from_secs(20);
+
+/// How long a TLS or WebSocket handshake has until the next one may begin in its place. Half as many
+/// as the limit of handshakes begin at once, since all clients that waited for a leader would
+/// exceed that limit, and handshakes that are done sooner need no more.
+pub const CLUSTER_HANDSHAKE_TURN: Duration = Duration::from_millis(250);
+
 /// How long the leader may leave bytes of a passed-on stream unacknowledged, or leave its receive
 /// buffer full. A leader that cannot reach the consensus engine reads nothing, and closes its
 /// connections after ten seconds, so this must be longer. A leader that died is usually replaced

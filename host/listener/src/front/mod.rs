@@ -46,7 +46,7 @@ pub use preface::HostName;
 use preface::Key;
 pub use role::Role;
 use statehouse_access::audit::Audit;
-use statehouse_config::limits;
+use statehouse_config::{handshakes_max, limits};
 
 /// More streams than there can be. The number in use is compared with the limit.
 const STREAMS: usize = Semaphore::MAX_PERMITS;
@@ -89,6 +89,8 @@ pub struct Front {
     streams: Semaphore,
     /// One permit per connection to the leader that has no answer yet.
     connecting: Semaphore,
+    /// One permit per handshake that began a moment ago.
+    turns: Semaphore,
     /// The address of the leader that accepted no stream, and when. Streams wait before the next
     /// attempt.
     unready: Mutex<Option<(String, Instant)>>,
@@ -137,6 +139,7 @@ impl Front {
             connections_max,
             streams: Semaphore::new(STREAMS),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
+            turns: Semaphore::new(handshakes_max().div_ceil(2)),
             unready: Mutex::default(),
             to_leader: tokio::sync::Mutex::default(),
             hold: limits::CLUSTER_HOLD,

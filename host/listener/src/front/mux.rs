@@ -15,7 +15,7 @@
 mod frame;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
@@ -138,6 +138,9 @@ struct State {
     /// Frames to send.
     out: BytesMut,
     streams: HashMap<u32, Entry, FxBuildHasher>,
+    /// Streams that wait for room in `out`: those that wait longest are first. They are woken in
+    /// this order, no more than there is room for. Otherwise the same few would use all room.
+    waiting: VecDeque<u32>,
     /// The number of the next stream.
     next: u32,
     sender_sleeps: bool,
@@ -165,6 +168,8 @@ struct Entry {
     end_sent: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
+    /// Its number is in [`State::waiting`].
+    is_waiting: bool,
 }
 
 impl Default for Entry {
@@ -181,6 +186,7 @@ impl Default for Entry {
             end_sent: false,
             reader: None,
             writer: None,
+            is_waiting: false,
         }
     }
 }
@@ -226,6 +232,26 @@ impl State {
     /// Whether streams must wait before they send more.
     fn is_full(&self) -> bool {
         self.out.len() >= limits::CLUSTER_OUT_BYTES_MAX
+    }
+
+    /// The wakers of the streams that may fill `out` now, in their order.
+    fn next_writers(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        let mut room = limits::CLUSTER_OUT_BYTES_MAX;
+        while room > 0
+            && let Some(id) = self.waiting.pop_front()
+        {
+            let Some(entry) = self.streams.get_mut(&id) else {
+                continue;
+            };
+            entry.is_waiting = false;
+            // A stream that was woken for another reason has no waker here.
+            if let Some(waker) = entry.writer.take() {
+                room = room.saturating_sub(entry.credit);
+                wakers.push(waker);
+            }
+        }
+        wakers
     }
 
     /// Handles one frame of the other side. Returns the client of a stream that it opens.
@@ -454,26 +480,22 @@ impl Shared {
         }
     }
 
-    /// Whether there are frames to send. If not, the sender will be woken.
+    /// Whether there are frames to send, or streams that wait for room. If not, the sender will be
+    /// woken.
     fn has_frames(&self) -> Result<bool, MuxError> {
         let mut state = self.lock();
         if state.out.is_empty() && state.retired && state.streams.is_empty() {
             return Err(MuxError::Unused);
         }
-        state.sender_sleeps = state.out.is_empty();
+        state.sender_sleeps = state.out.is_empty() && state.waiting.is_empty();
         Ok(!state.sender_sleeps)
     }
 
-    /// Moves all frames into the empty `chunk`, and wakes the streams that waited for room.
+    /// Moves all frames into the empty `chunk`, and wakes the next streams that wait for room.
     fn take(&self, chunk: &mut BytesMut) {
         let mut state = self.lock();
-        let was_full = state.is_full();
         mem::swap(&mut state.out, chunk);
-        let mut wakers = Vec::new();
-        if was_full {
-            let entries = state.streams.values_mut();
-            wakers.extend(entries.filter_map(|it| it.writer.take()));
-        }
+        let wakers = state.next_writers();
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }

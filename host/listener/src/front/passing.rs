@@ -14,7 +14,7 @@ use super::preface::{self, Answer, PrefaceError, Purpose, Request};
 use super::role::Leader;
 use super::splice::{detect_dead_peer, is_closed, limit_unacknowledged, splice};
 use super::{Front, Role, STREAMS};
-use crate::Acceptor;
+use crate::{Acceptor, Socket};
 use statehouse_access::audit::Refused;
 use statehouse_config::{Scheme, limits};
 
@@ -105,12 +105,36 @@ impl Front {
         }
         match Box::pin(self.pass(scheme, socket, peer)).await {
             Ok(None) => {}
-            Ok(Some((broker, socket))) => acceptor.serve(broker, socket, peer).await,
+            Ok(Some((broker, socket))) => self.serve_in_turn(acceptor, broker, socket, peer).await,
             Err(PassError::Ended) => {}
             Err(error) => self
                 .audit
                 .refused(&Refused::of_peer("cluster", peer, &error)),
         }
+    }
+
+    /// Serves a client that waited, here or at another host, until its stream ends. Such clients
+    /// come all at once, and their handshakes must not evict each other.
+    pub(super) async fn serve_in_turn(
+        &self,
+        acceptor: Arc<Acceptor>,
+        broker: Broker,
+        socket: impl Socket,
+        client: SocketAddr,
+    ) {
+        if acceptor.is_plain() {
+            return acceptor.serve(broker, socket, client).await;
+        }
+        let Ok(turn) = self.turns.acquire().await else {
+            return;
+        };
+        let mut serving = Box::pin(acceptor.serve(broker, socket, client));
+        tokio::select! {
+            () = &mut serving => return,
+            () = sleep(limits::CLUSTER_HANDSHAKE_TURN) => {}
+        }
+        drop(turn);
+        serving.await;
     }
 
     /// Passes a client's socket on until it ends, or returns the broker of this host for it.

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
 use super::preface::{self, Answer, HostName, PrefaceError, Purpose};
-use super::splice::detect_dead_peer;
+use super::splice::{detect_dead_peer, limit_unacknowledged};
 use super::{Front, link, mux};
 use crate::Acceptor;
 use statehouse_access::audit::Refused;
@@ -106,6 +106,8 @@ impl Port {
         let place = self.handshakes.begin(peer.ip());
         async move {
             detect_dead_peer(&socket);
+            // The system probes no connection on which bytes are unacknowledged.
+            limit_unacknowledged(&socket);
             let done = tokio::select! {
                 done = Box::pin(self.handshake(&mut socket)) => done,
                 () = place.evicted() => Err(PortError::Evicted),
@@ -124,7 +126,8 @@ impl Port {
                         acceptor,
                         client,
                     } = served;
-                    acceptor.serve(broker, socket, client).await;
+                    let front = &self.front;
+                    front.serve_in_turn(acceptor, broker, socket, client).await;
                 }
                 Ok(Some(Accepted::Streams(host, permit))) => {
                     self.serve_streams(socket, peer, &host).await;
@@ -180,7 +183,10 @@ impl Port {
                     acceptor,
                     client,
                 } = served;
-                tokio::spawn(acceptor.serve(broker, stream, client));
+                let front = self.front.clone();
+                tokio::spawn(async move {
+                    front.serve_in_turn(acceptor, broker, stream, client).await;
+                });
             }),
             Ok(None) => Err(Answer::NotLeading),
             Err(error) => {

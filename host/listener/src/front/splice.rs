@@ -55,10 +55,22 @@ where
     loop {
         match poll_fn(|cx| poll_pass(reader, writer, cx)).await? {
             Passed::All => {}
-            Passed::Part(rest) => writer.write_all(&rest).await?,
+            Passed::Part(rest) => write_all(writer, &rest).await?,
             Passed::End => return writer.shutdown().await,
         }
     }
+}
+
+/// Writes all bytes, unless the receiver takes none for [`limits::CLUSTER_WRITE_STALL`]. A client
+/// that reads nothing must not keep its place after the leader has closed its stream.
+async fn write_all<W: AsyncWrite + Unpin>(writer: &mut W, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match timeout(limits::CLUSTER_WRITE_STALL, writer.write(bytes)).await?? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
 }
 
 enum Passed {
@@ -133,7 +145,7 @@ pub(super) fn limit_unacknowledged(socket: &TcpStream) {
 mod tests {
     use std::time::Duration;
 
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, duplex, split};
     use tokio::net::TcpListener;
     use tokio::time::{Instant, sleep};
 
@@ -215,6 +227,20 @@ mod tests {
             let linger = limits::CLUSTER_SPLICE_LINGER;
             assert!(elapsed >= linger && elapsed < linger + Duration::from_secs(10));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_keeps_its_place_for_a_limited_time() {
+        let (client, near) = duplex(100);
+        let (mut leader, far) = duplex(100);
+        let spliced = tokio::spawn(splice(split(near), split(far)));
+        leader.write_all(&bytes(4, 150)).await.unwrap();
+        drop(leader);
+        let began = Instant::now();
+        let ended = timeout(limits::CLUSTER_WRITE_STALL * 2, spliced).await;
+        ended.expect("it ends").unwrap();
+        assert!(began.elapsed() >= limits::CLUSTER_WRITE_STALL);
+        drop(client);
     }
 
     #[tokio::test]

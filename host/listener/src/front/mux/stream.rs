@@ -78,7 +78,12 @@ impl Handle {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let is_full = state.is_full();
-        let State { streams, out, .. } = state;
+        let State {
+            streams,
+            out,
+            waiting,
+            ..
+        } = state;
         let entry = streams.get_mut(&self.id);
         let entry = entry.ok_or(io::ErrorKind::NotConnected)?;
         if entry.closed || entry.end_sent {
@@ -87,6 +92,9 @@ impl Handle {
         if is_full || entry.credit == 0 {
             if waker.is_some() {
                 entry.writer = waker.cloned();
+                if is_full && !mem::replace(&mut entry.is_waiting, true) {
+                    waiting.push_back(self.id);
+                }
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }

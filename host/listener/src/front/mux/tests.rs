@@ -1,4 +1,5 @@
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Context;
 use std::time::Duration;
 
@@ -207,6 +208,41 @@ async fn streams_wait_while_the_connection_is_full() {
         stream.read_exact(&mut received).await.unwrap();
         assert!(received == sent);
     }
+}
+
+#[tokio::test]
+async fn streams_that_wait_for_room_take_turns() {
+    const STREAMS: usize = 60;
+    let (mux, mut leader) = hosts();
+    let sent = Arc::new([const { AtomicUsize::new(0) }; STREAMS]);
+    let (mut streams, mut tasks) = (Vec::new(), Vec::new());
+    for _ in 0..STREAMS {
+        streams.push(stream(&mux, &mut leader).await);
+    }
+    for (id, (mut near, mut far)) in streams.into_iter().enumerate() {
+        let sent = sent.clone();
+        tasks.push(tokio::spawn(async move {
+            let bytes = [0; 16 << 10];
+            while near.write_all(&bytes).await.is_ok() {
+                sent[id].fetch_add(bytes.len(), Relaxed);
+            }
+        }));
+        tasks.push(tokio::spawn(async move {
+            let mut bytes = vec![0; 16 << 10];
+            while matches!(far.read(&mut bytes).await, Ok(1..)) {}
+        }));
+    }
+    let total = || sent.iter().map(|it| it.load(Relaxed)).sum::<usize>();
+    let enough = STREAMS * 10 * limits::CLUSTER_WINDOW_BYTES;
+    let sending = async {
+        while total() < enough {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, sending).await.expect("they progress");
+    let least = sent.iter().map(|it| it.load(Relaxed)).min().unwrap();
+    assert!(least * STREAMS * 4 > total(), "{least} of {}", total());
+    tasks.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]

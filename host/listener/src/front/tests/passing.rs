@@ -2,6 +2,7 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::client::{Client, connect, connect_3};
@@ -58,6 +59,28 @@ async fn a_waiting_client_is_served_once_there_is_a_leader() {
         client.accepted().await;
         client.publish(1).await;
     }
+}
+
+#[tokio::test]
+async fn handshakes_of_waiting_clients_begin_in_turn() {
+    let one_turn = |front: &mut Front| front.turns = Semaphore::new(1);
+    let (_files, _directory, trusted) = certificate();
+    let [leader, follower] = ["gw1", "gw2"].map(|name| Host::new(name, &["ws"], None, one_turn));
+    let (broker, _) = broker();
+    // They never begin their handshakes, and delay the others for a moment only.
+    let silent = [leader.connect().await, follower.connect().await];
+    let waiting = [&leader, &follower].map(|host| Client::at(&host.listeners[0], &trusted));
+    let [one, other] = waiting;
+    let leading = async {
+        sleep(Duration::from_millis(100)).await;
+        leader.lead(&broker);
+        follower.follow(&leader);
+    };
+    let ((one, _), (other, _), ()) = tokio::join!(one, other, leading);
+    for client in [one, other] {
+        client.connected("waiting").await.publish(1).await;
+    }
+    drop(silent);
 }
 
 #[tokio::test]
