@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ArgAction;
+use hyper::http::uri::Authority;
 
 use super::access::AccessConfig;
 use super::layer::settings;
@@ -194,7 +195,8 @@ impl FromStr for Listen {
     }
 }
 
-/// An origin: scheme, host and port, as browsers send it (RFC 6454 section 6.2).
+/// An origin: scheme, host and port, as browsers send it (RFC 6454 section 6.2): in lower case, and
+/// without the default port of the scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(pub String);
 
@@ -202,24 +204,40 @@ impl FromStr for Origin {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let place = text
-            .strip_prefix("https://")
-            .or_else(|| text.strip_prefix("http://"));
-        match place {
-            Some(place)
-                if !place.is_empty()
-                    && text.len() <= limits::WS_ORIGIN_BYTES_MAX
-                    && !place.contains(|c: char| {
-                        c == '/' || c == '*' || c.is_whitespace() || c.is_control()
-                    }) =>
-            {
-                Ok(Self(text.to_ascii_lowercase()))
-            }
-            _ => Err(format!(
-                "`{text}` is no origin, such as https://panel.example or http://10.0.0.7:8080, without a path"
-            )),
-        }
+        let origin = origin(text).filter(|_| text.len() <= limits::WS_ORIGIN_BYTES_MAX);
+        origin.map(Self).ok_or_else(|| {
+            format!(
+                "`{text}` is not an origin that a browser sends: write only scheme, host and port, such as https://panel.example or http://10.0.0.7:8080, without a user, path, query, fragment or wildcard; a name that is not ASCII begins with xn--"
+            )
+        })
     }
+}
+
+/// The form in which browsers send an origin; none if it has other parts than scheme, host and
+/// port.
+fn origin(text: &str) -> Option<String> {
+    let (scheme, place) = text.split_once("://")?;
+    let default_port = match scheme {
+        "https" => 443,
+        "http" => 80,
+        _ => return None,
+    };
+    let place: Authority = place.parse().ok()?;
+    let host = place.host();
+    // A user would be in front of the host.
+    let port = place.as_str().strip_prefix(host)?;
+    if host.is_empty() || host.contains('*') {
+        return None;
+    }
+    let port = match port {
+        "" => None,
+        port => Some(port.strip_prefix(':')?.parse::<u16>().ok()?),
+    };
+    let host = host.to_ascii_lowercase();
+    Some(match port.filter(|port| *port != default_port) {
+        None => format!("{scheme}://{host}"),
+        Some(port) => format!("{scheme}://{host}:{port}"),
+    })
 }
 
 impl ListenFlags {

@@ -6,6 +6,9 @@ use std::time::Duration;
 /// a check costs one system call for each file.
 pub(crate) const RELOAD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often a problem that a file does not change, such as the expiry of a certificate, is logged.
+pub(crate) const WARNING_INTERVAL: Duration = Duration::from_secs(86_400);
+
 /// Minimum age of a file's last write before the file is read again. A younger file may be half
 /// written, if it is written in place. Also, two writes within one tick of the kernel's clock,
 /// at most 10 ms, leave the same time of modification.

@@ -4,7 +4,8 @@
 //! a good value. Files are polled every second and on SIGHUP, since file notifications do not cross
 //! containers and network file systems. A file that was modified within the last moments is left to
 //! the next poll, since it may still be written to. After an error the files are read at each poll,
-//! since the reason may be a thing that no stamp shows, such as the mode of a directory.
+//! since the reason may be a thing that no stamp shows, such as the mode of a directory. Problems
+//! that time alone causes, such as the expiry of a certificate, are logged once a day.
 
 use std::fmt::Display;
 use std::fs;
@@ -259,11 +260,19 @@ pub struct Count {
 #[derive(Default)]
 pub struct Reloads {
     entries: Vec<Entry>,
+    warnings: Vec<Warnings>,
 }
 
 struct Entry {
     watched: Arc<dyn Reload>,
     then: Box<dyn Fn() + Send + Sync>,
+}
+
+/// Warnings that are due once a day.
+struct Warnings {
+    at: Box<dyn Fn(SystemTime) -> Vec<String> + Send + Sync>,
+    /// When they were due last.
+    last: Mutex<SystemTime>,
 }
 
 impl Reloads {
@@ -279,12 +288,38 @@ impl Reloads {
         });
     }
 
+    /// Logs warnings once a day, the first ones a day from now. `at` returns those at a time. It is
+    /// called on a thread that may block.
+    pub fn warn_daily(&mut self, at: impl Fn(SystemTime) -> Vec<String> + Send + Sync + 'static) {
+        self.warnings.push(Warnings {
+            at: Box::new(at),
+            last: Mutex::new(SystemTime::now()),
+        });
+    }
+
+    /// The warnings that are due at the time `now`: at least a day after the previous ones, or
+    /// after the clock was set back. They are due again a day later.
+    #[must_use]
+    pub fn due_warnings(&self, now: SystemTime) -> Vec<String> {
+        let mut due = Vec::new();
+        for Warnings { at, last } in &self.warnings {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            let age = now.duration_since(*last);
+            if age.is_ok_and(|age| age < limits::WARNING_INTERVAL) {
+                continue;
+            }
+            *last = now;
+            due.extend(at(now));
+        }
+        due
+    }
+
     /// The counts of each value.
     pub fn counts(&self) -> impl Iterator<Item = Count> {
         self.entries.iter().map(|entry| entry.watched.count())
     }
 
-    /// Polls every second and at each SIGHUP, until it is dropped.
+    /// Polls every second and at each SIGHUP, until it is dropped. Logs the warnings that are due.
     pub async fn run(self: Arc<Self>, mut hangup: Signal) {
         // A SIGHUP whose reload could not begin.
         let mut pending = false;
@@ -300,7 +335,7 @@ impl Reloads {
             pending |= hung_up;
             let (all, forced) = (self.clone(), pending);
             // Reading blocks, and the callbacks may block too.
-            let looked = blocking::run("reload", move || all.look(forced)).await;
+            let looked = blocking::run("reload", move || all.poll(forced)).await;
             match &looked {
                 Err(BlockingError::Thread(error)) if !is_starved => {
                     tracing::error!(%error, "files are not reloaded until the system allows another thread");
@@ -313,6 +348,13 @@ impl Reloads {
             }
             is_starved = matches!(looked, Err(BlockingError::Thread(_)));
             pending &= is_starved;
+        }
+    }
+
+    fn poll(&self, forced: bool) {
+        self.look(forced);
+        for warning in self.due_warnings(SystemTime::now()) {
+            tracing::warn!("{warning}");
         }
     }
 
@@ -386,6 +428,29 @@ mod tests {
         write(&path, "4", 4);
         assert_eq!(look(false), (4, 2, 2));
         assert_eq!(look(true), (4, 3, 2));
+    }
+
+    #[test]
+    fn warnings_are_due_once_a_day_and_after_a_clock_step() {
+        let mut reloads = Reloads::default();
+        let before = SystemTime::now();
+        reloads.warn_daily(|_| vec!["a".to_owned(), "b".to_owned()]);
+        let start = SystemTime::now();
+        let hour = Duration::from_secs(3_600);
+        for (now, is_due) in [
+            (start, false),
+            (before + 23 * hour, false),
+            (start + 24 * hour, true),
+            (start + 47 * hour, false),
+            (start + 50 * hour, true),
+            // The clock is set back.
+            (start + hour, true),
+            (start + 24 * hour, false),
+            (start + 25 * hour, true),
+        ] {
+            let expected: &[&str] = if is_due { &["a", "b"] } else { &[] };
+            assert_eq!(reloads.due_warnings(now), expected);
+        }
     }
 
     #[test]

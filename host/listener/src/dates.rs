@@ -4,7 +4,7 @@
 //! They never fail a start, since clients without TLS could still be served, and an expired
 //! certificate may be replaced while the store runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
@@ -22,33 +22,65 @@ const EXPIRES_SOON: Duration = Duration::from_secs(7 * 86_400);
 
 /// Logs a warning for each problem of the certificates of the listeners.
 pub fn warn_of_files(files: &TlsFiles) {
-    warn_of_chain(&files.certificate);
-    if let Some(ca) = &files.client_ca {
-        warn_of_authorities(ca);
+    let mut all = CertificateFiles::default();
+    all.add(files);
+    all.warn();
+}
+
+/// Files of certificates, whose problems are warnings.
+#[derive(Clone, Debug, Default)]
+pub struct CertificateFiles {
+    /// Each holds a certificate, and then those of its issuers.
+    pub chains: Vec<PathBuf>,
+    /// Each holds certificates of authorities.
+    pub authorities: Vec<PathBuf>,
+}
+
+impl CertificateFiles {
+    /// Adds the files of listeners.
+    pub fn add(&mut self, files: &TlsFiles) {
+        self.chains.push(files.certificate.clone());
+        self.authorities.extend(files.client_ca.clone());
+    }
+
+    /// Logs a warning for each problem at present.
+    pub fn warn(&self) {
+        for problem in self.problems(SystemTime::now()) {
+            tracing::warn!("{problem}");
+        }
+    }
+
+    /// Reads the files, and returns each problem at the time `now`, with the name of its file. A
+    /// file that cannot be read is reported when it is used.
+    #[must_use]
+    pub fn problems(&self, now: SystemTime) -> Vec<String> {
+        let chains = self.chains.iter().flat_map(|it| of_chain_in(it, now));
+        let authorities = self.authorities.iter();
+        let authorities = authorities.filter_map(|it| of_authorities_in(it, now));
+        chains.chain(authorities).collect()
     }
 }
 
-/// Logs a warning for each problem of a file with a certificate and its issuers. A file that cannot
-/// be read is reported when it is used.
-pub fn warn_of_chain(path: &Path) {
+fn of_chain_in(path: &Path, now: SystemTime) -> Vec<String> {
     let chain = tls::certificates(path).unwrap_or_default();
-    for problem in of_chain(&chain, SystemTime::now()) {
-        tracing::warn!("{}: {problem}", path.display());
-    }
+    let problems = of_chain(&chain, now).into_iter();
+    problems
+        .map(|it| format!("{}: {it}", path.display()))
+        .collect()
 }
 
-/// Logs a warning if none of the authorities in a file is valid now. Bundles hold some old ones.
-pub fn warn_of_authorities(path: &Path) {
+/// The problem if none of the authorities is valid. Bundles hold some old ones.
+fn of_authorities_in(path: &Path, now: SystemTime) -> Option<String> {
     let authorities = tls::certificates(path).unwrap_or_default();
-    let now = SystemTime::now();
-    let mut problems = authorities.iter().filter_map(|it| invalid(it, now));
-    let wrong: Vec<String> = problems.by_ref().collect();
-    if let Some(first) = wrong.first().filter(|_| wrong.len() == authorities.len()) {
-        tracing::warn!(
+    let problems = authorities.iter().filter_map(|it| invalid(it, now));
+    let problems: Vec<String> = problems.collect();
+    let first = problems.first()?;
+    (problems.len() == authorities.len()).then(|| {
+        format!(
             "{}: no certificate in it is valid now: {first}",
             path.display()
-        );
-    }
+        )
+    })
 }
 
 fn of_chain(chain: &[CertificateDer<'_>], now: SystemTime) -> Vec<String> {
@@ -126,11 +158,17 @@ fn shown(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use statehouse_files::watch::Reloads;
+
     use super::*;
 
-    fn chain(names: &[&str]) -> Vec<CertificateDer<'static>> {
+    fn fixture(name: &str) -> PathBuf {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fixtures");
-        let read = |name: &&str| tls::certificates(&fixtures.join(format!("{name}.pem"))).unwrap();
+        fixtures.join(format!("{name}.pem"))
+    }
+
+    fn chain(names: &[&str]) -> Vec<CertificateDer<'static>> {
+        let read = |name: &&str| tls::certificates(&fixture(name)).unwrap();
         names.iter().flat_map(read).collect()
     }
 
@@ -154,6 +192,50 @@ mod tests {
             let found = problems.concat();
             assert!(found.contains(expected.unwrap_or_default()), "{found}");
         }
+    }
+
+    /// Regression: a store that ran for months did not warn before its certificate expired.
+    #[test]
+    fn certificate_that_expires_is_reported_once_a_day() {
+        let (_, to) = validity(&Certificate::from_der(&chain(&["sensor"])[0]).unwrap());
+        let files = CertificateFiles {
+            chains: vec![fixture("sensor")],
+            authorities: Vec::new(),
+        };
+        let mut reloads = Reloads::default();
+        reloads.warn_daily(move |now| files.problems(now));
+        let hour = Duration::from_secs(3_600);
+        for (now, expected) in [
+            (to - 8 * 24 * hour, None),
+            (to - 6 * 24 * hour, Some("expires at")),
+            (to - 5 * 24 * hour - hour, None),
+            (to - 5 * 24 * hour, Some("expires at")),
+            (to + hour, Some("CN=sensor expired at")),
+        ] {
+            let warnings = reloads.due_warnings(now);
+            assert_eq!(warnings.len(), usize::from(expected.is_some()));
+            let warnings = warnings.concat();
+            assert!(
+                warnings.contains(expected.unwrap_or_default()),
+                "{warnings}"
+            );
+        }
+    }
+
+    #[test]
+    fn authorities_are_reported_if_none_of_them_is_valid() {
+        let (_, to) = validity(&Certificate::from_der(&chain(&["root"])[0]).unwrap());
+        let files = CertificateFiles {
+            chains: Vec::new(),
+            authorities: vec![fixture("root")],
+        };
+        let day = Duration::from_secs(86_400);
+        assert_eq!(files.problems(to - day), [""; 0]);
+        let problems = files.problems(to + day).concat();
+        assert!(
+            problems.contains("no certificate in it is valid"),
+            "{problems}"
+        );
     }
 
     #[test]

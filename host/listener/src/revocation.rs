@@ -5,7 +5,8 @@
 //! with the same name. So this module checks the lists. A certificate must never be accepted if any
 //! list that its issuer signed revokes it. The order of the lists must not matter.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::{
@@ -27,6 +28,9 @@ use x509_cert::ext::pkix::name::{DistributionPointName, GeneralName};
 use x509_cert::ext::pkix::{self, CrlDistributionPoints, IssuingDistributionPoint};
 use x509_cert::name::Name;
 
+/// Keys whose verdict a list remembers. An authority has one key, or two while it changes its key.
+const VERDICTS_MAX: usize = 16;
+
 /// Accepts the chains that another verifier accepts, if no list revokes one of their certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
@@ -44,8 +48,12 @@ pub(super) struct RevocationList {
     signed: Box<[u8]>,
     algorithm: Box<[u8]>,
     signature: Box<[u8]>,
-    /// The keys of trusted authorities that have signed it.
-    signers: Vec<SubjectPublicKeyInfoDer<'static>>,
+    /// Whether a trusted authority has signed it.
+    is_trusted: bool,
+    /// Whether each of these keys has signed it, the oldest verdict first. A verification hashes
+    /// the whole list, so it must not happen at each handshake. Only keys of authorities whose
+    /// certificates are verified may be added: a client could displace the others otherwise.
+    verdicts: Mutex<VecDeque<(SubjectPublicKeyInfoDer<'static>, bool)>>,
 }
 
 impl Verifier {
@@ -169,7 +177,7 @@ impl ClientCertVerifier for Verifier {
 }
 
 impl RevocationList {
-    /// Reads a list, and finds the keys of `roots` that have signed it.
+    /// Reads a list, and checks whether one of `roots` has signed it. Fails if the DER is invalid.
     pub(super) fn read(der: &[u8], roots: &RootCertStore) -> Result<Self, webpki::Error> {
         let content = OwnedCertRevocationList::from_der(der)?;
         let (signed, algorithm, signature) = parts(der).map_err(|_| webpki::Error::BadDer)?;
@@ -178,17 +186,18 @@ impl RevocationList {
             signed: signed.into(),
             algorithm: algorithm.into(),
             signature: signature.into(),
-            signers: Vec::new(),
+            is_trusted: false,
+            verdicts: Mutex::default(),
         };
         let named = roots.roots.iter().filter(|it| list.names(it));
-        let signers = named.filter_map(key_of).filter(|it| list.is_signed_by(it));
-        list.signers = signers.collect();
+        let is_trusted = named.filter_map(key_of).any(|it| list.is_signed_by(&it));
+        list.is_trusted = is_trusted;
         Ok(list)
     }
 
     /// Whether a trusted authority has signed it.
     pub(super) fn is_trusted(&self) -> bool {
-        !self.signers.is_empty()
+        self.is_trusted
     }
 
     /// Whether one of these authorities has the name of its issuer.
@@ -207,10 +216,26 @@ impl RevocationList {
         self.content.issuer() == &authority.subject[..]
     }
 
+    /// Whether this key of a verified authority has signed it.
     fn is_signed_by(&self, key: &SubjectPublicKeyInfoDer<'_>) -> bool {
-        if self.signers.iter().any(|it| it == key) {
-            return true;
+        // A panic under this lock leaves whole entries.
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = verdicts.iter().find(|(of, _)| of == key);
+        if let Some(is_signed) = known.map(|(_, is_signed)| *is_signed) {
+            return is_signed;
         }
+        // Under the lock, so that handshakes at the same time do not verify it several times.
+        let is_signed = self.verify_signature(key);
+        if verdicts.len() >= VERDICTS_MAX {
+            verdicts.pop_front();
+        }
+        verdicts.push_back((key.clone().into_owned(), is_signed));
+        is_signed
+    }
+
+    fn verify_signature(&self, key: &SubjectPublicKeyInfoDer<'_>) -> bool {
+        #[cfg(test)]
+        tests::VERIFICATIONS.set(tests::VERIFICATIONS.get() + 1);
         let Ok(key) = RawPublicKeyEntity::try_from(key) else {
             return false;
         };

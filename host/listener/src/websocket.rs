@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use async_tungstenite::tungstenite::handshake::server::create_response_with_body;
+use async_tungstenite::tungstenite::handshake::derive_accept_key;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -17,7 +17,7 @@ use hyper::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -32,11 +32,10 @@ const PATHS: [&str; 2] = ["/", "/mqtt"];
 const MQTT: &str = "mqtt";
 
 /// The headers that have one value (RFC 9112 section 3.2, RFC 6455 section 4.1, RFC 6454 section
-/// 7.3). `Upgrade` is a list, but the library reads only the first header of this name.
-const SINGLE: [HeaderName; 5] = [
+/// 7.3).
+const SINGLE: [HeaderName; 4] = [
     header::HOST,
     header::ORIGIN,
-    header::UPGRADE,
     header::SEC_WEBSOCKET_KEY,
     header::SEC_WEBSOCKET_VERSION,
 ];
@@ -130,12 +129,34 @@ impl Refusal {
 
 /// The response that upgrades to a WebSocket.
 fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<Bytes>>, Refusal> {
-    let refused = |status, why: &str| Err(Refusal::new(status, why));
+    check_target(request)?;
+    let key = check_upgrade(request)?;
+    let headers = request.headers();
+    if !list(headers, header::SEC_WEBSOCKET_PROTOCOL).contains(&MQTT) {
+        let why = "the client must offer the WebSocket subprotocol `mqtt`";
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, why));
+    }
+    may_connect(headers, origins).map_err(|why| Refusal::new(StatusCode::FORBIDDEN, why))?;
+    let response = Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(
+            header::SEC_WEBSOCKET_ACCEPT,
+            derive_accept_key(key.as_bytes()),
+        )
+        .header(header::SEC_WEBSOCKET_PROTOCOL, MQTT)
+        .body(Full::default());
+    response.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+}
+
+/// Checks the path and the method.
+fn check_target<B>(request: &Request<B>) -> Result<(), Refusal> {
     if !PATHS.contains(&request.uri().path()) {
-        return refused(
+        return Err(Refusal::new(
             StatusCode::NOT_FOUND,
             "MQTT over WebSocket is at / and at /mqtt",
-        );
+        ));
     }
     if request.method() != Method::GET {
         return Err(Refusal {
@@ -146,13 +167,20 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
             )
         });
     }
+    Ok(())
+}
+
+/// Checks that the request is for a WebSocket (RFC 6455 section 4.2.1), and returns its key.
+/// `Connection` and `Upgrade` are lists, which may span several headers (RFC 9110 section 5.3).
+fn check_upgrade<B>(request: &Request<B>) -> Result<&HeaderValue, Refusal> {
     let headers = request.headers();
-    only_once(headers, &SINGLE).map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, why))?;
-    let is = |name, value: &str| {
+    let malformed = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
+    only_once(headers, &SINGLE).map_err(malformed)?;
+    let names = |name, value: &str| {
         let values = list(headers, name);
         values.into_iter().any(|it| it.eq_ignore_ascii_case(value))
     };
-    if !is(header::UPGRADE, "websocket") {
+    if !names(header::UPGRADE, "websocket") {
         return Err(Refusal {
             header: Some((header::UPGRADE, "websocket")),
             ..Refusal::new(
@@ -161,7 +189,18 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
             )
         });
     }
-    if !is(header::SEC_WEBSOCKET_VERSION, "13") {
+    if request.version() < Version::HTTP_11 {
+        return Err(malformed(
+            "a WebSocket request must use HTTP/1.1".to_owned(),
+        ));
+    }
+    if !names(header::CONNECTION, "upgrade") {
+        return Err(malformed(
+            "the header Connection must contain `Upgrade`".to_owned(),
+        ));
+    }
+    let version = headers.get(header::SEC_WEBSOCKET_VERSION);
+    if version.is_none_or(|version| version != "13") {
         return Err(Refusal {
             header: Some((header::SEC_WEBSOCKET_VERSION, "13")),
             ..Refusal::new(
@@ -170,30 +209,10 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
             )
         });
     }
-    if !headers
-        .get(header::SEC_WEBSOCKET_KEY)
-        .is_some_and(is_sixteen_bytes)
-    {
-        return refused(
-            StatusCode::BAD_REQUEST,
-            "the header Sec-WebSocket-Key must have 16 bytes in base64",
-        );
-    }
-    if !list(headers, header::SEC_WEBSOCKET_PROTOCOL).contains(&MQTT) {
-        return refused(
-            StatusCode::BAD_REQUEST,
-            "the client must offer the WebSocket subprotocol `mqtt`",
-        );
-    }
-    may_connect(headers, origins).map_err(|why| Refusal::new(StatusCode::FORBIDDEN, why))?;
-    let response = create_response_with_body(request, Full::default);
-    let mut response =
-        response.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mqtt = HeaderValue::from_static(MQTT);
-    response
-        .headers_mut()
-        .insert(header::SEC_WEBSOCKET_PROTOCOL, mqtt);
-    Ok(response)
+    let key = headers.get(header::SEC_WEBSOCKET_KEY);
+    key.filter(|it| is_sixteen_bytes(it)).ok_or_else(|| {
+        malformed("the header Sec-WebSocket-Key must have 16 bytes in base64".to_owned())
+    })
 }
 
 /// Whether this is the base64 of 16 bytes (RFC 6455 section 4.2.1).
@@ -296,8 +315,16 @@ mod tests {
         for (path, change, status, says) in [
             ("/other", ("host", Some("a")), 404, "/mqtt"),
             ("/", ("upgrade", None), 426, "MQTT client"),
-            ("/", ("connection", Some("close")), 400, "pgrade"),
+            ("/", ("connection", Some("close")), 400, "`Upgrade`"),
+            ("/", ("connection", None), 400, "`Upgrade`"),
+            ("/", ("sec-websocket-version", None), 426, "version 13"),
             ("/", ("sec-websocket-version", Some("8")), 426, "version 13"),
+            (
+                "/",
+                ("sec-websocket-version", Some("8, 13")),
+                426,
+                "version 13",
+            ),
             ("/", ("sec-websocket-key", None), 400, "Key"),
             ("/", ("sec-websocket-key", Some("")), 400, "Key"),
             (
@@ -329,7 +356,16 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_header_with_one_value_is_refused() {
+    fn request_of_http_1_0_is_refused() {
+        let request = Request::get("/").version(Version::HTTP_10);
+        let request = request.header("upgrade", "websocket").body(()).unwrap();
+        let refusal = accept(&request, &[]).unwrap_err();
+        assert_eq!(refusal.status, StatusCode::BAD_REQUEST);
+        assert!(refusal.why.contains("HTTP/1.1"), "{}", refusal.why);
+    }
+
+    #[test]
+    fn only_a_header_that_is_a_list_may_be_repeated() {
         let header = |name: &str, values: [&str; 2]| {
             let request = Request::get("/")
                 .header("host", "10.0.0.7:8080")
@@ -350,7 +386,6 @@ mod tests {
         for (name, values) in [
             ("host", ["10.0.0.7:8080", "evil.example"]),
             ("origin", ["http://10.0.0.7:8080", "http://evil.example"]),
-            ("upgrade", ["websocket", "h2c"]),
             ("sec-websocket-version", ["13", "8"]),
             ("sec-websocket-key", ["dGhlIHNhbXBsZSBub25jZQ=="; 2]),
         ] {
@@ -360,8 +395,27 @@ mod tests {
                 "{name}: {status} {why}"
             );
         }
-        // This header is a list, which a client may send in several headers.
-        assert!(header("sec-websocket-protocol", ["mqttv3.1", "mqtt"]).is_ok());
+        // Regression: each of the first four was refused.
+        for (name, values) in [
+            ("connection", ["keep-alive", "Upgrade"]),
+            ("upgrade", ["h2c", "websocket"]),
+            ("upgrade", ["websocket", "h2c"]),
+            ("upgrade", ["websocket, h2c", "x"]),
+            ("connection", ["Upgrade", "keep-alive"]),
+            ("sec-websocket-protocol", ["mqttv3.1", "mqtt"]),
+        ] {
+            let response = header(name, values).unwrap();
+            assert_eq!(response.status(), 101, "{name}: {values:?}");
+            // The answer to this key in RFC 6455 section 1.3.
+            for (name, value) in [
+                ("connection", "Upgrade"),
+                ("upgrade", "websocket"),
+                ("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+                ("sec-websocket-protocol", "mqtt"),
+            ] {
+                assert_eq!(response.headers()[name], value);
+            }
+        }
     }
 
     #[test]
@@ -388,6 +442,8 @@ mod tests {
         }
         let named = ["https://panel.example"];
         assert_eq!(status("https://Panel.example", here, &named), 101);
+        let with_port = ["https://panel.example:443"];
+        assert_eq!(status("https://panel.example", here, &with_port), 101);
         for origin in [
             "http://panel.example",
             "https://panel.example:444",

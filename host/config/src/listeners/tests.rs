@@ -50,6 +50,16 @@ fn an_origin_has_no_path_and_no_wildcard() {
     let origin = "https://Panel.example:8443".parse::<Origin>().unwrap();
     assert_eq!(origin.0, "https://panel.example:8443");
     for text in [
+        "https://me@panel.example",
+        "https://me:443@panel.example",
+        "https://panel.example?a",
+        "https://panel.example#a",
+        "https://panel.example:",
+        "https://panel.example:x",
+        "https://panel.example:65536",
+        "https://:443",
+        "https://pänel.example",
+        "ftp://panel.example",
         "panel.example",
         "https://",
         "https://a/b",
@@ -58,7 +68,27 @@ fn an_origin_has_no_path_and_no_wildcard() {
         "https://*.a",
         "null",
     ] {
-        assert!(text.parse::<Origin>().is_err(), "{text}");
+        let error = text.parse::<Origin>().unwrap_err();
+        assert!(
+            error.contains("write only scheme, host and port"),
+            "{error}"
+        );
+    }
+}
+
+/// Regression: such a value was accepted, but browsers omit the default port of the scheme.
+#[test]
+fn an_origin_has_no_default_port() {
+    for (text, sent) in [
+        ("https://panel.example:443", "https://panel.example"),
+        ("http://panel.example:80", "http://panel.example"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("http://[::80]", "http://[::80]"),
+        ("https://panel.example:80", "https://panel.example:80"),
+        ("http://panel.example:443", "http://panel.example:443"),
+        ("http://panel.example:8080", "http://panel.example:8080"),
+    ] {
+        assert_eq!(text.parse::<Origin>().unwrap().0, sent);
     }
 }
 

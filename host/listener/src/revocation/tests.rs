@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
 
@@ -6,6 +7,8 @@ use rcgen::{
     CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope, DnType, ExtendedKeyUsagePurpose,
     IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
+use rustls::pki_types::CertificateRevocationListDer;
+use rustls::pki_types::pem::PemObject;
 use statehouse_config::TlsFiles;
 use tempfile::TempDir;
 
@@ -13,6 +16,11 @@ use super::*;
 use crate::tls::{Clients, TlsError};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
+
+thread_local! {
+    /// The verifications of signatures of lists on this thread.
+    pub(super) static VERIFICATIONS: Cell<usize> = const { Cell::new(0) };
+}
 
 fn params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::new([]).unwrap();
@@ -195,6 +203,54 @@ fn each_certificate_of_a_chain_needs_a_list_of_its_issuer() {
     let own = client(&no_signer, 7);
     let verdict = verdict(&clients, &own, &[no_signer.der().clone()]);
     assert_eq!(verdict, unknown());
+}
+
+/// Regression: each client of an intermediate authority caused a verification of its whole list.
+#[test]
+fn signature_of_a_list_is_verified_once_for_each_key() {
+    let plant = root("plant");
+    let line = intermediate(&plant, &BOTH);
+    let others = [line.der().clone()];
+    let lists = [list(&plant, &[]), list(&line, &[8])];
+    let of_line = clients(&[&plant], &lists).unwrap();
+    VERIFICATIONS.set(0);
+    for _ in 0..2 {
+        assert_eq!(verdict(&of_line, &client(&line, 7), &others), Ok(()));
+        assert_eq!(verdict(&of_line, &client(&line, 8), &others), revoked());
+    }
+    // That of the root was verified when it was read.
+    assert_eq!(VERIFICATIONS.get(), 1);
+
+    // A list with the name of an authority that another key has signed.
+    let (before, after) = (root("plant"), root("plant"));
+    let lists = [list(&before, &[]), list(&after, &[])];
+    let of_both = clients(&[&before, &after], &lists).unwrap();
+    let by_both = || {
+        for by in [&before, &after] {
+            assert_eq!(verdict(&of_both, &client(by, 7), &[]), Ok(()));
+        }
+        VERIFICATIONS.get()
+    };
+    assert_eq!(by_both(), by_both());
+}
+
+/// Otherwise many intermediate authorities with one name could fill the memory.
+#[test]
+fn list_remembers_a_bounded_number_of_keys() {
+    let plant = root("plant");
+    let der = CertificateRevocationListDer::from_pem_slice(list(&plant, &[]).as_bytes()).unwrap();
+    let list = RevocationList::read(&der, &RootCertStore::empty()).unwrap();
+    let key = |by: &Authority| {
+        let certificate = Certificate::from_der(by.der()).unwrap();
+        let key = certificate.tbs_certificate.subject_public_key_info;
+        SubjectPublicKeyInfoDer::from(key.to_der().unwrap())
+    };
+    assert!(list.is_signed_by(&key(&plant)));
+    for _ in 0..VERDICTS_MAX {
+        assert!(!list.is_signed_by(&key(&root("plant"))));
+    }
+    assert_eq!(list.verdicts.lock().unwrap().len(), VERDICTS_MAX);
+    assert!(list.is_signed_by(&key(&plant)));
 }
 
 #[test]
