@@ -12,8 +12,7 @@ use std::sync::Arc;
 
 use statehouse_wal::{Base, LogPosition, Sink};
 
-use super::{Past, PastError};
-use crate::limits;
+use super::{Past, PastError, shown};
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::record::{self, PolicyRecord, Record};
 use statehouse_core::log::{Block, Malformed, read_block};
@@ -76,6 +75,9 @@ pub struct History {
     pub since_ms: Option<u64>,
     /// The entry before the first recorded change, if it is known.
     pub before: Option<Entry>,
+    /// Whether the key certainly did not exist before the first recorded change. If not, and
+    /// without an entry, it is unknown whether it did.
+    pub absent_before: bool,
     /// The memory of `changes`.
     bytes: usize,
 }
@@ -135,18 +137,36 @@ impl History {
         reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut history = Self::default();
+        // The clock at the end of the snapshot, and the version of the first change.
+        let (mut known_from, mut first) = (None, None);
         let mut visit = |event: KeyEvent<'_>| match event {
-            KeyEvent::Reset => history = Self::default(),
+            KeyEvent::Reset => {
+                history = Self::default();
+                (known_from, first) = (None, None);
+            }
             KeyEvent::SnapshotEntry(entry, _) => history.before = Some(entry),
-            KeyEvent::SnapshotEnd { now_ms, .. } => history.since_ms = Some(now_ms),
+            KeyEvent::SnapshotEnd { now_ms, clock } => {
+                history.since_ms = Some(now_ms);
+                known_from = Some(clock);
+            }
             // The records begin where the snapshot began, which is before its end.
             KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            KeyEvent::Written(write, origin) => history.add(write, origin, limit, bytes_max),
+            // Older versions of the program recorded a new deadline as a write of no client. It is
+            // no change.
+            KeyEvent::Written(write, origin)
+                if origin.client.is_none() && write.entry().is_some() => {}
+            KeyEvent::Written(write, origin) => {
+                first.get_or_insert(write.version());
+                history.add(write, origin, limit, bytes_max);
+            }
             KeyEvent::Deadline { .. } => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
+        // A key that the snapshot lacks was absent at its end. Until then it may have been removed.
+        let is_after = |first: Stamp| known_from.is_none_or(|known_from| first > known_from);
+        history.absent_before = history.before.is_none() && first.is_none_or(is_after);
         Ok(history)
     }
 
@@ -235,9 +255,8 @@ impl Change {
         let what = match &write.change {
             store::Change::Set(entry) => {
                 let value = entry.value();
-                let shown = value.len().min(limits::VALUE_SHOWN_BYTES_MAX);
                 What::Set {
-                    value: value[..shown].to_vec(),
+                    value: shown(value).to_vec(),
                     bytes: value.len(),
                     fence: entry.fence(),
                     expires_ms: entry.expires_ms(),

@@ -7,6 +7,7 @@
 //! * `replay`: runs recorded requests with the policy that handled them, or with another one.
 //! * `backup`: writes a whole store to one file. `restore` creates a data directory from it.
 //! * `checkup`: checks every file, block, record and module.
+//! * `end`: the last record and its time.
 //! * `cluster_mark`: which data directories belong to a cluster, and where its log is copied to.
 //! * `salvage`: writes a backup of the readable part of a damaged directory.
 //!
@@ -19,6 +20,7 @@ mod backup;
 mod changes;
 mod checkup;
 mod cluster_mark;
+mod end;
 mod image_sink;
 pub mod limits;
 mod replay;
@@ -161,6 +163,20 @@ impl Past {
 
     fn disk(&self) -> &dyn Disk {
         &self.disk
+    }
+}
+
+/// The beginning of a value, to be shown: at most [`limits::VALUE_SHOWN_BYTES_MAX`] bytes. Text is
+/// cut between characters, so that it stays text.
+pub fn shown(value: &[u8]) -> &[u8] {
+    if value.len() <= limits::VALUE_SHOWN_BYTES_MAX {
+        return value;
+    }
+    let shown = &value[..limits::VALUE_SHOWN_BYTES_MAX];
+    match str::from_utf8(shown) {
+        // Only the end of the last character is missing.
+        Err(error) if error.error_len().is_none() => &shown[..error.valid_up_to()],
+        _ => shown,
     }
 }
 

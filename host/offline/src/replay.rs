@@ -185,15 +185,12 @@ impl Past {
             }
         };
         let (from_position, to_position) = (replayer.from, replayer.to);
-        let asked = from.is_some_and(|from| match from {
-            Bound::LogPosition(position) => position.0 > 0 && position < known,
-            Bound::Time(ms) => finder.first_ms.is_some_and(|first_ms| ms < first_ms),
-        });
+        let is_early = range.base != LogPosition::NONE && finder.begins_before(known);
         Ok(Replayed {
             from: from_position,
             to: to_position,
             times_ms: replayer.times_ms.unwrap_or_default(),
-            shortened: attempt > 0 || asked && range.base != LogPosition::NONE,
+            shortened: attempt > 0 || is_early,
             tally: replayer.tally,
         })
     }
@@ -216,6 +213,19 @@ impl RangeFinder {
             to: None,
             first_ms: None,
             now_ms: 0,
+        }
+    }
+
+    /// Whether the range was to begin before this record, the first one whose state is known.
+    fn begins_before(&self, known: LogPosition) -> bool {
+        match self.bounds.0 {
+            None => false,
+            Some(Bound::LogPosition(from)) => from.0 > 0 && from < known,
+            // Records of the time in which the snapshot was taken are before it.
+            Some(Bound::Time(from_ms)) => {
+                self.from.is_some_and(|from| from < known)
+                    || self.first_ms.is_some_and(|first_ms| from_ms < first_ms)
+            }
         }
     }
 }
@@ -253,7 +263,8 @@ impl Sink for RangeFinder {
     }
 }
 
-fn time_of(record: &Record<'_>) -> Option<u64> {
+/// The store's time of a record, in milliseconds since 1970, if it has one.
+pub(crate) fn time_of(record: &Record<'_>) -> Option<u64> {
     match record {
         Record::Handled(handled) => Some(handled.remembered.context.now_ms),
         Record::Swept { now_ms, .. }

@@ -138,11 +138,15 @@ impl View<'_> {
         let Some(until) = until else {
             return Err(error);
         };
-        reader.reset();
-        match statehouse_wal::read(self, Base::Newest, until, &mut reader) {
-            Ok(range) => Ok((reader.image, range, true)),
-            Err(_) => Err(error),
+        // The newest snapshot may need records after the damage. An older one that needs none
+        // leads to a state that existed.
+        for base in [Base::Before(LogPosition(until.0 + 1)), Base::Newest] {
+            reader.reset();
+            if let Ok(range) = statehouse_wal::read(self, base, until, &mut reader) {
+                return Ok((reader.image, range, true));
+            }
         }
+        Err(error)
     }
 }
 
@@ -230,34 +234,88 @@ impl Sink for Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use statehouse_core::log::{Recorder, Records};
-    use statehouse_core::store::Mode;
-    use statehouse_wal::simulation::{BLOCK_BYTES, Simulation};
-    use statehouse_wal::{Discard, Log, Options};
+    use std::ops::RangeInclusive;
 
-    /// A log with a record for each of these runs, in its first segment.
-    fn written(runs: u32) -> Simulation {
-        let records = Arc::new(Records::default());
-        let mut recorder = Recorder::new(records.clone(), Vec::new(), None);
-        for run in 1..=runs {
-            recorder.started(run, 1_000, Mode::Embedded);
-        }
+    use super::*;
+    use statehouse_core::log::{Meta, Progress, record};
+    use statehouse_core::store::{Duplicates, Mode, Retention, State};
+    use statehouse_wal::simulation::{BLOCK_BYTES, Simulation};
+    use statehouse_wal::{Discard, Log, Options, Snapshot};
+
+    const SEGMENT: &str = "000000000001.log";
+
+    fn opened() -> (Simulation, Log) {
         let simulation = Simulation::new(1);
         let disk: Arc<dyn Disk> = Arc::new(simulation.clone());
         let (log, _) = Log::open(disk, Options::default(), 1, &mut Discard).unwrap();
-        for record in records.all() {
-            log.append(&[&record]).unwrap();
+        (simulation, log)
+    }
+
+    /// Adds a record for each of these runs, whose positions have the same numbers.
+    fn append(log: &Log, runs: RangeInclusive<u32>) {
+        for run in runs {
+            let mut started = Vec::new();
+            record::started(&mut started, run, 1_000, Mode::Embedded);
+            log.append(&[&started]).unwrap();
             log.commit().unwrap();
         }
-        simulation
+    }
+
+    /// A snapshot that begins now, and whose blocks have the effects of the records up to `run`.
+    fn snapshot(log: &Log, run: u32) -> Snapshot {
+        let mut snapshot = log.begin_snapshot(1).unwrap().unwrap();
+        let (state, duplicates) = (State::default(), Duplicates::new(Retention::default()));
+        let meta = || Meta {
+            run,
+            ..Meta::default()
+        };
+        let mut progress = Progress::default();
+        while let Some(block) = progress.next(&state, &duplicates, meta) {
+            snapshot.block(&block).unwrap();
+        }
+        snapshot
+    }
+
+    /// The newest snapshot has effects of a record behind the damage, so it alone would lead to a
+    /// state that never existed.
+    #[test]
+    fn exact_state_is_salvaged_from_the_snapshot_before() {
+        let (disk, log) = opened();
+        append(&log, 1..=2);
+        let first = snapshot(&log, 2);
+        log.finish_snapshot(first).unwrap();
+        append(&log, 3..=4);
+        let second = snapshot(&log, 7);
+        append(&log, 5..=5);
+        let before = disk.content(SEGMENT).unwrap();
+        append(&log, 6..=6);
+        let after = disk.content(SEGMENT).unwrap();
+        let frame = before.iter().zip(&after).position(|(a, b)| a != b);
+        append(&log, 7..=7);
+        log.finish_snapshot(second).unwrap();
+        let mut content = disk.content(SEGMENT).unwrap();
+        content[frame.unwrap()] ^= 1;
+        disk.put(SEGMENT, &content);
+
+        let view = View {
+            disk: &disk,
+            end: u64::MAX,
+        };
+        let (image, range, is_damaged) = view.newest().unwrap();
+        assert!(is_damaged);
+        assert_eq!(
+            (range.complete, range.end),
+            (LogPosition(2), LogPosition(5))
+        );
+        assert_eq!(image.run, 5);
     }
 
     #[test]
     fn everything_before_an_unreadable_block_is_salvaged() {
         const RUNS: u32 = 200;
-        let disk = written(RUNS);
-        disk.break_block("000000000001.log", BLOCK_BYTES);
+        let (disk, log) = opened();
+        append(&log, 1..=RUNS);
+        disk.break_block(SEGMENT, BLOCK_BYTES);
         let view = View {
             disk: &disk,
             end: u64::MAX,

@@ -53,6 +53,10 @@ pub struct SlowRequests {
     pub threshold_us: u64,
     /// How many requests were slow since the start. It is the position to continue from.
     pub next: u64,
+    /// How many of the requests after the position are not kept any more. Earlier versions of the
+    /// program do not count them.
+    #[serde(default)]
+    pub lost: u64,
     /// The requests, the oldest first.
     pub requests: Vec<SlowRequest>,
 }
@@ -118,14 +122,18 @@ impl SlowLog {
         self.lock().seen
     }
 
-    /// The requests that are kept, after the first `from` slow ones.
+    /// The requests that are kept, after the first `from` slow ones. A position of an earlier run or
+    /// of another host, which lies behind the end, stands for the beginning.
     pub(super) fn since(&self, from: u64) -> SlowRequests {
         let kept = self.lock();
-        let new = usize::try_from(kept.seen.saturating_sub(from)).unwrap_or(usize::MAX);
-        let known = kept.last.len().saturating_sub(new);
+        let from = if from > kept.seen { 0 } else { from };
+        let new = kept.seen - from;
+        let known = (kept.last.len() as u64).saturating_sub(new);
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
         SlowRequests {
             threshold_us: self.threshold_us.load(Relaxed),
             next: kept.seen,
+            lost: new.saturating_sub(kept.last.len() as u64),
             requests: kept.last.iter().skip(known).cloned().collect(),
         }
     }
@@ -245,4 +253,55 @@ impl Departure {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::timing::Answered;
+    use super::*;
+
+    fn note(log: &SlowLog, count: usize) {
+        for _ in 0..count {
+            let (mut departures, left) = (Departures::new(Duration::ZERO), Instant::now());
+            departures.slow = 1;
+            departures.last.push_back(Departure {
+                timed: Timed {
+                    begun: left,
+                    queue_us: 0,
+                    policy_us: 0,
+                    fuel: 0,
+                    answered: Answered::Ok,
+                    command: 0,
+                    policy: 0,
+                },
+                key: None,
+                client: "press-4".into(),
+                command: None,
+                policy: None,
+                left,
+            });
+            log.note(departures);
+        }
+    }
+
+    #[test]
+    fn reader_learns_how_many_requests_it_missed() {
+        const MAX: usize = limits::SLOW_REQUESTS_MAX;
+        let read = |log: &SlowLog, from| {
+            let slow = log.since(from);
+            (slow.requests.len(), slow.lost, slow.next)
+        };
+        let log = SlowLog::default();
+        note(&log, 3);
+        assert_eq!(read(&log, 0), (3, 0, 3));
+        assert_eq!(read(&log, 3), (0, 0, 3));
+        note(&log, 1);
+        assert_eq!(read(&log, 3), (1, 0, 4));
+        note(&log, MAX + 2);
+        assert_eq!(read(&log, 4), (MAX, 2, MAX as u64 + 6));
+        // After a restart, a reader has a position that the store has not reached.
+        let log = SlowLog::default();
+        note(&log, 2);
+        assert_eq!(read(&log, 900), (2, 0, 2));
+    }
 }

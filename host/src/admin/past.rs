@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -31,6 +31,17 @@ pub struct DataDirectory {
     pub path: PathBuf,
     /// The node name of the store in versions.
     pub node: String,
+    /// At a host of a cluster: the last record of its copy of the log, or 0 while the copy does not
+    /// follow the log.
+    pub copied: Option<Arc<AtomicU64>>,
+}
+
+impl DataDirectory {
+    /// Whether it has the newest records, so that an answer is no old state.
+    fn is_current(&self) -> bool {
+        let copied = self.copied.as_ref();
+        copied.is_none_or(|it| it.load(Ordering::Relaxed) > 0)
+    }
 }
 
 /// Reads one data directory.
@@ -86,12 +97,18 @@ impl Reader {
         }
     }
 
+    /// Whether there is a directory with the newest records.
+    pub(super) fn is_current(&self) -> bool {
+        let directory = self.directory.as_ref();
+        directory.is_some_and(DataDirectory::is_current)
+    }
+
     /// The changes of a key.
     pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let max = limits::ADMIN_HISTORY_CHANGES_MAX;
         let key = key(uri)?;
         let limit = number(uri, "limit", 100, max)?;
-        self.read(move |DataDirectory { path, node }| {
+        self.read(move |DataDirectory { path, node, .. }| {
             let max = answer_bytes_max();
             let found = Past::open(path)?.history(&key, limit, max)?;
             Ok(past::history(&key, &found, node, max))
@@ -109,7 +126,7 @@ impl Reader {
         if matches!(moment, Moment::Time(ms) if ms > wall_ms()) {
             return Err(bad("`as_of` is still to come"));
         }
-        self.read(move |DataDirectory { path, node }| {
+        self.read(move |DataDirectory { path, node, .. }| {
             let found = Past::open(path)?.as_of(&key, moment)?;
             past::as_of(&key, found, node).map_err(bad)
         })
@@ -165,10 +182,16 @@ impl Reader {
     }
 
     fn directory(&self) -> Result<DataDirectory, Refusal> {
-        self.directory.clone().ok_or_else(|| {
+        let directory = self.directory.clone().ok_or_else(|| {
             let error = "this store is in memory, so it has no history";
             Refusal::new(StatusCode::CONFLICT, error)
-        })
+        })?;
+        if !directory.is_current() {
+            return Err(busy(
+                "this host has no copy of the log of its cluster that is up to date, so it cannot answer for the past: its log says why, unless --history-bytes or --history-retention is 0. Ask another host",
+            ));
+        }
+        Ok(directory)
     }
 }
 
@@ -311,11 +334,36 @@ mod tests {
         wanted.map_err(|refusal| refusal.status.as_u16())
     }
 
-    fn reader() -> Reader {
+    fn reader_of(copied: Option<Arc<AtomicU64>>) -> Reader {
         Reader::new(Some(DataDirectory {
             path: "/none".into(),
             node: "StateStore".into(),
+            copied,
         }))
+    }
+
+    fn reader() -> Reader {
+        reader_of(None)
+    }
+
+    /// It would answer with an old state as if that were the present one.
+    #[tokio::test]
+    async fn copy_that_has_ended_answers_nothing() {
+        let copied = Arc::new(AtomicU64::new(7));
+        let reader = reader_of(Some(copied.clone()));
+        let uri: Uri = "/v1/value?key=k&as_of=0s".parse().unwrap();
+        let refused = async || reader.value(&uri).await.unwrap_err();
+        assert!(reader.is_current());
+        let error = refused().await.error;
+        assert!(error.contains("there is no directory /none"), "{error}");
+        assert!(wanted(&reader, "", 0).is_ok());
+
+        copied.store(0, Ordering::Relaxed);
+        assert!(!reader.is_current());
+        let refused = refused().await;
+        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.error.contains("up to date"), "{}", refused.error);
+        assert_eq!(wanted(&reader, "", 0).err(), Some(503));
     }
 
     #[test]

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use super::context;
-use super::output::{Failure, printable};
+use super::output::{Failure, notice, printable};
+use super::time::utc;
 use crate::past::bytes_of;
 pub(super) use crate::past::{fence_json, policy_json};
 use statehouse_core::clock::Fence;
 use statehouse_core::log::record::PolicyRecord;
-use statehouse_offline::PastError;
+use statehouse_offline::{Past, PastError};
+use statehouse_wal::LogPosition;
 
 /// The option --data.
 #[derive(Debug, clap::Args)]
@@ -71,6 +73,31 @@ pub(super) struct Node {
         default_value = "StateStore"
     )]
     pub(super) name: String,
+}
+
+/// Names the end of a copy of the log of a cluster, if it is before `until_ms`, in milliseconds
+/// since 1970. An answer about that time may lack later writes: the copy ends with its host, and
+/// when its disk is full. A directory of a single host has all writes, so there is no notice.
+pub(super) fn notice_end(past: &Past, until_ms: u64) -> Result<(), Failure> {
+    if past.mark().is_some() {
+        let (position, end_ms) = past.end()?;
+        if end_ms < until_ms {
+            notice_copy(past, position, end_ms);
+        }
+    }
+    Ok(())
+}
+
+/// Names the end of a copy of the log of a cluster, which was just read up to this record.
+pub(super) fn notice_copy(past: &Past, position: LogPosition, now_ms: u64) {
+    if let Some(mark) = past.mark() {
+        notice(&format!(
+            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it",
+            past.path().display(),
+            printable(mark.name.as_bytes()),
+            utc(now_ms)
+        ));
+    }
 }
 
 impl From<PastError> for Failure {

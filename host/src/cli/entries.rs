@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use statehouse_client::{Client, Meta, Value, Version};
+use statehouse_client::{Client, Error, Meta, Value, Version};
 use statehouse_protocol::pattern;
 use tokio::task::JoinHandle;
 
@@ -79,7 +79,12 @@ async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Ent
                 Parts::Meta | Parts::Both => client.meta(&key).await,
             }
         };
-        let (value, meta) = tokio::try_join!(value, meta)?;
+        let (value, meta) = tokio::try_join!(value, meta).map_err(|error| match error {
+            Error::Refused(_) => {
+                Failure::from(error).with(&format!("The key is {}", printable(&key)))
+            }
+            error => error.into(),
+        })?;
         let is_gone = value.is_none() && parts != Parts::Meta;
         if is_gone || meta.is_none() && parts != Parts::Value {
             return Ok(None);

@@ -14,6 +14,7 @@ use crate::past;
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Scope};
+use statehouse_offline::Past;
 use statehouse_testkit::{Answer, Harness, Reads, array};
 
 /// Show how a request is handled: decision, effects, read set, notifications, fuel and time
@@ -111,6 +112,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
     if let Some(directory) = &args.data {
         harness = harness.on_data(directory)?;
+        data::notice_end(&Past::open(directory)?, u64::MAX)?;
     }
     harness.set_node(&args.node.name);
     harness.at(match &args.at {

@@ -15,6 +15,9 @@ use super::output::{Exit, Failure, emit, is_shown, json_bytes, notice};
 use super::progress::Progress;
 use super::remote::Remote;
 
+/// What stores without META answer (the protocol, section 3).
+const WITHOUT_META: [&str; 2] = ["unknown command", "syntax error"];
+
 /// How long the broker keeps the session of an interrupted export.
 const INTERRUPTION: Duration = Duration::from_secs(60);
 
@@ -23,9 +26,10 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 /// Each line has `key`, `value` and `version`, and `expires_ms` (milliseconds since 1970) and
 /// `fence` if the key has them. Bytes that are not UTF-8 are written as {"base64": ...}. Keys are
 /// in byte order. The keys are read one after the other: use `statehouse snapshot` for a consistent
-/// copy.
+/// copy. A store without META does not tell expiries and fences: they are left out, with a notice.
 ///
-/// If the connection fails, the error names the --after with which the export continues.
+/// If the connection fails, or the store refuses a key, the error names the --after with which the
+/// export continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -56,7 +60,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 /// Writes all keys. Returns their number.
 async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
     let mut scan = client.scan(args.pattern.as_bytes());
-    let mut parts = Parts::Both;
+    let mut parts = None;
     let mut last = args.after.as_ref().map(|key| key.as_bytes().to_vec());
     let mut count = 0;
     // Keys that are printed on the terminal show the progress themselves.
@@ -67,15 +71,11 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
         .map_err(|error| resumable(error.into(), count, last.as_deref()))?
     {
         keys.retain(|key| last.as_ref().is_none_or(|last| key[..] > last[..]));
-        if parts == Parts::Both
-            && let Some(key) = keys.first()
-            && let Err(Error::Refused(why)) = client.meta(key).await
-        {
-            notice(&format!(
-                "this store does not tell when keys expire, so expiries and fencing tokens are left out: {why}"
-            ));
-            parts = Parts::Value;
-        }
+        let Some(key) = keys.first() else { continue };
+        let parts = match parts {
+            Some(parts) => parts,
+            None => *parts.insert(known_parts(client, key).await),
+        };
         for keys in keys.chunks(entries::IN_FLIGHT) {
             let entries = entries::read(client, keys, parts).await;
             let mut out = Vec::new();
@@ -95,6 +95,20 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
         }
     }
     Ok(count)
+}
+
+/// The parts of keys that the store tells, by a question about this one. Any other failure is one
+/// of this key, and not a reason to leave out the expiries of all keys.
+async fn known_parts(client: &Client, key: &[u8]) -> Parts {
+    match client.meta(key).await {
+        Err(Error::Refused(why)) if WITHOUT_META.iter().any(|it| why.starts_with(it)) => {
+            notice(&format!(
+                "this store does not tell when keys expire, so expiries and fencing tokens are left out: {why}"
+            ));
+            Parts::Value
+        }
+        _ => Parts::Both,
+    }
 }
 
 fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {

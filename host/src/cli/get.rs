@@ -8,7 +8,7 @@ use hyper::Method;
 use serde_json::{Value as Json, json};
 use statehouse_client::{Meta, Version};
 
-use super::data::Node;
+use super::data::{self, Node};
 use super::entries::{add_meta, duration};
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
@@ -225,7 +225,12 @@ async fn as_of(
     }
     let answer = match args.remote.find(&args.place)? {
         Found::Data(data) => {
-            let found = Past::open(&data)?.as_of(key, moment)?;
+            let past = Past::open(&data)?;
+            // A version after the end of the log is refused.
+            if let Moment::Time(ms) = moment {
+                data::notice_end(&past, ms)?;
+            }
+            let found = past.as_of(key, moment)?;
             past::as_of(key, found, &args.node.name).map_err(Failure::usage)?
         }
         Found::Admin(asked) => {

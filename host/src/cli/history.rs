@@ -51,7 +51,9 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let key = args.key.as_bytes();
     let answer = match args.reach.find()? {
         Found::Data(data) => {
-            let history = Past::open(&data)?.history(key, args.limit as usize, usize::MAX)?;
+            let past = Past::open(&data)?;
+            data::notice_end(&past, u64::MAX)?;
+            let history = past.history(key, args.limit as usize, usize::MAX)?;
             past::history(key, &history, &args.node.name, usize::MAX)
         }
         Found::Admin(asked) => {
@@ -71,7 +73,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     emit_either(
         args.json,
         || beginning.clone(),
-        || reach(beginning, key, changes.len() as u64),
+        || reach(beginning, key, changes.len() as u64, args.limit.into()),
     )?;
     let is_known = count(beginning) > 0 || !beginning["before"].is_null();
     Ok(Exit::of(is_known))
@@ -108,16 +110,20 @@ fn count(beginning: &Json) -> u64 {
 }
 
 /// How far back the history reaches.
-fn reach(beginning: &Json, key: &[u8], shown: u64) -> String {
+fn reach(beginning: &Json, key: &[u8], shown: u64, limit: u64) -> String {
     let number = count(beginning);
     let changes = data::count(number, "change");
     let since = match beginning["since"].is_null() {
         true => "since the store began".to_owned(),
         false => format!("since {}", data::text(&beginning["since"])),
     };
+    let why = match shown < limit {
+        true => "the answer of the store has no room for more",
+        false => "--limit",
+    };
     let older = match number.saturating_sub(shown) {
         0 => String::new(),
-        left => format!(" ({} not shown: --limit)", data::count(left, "older one")),
+        left => format!(" ({} not shown: {why})", data::count(left, "older one")),
     };
     let before = &beginning["before"];
     let before = match (before["bytes"].as_u64(), beginning["since"].is_null()) {
@@ -126,8 +132,42 @@ fn reach(beginning: &Json, key: &[u8], shown: u64) -> String {
             data::count(bytes, "byte"),
             data::text(&before["version"])
         ),
+        (None, false) if beginning["absent_before"] == true => {
+            "; before that it did not exist".to_owned()
+        }
         (None, false) => "; earlier changes are not kept".to_owned(),
         (None, true) => String::new(),
     };
     format!("{changes} of {} {since}{older}{before}\n", printable(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn reach_names_what_is_not_shown_and_an_absent_key() {
+        let mut beginning = json!({ "changes": 9, "since": null, "before": null });
+        let text = |beginning: &Json, shown| reach(beginning, b"k", shown, 4);
+        let limited = "9 changes of k since the store began (5 older ones not shown: --limit)\n";
+        assert_eq!(text(&beginning, 4), limited);
+        let full = text(&beginning, 3);
+        assert!(
+            full.contains("6 older ones not shown: the answer of the store"),
+            "{full}"
+        );
+        beginning["since"] = json!("2026-11-21T03:00:00Z");
+        let unknown = text(&beginning, 9);
+        assert!(
+            unknown.ends_with("; earlier changes are not kept\n"),
+            "{unknown}"
+        );
+        beginning["absent_before"] = json!(true);
+        let absent = text(&beginning, 9);
+        assert!(
+            absent.ends_with("; before that it did not exist\n"),
+            "{absent}"
+        );
+    }
 }

@@ -231,7 +231,9 @@ fn since_in(history: &Json, holder: &Json, version: &str) -> Option<Since> {
     let own = |change: &&Json| change["event"] == "set" && change["value"] == *holder;
     let count = changes.iter().take_while(own).count();
     let beginning = &history["beginning"];
-    let is_all = beginning["changes"] == changes.len() && beginning["before"].is_null();
+    // The history may begin with a renewal, if it does not reach back to when the key was absent.
+    let begins_free = beginning["since"].is_null() || beginning["absent_before"] == true;
+    let is_all = beginning["changes"] == changes.len() && begins_free;
     let is_exact = count < changes.len() || is_all;
     let first = changes.get(count.checked_sub(1)?)?;
     let text = |name: &str| first[name].as_str().map(str::to_owned);
@@ -495,11 +497,14 @@ mod tests {
     fn lock_is_held_since_the_first_of_its_renewals() {
         let change = |event: &str, holder: &str, version: &str| json!({ "event": event, "value": holder, "version": version, "time": format!("at {version}") });
         let own = [("set", "anna", "5"), ("set", "anna", "4")];
-        let held = |earlier: &[(&str, &str, &str)], count: u64| {
+        let held_from = |earlier: &[(&str, &str, &str)], beginning: Json| {
             let all = own.iter().chain(earlier);
             let all: Vec<Json> = all.map(|it| change(it.0, it.1, it.2)).collect();
-            let history = json!({ "changes": all, "beginning": { "changes": count } });
+            let history = json!({ "changes": all, "beginning": beginning });
             since_in(&history, &json!("anna"), "5")
+        };
+        let held = |earlier: &[(&str, &str, &str)], count: u64| {
+            held_from(earlier, json!({ "changes": count }))
         };
         let at_4 = |is_exact: bool| {
             Some(Since {
@@ -515,6 +520,19 @@ mod tests {
             assert_eq!(held(&ended, 9), at_4(true));
         }
         assert_eq!(held(&[("set", "bert", "3")], 9), at_4(true));
+        // A history that begins with a snapshot may begin with a renewal.
+        for (absent_before, is_exact) in [(json!(true), true), (json!(false), false)] {
+            let beginning = json!({
+                "changes": 2,
+                "since": "2026-11-21T03:00:00Z",
+                "before": null,
+                "absent_before": absent_before,
+            });
+            assert_eq!(held_from(&[], beginning), at_4(is_exact));
+        }
+        // An earlier version of the store does not say whether it was free.
+        let since = json!({ "changes": 2, "since": "2026-11-21T03:00:00Z", "before": null });
+        assert_eq!(held_from(&[], since), at_4(false));
         let other = json!({ "changes": [change("set", "anna", "7")], "beginning": {} });
         assert_eq!(since_in(&other, &json!("anna"), "5"), None);
     }

@@ -91,6 +91,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         args,
         progress: Progress::new(),
         left: args.limit,
+        printed: 0,
         failed: None,
     };
     let totals = match args.reach.find()? {
@@ -98,7 +99,9 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             let fuel_max = args.max_fuel.unwrap_or_default().get();
             let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
             let (from, to) = (args.from.map(|it| it.0), args.to.map(|it| it.0));
-            let replayed = Past::open(&data)?.replay(from, to, candidate, &mut printer)?;
+            let past = Past::open(&data)?;
+            data::notice_end(&past, u64::MAX)?;
+            let replayed = past.replay(from, to, candidate, &mut printer)?;
             past::summary(&replayed)
         }
         Found::Admin(asked) => by_store(args, &asked, file, &mut printer).await?,
@@ -113,11 +116,16 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             totals["from"]
         ));
     }
-    emit_either(
-        args.json,
-        || totals.clone(),
-        || summary(&totals, args.limit),
-    )?;
+    let rest = rest(&totals, printer.printed, args.limit);
+    // The reader of JSON knows the limit, and not that the answer of a store was full.
+    if args.json
+        && printer.left > 0
+        && let Some(rest) = &rest
+    {
+        notice(rest);
+    }
+    let in_words = || summary(&totals, rest.as_deref());
+    emit_either(args.json, || totals.clone(), in_words)?;
     Ok(Exit::of(number(&totals["summary"]["different"]) == 0))
 }
 
@@ -155,6 +163,8 @@ struct Printer<'a> {
     progress: Progress,
     /// Differences that may still be printed.
     left: u64,
+    /// Differences that were printed.
+    printed: u64,
     /// The error of standard output, if any.
     failed: Option<Failure>,
 }
@@ -186,7 +196,7 @@ impl Printer<'_> {
             || difference_text(difference),
         );
         match printed {
-            Ok(true) => {}
+            Ok(true) => self.printed += 1,
             // Standard output was closed, but the replay continues for its exit code.
             Ok(false) => self.left = 0,
             Err(failure) => self.failed = Some(failure),
@@ -270,20 +280,31 @@ fn number(json: &Json) -> u64 {
     json.as_u64().unwrap_or_default()
 }
 
-fn summary(it: &Json, printed_max: u64) -> String {
+/// How many differences were counted and not printed, and why; none if all were printed.
+fn rest(totals: &Json, printed: u64, limit: u64) -> Option<String> {
+    let count = number(&totals["summary"]["different"]).saturating_sub(printed);
+    let why = match printed < limit {
+        true => {
+            "the answer of the store has no room for them. Name fewer records with --from and --to"
+        }
+        false => "--limit",
+    };
+    let text = || {
+        format!(
+            "{} not printed: {why}",
+            data::count(count, "more difference")
+        )
+    };
+    (count > 0).then(text)
+}
+
+fn summary(it: &Json, rest: Option<&str>) -> String {
     const COLUMNS: [&str; 3] = ["same", "different", "not_comparable"];
     let total = &it["summary"];
     if COLUMNS.iter().all(|column| number(&total[column]) == 0) {
         return "no request is recorded there\n".to_owned();
     }
-    let not_printed = number(&total["different"]).saturating_sub(printed_max);
-    let mut text = String::new();
-    if not_printed > 0 {
-        text.push_str(&format!(
-            "{} not printed: --limit\n",
-            data::count(not_printed, "more difference")
-        ));
-    }
+    let mut text = rest.map_or(String::new(), |rest| format!("{rest}\n"));
     text.push_str(&format!(
         "records {} to {}, {} to {}\n\n{:<18}{:>10}{:>12}{:>17}\n",
         it["from"],
@@ -310,4 +331,23 @@ fn summary(it: &Json, printed_max: u64) -> String {
         text.push_str(&format!("\nnot comparable: {number}, because {reason}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// An answer of a store ends before the limit if its differences are large.
+    #[test]
+    fn differences_not_printed_are_counted_with_the_reason() {
+        let totals = json!({ "summary": { "same": 1, "different": 30, "not_comparable": 0 } });
+        assert_eq!(rest(&totals, 30, 1000), None);
+        let limited = rest(&totals, 20, 20).unwrap();
+        assert_eq!(limited, "10 more differences not printed: --limit");
+        let full = rest(&totals, 29, 1000).unwrap();
+        assert!(full.starts_with("1 more difference not printed: the answer of the store has"));
+        let text = summary(&totals, Some(&full));
+        assert!(text.starts_with(&full), "{text}");
+    }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hyper::Method;
 
+use super::data;
 use super::output::{Exit, Failure, emit_either, one_line};
 use super::store::{Store, unexpected};
 use super::table::{self, cell, cell_or_dash};
@@ -18,7 +19,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// A request is slow from slow_threshold on. Its parts, in milliseconds: `queue` is the time from
 /// the turn of its connection to the policy, `policy` the policy itself, `flush` the wait until the
 /// log position of its response was durable, `socket` the handover to the connection. The time of a
-/// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256.
+/// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256;
+/// --follow asks once a second, and says how many it has missed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -81,7 +83,15 @@ fn text(slow: &SlowRequests, is_first: bool) -> String {
     ];
     let mut rows = vec![header.map(str::to_owned)];
     rows.extend(slow.requests.iter().map(row));
-    let mut text = table::of(&rows, 6);
+    let mut text = match slow.lost {
+        // The first list begins with the oldest request that is kept.
+        lost if lost > 0 && !is_first => {
+            let lost = data::count(lost, "slow request");
+            format!("{lost} before these: not kept any more\n")
+        }
+        _ => String::new(),
+    };
+    text.push_str(&table::of(&rows, 6));
     if is_first {
         let requests = slow.next;
         text.push_str(&format!(
@@ -144,6 +154,7 @@ mod tests {
         let mut slow = SlowRequests {
             threshold_us: 100_000,
             next: 9,
+            lost: 8,
             requests: vec![request],
         };
         let shown = text(&slow, true);
@@ -153,6 +164,10 @@ mod tests {
         assert_eq!(row[..5], names, "{shown}");
         assert_eq!(row[5..], ["250.1", "0.0", "0.0", "250.0", "0.1", "4000"]);
         assert!(shown.ends_with("9 took 100.0 ms or longer since the start\n"));
+        assert!(shown.starts_with("time "), "{shown}");
+        let followed = text(&slow, false);
+        let lost = "8 slow requests before these: not kept any more\ntime ";
+        assert!(followed.starts_with(lost), "{followed}");
         slow.requests.clear();
         assert_eq!(text(&slow, true), "no request took 100.0 ms or longer\n");
         assert_eq!(text(&slow, false), "");

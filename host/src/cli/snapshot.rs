@@ -18,7 +18,8 @@ use statehouse_offline::{Contents, ModuleState, Past};
 /// file gets its name only when it is complete and durable.
 ///
 /// Reads the data directory, on this machine and without a lock, even while a server runs. The
-/// backup contains every acknowledged write (under `--durability interval` a moment later).
+/// backup contains every acknowledged write (under `--durability interval` a moment later). At a
+/// host of a cluster it contains the copy of the log in the directory, and a notice names its end.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +43,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = target(&args.file, args.force)?;
-    let contents = Past::open(&args.data.find()?)?.snapshot(&file, wall_ms())?;
+    let past = Past::open(&args.data.find()?)?;
+    let contents = past.snapshot(&file, wall_ms())?;
+    data::notice_copy(&past, contents.position, contents.now_ms);
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }

@@ -31,9 +31,9 @@ pub(super) struct Place {
     data: Option<PathBuf>,
 
     /// The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH;
-    /// those of all hosts of a cluster with commas, and the one that leads answers. Over https://
-    /// log in with --user and --password-file, else with the store's token in
-    /// STATEHOUSE_ADMIN_TOKEN
+    /// those of all hosts of a cluster with commas. The host that leads answers, or about the past
+    /// of a key the first one that has a history. Over https:// log in with --user and
+    /// --password-file, else with the store's token in STATEHOUSE_ADMIN_TOKEN
     #[arg(
         long,
         value_name = "URL",

@@ -65,6 +65,8 @@ fn beginning(key: &[u8], history: &History, node: &str) -> Json {
             "version": entry.version().display(node).to_string(),
             "bytes": entry.value().len(),
         })),
+        // Whether the key certainly did not exist, if there is no entry.
+        "absent_before": history.absent_before,
     })
 }
 

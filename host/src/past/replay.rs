@@ -6,7 +6,6 @@ use super::{fence_json, json_bytes};
 use crate::time::utc;
 use statehouse_core::clock::Stamp;
 use statehouse_core::store::{Entry, StoredPayload, Write};
-use statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX;
 use statehouse_offline::{Counts, Difference, Replayed, words};
 
 /// A request whose replay has another result.
@@ -64,7 +63,7 @@ pub(crate) fn write(write: &Write, node: &str) -> Json {
 
 /// The beginning of a word or a value.
 fn shown(bytes: &[u8]) -> Json {
-    json_bytes(&bytes[..bytes.len().min(VALUE_SHOWN_BYTES_MAX)])
+    json_bytes(statehouse_offline::shown(bytes))
 }
 
 /// The totals of a replay.
@@ -115,6 +114,17 @@ mod tests {
         for absent in ["to", "from_time", "to_time"] {
             assert!(object[absent].is_null(), "{absent}");
         }
+    }
+
+    #[test]
+    fn long_text_stays_text() {
+        let value = format!("a{}", "ä".repeat(4096));
+        let entry = Entry::new(b"k", value.as_bytes(), Stamp::default(), None, None);
+        let object = super::write(&Write::of(Change::Set(entry)), "StateStore");
+        assert_eq!(object["bytes"], value.len());
+        assert_eq!(object["value"], &value[..4095]);
+        let binary = shown(&[0xff; 5000]);
+        assert!(binary["base64"].is_string(), "{binary}");
     }
 
     #[test]

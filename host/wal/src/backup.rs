@@ -20,6 +20,10 @@ use crate::segment::StoreId;
 use crate::snapshot::{self, Source, Writer};
 use statehouse_protocol::LogPosition;
 
+/// The end of the name of an unfinished backup. It must be one that operators do not choose, since a
+/// file of that name is removed.
+const UNFINISHED: &str = ".statehouse-unfinished";
+
 /// Writes a backup of the state exactly at `position`. The file gets its name only when it is
 /// complete and durable. Fails with [`Error::GivenUp`] if the source fails, and with
 /// [`Error::BackupInProgress`] if another process writes to the same path.
@@ -63,7 +67,7 @@ impl Temporary {
     fn create(path: &Path) -> Result<Self, Error> {
         let shown = path.display().to_string();
         let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".tmp");
+        temporary.push(UNFINISHED);
         let path = PathBuf::from(temporary);
         let left = path.display().to_string();
         if !is_removed(&path).map_err(Error::io("replace", &left))? {

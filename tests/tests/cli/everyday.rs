@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use statehouse_tests::{Hlc, Property, Publish, Server, command};
+use statehouse_tests::{Hlc, Property, Publish, Server, command, policies};
 
 use crate::{ask, ask_with};
 
@@ -232,6 +232,25 @@ fn import_restores_what_export_wrote() {
     assert_eq!(
         (&keys[0]["key"], &keys[1]["value"]),
         (&json!("n198"), &json!("199"))
+    );
+}
+
+/// In an earlier version, the expiries of all later keys were left out, with exit code 0.
+#[test]
+fn export_fails_if_the_expiry_of_a_key_cannot_be_read() {
+    let policy = policies::marked("everyday");
+    let server = Server::with("", &["--policy", policy.to_str().unwrap()]);
+    for key in ["bad-meta", "later"] {
+        ask(&server, &["set", key, "x", "--ttl", "1h"]).code(0);
+    }
+    let failed = ask(&server, &["export"]).code(4);
+    let failed = failed.says("internal error").says("bad-meta");
+    assert_eq!(failed.text(), "");
+    let rest = ask(&server, &["export", "--after", "bad-meta"]);
+    let line = rest.code(0).object();
+    assert!(
+        line["key"] == "later" && line["expires_ms"].is_u64(),
+        "{line}"
     );
 }
 

@@ -6,7 +6,12 @@ use super::writer::Found;
 use super::*;
 use statehouse_core::clock::Hlc;
 use statehouse_core::log::{Meta, Progress, Recorder, Records};
-use statehouse_core::store::{Duplicates, Effects, Retention, State, Swept};
+use statehouse_core::request::{Delivery, Dialect, Request};
+use statehouse_core::store::{
+    Context, Duplicates, Effects, Handled, Outcome, Peer, Remembered, Retention, State,
+    StoredPayload, Swept,
+};
+use statehouse_mqtt::Properties;
 
 fn stamp(wall: u64) -> Stamp {
     Stamp { wall, counter: 0 }
@@ -23,8 +28,64 @@ fn write(key: &'static str, value: Option<&'static str>, wall: u64, expires: Opt
     })
 }
 
-/// A journal in memory: a snapshot of `base`, which ended at `meta_ms`, and records of one write
-/// each. The time of a record is the wall of the write's version.
+/// A request whose only write is this one, at the wall of its version.
+fn handled(write: &Write) -> Handled {
+    let version = write.version();
+    Handled {
+        remembered: Remembered {
+            number: 1,
+            delivery: Delivery::default(),
+            turn: 1,
+            identity: [0; 16],
+            until_ms: version.wall,
+            context: Context {
+                now_ms: version.wall,
+                clock: Stamp::default(),
+                dialect: Dialect::Sdk,
+                policy: blake3::hash(b""),
+            },
+            captured: None,
+            outcome: Outcome {
+                payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
+                version: Some(version),
+                command: None,
+                put: true,
+            },
+        },
+        repeatable: false,
+        clock: version,
+        writes: vec![write.clone()],
+    }
+}
+
+/// The record of a request of the client `writer`.
+fn request_record(write: &Write) -> Vec<Vec<u8>> {
+    let (payload, peer) = (Bytes::new(), Peer::numbered("writer", 1));
+    let request = Request {
+        dialect: Dialect::Sdk,
+        payload: &payload,
+        timestamp: None,
+        fencing_token: None,
+        peer: &peer,
+        properties: &Properties::default(),
+        delivery: Delivery::default(),
+        grants: None,
+    };
+    let effects = Effects {
+        handled: Some(Box::new(handled(write))),
+        ..Effects::default()
+    };
+    recorded(|recorder| _ = recorder.step(Some(&request), &effects, false))
+}
+
+fn recorded(record: impl FnOnce(&mut Recorder)) -> Vec<Vec<u8>> {
+    let log = Arc::new(Records::default());
+    record(&mut Recorder::new(log.clone(), Vec::new(), None));
+    log.all()
+}
+
+/// A journal in memory: a snapshot of `base`, which ended at `meta_ms`, and requests of one write
+/// each. The time of a request is the wall of the write's version.
 struct TestJournal {
     blocks: Vec<Vec<u8>>,
     records: Vec<Vec<u8>>,
@@ -48,38 +109,37 @@ impl TestJournal {
                 blocks.push(block);
             }
         }
-        let log = Arc::new(Records::default());
-        let mut recorder = Recorder::new(log.clone(), Vec::new(), None);
-        for write in writes {
-            let swept = Swept {
-                now_ms: write.version().wall,
-                clock: write.version(),
-                writes: vec![write.clone()],
-            };
-            let effects = Effects {
-                swept: Some(swept),
-                ..Effects::default()
-            };
-            recorder.step(None, &effects, false);
-        }
-        let records = log.all();
+        let records = writes.iter().flat_map(request_record).collect();
         Self { blocks, records }
     }
 
     /// Adds the record of a new deadline of a key.
     fn postpone(&mut self, now_ms: u64, key: &'static str, expires_ms: u64) {
-        let log = Arc::new(Records::default());
         let deadline = NewDeadline {
             hidden: false,
             key: key.into(),
             expires_ms,
         };
-        Recorder::new(log.clone(), Vec::new(), None).deadlines(
+        self.records.extend(recorded(|recorder| {
+            recorder.deadlines(now_ms, &[deadline], &State::default());
+        }));
+    }
+
+    /// Adds a record without a client: of an expiry, or of a new deadline as version 0.1.0 records
+    /// it.
+    fn sweep(&mut self, now_ms: u64, write: Write) {
+        let swept = Swept {
             now_ms,
-            &[deadline],
-            &State::default(),
-        );
-        self.records.extend(log.all());
+            clock: write.version(),
+            writes: vec![write],
+        };
+        let effects = Effects {
+            swept: Some(swept),
+            ..Effects::default()
+        };
+        self.records.extend(recorded(|recorder| {
+            recorder.step(None, &effects, false);
+        }));
     }
 
     fn read(&self, sink: &mut dyn Sink) -> Result<(), String> {
@@ -120,7 +180,7 @@ fn write_in_the_snapshot_hides_the_entry_before_it() {
     );
     let history = journal.history("k");
     assert_eq!((history.count, history.since_ms), (2, Some(150)));
-    assert!(history.before.is_none());
+    assert!(history.before.is_none() && !history.absent_before);
     for moment in [Moment::Version(stamp(149)), Moment::Time(149)] {
         assert_eq!(
             journal.as_of("k", moment),
@@ -173,7 +233,8 @@ fn snapshot_entry_is_certain_from_its_version_on() {
 #[test]
 fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
     let journal = TestJournal::new(&[], Some(200), &[write("k", Some("v"), 300, None)]);
-    assert!(journal.history("k").before.is_none());
+    let history = journal.history("k");
+    assert!(history.before.is_none() && history.absent_before);
     assert_eq!(
         journal.as_of("k", Moment::Time(199)),
         Err(AsOf::TooOld { since_ms: 200 })
@@ -190,9 +251,27 @@ fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
     );
     // Without a snapshot, the log begins with an empty store.
     let journal = TestJournal::new(&[], None, &[write("k", Some("v"), 300, None)]);
-    assert_eq!(journal.history("k").since_ms, None);
+    let history = journal.history("k");
+    assert!(history.since_ms.is_none() && history.absent_before);
     assert_eq!(journal.as_of("k", Moment::Time(1)), Ok(None));
     assert_eq!(journal.as_of("k", Moment::Version(stamp(1))), Ok(None));
+}
+
+/// It may have existed before: then the snapshot has no entry because the key was deleted before it
+/// was captured.
+#[test]
+fn key_changed_during_the_snapshot_was_perhaps_present() {
+    let journal = TestJournal::new(
+        &[],
+        Some(200),
+        &[
+            write("k", Some("during"), 150, None),
+            write("k", None, 160, None),
+        ],
+    );
+    let history = journal.history("k");
+    assert!(history.before.is_none() && !history.absent_before);
+    assert!(journal.history("other").absent_before);
 }
 
 /// If a client's clock is ahead, so are the versions of its writes. At the end of the snapshot the
@@ -209,18 +288,25 @@ fn version_ahead_of_the_snapshot_counts_from_its_end_on() {
 #[test]
 fn moved_deadline_counts_from_its_record_on_and_is_no_change() {
     let set = write("k", Some("v"), 100, Some(200));
-    let mut journal = TestJournal::new(&[], None, &[set]);
-    journal.postpone(1100, "other", 9000);
-    journal.postpone(1150, "k", 1200);
-    assert_eq!(journal.history("k").count, 1);
-    for (at, value) in [
-        (199, Some("v")),
-        (1149, None),
-        (1199, Some("v")),
-        (1200, None),
-    ] {
-        let found = journal.as_of("k", Moment::Time(at));
-        assert_eq!(found, Ok(value.map(str::to_owned)), "at {at}");
+    let mut present = TestJournal::new(&[], None, std::slice::from_ref(&set));
+    present.postpone(1100, "other", 9000);
+    present.postpone(1150, "k", 1200);
+    let mut earlier = TestJournal::new(&[], None, &[set]);
+    earlier.sweep(1100, write("other", Some("v"), 90, Some(9000)));
+    earlier.sweep(1150, write("k", Some("v"), 100, Some(1200)));
+    for journal in [present, earlier] {
+        let history = journal.history("k");
+        assert_eq!(history.count, 1);
+        assert_eq!(history.changes[0].client.as_deref(), Some("writer"));
+        for (at, value) in [
+            (199, Some("v")),
+            (1149, None),
+            (1199, Some("v")),
+            (1200, None),
+        ] {
+            let found = journal.as_of("k", Moment::Time(at));
+            assert_eq!(found, Ok(value.map(str::to_owned)), "at {at}");
+        }
     }
 }
 
@@ -266,11 +352,9 @@ fn writer_is_found_by_the_version_alone() {
     assert_eq!(writer("l", 40), Some(plain));
     // As in the directory of another store, or in one that lags behind.
     assert_eq!((writer("k", 51), writer("m", 50)), (None, None));
-    let moved = TestJournal::new(
-        &[write("k", Some("v"), 50, Some(60))],
-        Some(100),
-        &[write("k", Some("v"), 50, Some(160))],
-    );
+    let set = write("k", Some("v"), 50, Some(60));
+    let mut moved = TestJournal::new(&[set], Some(100), &[]);
+    moved.sweep(110, write("k", Some("v"), 50, Some(160)));
     let read = |sink: &mut dyn Sink| moved.read(sink);
     let found = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
     assert_eq!(

@@ -180,3 +180,27 @@ fn commands_are_counted_by_name_up_to_a_limit() {
     let all: u64 = tally.commands.values().map(|counts| counts.same).sum();
     assert_eq!(all, 1002);
 }
+
+/// The snapshot was taken while the records 4 to 6 were written, so the state is known from record
+/// 7 on.
+#[test]
+fn range_from_within_the_oldest_snapshot_is_shortened() {
+    let is_shortened = |from: Option<Bound>| {
+        let mut finder = RangeFinder::new(from, None);
+        for position in 4..=9 {
+            let mut record = Vec::new();
+            record::started(&mut record, 1, 10 * position, store::Mode::Embedded);
+            finder.record(LogPosition(position), &record).unwrap();
+        }
+        finder.begins_before(LogPosition(7))
+    };
+    assert!(!is_shortened(None));
+    for (position, expected) in [(0, false), (1, true), (6, true), (7, false), (10, false)] {
+        let from = Bound::LogPosition(LogPosition(position));
+        assert_eq!(is_shortened(Some(from)), expected, "from record {position}");
+    }
+    for (ms, expected) in [(39, true), (41, true), (60, true), (61, false), (99, false)] {
+        let from = Bound::Time(ms);
+        assert_eq!(is_shortened(Some(from)), expected, "from {ms} ms");
+    }
+}

@@ -28,7 +28,8 @@ pub(super) struct CopyDirectory {
     /// The copy that is being written, and its number.
     number: u64,
     copy: Option<Copy>,
-    /// The last record that tools can read.
+    /// The last record that tools can read, or 0 while the copy that they read does not follow the
+    /// log.
     position: Arc<AtomicU64>,
 }
 
@@ -283,6 +284,8 @@ fn remove(path: &Path) -> Result<(), CopyError> {
 impl CopyStore for CopyDirectory {
     fn begin(&mut self, after: LogPosition) -> Result<(), CopyError> {
         self.copy = None;
+        // Tools read the copy before this one, which ends here, until this one is complete.
+        self.position.store(0, Relaxed);
         if !self.is_named() {
             remove(&ClusterMark::copy_path(&self.directory, self.number))?;
         }

@@ -176,6 +176,26 @@ fn earlier_copy_stays_until_the_new_one_is_complete() {
     assert_eq!((resumed.point, resumed.snapshot.0), (point(60), 50));
 }
 
+/// Operators would take the state at the end of the earlier copy for the present one.
+#[test]
+fn earlier_copy_has_no_position_while_a_new_one_begins() {
+    let directory = marked();
+    let position = Arc::<AtomicU64>::default();
+    let opened = CopyDirectory::open(directory.path(), Options::default(), position.clone());
+    let mut store = opened.unwrap();
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(&mut store, 1, 10, 1).unwrap();
+    store.flush(None).unwrap();
+    assert_eq!(position.load(Relaxed), 10);
+    store.begin(LogPosition(50)).unwrap();
+    store.flush(None).unwrap();
+    assert_eq!(position.load(Relaxed), 0);
+    snapshot(&mut store, 50, 60);
+    store.flush(None).unwrap();
+    assert_eq!(position.load(Relaxed), 60);
+}
+
 /// The records behind the mark must not be hidden by a newer snapshot, or else a restart could not
 /// compare them.
 #[test]

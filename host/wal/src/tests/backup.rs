@@ -87,11 +87,23 @@ fn failed_backup_leaves_the_old_file_and_no_other() {
     let path = place.path().join("backup");
     write(&path, "old").expect("written");
     // A process that was killed left this file.
-    std::fs::write(place.path().join("backup.tmp"), "left").expect("written");
+    let left = place.path().join("backup.statehouse-unfinished");
+    std::fs::write(left, "left").expect("written");
     let failed = write_snapshot_file(&path, LogPosition(3), 5, &mut Failing(false));
     assert!(matches!(failed, Err(Error::GivenUp(_))), "{failed:?}");
     assert_eq!(read(&Backup::open(&path).expect("there")), list("old"));
     assert_eq!(names(place.path()), ["backup"]);
+}
+
+/// In an earlier version, a backup to `backup` removed the backup `backup.tmp`.
+#[test]
+fn other_files_with_similar_names_are_kept() {
+    let place = tempfile::tempdir().expect("a directory");
+    let other = place.path().join("backup.tmp");
+    write(&other, "other").expect("written");
+    write(&place.path().join("backup"), "first").expect("written");
+    assert_eq!(read(&Backup::open(&other).expect("there")), list("other"));
+    assert_eq!(names(place.path()).len(), 2);
 }
 
 #[test]

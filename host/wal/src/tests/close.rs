@@ -248,10 +248,10 @@ fn backup_follows_no_link_and_keeps_no_mode() {
     let place = tempfile::tempdir().expect("a directory");
     let path = |name: &str| place.path().join(name);
     std::fs::write(path("other"), "other").expect("written");
-    symlink(path("other"), path("linked.tmp")).expect("free");
-    std::fs::write(path("open.tmp"), "left").expect("written");
+    symlink(path("other"), path("linked.statehouse-unfinished")).expect("free");
+    std::fs::write(path("open.statehouse-unfinished"), "left").expect("written");
     let open = std::fs::Permissions::from_mode(0o666);
-    std::fs::set_permissions(path("open.tmp"), open).expect("set");
+    std::fs::set_permissions(path("open.statehouse-unfinished"), open).expect("set");
     for name in ["linked", "open"] {
         let mut blocks = Blocks(vec![b"block".to_vec()], 0);
         write_snapshot_file(path(name), LogPosition(1), 5, &mut blocks).expect("written");

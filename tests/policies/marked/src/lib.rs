@@ -2,7 +2,8 @@
 //! handled the request.
 //!
 //! `TALLY key` increments the counter in the key. It answers the mark of the build, the count, and
-//! the mark again. The mark is the environment variable `MARK` of the build.
+//! the mark again. The mark is the environment variable `MARK` of the build. `META` fails for keys
+//! that begin with `bad-meta`.
 
 #![deny(unsafe_code)]
 
@@ -40,6 +41,11 @@ impl Policy for Marked {
     fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
         let key = match resp::parse(&request.payload) {
             Ok(words) if words.count() == 2 && words.get(0) == b"TALLY" => words.bytes(1),
+            Ok(words) if words.count() == 2 && words.get(0) == b"META" => {
+                let is_bad = words.get(1).starts_with(b"bad-meta");
+                assert!(!is_bad, "a panic in META on request");
+                None
+            }
             _ => None,
         };
         let Some(key) = key else {
