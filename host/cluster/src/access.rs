@@ -79,7 +79,8 @@ pub(crate) struct Access<'a> {
 }
 
 impl Access<'_> {
-    /// Repeats a call until it has an answer. The call must be safe to repeat.
+    /// Repeats a call until it has an answer, or as many refusals as there are servers: one that
+    /// begins to take part refuses all calls. The call must be safe to repeat.
     pub(crate) async fn repeat<'c, T>(
         &self,
         what: &'static str,
@@ -87,24 +88,28 @@ impl Access<'_> {
         call: impl Fn() -> Call<'c, T>,
     ) -> Result<T, ClusterError> {
         let began = self.clock.now();
-        let mut attempts = 0;
+        let (mut attempts, mut refusals) = (0, 0);
         loop {
             attempts += 1;
-            match attempt(self.engine, self.clock, limit, call()).await {
+            let error = match attempt(self.engine, self.clock, limit, call()).await {
                 Ok(answer) => return Ok(answer),
-                Err(
-                    error @ (EngineError::Refused(_)
-                    | EngineError::NoSpace
-                    | EngineError::Compacted),
-                ) => return Err(ClusterError::Engine { what, error }),
-                Err(error)
-                    if attempts == limits::CALL_ATTEMPTS_MAX
-                        || self.clock.now() - began >= limits::CALL_TIME_MAX =>
-                {
-                    return Err(ClusterError::Engine { what, error });
+                Err(error) => error,
+            };
+            let is_final = match error {
+                EngineError::NoSpace | EngineError::Compacted => true,
+                EngineError::Refused(_) => {
+                    refusals += 1;
+                    refusals >= self.engine.servers()
                 }
-                Err(_) => self.clock.sleep(RETRY).await,
+                EngineError::NotApplied(_) | EngineError::Unknown(_) => false,
+            };
+            if is_final
+                || attempts == limits::CALL_ATTEMPTS_MAX
+                || self.clock.now() - began >= limits::CALL_TIME_MAX
+            {
+                return Err(ClusterError::Engine { what, error });
             }
+            self.clock.sleep(RETRY).await;
         }
     }
 

@@ -11,8 +11,8 @@ use crate::clock::Clock;
 use crate::engine::{Engine, KeyRange, Status};
 use crate::head::{Head, LOG_FORMAT};
 use crate::keys::Keys;
-use crate::limits;
 use crate::presence::{self, MemberEntry, MemberInfo};
+use crate::{limits, space};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,8 +102,8 @@ impl Report {
 /// Checks the engine and the cluster: versions, voters, the time of commits, the quota, the leader,
 /// clocks and settings. Writes a key of its own some times and deletes it.
 ///
-/// `now_ms` is the wall clock of this host in milliseconds since 1970. `quota_bytes` is the quota
-/// that the hosts assume; a server of etcd 3.6 or later reports its own.
+/// `now_ms` is the wall clock of this host in milliseconds since 1970, right now. `quota_bytes` is
+/// the quota that the hosts assume; a server of etcd 3.6 or later reports its own.
 pub async fn check(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -117,19 +117,31 @@ pub async fn check(
         clock,
         keys: &keys,
     };
+    let began = clock.now();
+    let wall_ms = || now_ms + (clock.now() - began).as_millis() as u64;
     let mut report = Report::default();
     if let Ok(findings) = engine.examine().await {
         report.findings.extend(findings);
     }
-    match access.status().await {
-        Ok(status) => check_status(&mut report, &status, quota_bytes),
+    let status = match access.status().await {
+        Ok(status) => status,
         Err(error) => {
             report.failed(&error);
             return report;
         }
-    }
-    let began = clock.now();
+    };
+    // Servers that do not answer may have taken seconds.
+    let from_ms = wall_ms();
     let before = access.head().await;
+    let snapshot = before.as_ref().ok().and_then(|it| it.snapshot);
+    check_voters(&mut report, &status);
+    check_quota(
+        &mut report,
+        &status,
+        quota_bytes,
+        snapshot.map(|it| it.bytes),
+    );
+    check_alarms(&mut report, &status);
     if let Err(error @ ClusterError::Engine { .. }) = &before {
         // Other calls would fail as well, each after some time.
         report.failed(error);
@@ -142,9 +154,9 @@ pub async fn check(
     };
     match heads {
         Ok((before, after)) => {
-            let until_ms = now_ms + (clock.now() - began).as_millis() as u64;
+            let until_ms = wall_ms();
             check_leader(&mut report, &after);
-            check_clock(&mut report, &before, &after, (now_ms, until_ms));
+            check_clock(&mut report, &before, &after, (from_ms, until_ms));
         }
         Err(error) => report.failed(&error),
     }
@@ -155,7 +167,7 @@ pub async fn check(
     report
 }
 
-fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
+fn check_voters(report: &mut Report, status: &Status) {
     let (severity, advice) = match status.voters {
         0..=2 => (
             Severity::Warning,
@@ -172,6 +184,16 @@ fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
         format!("the number of voters of etcd is {}", status.voters),
         advice,
     );
+}
+
+/// Judges the use of the quota as the leader does, if there is a snapshot: its size says how much
+/// room the next one needs.
+fn check_quota(
+    report: &mut Report,
+    status: &Status,
+    quota_bytes: u64,
+    snapshot_bytes: Option<u64>,
+) {
     let quota = status.quota_bytes.unwrap_or(quota_bytes);
     let room = limits::room_bytes(quota);
     let measured = format!(
@@ -184,17 +206,29 @@ fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
             None => " (as the hosts assume; this etcd does not report it)",
         }
     );
-    let (severity, advice) = if status.bytes >= room {
+    // Whether state may grow, also after it has grown by so many bytes.
+    let has_room = |next: u64, by: u64| {
+        space::has_room(
+            quota,
+            status.bytes.saturating_add(by),
+            next.saturating_add(by),
+        )
+    };
+    let (is_full, is_half_full) = match snapshot_bytes {
+        Some(next) => (!has_room(next, 0), !has_room(next, next)),
+        None => (status.bytes >= room, false),
+    };
+    let (severity, advice) = if is_full {
         (
             Severity::Failure,
             "the hosts accept only removals: raise etcd's --quota-backend-bytes",
         )
-    } else if status.file_bytes >= room {
+    } else if status.file_bytes >= room && status.bytes < room {
         (
             Severity::Warning,
             "run `etcdctl defrag` on one server after another, since etcd counts free pages",
         )
-    } else if status.bytes >= room / 2 {
+    } else if is_half_full || status.bytes >= room / 2 {
         (
             Severity::Warning,
             "raise etcd's --quota-backend-bytes before the state doubles",
@@ -208,6 +242,9 @@ fn check_status(report: &mut Report, status: &Status, quota_bytes: u64) {
         (Severity::Good, "")
     };
     report.add(severity, measured, advice);
+}
+
+fn check_alarms(report: &mut Report, status: &Status) {
     for alarm in &status.alarms {
         let measured = format!("etcd reports {:?}", alarm.trim());
         let advice = if status.is_full() {
@@ -348,5 +385,42 @@ fn check_members(report: &mut Report, members: &[MemberEntry]) {
     } else {
         let measured = format!("{} hosts have records, with equal settings", members.len());
         report.add(Severity::Good, measured, "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(used_mib: u64, snapshot_mib: Option<u64>) -> (Severity, String) {
+        let status = Status {
+            bytes: used_mib << 20,
+            file_bytes: used_mib << 20,
+            ..Status::default()
+        };
+        let mut report = Report::default();
+        let snapshot_bytes = snapshot_mib.map(|it| it << 20);
+        check_quota(&mut report, &status, 2 << 30, snapshot_bytes);
+        (report.worst(), report.to_string())
+    }
+
+    #[test]
+    fn room_is_judged_by_the_next_snapshot() {
+        for (used, snapshot, expected) in [
+            // The next snapshot would not fit beside the last one.
+            (850, Some(850), Severity::Failure),
+            (500, Some(500), Severity::Warning),
+            (200, Some(200), Severity::Good),
+            // Most of the quota, but the next snapshot needs little.
+            (1_638, Some(10), Severity::Warning),
+            (1_790, Some(10), Severity::Failure),
+            (850, None, Severity::Warning),
+            (1_638, None, Severity::Failure),
+        ] {
+            let (found, report) = room(used, snapshot);
+            assert_eq!(found, expected, "{report}");
+        }
+        // In use, so that a defragmentation would not help.
+        assert!(!room(1_638, Some(10)).1.contains("defrag"));
     }
 }

@@ -4,7 +4,8 @@
 //! are written before, each if no head exists, under an id that follows from the id of the cluster.
 //! So a repetition overwrites what an earlier attempt wrote, two creations at the same time cannot
 //! mix their pieces, and no late attempt can change a cluster that exists. The creation deletes all
-//! other pieces.
+//! other pieces. If a piece cannot be written, the pieces before it are deleted. They must never be
+//! deleted after the head was sent: it may be written later, and then names them.
 
 use bytes::{Bytes, BytesMut};
 use statehouse_protocol::LogPosition;
@@ -14,7 +15,7 @@ use crate::clock::Clock;
 use crate::engine::{Condition, Engine, EngineError, KeyRange, Outcome, Transaction, Value};
 use crate::head::{Head, Id, SnapshotInfo};
 use crate::keys::Keys;
-use crate::limits;
+use crate::{limits, space};
 
 /// The key that all hosts of a cluster share. They authenticate streams with it that they pass to
 /// each other.
@@ -39,8 +40,10 @@ impl Secret {
 /// The state with which a cluster begins.
 #[derive(Debug)]
 pub struct FirstState<B> {
-    /// The id of the new cluster. It must be random. A repetition may use the same id with the same
-    /// state, or a new id: the creation deletes the pieces of all other attempts.
+    /// The id of the new cluster. It must be random. A repetition of a call that was dropped may
+    /// use the same id with the same state, or a new id: the creation deletes the pieces of all
+    /// other attempts. After an error it must use a new id, since the deletion of the pieces may be
+    /// late.
     pub id: Id,
     /// The wall clock in milliseconds since 1970: the later of this host's clock and of the last
     /// time in the state.
@@ -52,8 +55,9 @@ pub struct FirstState<B> {
     pub next_block: B,
 }
 
-/// Creates a cluster without records, with a new secret. Returns false if it exists already. If the
-/// outcome is unknown, a repetition with the same arguments is safe.
+/// Creates a cluster without records, with a new secret. Returns false if another cluster of this
+/// name exists. If this id created it already, returns true and changes nothing, so if the outcome
+/// is unknown, a repetition with the same id is safe.
 pub async fn create(
     engine: &dyn Engine,
     cluster: &str,
@@ -66,14 +70,48 @@ pub async fn create(
     let creation = creation(&keys, &head, &secret, vec![keys.all_snapshots()]);
     match engine.transact(&creation).await? {
         Outcome::Applied(_) => Ok(true),
-        Outcome::Failed(value) => Ok(value.value == Some(head.encode().into())),
+        // Hosts may lead it by now. A head that cannot be read is that of another program.
+        Outcome::Failed(value) => Ok(created_by(&value, id).unwrap_or(false)),
     }
+}
+
+/// Checks that the engine has room for a cluster that begins with a state, so that state may grow
+/// then. Takes the sizes in bytes of the first snapshot, of the policy modules, and of the quota;
+/// an engine that reports its own quota overrides it. Fails with [`ClusterError::Limit`] if there
+/// is too little room.
+pub async fn check_room(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+    (snapshot_bytes, module_bytes): (u64, u64),
+    quota_bytes: u64,
+) -> Result<(), ClusterError> {
+    let keys = Keys::new(cluster);
+    let access = Access {
+        engine,
+        clock,
+        keys: &keys,
+    };
+    let status = access.status().await?;
+    let quota = status.quota_bytes.unwrap_or(quota_bytes);
+    // The next snapshot is written beside the first one.
+    let further = module_bytes.saturating_add(snapshot_bytes.saturating_mul(2));
+    if space::has_room(quota, status.bytes, further) {
+        return Ok(());
+    }
+    Err(ClusterError::Limit {
+        what: "the size of the engine's database in bytes, with the state and its next snapshot,",
+        value: space::filled(status.bytes, further),
+        limit: quota - space::reserve(quota),
+        advice: "raise etcd's --quota-backend-bytes, and give its value with --cluster-quota",
+    })
 }
 
 /// Creates a cluster with a first snapshot and a new secret. Returns false if another cluster of
 /// this name exists. If this id created it already, returns true and changes nothing. Fails with
-/// [`ClusterError::Input`] if the state cannot be captured or does not fit. A repetition with the
-/// same id is safe.
+/// [`ClusterError::Input`] if the state cannot be captured, and with [`ClusterError::Limit`] if it
+/// has too many pieces; [`check_room`] says before whether the engine has room. If it fails before
+/// the creation was sent, nothing of the state remains in the engine, unless that does not answer.
 pub async fn create_from<B>(
     engine: &dyn Engine,
     clock: &dyn Clock,
@@ -96,30 +134,23 @@ where
         buffer: BytesMut::new(),
         hasher: blake3::Hasher::new(),
     };
+    let secret = Secret::random().map_err(ClusterError::Input)?;
     let mut info = snapshot_info(&head);
-    while let Some(piece) = pieces.next().map_err(ClusterError::Input)? {
-        if info.pieces == limits::SNAPSHOT_PIECES_MAX {
-            return Err(ClusterError::Limit {
-                what: "the number of pieces of the snapshot",
-                value: u64::from(info.pieces) + 1,
-                limit: limits::SNAPSHOT_PIECES_MAX.into(),
-                advice: "the state is larger than etcd can be: remove entries before",
-            });
-        }
-        info.bytes += piece.len() as u64;
-        let key = keys.piece(info.id, info.pieces);
-        info.pieces += 1;
-        let transaction = if_absent(&keys, vec![(key, piece)], Vec::new());
-        let what = "writing a piece of the first snapshot";
-        if let Outcome::Failed(value) = access.transact(what, &transaction).await? {
-            return created_by(&value, state.id);
+    let own = keys.snapshots(info.id, info.id + 1);
+    match write_pieces(&access, &mut pieces, &mut info).await {
+        Ok(None) => {}
+        Ok(Some(value)) => return created_by(&value, state.id),
+        Err(error) => {
+            let deletion = if_absent(&keys, Vec::new(), vec![own]);
+            let what = "deleting the pieces of the first snapshot";
+            // The first error says more.
+            _ = access.transact(what, &deletion).await;
+            return Err(error);
         }
     }
     info.hash = *pieces.hasher.finalize().as_bytes();
     head.snapshot = Some(info);
-    let secret = Secret::random().map_err(ClusterError::Input)?;
     let others = keys.all_snapshots();
-    let own = keys.snapshots(info.id, info.id + 1);
     let deletes = vec![
         KeyRange {
             from: others.from,
@@ -135,6 +166,36 @@ where
         Outcome::Applied(_) => Ok(true),
         Outcome::Failed(value) => created_by(&value, state.id),
     }
+}
+
+/// Writes the pieces, and counts them and their bytes. Returns the head if a cluster exists.
+async fn write_pieces<B>(
+    access: &Access<'_>,
+    pieces: &mut Pieces<B>,
+    info: &mut SnapshotInfo,
+) -> Result<Option<Value>, ClusterError>
+where
+    B: FnMut(&mut Vec<u8>) -> Result<bool, String>,
+{
+    while let Some(piece) = pieces.next().map_err(ClusterError::Input)? {
+        if info.pieces == limits::SNAPSHOT_PIECES_MAX {
+            return Err(ClusterError::Limit {
+                what: "the number of pieces of the snapshot",
+                value: u64::from(info.pieces) + 1,
+                limit: limits::SNAPSHOT_PIECES_MAX.into(),
+                advice: "the state is larger than etcd can be: remove entries before",
+            });
+        }
+        info.bytes += piece.len() as u64;
+        let key = access.keys.piece(info.id, info.pieces);
+        info.pieces += 1;
+        let transaction = if_absent(access.keys, vec![(key, piece)], Vec::new());
+        let what = "writing a piece of the first snapshot";
+        if let Outcome::Failed(value) = access.transact(what, &transaction).await? {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
 }
 
 /// Reads the id and the secret of a cluster. Fails with [`ClusterError::NotCreated`] or

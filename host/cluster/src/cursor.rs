@@ -27,7 +27,7 @@ pub(crate) struct Cursor {
     assembler: Assembler,
     /// Whether the last frame was a part of a group that other parts must complete.
     within_group: bool,
-    /// The leader's wall clock when it wrote the last frame, in milliseconds since 1970.
+    /// The leader's time when it wrote the last frame, in milliseconds since 1970.
     pub(crate) now_ms: u64,
     /// Accepts every frame. Only a test does so, to prove that the simulation finds the fault.
     pub(crate) trusts_reads: bool,

@@ -14,7 +14,8 @@ use crate::presence::Description;
 /// A follower receives the blocks of a snapshot and all records after it, in order. Every error
 /// text of a method ends [`crate::Member::run`].
 pub trait Embedder: Send {
-    /// The wall clock in milliseconds since 1970.
+    /// The time in milliseconds since 1970: that of the store while this host leads, otherwise the
+    /// wall clock or the time of the state, if that is later. Called for each change of the head.
     fn now_ms(&self) -> u64;
 
     /// Discards the whole state: the log is read from a snapshot or from its beginning again.
@@ -66,8 +67,9 @@ pub trait Embedder: Send {
 pub struct Takeover {
     /// The log of this leadership.
     pub log: Arc<LeaderLog>,
-    /// The last head of the previous leader. The clock of the store continues at the later of the
-    /// wall clock and `previous.now_ms + since`.
+    /// The last head of the previous leader. The clock of the store must continue at the wall clock
+    /// or at `previous.now_ms + since`, if that is later. Otherwise clients would read an earlier
+    /// time than before.
     pub previous: Head,
     /// The time since this host saw the last change by the previous leader.
     pub since: Duration,

@@ -39,7 +39,7 @@ pub struct KeyRange {
 pub enum Condition {
     /// The key has this value.
     Value(Bytes),
-    /// The key does not exist. Only the creation of a cluster uses this.
+    /// The key does not exist.
     Absent,
     /// No condition.
     Always,
@@ -185,6 +185,10 @@ pub trait Engine: Send + Sync + fmt::Debug {
     }
     /// Sends the following calls to the next server, because the last one did not answer.
     fn next_endpoint(&self);
+    /// The number of servers that [`Self::next_endpoint`] goes through.
+    fn servers(&self) -> usize {
+        1
+    }
     /// Sends the following calls to the server that leads the engine, if it answers: the others
     /// pass transactions on to it, which takes longer.
     fn prefer_leader(&self) -> Call<'_, ()> {
@@ -226,7 +230,8 @@ impl Paging {
 }
 
 /// Waits at most `limit` for a call, and changes the server if it did not answer or refused the
-/// call. Others may execute it: a server that begins to take part refuses all calls.
+/// call. Others may execute it: a server that begins to take part refuses all calls. The caller
+/// must not change the server too: of two servers, it would ask the same one again.
 pub(crate) async fn attempt<T>(
     engine: &dyn Engine,
     clock: &dyn Clock,

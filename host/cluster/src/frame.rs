@@ -45,7 +45,7 @@ pub struct Frame<'a> {
     pub first: LogPosition,
     /// The number of records of the body, or of the whole group.
     pub count: u32,
-    /// The leader's wall clock in milliseconds since 1970.
+    /// The leader's time in milliseconds since 1970, as in the head.
     pub now_ms: u64,
     /// The chain before this frame.
     pub previous: Chain,

@@ -100,7 +100,9 @@ pub struct Head {
     pub chain: Chain,
     /// The last complete record.
     pub position: LogPosition,
-    /// The leader's wall clock in milliseconds since 1970 when it wrote the last frame.
+    /// The leader's time in milliseconds since 1970 when it wrote this value
+    /// ([`crate::Embedder::now_ms`]). It never decreases. Earlier versions set it with frames
+    /// only.
     pub now_ms: u64,
     /// The newest complete snapshot.
     pub snapshot: Option<SnapshotInfo>,

@@ -109,12 +109,17 @@ impl Keys {
         format!("{}modules/{}/stored", self.prefix, hex(digest)).into_bytes()
     }
 
-    /// Both sizes of a module.
+    /// A random number, new each time that the module is begun. Earlier versions ignore it.
+    pub(crate) fn module_attempt(&self, digest: &[u8; 32]) -> Vec<u8> {
+        format!("{}modules/{}/attempt", self.prefix, hex(digest)).into_bytes()
+    }
+
+    /// Both sizes of a module, and its attempt.
     pub(crate) fn module_sizes(&self, digest: &[u8; 32]) -> KeyRange {
         self.folder(&format!("modules/{}", hex(digest)))
     }
 
-    /// The sizes of all modules.
+    /// The sizes and attempts of all modules.
     pub(crate) fn modules(&self) -> KeyRange {
         self.folder("modules")
     }

@@ -6,7 +6,8 @@
 //!
 //! # Entry points
 //!
-//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`identity`].
+//! * [`create`] and [`create_from`] create a cluster, empty or from a state, with its [`identity`];
+//!   [`check_room`] says before whether the state fits.
 //!   [`etcd::Etcd::check`] examines the engine at a start.
 //! * [`Member::run`] joins, follows, campaigns and leads, until an error that a repetition does
 //!   not heal. It calls the store through [`Embedder`].
@@ -43,14 +44,16 @@
 //!              else get head
 //! ```
 //!
-//! * **Append.** A frame holds what waits, up to 128 KiB. Without an answer within 0.5 s the
-//!   leader sends the same bytes to the next server, until the transaction is decided. A failed
+//! * **Append.** A frame holds what waits, up to 128 KiB, or one group or a part of it, up to
+//!   256 KiB. Without an answer within 0.5 s the leader sends the same bytes to the next server,
+//!   each time from the first byte, until the transaction is decided. A failed
 //!   comparison with head = h' means that an earlier attempt was applied. Any other head means
 //!   that this leader was deposed. After a transaction the leader waits a moment for the next
 //!   records of the clients that it has answered, so that they share the next one.
 //! * **Lease.** Each applied transaction renews the lease until 0.95 leases after the sending of
 //!   its first attempt. Without a lease [`LeaderLog::may_decide`] changes the head to renew it, so
-//!   an idle cluster writes nothing.
+//!   an idle cluster writes nothing. This change proves the leadership to requests before it, even
+//!   if it takes longer than the lease.
 //! * **Follow.** A frame counts if its sequence number and its chain continue the log. Otherwise
 //!   the follower reads the missing frames.
 //! * **Campaign.** A follower that suspects the leader writes `challenge`. If the head does not
@@ -144,7 +147,7 @@ pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
 pub use copy::store::{CopyError, CopyStore, Resumed};
 pub use copy::{LogCopy, confirm_copy};
-pub use create::{FirstState, Secret, create, create_from, identity};
+pub use create::{FirstState, Secret, check_room, create, create_from, identity};
 pub use cursor::LogPoint;
 pub use embedder::{Embedder, Ended, Takeover};
 pub use engine::{

@@ -21,8 +21,13 @@ pub const CLUSTER_NAME_BYTES_MAX: usize = 63;
 /// but hardly any throughput, and etcd keeps recent transactions in memory by count.
 pub const FRAME_BYTES: usize = 128 << 10;
 
-/// Largest body of a frame, and default size of a part of a long group. The frame, the head and a
-/// piece of a snapshot must fit the largest request of etcd (1.5 MiB).
+/// Default size of a part of a long group. With a piece of a snapshot it needs 8 Mbit/s to reach
+/// etcd within [`crate::Timing::attempt`]. An attempt that is given up has sent its bytes in vain,
+/// so below that rate a leader would repeat a transaction without end.
+pub const PART_BYTES: usize = 256 << 10;
+
+/// Largest body of a frame. The frame, the head and a piece of a snapshot must fit the largest
+/// request of etcd (1.5 MiB). Earlier versions wrote parts of this size.
 pub const FRAME_BODY_BYTES_MAX: usize = 1 << 20;
 
 /// Largest group of records that one call appends, with 4 bytes per record. It is the limit of the
@@ -79,8 +84,8 @@ pub const MAKING_ROOM: Duration = Duration::from_secs(5);
 /// snapshot is written, and etcd needs seconds to reuse the pages of what is removed.
 pub const QUOTA_BYTES_ADVISED: u64 = 1 << 30;
 
-/// Part of the quota, in eighths, above which no module is stored and a check fails: the
-/// rest hardly holds another snapshot.
+/// Part of the quota, in eighths, above which no module is stored, and a check of a cluster without
+/// a snapshot fails: the rest hardly holds one.
 pub const QUOTA_EIGHTHS_MAX: u64 = 6;
 
 /// Part of the quota, in sixteenths, below which the file must be before a host disarms the alarm
@@ -151,6 +156,9 @@ pub const MODULE_BYTES_MAX: u64 = 64 << 20;
 /// Size of the pieces of a module. A piece must fit the largest request of etcd (1.5 MiB).
 pub const MODULE_PIECE_BYTES: usize = 1 << 20;
 
+/// Pieces of a module that one read returns: 4 MiB, which need 4 Mbit/s to arrive in time.
+pub const MODULE_PAGE_PIECES_MAX: usize = 4;
+
 /// Modules of a cluster: each loaded or retired policy of a host, and as many more.
 pub const MODULES_MAX: usize = 64;
 
@@ -211,7 +219,8 @@ pub const CHECK_WORST: Duration = Duration::from_millis(500);
 /// refuses to lead with a larger one.
 pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;
 
-/// Bytes of an engine with a quota, above which no module is stored and a check fails.
+/// Bytes of an engine with a quota, above which no module is stored, and a check of a cluster
+/// without a snapshot fails.
 #[must_use]
 pub const fn room_bytes(quota_bytes: u64) -> u64 {
     quota_bytes / 8 * QUOTA_EIGHTHS_MAX

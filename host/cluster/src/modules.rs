@@ -1,20 +1,27 @@
 //! Policy modules in the engine, by the hash of their bytes.
 //!
 //! ```text
-//! module/DIGEST/PIECE    pieces of at most 1 MiB, PIECE in 8 hex digits
-//! modules/DIGEST/begun   the size, written before the first piece
-//! modules/DIGEST/stored  the size, written after the last piece
+//! module/DIGEST/PIECE     pieces of at most 1 MiB, PIECE in 8 hex digits
+//! modules/DIGEST/attempt  a random number, written before the first piece if there is none
+//! modules/DIGEST/begun    the size, written with it
+//! modules/DIGEST/stored   the size, written after the last piece
 //! ```
 //!
 //! Unlike everything else that a host writes, modules are stored without a comparison with the head:
-//! the key determines each value, so two hosts that store the same module write the same bytes, and
-//! a late attempt writes what is there already. The log refers to a module by its digest, and a
-//! reader checks the digest, so a wrong piece can never be used.
+//! the key determines each piece and size, so two hosts that store the same module write the same
+//! bytes, and a late request writes what is there already. The log refers to a module by its
+//! digest, and a reader checks the digest, so a wrong piece can never be used.
 //!
 //! Only the leader removes modules, in a transaction of the log. Otherwise a host that was replaced
 //! could remove what the next leader needs.
 //!
-//! A late attempt that arrives after a removal can leave a piece behind, which costs room only.
+//! A removal ends the attempt. A writer marks a module as stored only if the attempt in which it
+//! has written all pieces goes on. Writers at the same time share an attempt. Otherwise a module
+//! that was removed, and begun again by another writer, could be marked although it lacks pieces.
+//!
+//! A late request that arrives after a removal can leave a piece behind, which costs room only. A
+//! host of an earlier version, or a late request that begins an attempt again, can mark a module
+//! that lacks pieces. The next call of [`Modules::put`] completes it.
 
 use std::sync::Arc;
 
@@ -23,11 +30,11 @@ use bytes::Bytes;
 use crate::access::{Access, ClusterError, always};
 use crate::clock::Clock;
 use crate::codec::{Malformed, Reader};
-use crate::engine::{Condition, Engine, KeyRange, Outcome, Transaction};
-use crate::head::check_format;
+use crate::engine::{Condition, Engine, KeyRange, Outcome, Page, Transaction};
+use crate::head::{Id, check_format};
 use crate::keys::Keys;
 use crate::limits;
-use crate::options::Sizes;
+use crate::options::{Sizes, Timing};
 
 /// The format of the sizes that this version writes, and the latest that it reads.
 const FORMAT: u16 = 1;
@@ -79,30 +86,27 @@ impl Modules {
         }
     }
 
-    /// Stores a module and returns its digest. Does nothing if it is complete already, and is safe
-    /// to repeat after an error. Modules that are stored at the same time can exceed the limits of
-    /// all modules by their own size. Fails with [`ClusterError::Limit`] if the module is empty or
-    /// too large, there are too many, or the engine has no room.
+    /// Stores a module and returns its digest. Writes nothing if it is complete already, replaces
+    /// what is damaged of it, and is safe to repeat after an error. Modules that are stored at the
+    /// same time can exceed the limits of all modules by their own size. Fails with
+    /// [`ClusterError::Limit`] if the module is too large, there are too many, or the engine has no
+    /// room, and with [`ClusterError::Input`] if the module is empty.
     pub async fn put(&self, module: &[u8]) -> Result<[u8; 32], ClusterError> {
         let digest = *blake3::hash(module).as_bytes();
         let size = Size::of(module)?;
-        if self.size(&digest).await? == Some(size) {
-            return Ok(digest);
+        match self.get(&digest).await {
+            Ok(Some(_)) => return Ok(digest),
+            Ok(None) | Err(ClusterError::DamagedModule { .. }) => {}
+            Err(error) => return Err(error),
         }
         self.check_limits(&digest, size).await?;
-        let begun = self.keys.module_begun(&digest);
-        let begin = always(
-            begun.clone(),
-            vec![(begun.clone(), size.encode())],
-            Vec::new(),
-        );
         for _ in 0..limits::CALL_ATTEMPTS_MAX {
-            self.access().transact("storing a module", &begin).await?;
+            let attempt = self.begin(&digest, size).await?;
             self.put_pieces(&digest, module).await?;
             let store = Transaction {
-                key: begun.clone(),
+                key: self.keys.module_attempt(&digest),
                 // A module that was removed in the meantime lacks pieces.
-                condition: Condition::Value(size.encode()),
+                condition: Condition::Value(attempt),
                 puts: vec![(self.keys.module_stored(&digest), size.encode())],
                 deletes: Vec::new(),
             };
@@ -115,6 +119,31 @@ impl Modules {
             &digest,
             "another host removes it while it is stored",
         ))
+    }
+
+    /// Begins an attempt to store a module, or joins one. Returns its number.
+    async fn begin(&self, digest: &[u8; 32], size: Size) -> Result<Bytes, ClusterError> {
+        let attempt = Id::random().map_err(|error| {
+            ClusterError::Input(format!(
+                "the operating system has no random numbers: {error}"
+            ))
+        })?;
+        let attempt = Bytes::copy_from_slice(&attempt.0);
+        let key = self.keys.module_attempt(digest);
+        let begin = Transaction {
+            key: key.clone(),
+            condition: Condition::Absent,
+            puts: vec![
+                (key, attempt.clone()),
+                (self.keys.module_begun(digest), size.encode()),
+            ],
+            deletes: Vec::new(),
+        };
+        let begun = self.access().transact("storing a module", &begin).await?;
+        Ok(match begun {
+            Outcome::Applied(_) => attempt,
+            Outcome::Failed(found) => found.value.unwrap_or(attempt),
+        })
     }
 
     async fn put_pieces(&self, digest: &[u8; 32], module: &[u8]) -> Result<(), ClusterError> {
@@ -166,7 +195,7 @@ impl Modules {
         let mut module = Vec::new();
         let mut range = self.keys.module_pieces(digest);
         for number in 0.. {
-            let page = self.access().range("reading a module", &range).await?;
+            let page = self.read_pieces(&range).await?;
             for (_, piece) in &page.values {
                 if (module.len() + piece.len()) as u64 > size.bytes {
                     return Err(damaged(digest, "it has more bytes than its size says"));
@@ -186,6 +215,14 @@ impl Modules {
             return Err(damaged(digest, "its bytes have another hash"));
         }
         Ok(Some(module))
+    }
+
+    /// Reads the first pieces of a range: few, so that they arrive in time over a slow link.
+    async fn read_pieces(&self, range: &KeyRange) -> Result<Page, ClusterError> {
+        let (access, limit) = (self.access(), Timing::default().read);
+        let values_max = limits::MODULE_PAGE_PIECES_MAX;
+        let call = || access.engine.range(range, None, values_max);
+        access.repeat("reading a module", limit, call).await
     }
 
     /// All modules by digest, with those that are not complete. Fails with
@@ -225,8 +262,8 @@ impl Modules {
 
 /// All modules by digest.
 pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<ModuleInfo>, ClusterError> {
-    // Each module has two sizes.
-    let values_max = 4 * limits::MODULES_MAX;
+    // Each module has two sizes and an attempt.
+    let values_max = 6 * limits::MODULES_MAX;
     let range: KeyRange = access.keys.modules();
     let sizes = access.all("listing modules", range, values_max).await?;
     let mut modules: Vec<ModuleInfo> = Vec::new();

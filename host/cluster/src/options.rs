@@ -55,7 +55,7 @@ pub struct Timing {
     /// The wait for an answer before the same transaction is sent to the next server. A server of
     /// etcd lets a client wait long if its leader died.
     pub attempt: Duration,
-    /// The wait for a page of the log or of a snapshot: 16 MiB at 13 Mbit/s.
+    /// The wait for a page of the log or of a snapshot: 8 MiB at 7 Mbit/s.
     pub read: Duration,
     /// How long a challenged leader must be silent before a follower campaigns.
     pub silence: Duration,
@@ -140,7 +140,7 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             frame_bytes: limits::FRAME_BYTES,
-            part_bytes: limits::FRAME_BODY_BYTES_MAX,
+            part_bytes: limits::PART_BYTES,
             piece_bytes: limits::PIECE_BYTES_MAX,
             snapshot_after_bytes: 64 << 20,
             quota_bytes: 2 << 30,

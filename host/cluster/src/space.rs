@@ -31,6 +31,25 @@ use crate::engine::{Condition, EngineError, Revision, Status, Transaction, attem
 use crate::host::Host;
 use crate::limits;
 
+/// The bytes that the engine has in use after it took so many further ones, with what it needs for
+/// them besides.
+pub(crate) fn filled(used_bytes: u64, further_bytes: u64) -> u64 {
+    used_bytes
+        .saturating_add(further_bytes)
+        .saturating_add(further_bytes / limits::OVERHEAD_PART)
+}
+
+/// The bytes of a quota that growth must leave.
+pub(crate) fn reserve(quota_bytes: u64) -> u64 {
+    quota_bytes / limits::RESERVE_QUOTA_PART
+}
+
+/// Whether state may grow in an engine that must still take so many bytes, of the log and of the
+/// next snapshot. A leader decides by this, and so must all that foresee its decision.
+pub(crate) fn has_room(quota_bytes: u64, used_bytes: u64, further_bytes: u64) -> bool {
+    filled(used_bytes, further_bytes).saturating_add(reserve(quota_bytes)) <= quota_bytes
+}
+
 /// Whether the engine refuses to grow.
 #[derive(Debug, Default)]
 pub(crate) struct Fullness {

@@ -4,7 +4,7 @@
 //! Combines flags with the same keys of the file and yields a [`ClusterConfig`] of checked values,
 //! or an error that names the settings to change. It opens no file.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV6};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -210,9 +210,14 @@ pub enum ClusterError {
         "other hosts cannot connect to {0}: name an address of this machine with --cluster-listen, or add --cluster-address HOST:PORT"
     )]
     Address(SocketAddr),
+    /// An address for other hosts that none can use.
+    #[error(
+        "cluster_address is `{0}`, which is no address for other hosts: write HOST:PORT, such as gw1.plant:7883, with the name or an address of this machine"
+    )]
+    OwnAddress(String),
     /// An address that is none of etcd.
     #[error(
-        "`{0}` is not the address of an etcd server: write one such as http://etcd1:2379 or https://etcd1:2379"
+        "`{0}` is not the address of an etcd server: write one with its port, such as http://etcd1:2379 or https://etcd1:2379"
     )]
     Url(String),
     /// A certificate without its key, or a key without its certificate.
@@ -248,8 +253,8 @@ impl ClusterFlags {
         };
         let is_address = |url: &str| {
             let scheme = ["http://", "https://"];
-            let host = scheme.iter().find_map(|it| url.strip_prefix(it));
-            host.is_some_and(|it| !it.is_empty())
+            let rest = scheme.iter().find_map(|it| url.strip_prefix(it));
+            rest.is_some_and(|it| has_port(it.trim_end_matches('/')))
         };
         if let Some(url) = self.cluster.iter().find(|it| !is_address(it)) {
             return Err(ClusterError::Url(url.clone()));
@@ -297,6 +302,9 @@ impl ClusterFlags {
         let ClusterListen(listen) = self.cluster_listen.ok_or(ClusterError::Listen)?;
         if self.cluster_address.is_none() && listen.ip().is_unspecified() {
             return Err(ClusterError::Address(listen).into());
+        }
+        if let Some(address) = self.cluster_address.as_ref().filter(|it| !is_usable(it)) {
+            return Err(ClusterError::OwnAddress(address.clone()).into());
         }
         let lease_ms = time(
             self.cluster_lease,
@@ -372,6 +380,25 @@ impl ClusterConfig {
     }
 }
 
+/// Whether this is `HOST:PORT`, with a port from 1 to 65535. An IPv6 address is in brackets.
+fn has_port(address: &str) -> bool {
+    let Some((host, port)) = address.rsplit_once(':') else {
+        return false;
+    };
+    // A number may have a sign.
+    let is_number = port.bytes().all(|it| it.is_ascii_digit());
+    let is_port = is_number && port.parse::<u16>().is_ok_and(|it| it > 0);
+    let is_name = |it: u8| it.is_ascii_alphanumeric() || b"-_.".contains(&it);
+    let is_host = !host.is_empty() && host.bytes().all(is_name);
+    is_port && (is_host || address.parse::<SocketAddrV6>().is_ok())
+}
+
+/// Whether other hosts can connect to this address, as far as it says.
+fn is_usable(address: &str) -> bool {
+    let ip = address.parse::<SocketAddr>().map(|it| it.ip());
+    has_port(address) && !ip.is_ok_and(|it| it.is_unspecified())
+}
+
 /// The host name of the machine; empty if the system does not say.
 fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -409,8 +436,51 @@ mod tests {
         let mut anywhere = flags();
         anywhere.cluster_listen = Some("0.0.0.0:7883".parse().unwrap());
         assert!(refused(anywhere.clone()).contains("--cluster-address"));
-        anywhere.cluster_address = Some("gw1.plant:7883".into());
-        assert!(anywhere.load().is_ok());
+        let addressed = |address: &str| {
+            let mut flags = anywhere.clone();
+            flags.cluster_address = Some(address.into());
+            flags.load()
+        };
+        for address in ["gw1.plant:7883", "10.0.0.1:1", "[fd00::1]:65535"] {
+            assert!(addressed(address).is_ok(), "{address}");
+        }
+        for address in [
+            "",
+            "gw1",
+            "gw1:",
+            ":7883",
+            "gw1:0",
+            "gw1:65536",
+            "gw1:+5",
+            "gw1:mqtt",
+            "gw 1:7883",
+            "http://gw1:7883",
+            "0.0.0.0:7883",
+            "[::]:7883",
+            "fd00::1",
+            "fd00::1:7883",
+            "[gw1]:7883",
+        ] {
+            let error = addressed(address).unwrap_err().to_string();
+            assert!(error.contains("cluster_address"), "{address}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_etcd_have_a_port() {
+        let refers = |url: &str| {
+            let mut flags = flags();
+            flags.cluster = vec![url.into()];
+            flags.load()
+        };
+        for url in ["http://etcd1:2379", "http://[::1]:2379", "http://e:80/"] {
+            assert!(refers(url).is_ok(), "{url}");
+        }
+        // Without a port they would be those of a web server.
+        for url in ["etcd1:2379", "http://", "http://etcd1", "http://[::1]"] {
+            let error = refers(url).unwrap_err().to_string();
+            assert!(error.contains("with its port"), "{url}: {error}");
+        }
     }
 
     #[test]

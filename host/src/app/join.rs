@@ -22,6 +22,7 @@ use statehouse_wal::{Directory, Probed, has_log, probe};
 use super::Failure;
 use super::member::{EXIT_CLUSTER_SETTINGS, failure};
 use super::serve::print;
+use super::service_manager;
 use crate::STANDARD_POLICY;
 use crate::cluster::history;
 use statehouse_config::{ClusterConfig, Config, EtcdConfig, limits};
@@ -268,23 +269,22 @@ pub(super) async fn too_old(
     }
 }
 
-/// Checks the servers of etcd. Waits while none answers.
+/// Checks the servers of etcd. Waits while none serves this host.
 async fn check_etcd(etcd: &Etcd, cluster: &ClusterConfig) -> Result<(), Failure> {
     let mut waits = false;
     loop {
         match etcd.check().await {
             Ok(_) => return Ok(()),
-            Err(error @ (CheckError::Unusable(_) | CheckError::Refused(_))) => {
-                return Err(Failure::usage(error));
-            }
-            Err(error @ CheckError::NoAnswer(_)) => {
+            Err(error @ CheckError::Unusable(_)) => return Err(Failure::usage(error)),
+            Err(error @ (CheckError::NoAnswer(_) | CheckError::Refused(_))) => {
                 wait_for_etcd(cluster, &error, &mut waits).await?
             }
         }
     }
 }
 
-/// Waits before the next attempt. Prints the reason of the first one.
+/// Waits before the next attempt. Prints the reason of the first one, and notifies the service
+/// manager: etcd may be down for longer than a manager lets a start take.
 async fn wait_for_etcd(
     cluster: &ClusterConfig,
     error: &impl Display,
@@ -292,14 +292,23 @@ async fn wait_for_etcd(
 ) -> Result<(), Failure> {
     if !std::mem::replace(waits, true) {
         let urls = cluster.etcd.urls.join(", ");
-        print(&[format!("waiting for etcd at {urls}: {error}")])?;
+        let line = format!("waiting for etcd at {urls}: {error}");
+        service_manager::ready(&line);
+        print(&[line])?;
     }
     tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
     Ok(())
 }
 
-/// Reads the id and the secret of the cluster. Waits while no server of etcd answers, because all
-/// machines may start at the same time.
+/// Whether a failed call may succeed later: no server of etcd answered, or the only ones that did
+/// refuse this client for the time being.
+fn may_pass(error: &EngineError) -> bool {
+    !matches!(CheckError::from(error.clone()), CheckError::Unusable(_))
+}
+
+/// Reads the id and the secret of the cluster. Waits while no server of etcd serves this host,
+/// because all machines may start at the same time. An end would be final: systemd does not repeat
+/// a start that failed by its settings.
 async fn read_identity(
     etcd: &Arc<Etcd>,
     clock: &dyn Clock,
@@ -309,10 +318,7 @@ async fn read_identity(
     loop {
         let error = match identity(&**etcd, clock, &cluster.etcd.name).await {
             Ok(identity) => return Ok(identity),
-            Err(ClusterError::Engine {
-                error: error @ (EngineError::NotApplied(_) | EngineError::Unknown(_)),
-                ..
-            }) => error,
+            Err(ClusterError::Engine { error, .. }) if may_pass(&error) => error,
             Err(
                 error @ ClusterError::Malformed {
                     error: Malformed::LaterFormat { .. },
@@ -330,6 +336,22 @@ async fn read_identity(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn start_waits_while_a_server_of_etcd_refuses_this_host_only() {
+        for (refusal, waits) in [
+            ("etcdserver: rpc not supported for learner", true),
+            (
+                "etcd does not let the user gw log in (authentication failed)",
+                true,
+            ),
+            ("unknown service etcdserverpb.KV", false),
+        ] {
+            let refusal = EngineError::Refused(refusal.to_owned());
+            assert_eq!(may_pass(&refusal), waits, "{refusal}");
+        }
+        assert!(may_pass(&EngineError::NotApplied("no route".to_owned())));
+    }
 
     #[test]
     fn only_the_directory_itself_proves_the_end_of_its_process() {

@@ -1,5 +1,6 @@
 //! `statehouse cluster`: creates, shows and changes the cluster that several hosts form.
 
+use std::fmt::Display;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,10 +12,11 @@ use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
     ClusterError, Engine as _, EngineError, FirstState, Id, MachineClock, Modules, Overview,
-    Severity, Sizes, check, create, create_from, identity, members, overview, remove_member,
+    Severity, Sizes, check, check_room, create, create_from, identity, members, overview,
+    remove_member,
 };
-use statehouse_offline::{Contents, Past};
-use statehouse_wal::Directory;
+use statehouse_offline::{Contents, Past, PastError};
+use statehouse_wal::{Directory, has_log};
 use tokio::time::timeout;
 
 use super::data::count;
@@ -103,8 +105,31 @@ struct InitArgs {
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
+    /// Exit with 0 if the cluster exists already
+    #[arg(long)]
+    if_missing: bool,
+
     #[command(flatten)]
     log: Log,
+
+    #[command(flatten)]
+    quota: Quota,
+}
+
+/// The quota of the etcd servers.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Cluster")]
+struct Quota {
+    /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
+    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = statehouse_config::nonzero_size)]
+    cluster_quota: Option<NonZeroU64>,
+}
+
+impl Quota {
+    fn bytes(&self) -> u64 {
+        self.cluster_quota
+            .map_or(Sizes::default().quota_bytes, NonZeroU64::get)
+    }
 }
 
 /// Show the leader, the hosts and the log of a cluster
@@ -126,9 +151,8 @@ struct CheckArgs {
     #[command(flatten)]
     log: Log,
 
-    /// The --quota-backend-bytes of the etcd servers [default: 2147483648]
-    #[arg(long, value_name = "BYTES", env = "STATEHOUSE_CLUSTER_QUOTA", value_parser = statehouse_config::nonzero_size)]
-    cluster_quota: Option<NonZeroU64>,
+    #[command(flatten)]
+    quota: Quota,
 }
 
 /// Let another host lead, for example before this machine restarts
@@ -205,6 +229,10 @@ fn failed(config: &EtcdConfig, error: &ClusterError) -> Failure {
             error: EngineError::Refused(_),
             ..
         } => Failure::transport(error.to_string()),
+        ClusterError::Engine {
+            error: EngineError::NoSpace,
+            ..
+        } => Failure::refused(error.to_string()).with("Then run `etcdctl alarm disarm`"),
         ClusterError::Engine { .. } => unanswered(config, &error.to_string()),
         ClusterError::NotCreated(_) => Failure::negative(error.to_string()),
         _ => Failure::refused(error.to_string()),
@@ -238,35 +266,84 @@ async fn init(args: &InitArgs) -> Result<Exit, Failure> {
     let (created, what) = match &args.from {
         None => {
             let created = create_empty(&etcd, &config, id).await;
-            let created = created.map_err(|error| unanswered(&config, &error))?;
-            (created, String::new())
+            let what = "creating the cluster";
+            let failed = |error| failed(&config, &ClusterError::Engine { what, error });
+            (created.map_err(failed)?, String::new())
         }
-        Some(directory) => create_from_directory(etcd, &config, id, directory).await?,
+        Some(directory) => {
+            let quota_bytes = args.quota.bytes();
+            create_from_directory(etcd, &config, id, directory, quota_bytes).await?
+        }
     };
-    if !created {
-        return Err(Failure::negative(format!(
-            "the cluster {name} exists already, and was not changed"
-        )));
+    let text = match created {
+        true => format!("created the cluster {name}{what}"),
+        false => format!("the cluster {name} exists already, and was not changed"),
+    };
+    if !created && !args.if_missing {
+        return Err(Failure::negative(text));
     }
-    emit(format!("created the cluster {name}{what}\n").as_bytes())?;
+    emit(format!("{text}\n").as_bytes())?;
     Ok(Exit::Done)
 }
 
 /// Creates a cluster without a state: each server may be the one that does not answer.
-async fn create_empty(etcd: &Etcd, config: &EtcdConfig, id: Id) -> Result<bool, String> {
-    let mut result = Err(String::new());
-    // The same in each attempt: an earlier one may have been executed without an answer.
+async fn create_empty(etcd: &Etcd, config: &EtcdConfig, id: Id) -> Result<bool, EngineError> {
+    let mut result = Err(EngineError::NotApplied("there is no server".to_owned()));
+    // An earlier attempt may have been executed without an answer.
     let now_ms = wall_ms();
     for _ in &config.urls {
         let creation = create(etcd, &config.name, id, now_ms);
         result = match timeout(CREATION, creation).await {
-            Ok(Ok(created)) => return Ok(created),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("no answer within {CREATION:?}")),
+            Ok(result @ (Ok(_) | Err(EngineError::NoSpace))) => return result,
+            Ok(result) => result,
+            Err(_) => Err(EngineError::Unknown(format!(
+                "no answer within {CREATION:?}"
+            ))),
         };
         etcd.next_endpoint();
     }
     result
+}
+
+/// Opens the store of a directory, and locks it. Fails without a change if there is no store.
+fn open_store(directory: &Path) -> Result<(Directory, Past), Failure> {
+    let unusable = |error: &dyn Display| {
+        Failure::usage(format!("{} cannot be used: {error}", directory.display()))
+    };
+    let is_copy = Past::open(directory)?.mark().is_some();
+    let disk = Directory::read_only(directory).map_err(|error| unusable(&error))?;
+    if !is_copy && !has_log(&disk).map_err(|error| unusable(&error))? {
+        return Err(PastError::NoLog(directory.to_owned()).into());
+    }
+    // The lock proves that no process changes the store any more.
+    let lock = Directory::open(directory).map_err(|error| unusable(&error))?;
+    Ok((lock, Past::open(directory)?))
+}
+
+/// The bytes of a snapshot of the newest state, and of its policies.
+fn measure(past: &Past) -> Result<(u64, u64), Failure> {
+    let mut state = past.first_state()?;
+    let modules = state.modules.iter().filter_map(|(_, file)| file.as_ref());
+    let module_bytes = modules.map(|it| it.len() as u64).sum();
+    let (mut bytes, mut block) = (0, Vec::new());
+    while state.next(&mut block).map_err(Failure::refused)? {
+        // A block follows its length.
+        bytes += block.len() as u64 + 4;
+        block.clear();
+    }
+    Ok((bytes, module_bytes))
+}
+
+/// Says what is missing in the copy of a host.
+fn notice_copy(past: &Past, contents: &Contents) {
+    let Some(mark) = past.mark() else { return };
+    notice(&format!(
+        "{} holds a copy of the log of the cluster {}, which ends at record {} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
+        past.path().display(),
+        mark.name,
+        contents.position,
+        utc(contents.now_ms)
+    ));
 }
 
 /// Creates a cluster with the store of a directory. Returns what it holds, as a phrase.
@@ -275,13 +352,9 @@ async fn create_from_directory(
     config: &EtcdConfig,
     id: Id,
     directory: &Path,
+    quota_bytes: u64,
 ) -> Result<(bool, String), Failure> {
-    // The lock proves that no process changes the store any more.
-    let lock = Directory::open(directory).map_err(|error| {
-        Failure::usage(format!("{} cannot be used: {error}", directory.display()))
-    })?;
-    let past = Past::open(directory)?;
-    let mut state = past.first_state()?;
+    let (lock, past) = open_store(directory)?;
     let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
     match identity(&*etcd, &MachineClock, name).await {
@@ -289,7 +362,12 @@ async fn create_from_directory(
         Ok(_) => return Ok((false, String::new())),
         Err(error) => return Err(failed(error)),
     }
+    let sizes = measure(&past)?;
+    let checked = check_room(&*etcd, &MachineClock, name, sizes, quota_bytes).await;
+    checked.map_err(failed)?;
+    let mut state = past.first_state()?;
     let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
+    let modules = modules.with_quota_bytes(quota_bytes);
     for (digest, file) in std::mem::take(&mut state.modules) {
         match file {
             Some(file) => _ = modules.put(&file).await.map_err(failed)?,
@@ -298,6 +376,7 @@ async fn create_from_directory(
             )),
         }
     }
+    notice_copy(&past, &state.contents);
     let Contents {
         position,
         now_ms,
@@ -305,14 +384,6 @@ async fn create_from_directory(
         sessions,
         ..
     } = state.contents;
-    if let Some(mark) = past.mark() {
-        notice(&format!(
-            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
-            directory.display(),
-            mark.name,
-            utc(now_ms)
-        ));
-    }
     let first = FirstState {
         id,
         now_ms: now_ms.max(wall_ms()),
@@ -388,7 +459,7 @@ fn status_json(it: &Overview) -> Json {
 async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
-    let quota_bytes = (args.cluster_quota).map_or(Sizes::default().quota_bytes, NonZeroU64::get);
+    let quota_bytes = args.quota.bytes();
     let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
     emit(report.to_string().as_bytes())?;
     Ok(Exit::of(report.worst() != Severity::Failure))

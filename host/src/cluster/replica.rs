@@ -4,8 +4,10 @@
 //! All state of a leadership belongs to [`Leading`], which is dropped at its end: the store may be
 //! ahead of the log by then.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use statehouse_cluster::{Clock as _, Description, Embedder, Ended, Head, MachineClock, Takeover};
 use statehouse_mqtt::Broker;
@@ -60,6 +62,12 @@ pub struct Replica<R> {
     roles: R,
     image: Image,
     leading: Option<Leading>,
+    /// A clock that shows the time of the store of a leadership. That of the store itself is behind
+    /// its lock, which a policy can hold for long.
+    store_clock: Option<RefCell<Clock>>,
+    /// The last time in the log before the opening of a leadership of this host, which has the time
+    /// of its own clock.
+    followed_ms: u64,
     snapshot: SnapshotCursor,
     offset: Arc<LeaderClock>,
     accepts_clock: bool,
@@ -82,6 +90,8 @@ impl<R: Roles> Replica<R> {
             image: roles.empty(),
             roles,
             leading: None,
+            store_clock: None,
+            followed_ms: 0,
             snapshot: SnapshotCursor::default(),
             offset,
             accepts_clock,
@@ -97,25 +107,46 @@ impl<R: Roles> Replica<R> {
         let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms);
         // If the leader's clock was ahead for a moment, the log still is. The store's time goes on
         // from there, so a host whose clock agrees with the leader's is as good as the leader.
-        let agrees = (offset.off_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
-        if behind_ms > max_ms && !agrees {
-            return Err(format!(
-                "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
-            ));
-        }
-        match offset.ahead_ms(wall_ms, now) {
-            Some(ahead_ms) if ahead_ms > max_ms => Err(format!(
-                "its clock is {ahead_ms} ms ahead of that of the last leader, {}: synchronize the clocks of all hosts, or start this one with --accept-clock",
-                head.leader
-            )),
-            _ => Ok(()),
-        }
+        let ahead_of_leader_ms = offset.ahead_of_leader_ms(wall_ms, now);
+        let agrees = ahead_of_leader_ms.is_some_and(|it| it.unsigned_abs() <= max_ms);
+        let leader = &head.leader;
+        let what = if behind_ms > max_ms && !agrees {
+            format!("{behind_ms} ms behind the log of the cluster")
+        } else if let Some(off_ms) = ahead_of_leader_ms
+            && off_ms < 0
+            && !agrees
+        {
+            // The log may be old, and deadlines in it would be over too late.
+            let behind_ms = off_ms.unsigned_abs();
+            format!("{behind_ms} ms behind that of the last leader, {leader}")
+        } else if let Some(ahead_ms) = offset.ahead_ms(wall_ms, now)
+            && ahead_ms > max_ms
+        {
+            format!("{ahead_ms} ms ahead of that of the last leader, {leader}")
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "its clock is {what}: synchronize the clocks of all hosts, or start this one with --accept-clock"
+        ))
+    }
+
+    /// The time at which a store on `image` begins, at the least.
+    fn begins_ms(&self, previous: &Head, since: Duration, image: &Image) -> u64 {
+        let last_ms = previous.now_ms.max(self.followed_ms);
+        // Time goes on while no host leads, so keys expire when their owners expect it.
+        let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        last_ms.saturating_add(since_ms).max(image.now_ms)
     }
 }
 
 impl<R: Roles> Embedder for Replica<R> {
     fn now_ms(&self) -> u64 {
-        wall_ms().max(self.image.now_ms)
+        match &self.store_clock {
+            // The time that clients read, which may be ahead of the wall clock.
+            Some(clock) => clock.borrow_mut().read().now_ms,
+            None => wall_ms().max(self.image.now_ms),
+        }
     }
 
     fn reset(&mut self) {
@@ -172,6 +203,7 @@ impl<R: Roles> Embedder for Replica<R> {
         let mut opening = Vec::new();
         // Not the epoch: the state that the cluster began with may have had many runs.
         let run = self.image.run.saturating_add(1);
+        self.followed_ms = self.image.now_ms;
         record::started(&mut opening, run, self.now_ms(), Mode::Embedded);
         opening
     }
@@ -184,11 +216,10 @@ impl<R: Roles> Embedder for Replica<R> {
         } = takeover;
         let mut image = std::mem::replace(&mut self.image, self.roles.empty());
         image.finish();
-        // Time goes on while no host leads, so keys expire when their owners expect it.
-        let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let now_ms = (previous.now_ms.saturating_add(since_ms)).max(image.now_ms);
-        self.image.now_ms = now_ms;
-        let clock = Clock::resume(Arc::new(SystemSource::default()), now_ms);
+        let now_ms = self.begins_ms(&previous, since, &image);
+        let [clock, store_clock] =
+            [(), ()].map(|()| Clock::resume(Arc::new(SystemSource::default()), now_ms));
+        self.store_clock = Some(RefCell::new(store_clock));
         match self.roles.lead(image, ClusterLog::new(log.clone()), clock) {
             Ok(leading) => self.leading = Some(leading),
             Err(error) => {
@@ -208,6 +239,7 @@ impl<R: Roles> Embedder for Replica<R> {
     }
 
     fn ended(&mut self, ended: Ended) {
+        self.store_clock = None;
         if let Some(leading) = self.leading.take() {
             self.roles.end(leading, ended);
         }

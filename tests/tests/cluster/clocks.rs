@@ -146,6 +146,11 @@ fn refusal(cluster: &mut Cluster, clock: &WallClock, offset_s: i64) -> String {
     let mut store = cluster.store(0, "writer");
     // The follower compares its clock with the times of records.
     (0..5).for_each(|n| drop(store.set("key", n.to_string())));
+    refusal_of_takeover(cluster)
+}
+
+/// Lets the leader die. Returns why the only other host does not lead.
+fn refusal_of_takeover(cluster: &mut Cluster) -> String {
     cluster[0].kill();
     let said = cluster[1].wait_for_log("this host may not lead: its clock is ");
     for what in ["--accept-clock", "synchronize the clocks"] {
@@ -175,6 +180,27 @@ fn host_5_s_behind_does_not_lead_until_its_clock_is_right() {
     let next = cluster.wait_for_leader_after(epoch);
     assert_eq!(next.host, 1);
     assert_eq!(cluster.store(1, "reader").get("key"), Some(b"4".to_vec()));
+}
+
+/// The last record is older than the clock of the other host, and clients have read later times.
+#[test]
+fn host_5_s_behind_does_not_lead_after_reads_only() {
+    let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
+    let epoch = cluster.present_leader().epoch;
+    clocks[1].set(-5);
+    let mut store = cluster.store(0, "reader");
+    store.set("key", "4");
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(7) {
+        assert_eq!(store.get("key"), Some(b"4".to_vec()));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said = refusal_of_takeover(&mut cluster);
+    assert!(said.contains(" ms behind "), "{said}");
+    clocks[1].set(0);
+    let next = cluster.wait_for_leader_after(epoch);
+    assert_eq!(next.host, 1);
+    assert_eq!(cluster.store(1, "next").get("key"), Some(b"4".to_vec()));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Settings that a host cannot join its cluster with. Each must be refused in words, and a refused
 //! host must change nothing.
 
-use std::{path::Path, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
 use statehouse_tests::{
     Cluster, Etcd, Ran, Server,
@@ -135,6 +135,22 @@ fn init_from_a_directory_changes_no_existing_cluster() {
     assert_eq!(cluster.etcd.revision(), before, "init wrote to etcd");
 }
 
+/// A mistyped name must not become a data directory, which a host would then use.
+#[test]
+fn init_from_a_directory_without_a_store_changes_nothing() {
+    let mut cluster = Cluster::existing_on(Etcd::start(1), &[]);
+    let place = tempfile::tempdir().unwrap();
+    let (missing, empty) = (place.path().join("missing"), place.path().join("empty"));
+    fs::create_dir(&empty).unwrap();
+    for (directory, says) in [(&missing, "no directory"), (&empty, "holds no log")] {
+        let from = ["init", "--from", directory.to_str().unwrap()];
+        cluster.ask(&from).code(2).says(says);
+    }
+    assert!(!missing.exists());
+    assert_eq!(fs::read_dir(&empty).unwrap().count(), 0);
+    assert_eq!(cluster.etcd.count_below("/statehouse/"), 0);
+}
+
 #[test]
 fn host_without_etcd_waits_and_says_so() {
     let mut cluster = Cluster::without_hosts(1, &[]);
@@ -184,6 +200,8 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     thread::sleep(Duration::from_secs(1));
     let before = cluster.etcd.revision();
     named("init", NAME).code(1).says("exists already");
+    let repeated = cluster.ask(&["init", "--if-missing"]).code(0).text();
+    assert!(repeated.contains("exists already"), "{repeated}");
     named("status", "none").code(1).says("cluster init");
     cluster
         .ask(&["remove", "gw7"])

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Admin, Client, Cluster, Etcd, Heard, Store, histories::Play};
+use statehouse_tests::{
+    Admin, Client, Cluster, Etcd, Heard, Server, Store, cluster::NAME, histories::Play,
+};
 
 use crate::{
     CLIENTS, SHORT_LEASE, eventually,
@@ -248,6 +250,35 @@ fn commands_try_each_server_of_etcd_and_end_without_a_majority() {
     let check = cluster.ask(&["check"]).code(1).text();
     assert!(check.contains("start the other servers of etcd"), "{check}");
     assert!(!check.contains("use etcd 3.5"), "{check}");
+}
+
+/// In an earlier version the command used the quota up, left what it had written, and said that
+/// etcd does not answer.
+#[test]
+fn init_from_a_state_beyond_the_quota_is_refused() {
+    let mut single = Server::restartable(&[]);
+    let mut store = single.store("writer");
+    for number in 0..600 {
+        store.set(name(number), vec![b'v'; 50_000]);
+    }
+    drop(store);
+    single.stop();
+    let quota = format!("--quota-backend-bytes={QUOTA}");
+    let mut cluster = Cluster::existing_on(Etcd::start_with(1, "http", &[quota]), &[]);
+    let data = single.directory().join("statehouse-data");
+    let init = ["init", "--from", data.to_str().unwrap()];
+    let before = cluster.etcd.revision();
+    let bytes = QUOTA.to_string();
+    let with_quota = [&init[..], &["--cluster-quota", bytes.as_str()]].concat();
+    cluster.ask(&with_quota).code(4).says("quota");
+    assert_eq!(cluster.etcd.revision(), before, "it wrote to etcd");
+    let checked = cluster.ask(&["check"]).code(1).text();
+    assert!(!checked.contains("NOSPACE"), "{checked}");
+    // Without the quota, etcd 3.5 and earlier refuse a piece. Those before it are deleted.
+    let refused = cluster.ask(&init).code(4).says("quota");
+    assert!(!refused.stderr.contains("does not answer"), "{refused:#?}");
+    let pieces = format!("/statehouse/{NAME}/0/snap/");
+    assert_eq!(cluster.etcd.count_below(&pieces), 0);
 }
 
 /// The server that is down cannot be defragmented, and the others suffice.

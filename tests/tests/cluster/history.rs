@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 use statehouse_tests::{
-    Client, Cluster, Connect, Etcd, Hlc, Ran, Server, Store,
+    Admin, Client, Cluster, Connect, Etcd, Hlc, Ran, Server, Store,
     client::PATIENCE,
     cluster::NAME,
     command, run, run_in,
@@ -243,6 +243,19 @@ fn check_goes_on(cluster: &Cluster, host: usize) {
     assert_eq!(store.get("key"), Some(b"after 19".to_vec()));
 }
 
+/// The host must not answer with its old copy as if that were the present state.
+fn check_past_is_refused(admin: &Admin) {
+    for path in [
+        "/v1/history?key=key",
+        "/v1/value?key=key&as_of=0s",
+        "/v1/replay",
+    ] {
+        let (status, body) = admin.ask("GET", path, b"");
+        assert_eq!(status, 503, "{path}: {body}");
+        assert!(body.contains("up to date"), "{path}: {body}");
+    }
+}
+
 #[test]
 fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
     let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
@@ -255,6 +268,7 @@ fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
     assert!(line.contains("restart this host"), "{line}");
     check_goes_on(&cluster, 0);
     assert_eq!(cluster[0].metric("cluster_history_position"), 0);
+    check_past_is_refused(&Admin::of(&cluster[0]));
     cluster[0].stop();
     cluster[0].restart();
     wait_for_changes(&cluster[0], "key", 22);
@@ -275,6 +289,9 @@ fn full_disk_of_a_host_does_not_stop_its_store() {
     }
     cluster[host].wait_for_log("keeps no history from now on");
     check_goes_on(&cluster, host);
+    check_past_is_refused(&Admin::at(Path::new(&data)));
+    let at_present = ["get", "key", "--as-of", "0s", "--data", &data];
+    run(&at_present, b"").says("later writes are not in it");
     cluster[host].stop();
     cluster[host].restart();
     cluster[host].wait_for_log("keeps no history from now on");
@@ -296,6 +313,32 @@ fn host_without_history_keeps_no_copy() {
     assert!(!data(&cluster[0]).join("history-1").exists());
 }
 
+/// A follower without a copy of the log leaves the question to the next host that is named.
+#[test]
+fn past_is_asked_of_a_host_that_has_a_history() {
+    let token = ("admin_token", "one token for all hosts");
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE, token]);
+    let bare = cluster.add_with(&[("history_bytes", "0")]);
+    cluster[bare].wait_until_ready();
+    cluster.store(0, "first").set("key", "value");
+    let (bare, whole) = (Admin::of(&cluster[bare]), Admin::of(&cluster[0]));
+    until("the leader has a history", || {
+        let (status, body) = whole.ask("GET", "/v1/history?key=key", b"");
+        status == 200 && body.contains("\"value\"")
+    });
+    for path in ["/v1/history?key=key", "/v1/value?key=key&as_of=0s"] {
+        let (status, body) = bare.ask("GET", path, b"");
+        assert_eq!(status, 421, "{path}: {body}");
+    }
+    let hosts = format!("{},{}", bare.url(), whole.url());
+    for arguments in [&["history", "key"][..], &["get", "key", "--as-of", "0s"]] {
+        let mut asked = command(&[arguments, &["--admin", &hosts]].concat());
+        asked.env("STATEHOUSE_ADMIN_TOKEN", token.1);
+        let found = command::finish(asked, b"").code(0).text();
+        assert!(found.contains("value"), "{found}");
+    }
+}
+
 fn serve(directory: &Path, arguments: &[&str]) -> Ran {
     let all = ["serve", "--listen", "127.0.0.1:0", "--data"];
     let directory = directory.to_str().unwrap();
@@ -312,7 +355,17 @@ fn directory_of_a_host_is_refused_elsewhere_and_can_begin_anew() {
     let path = directory.to_str().unwrap().to_owned();
     let backup = directory.with_file_name("backup");
     let backup = backup.to_str().unwrap();
-    run(&["snapshot", backup, "--data", &path], b"").code(0);
+    let copied = "holds a copy of the log of the cluster plant7, which ends at record";
+    run(&["snapshot", backup, "--data", &path], b"")
+        .code(0)
+        .says(copied);
+    let history = run(&["history", "key", "--data", &path], b"");
+    history.code(0).says(copied);
+    let get = |moment: &str| run(&["get", "key", "--as-of", moment, "--data", &path], b"");
+    get("0s").code(0).says(copied);
+    let first = written.0[0].1.as_ref().unwrap().to_string();
+    let earlier = get(&first).code(0);
+    assert_eq!(earlier.stderr, "", "later writes do not matter");
     cluster[0].kill();
     cluster[1].kill();
 

@@ -71,6 +71,25 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
     cluster.ask(&missing).code(2).says("password file missing");
 }
 
+/// The password may be changed in etcd before it is in the file of a host. In an earlier version
+/// such a host ended with the exit code of wrong settings, so that systemd left it down.
+#[test]
+fn host_with_a_wrong_password_waits_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    fs::write(&file, "wrong\n").unwrap();
+    let user = ("cluster_user", "statehouse");
+    let password = ("cluster_password_file", file.to_str().unwrap());
+    let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE, user, password]);
+    cluster.etcd.enable_authentication("right");
+    let host = cluster.add();
+    let said = cluster[host].wait_for_line("waiting for etcd at ");
+    assert!(said.contains("check --cluster-user"), "{said}");
+    fs::write(&file, "right\n").unwrap();
+    cluster[host].wait_until_ready();
+    cluster.store(host, "client").set("key", "value");
+}
+
 /// etcd computes the hash of a password for longer than a request waits, as it does on a small
 /// machine.
 #[test]

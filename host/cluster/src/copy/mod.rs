@@ -6,7 +6,8 @@
 //! on threads that may block.
 //!
 //! If the log was truncated before the copy has read it, the copy starts over with the newest
-//! snapshot. If the log does not continue the copy, the engine has lost committed records that only
+//! snapshot, as often as necessary: an active cluster makes snapshots faster than a slow host reads
+//! them. If the log does not continue the copy, the engine has lost committed records that only
 //! the copy has, so the copy stays as it is and the host must stop.
 
 pub(crate) mod store;
@@ -42,8 +43,9 @@ pub struct LogCopy<S> {
     work: Arc<Mutex<Work<S>>>,
     /// The earlier copy that is continued.
     resumed: Option<Resumed>,
-    /// Attempts in a row that found no usable log or snapshot.
-    failures: u32,
+    /// The last snapshot that could not be read although the head named it, and how many attempts
+    /// have failed.
+    unreadable: Option<(u64, u32)>,
 }
 
 impl<S> Drop for LogCopy<S> {
@@ -83,7 +85,7 @@ impl<S: CopyStore> LogCopy<S> {
             feed,
             work: Arc::new(Mutex::new(work)),
             resumed,
-            failures: 0,
+            unreadable: None,
         }
     }
 
@@ -149,22 +151,12 @@ impl<S: CopyStore> LogCopy<S> {
                 Ok(next) => wait = next,
                 Err(CopyError::Differs(why)) => {
                     tracing::warn!("the history of this host starts over: {why}");
-                    self.failed(why)?;
+                    self.host.engine.next_endpoint();
                     self.host.clock.sleep(RETRY).await;
                     begins = self.begin().await;
                 }
                 Err(error) => return Err(error),
             }
-        }
-    }
-
-    /// Counts a failure. Each is tried again at another server.
-    fn failed(&mut self, why: &'static str) -> Result<(), CopyError> {
-        self.failures += 1;
-        self.host.engine.next_endpoint();
-        match self.failures > limits::MISMATCHES_MAX {
-            true => Err(Stop::Damaged(why.to_owned()).into()),
-            false => Ok(()),
         }
     }
 
@@ -181,13 +173,11 @@ impl<S: CopyStore> LogCopy<S> {
         self.catch_up(seq).await?;
         self.work(move |work| work.begin_snapshot(named)).await?;
         self.copy_pieces(paging).await?;
-        let (is_copied, wait) = self
-            .work(|work| Ok((work.end_snapshot()?, work.store.flush(work.cursor.point())?)))
-            .await?;
-        if is_copied {
-            self.failures = 0;
-        }
-        Ok(wait)
+        self.work(|work| {
+            work.end_snapshot()?;
+            work.store.flush(work.cursor.point())
+        })
+        .await
     }
 
     async fn head(&self) -> Result<Head, Stop> {
@@ -259,21 +249,39 @@ impl<S: CopyStore> LogCopy<S> {
         };
         let host = Arc::clone(&self.host);
         match self.work(move |work| work.pieces(&host, &values)).await {
-            // A newer snapshot may have replaced it. The log is whole without it.
-            Err(CopyError::Differs(why)) if !self.locked().lacks_base => {
-                tracing::debug!("a snapshot was not copied: {why}");
-                self.work(|work| {
-                    work.cancel_snapshot();
-                    Ok(())
-                })
-                .await?;
-                if self.head().await?.snapshot.map(|it| it.id) == Some(info.id) {
-                    self.failed(why)?;
-                }
-                Ok(())
-            }
+            Err(CopyError::Differs(why)) => self.snapshot_differs(info.id, why).await,
             done => done,
         }
+    }
+
+    /// The pieces that were read are not this snapshot: a newer one has replaced it, or the server
+    /// is damaged. Fails with [`CopyError::Differs`] if the copy must start over, and with
+    /// [`Stop::Damaged`] if the head still names the snapshot after some attempts.
+    async fn snapshot_differs(&mut self, id: u64, why: &'static str) -> Result<(), CopyError> {
+        let is_named = self.head().await?.snapshot.is_some_and(|it| it.id == id);
+        if is_named {
+            let before = self.unreadable.filter(|it| it.0 == id);
+            let attempts = before.map_or(1, |it| it.1 + 1);
+            if attempts > limits::MISMATCHES_MAX {
+                return Err(Stop::Damaged(why.to_owned()).into());
+            }
+            self.unreadable = Some((id, attempts));
+        }
+        let why = match is_named {
+            true => why,
+            false => "a newer snapshot has replaced the one that it was copying",
+        };
+        if self.locked().lacks_base {
+            return Err(CopyError::Differs(why));
+        }
+        // The log is whole without it.
+        tracing::debug!("a snapshot was not copied: {why}");
+        self.host.engine.next_endpoint();
+        self.work(|work| {
+            work.cancel_snapshot();
+            Ok(())
+        })
+        .await
     }
 }
 

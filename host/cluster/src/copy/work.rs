@@ -104,19 +104,18 @@ impl<S: CopyStore> Work<S> {
         }
     }
 
-    /// Ends the snapshot once it and the records that it can contain are copied. Returns whether it
-    /// did.
-    pub(super) fn end_snapshot(&mut self) -> Result<bool, CopyError> {
+    /// Ends the snapshot once it and the records that it can contain are copied.
+    pub(super) fn end_snapshot(&mut self) -> Result<(), CopyError> {
         let (Some(running), Some(point)) = (&self.snapshot, self.cursor.point()) else {
-            return Ok(false);
+            return Ok(());
         };
         if !running.pieces.is_complete() || self.cursor.position < running.complete {
-            return Ok(false);
+            return Ok(());
         }
         self.store.end_snapshot(running.complete, point)?;
         self.copied = running.pieces.info.begins_after();
         self.snapshot = None;
         self.lacks_base = false;
-        Ok(true)
+        Ok(())
     }
 }

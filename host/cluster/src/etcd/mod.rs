@@ -309,6 +309,10 @@ impl Engine for Etcd {
         self.current.fetch_add(1, Ordering::Relaxed);
     }
 
+    fn servers(&self) -> usize {
+        self.endpoints.len()
+    }
+
     fn prefer_leader(&self) -> Call<'_, ()> {
         Box::pin(async move {
             for (number, server) in self.endpoints.iter().enumerate() {

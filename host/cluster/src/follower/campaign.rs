@@ -124,7 +124,10 @@ impl Follower<'_> {
         let known = &self.seen.head;
         let options = &self.host.options;
         let lease_ms = options.timing.lease_ms();
-        let now_ms = embedder.now_ms().max(known.now_ms);
+        // Time goes on while no host leads.
+        let since = self.host.now().saturating_sub(self.seen.at);
+        let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = (embedder.now_ms()).max(known.now_ms.saturating_add(since_ms));
         let mut body = Vec::new();
         put_record(&mut body, &embedder.opening(known.epoch + 1));
         let frame = Frame {

@@ -17,8 +17,10 @@ use crate::pieces::{self, Differs, Pieces};
 
 /// Why an attempt to join failed.
 enum Failed {
-    /// Another attempt can succeed.
+    /// Another attempt can succeed. A call that failed has changed the server.
     Retry(String),
+    /// Another server can do better.
+    Behind(&'static str),
     /// The server is damaged, or was changed by another program.
     Mismatch(&'static str),
     Stop(Stop),
@@ -26,7 +28,10 @@ enum Failed {
 
 impl From<EngineError> for Failed {
     fn from(error: EngineError) -> Self {
-        Self::Retry(error.to_string())
+        match error {
+            EngineError::Compacted => Self::Behind("the log was truncated while it was read"),
+            error => Self::Retry(error.to_string()),
+        }
     }
 }
 
@@ -50,7 +55,7 @@ pub(crate) async fn join<'a>(
 ) -> Result<(Follower<'a>, Watch), Stop> {
     let (mut attempts, mut mismatches) = (0, 0);
     loop {
-        match attempt(host, signals, embedder).await {
+        let reason = match attempt(host, signals, embedder).await {
             Ok(joined) => return Ok(joined),
             Err(Failed::Stop(stop)) => return Err(stop),
             Err(Failed::Mismatch(what)) if mismatches == limits::MISMATCHES_MAX => {
@@ -59,15 +64,21 @@ pub(crate) async fn join<'a>(
             Err(Failed::Mismatch(what)) => {
                 mismatches += 1;
                 tracing::warn!("reading the log from another server: {what}");
+                host.engine.next_endpoint();
+                None
             }
-            Err(Failed::Retry(reason)) => {
-                attempts += 1;
-                if attempts % limits::MISMATCHES_MAX == 0 {
-                    tracing::warn!("joining the log again after {attempts} attempts: {reason}");
-                }
+            Err(Failed::Behind(what)) => {
+                host.engine.next_endpoint();
+                Some(what.to_owned())
+            }
+            Err(Failed::Retry(reason)) => Some(reason),
+        };
+        if let Some(reason) = reason {
+            attempts += 1;
+            if attempts % limits::MISMATCHES_MAX == 0 {
+                tracing::warn!("joining the log again after {attempts} attempts: {reason}");
             }
         }
-        host.engine.next_endpoint();
         host.clock.sleep(RETRY).await;
     }
 }
@@ -84,7 +95,7 @@ async fn attempt<'a>(
     let revision = value.revision;
     let head = host.head(&bytes)?;
     if head.order() < signals.known() {
-        return Err(Failed::Retry("the server is behind".into()));
+        return Err(Failed::Behind("the server is behind"));
     }
     embedder.reset();
     let mut follower = begin(host, signals, head, bytes);

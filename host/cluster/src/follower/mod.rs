@@ -122,14 +122,17 @@ impl Follower<'_> {
     async fn watch_again(&mut self) -> Result<Watch, Stop> {
         let range = self.host.keys.followed();
         self.missed = 0;
+        self.host.engine.next_endpoint();
         loop {
-            self.host.engine.next_endpoint();
             if let Ok(value) = self.host.get_head().await {
                 let from = Revision(value.revision.0 + 1);
                 self.read_head(value)?;
                 let call = self.host.engine.watch(&range, from);
-                if let Ok(watch) = self.host.attempt(call).await {
-                    return Ok(watch);
+                match self.host.attempt(call).await {
+                    Ok(watch) => return Ok(watch),
+                    Err(EngineError::Compacted) => self.host.engine.next_endpoint(),
+                    // The failed attempt has changed the server.
+                    Err(_) => {}
                 }
             }
             self.host.clock.sleep(RETRY).await;
@@ -223,14 +226,15 @@ impl Follower<'_> {
             }
         }
         // Either the server is behind, or the frame was truncated, or the server is damaged.
+        // A failed attempt changes the server.
         if let Ok(value) = self.host.get_head().await {
             self.read_head(value)?;
+            self.host.engine.next_endpoint();
         }
         self.mismatches += 1;
         if self.mismatches > limits::MISMATCHES_MAX || self.seen.head.oldest > self.cursor.seq + 1 {
             return Ok(false);
         }
-        self.host.engine.next_endpoint();
         self.host.clock.sleep(RETRY).await;
         Ok(true)
     }

@@ -237,6 +237,8 @@ impl Leader<'_> {
             head.lease_ms = self.host.options.timing.lease_ms();
         }
         head.log_format = head.log_format.max(work.log_format);
+        // Also without a frame: clients read with this time, which must not step back later.
+        head.now_ms = head.now_ms.max(embedder.now_ms());
         if let Some(successor) = handover {
             head.released = true;
             if !successor.is_empty() {
@@ -265,28 +267,26 @@ impl Leader<'_> {
                 groups: taken.groups,
                 bytes: taken.body.len(),
             };
-            self.add_frame(&mut step, &taken, embedder.now_ms());
+            self.add_frame(&mut step, &taken);
         }
         Some(step)
     }
 
-    fn add_frame(&self, step: &mut Step, taken: &Taken, now_ms: u64) {
+    fn add_frame(&self, step: &mut Step, taken: &Taken) {
         let head = &mut step.head;
-        let now_ms = now_ms.max(head.now_ms);
         let encoded = Frame {
             kind: taken.kind,
             epoch: head.epoch,
             seq: head.seq + 1,
             first: taken.first,
             count: taken.count,
-            now_ms,
+            now_ms: head.now_ms,
             previous: head.chain,
             body: &taken.body,
         }
         .encode();
         head.seq += 1;
         head.chain = frame::chain(&encoded);
-        head.now_ms = now_ms;
         if taken.kind != Kind::Part {
             head.position = LogPosition(taken.first.0 + u64::from(taken.count) - 1);
         }

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::engine::Status;
 use crate::head::Head;
-use crate::limits;
+use crate::{limits, space};
 
 /// The use of the engine, in bytes.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Space {
     }
 
     fn reserve(&self) -> u64 {
-        self.quota_bytes() / limits::RESERVE_QUOTA_PART
+        space::reserve(self.quota_bytes())
     }
 
     /// Whether the next snapshot leaves so many bytes of the quota.
@@ -156,10 +156,7 @@ impl Space {
             [&self.used, &self.waiting, &self.next].map(|it| it.load(Ordering::Relaxed));
         let used = used.saturating_sub(removed);
         let unwritten = waiting.saturating_add(next);
-        [used, unwritten, unwritten / limits::OVERHEAD_PART]
-            .iter()
-            .fold(bytes, |sum, it| sum.saturating_add(*it))
-            <= self.quota_bytes()
+        space::filled(used, unwritten).saturating_add(bytes) <= self.quota_bytes()
     }
 }
 

@@ -76,6 +76,8 @@ struct Inner {
     counted_bytes: u64,
     /// Another client uses the quota up right before the next transaction.
     is_filled_next: bool,
+    /// The delay of each transaction before the engine, and the bytes of transactions per second.
+    uplink: Option<(Duration, f64)>,
 }
 
 impl fmt::Debug for World {
@@ -109,6 +111,7 @@ impl World {
             is_full: false,
             counted_bytes: 0,
             is_filled_next: false,
+            uplink: None,
         })))
     }
 
@@ -143,6 +146,7 @@ impl World {
         let mut inner = self.locked();
         inner.cuts.clear();
         inner.faults = Faults::default();
+        inner.uplink = None;
     }
 
     /// Compacts the engine to its newest revision, as another client may do.
@@ -162,6 +166,12 @@ impl World {
     /// applied although it reports an error.
     pub fn fill(&self) {
         self.locked().is_filled_next = true;
+    }
+
+    /// Delays each transaction before the engine, and in addition by its size over `bytes_per_s`,
+    /// which must not be 0. A transaction whose caller gives up before does not arrive.
+    pub fn slow(&self, delay: Duration, bytes_per_s: f64) {
+        self.locked().uplink = Some((delay, bytes_per_s));
     }
 
     /// Whether the engine refuses to grow.
@@ -193,6 +203,16 @@ impl Inner {
             return usual + Duration::from_millis(self.rng.u64(..late.max(1)));
         }
         usual
+    }
+
+    /// How long a transaction is on its way before it can be delayed or lost.
+    fn upload(&self, transaction: &Transaction) -> Duration {
+        let Some((delay, bytes_per_s)) = self.uplink else {
+            return Duration::ZERO;
+        };
+        let puts = transaction.puts.iter();
+        let bytes: usize = puts.map(|(key, value)| key.len() + value.len()).sum();
+        delay + Duration::from_secs_f64(bytes as f64 / bytes_per_s)
     }
 
     fn fate(&mut self, host: usize) -> Fate {
@@ -306,7 +326,14 @@ impl SimulatedEngine {
 impl Engine for SimulatedEngine {
     fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome> {
         let transaction = transaction.clone();
-        Box::pin(self.call(move |inner| inner.apply_within_quota(&transaction)))
+        Box::pin(async move {
+            let upload = self.world.locked().upload(&transaction);
+            if !upload.is_zero() {
+                sleep(upload).await;
+            }
+            self.call(move |inner| inner.apply_within_quota(&transaction))
+                .await
+        })
     }
 
     fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value> {

@@ -9,8 +9,8 @@ use tokio::time::sleep;
 
 use crate::simulated::{Faults, SimulatedClock, World};
 use crate::{
-    Clock, Description, Embedder, Ended, Head, Id, LeaderLog, LogPosition, Member, Options, Stop,
-    Takeover, create,
+    Clock, Description, Embedder, Ended, Engine, Head, Id, LeaderLog, LogPosition, Member, Options,
+    Stop, Takeover, create,
 };
 
 /// Runs a future on the paused clock of tokio.
@@ -48,6 +48,10 @@ pub(super) struct Seen {
     pub(super) state_bytes: usize,
     /// The answer to [`Embedder::describe`].
     pub(super) description: Description,
+    /// The wall clock of the host; 1 s after 1970 if it is not set.
+    pub(super) wall_ms: Option<u64>,
+    /// The time at which the clock of the store begins when the host leads.
+    pub(super) begins_ms: u64,
 }
 
 struct Store {
@@ -66,7 +70,7 @@ impl Store {
 
 impl Embedder for Store {
     fn now_ms(&self) -> u64 {
-        1_000
+        self.seen.lock().unwrap().wall_ms.unwrap_or(1_000)
     }
 
     fn reset(&mut self) {
@@ -106,7 +110,10 @@ impl Embedder for Store {
     }
 
     fn leading(&mut self, takeover: Takeover) {
-        self.seen.lock().unwrap().log = Some(takeover.log);
+        let mut seen = self.seen.lock().unwrap();
+        let since_ms = u64::try_from(takeover.since.as_millis()).unwrap();
+        seen.begins_ms = takeover.previous.now_ms + since_ms;
+        seen.log = Some(takeover.log);
     }
 
     fn released(&mut self, _position: LogPosition) {}
@@ -145,9 +152,18 @@ impl Drop for Host {
 
 impl Host {
     pub(super) fn start(world: &World, name: &str, change: impl FnOnce(&mut Options)) -> Self {
+        Self::start_on(world.engine(0), name, change)
+    }
+
+    /// Starts a host that sees this engine.
+    pub(super) fn start_on(
+        engine: Arc<dyn Engine>,
+        name: &str,
+        change: impl FnOnce(&mut Options),
+    ) -> Self {
         let mut options = Options::new("c", name, "h:1", Id::random().unwrap());
         change(&mut options);
-        let member = Member::new(world.engine(0), clock(), options).unwrap();
+        let member = Member::new(engine, clock(), options).unwrap();
         let member = Arc::new(member);
         let seen = Arc::<Mutex<Seen>>::default();
         seen.lock().unwrap().description.version = "1.2.3".into();

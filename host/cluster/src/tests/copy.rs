@@ -7,14 +7,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::cluster::{CLUSTER, Host, clock, simulate, world};
+use crate::access::always;
 use crate::feed::Feed;
+use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
-    Chain, CopyError, CopyStore, Id, LeaderLog, LogCopy, LogPoint, LogPosition, Options, Resumed,
-    SnapshotInfo, Stop, create, limits,
+    Chain, CopyError, CopyStore, Head, Id, LeaderLog, LogCopy, LogPoint, LogPosition, Options,
+    Resumed, SnapshotInfo, Stop, create, limits,
 };
 
 /// A copy in memory.
@@ -172,6 +174,31 @@ async fn write(log: &LeaderLog, records: usize, bytes: usize) -> LogPosition {
     last
 }
 
+async fn head(world: &World) -> Head {
+    let head = world.engine(0).get(&Keys::new("c").head()).await.unwrap();
+    Head::decode(&head.value.unwrap()).unwrap()
+}
+
+/// A leader whose every record of 60 kB is followed by a snapshot.
+async fn lead_with_snapshots(world: &World) -> (Host, Arc<LeaderLog>) {
+    Host::lead(world, "a", |it| it.sizes.snapshot_after_bytes = 50_000).await
+}
+
+/// Waits until a new snapshot has replaced the last one, and the log before it is deleted.
+async fn replace_snapshot(world: &World, log: &LeaderLog) {
+    let before = head(world).await.snapshot.map(|it| it.id);
+    write(log, 1, 60_000).await;
+    for _ in 0..1_000 {
+        let head = head(world).await;
+        let snapshot = head.snapshot.filter(|it| Some(it.id) != before);
+        if snapshot.is_some_and(|it| it.first_seq == head.oldest) {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no new snapshot within 10 s");
+}
+
 #[test]
 fn copies_of_leader_and_follower_have_every_record() {
     simulate(async {
@@ -311,6 +338,51 @@ fn copy_starts_over_after_the_log_was_truncated() {
         assert!(begin > 100, "{begin}");
         assert_eq!(copied.records.keys().next(), Some(&(begin + 1)));
         assert_eq!(copied.snapshots[0].0, begin);
+    });
+}
+
+/// An active cluster replaces each snapshot before a slow host has read it. In an earlier version
+/// the copy ended then, as if the log was damaged.
+#[test]
+fn slow_copy_starts_over_as_often_as_necessary() {
+    simulate(async {
+        let world = world(1).await;
+        let (host, log) = lead_with_snapshots(&world).await;
+        replace_snapshot(&world, &log).await;
+        let copy = Copying::start(&world, &host, None);
+        let rounds = 3 * limits::MISMATCHES_MAX as usize;
+        for round in 1..=rounds {
+            let begins = |it: &Copied| it.begins.len() == round && it.running.is_some();
+            copy.wait("it does not start over", begins).await;
+            world.cut(9, true, true);
+            replace_snapshot(&world, &log).await;
+            // Every second copy must read this record from the engine, which removes it before. The
+            // others lose their snapshot only.
+            write(&log, 1, 8).await;
+            sleep(Duration::from_secs(15)).await;
+            world.cut(9, false, false);
+        }
+        copy.wait("no snapshot", |it| !it.snapshots.is_empty())
+            .await;
+        copy.reaches(write(&log, 1, 8).await).await;
+        assert!(copy.copied().begins.len() > rounds);
+    });
+}
+
+#[test]
+fn copy_ends_if_the_snapshot_of_the_head_is_damaged() {
+    simulate(async {
+        let world = world(1).await;
+        let (host, log) = lead_with_snapshots(&world).await;
+        replace_snapshot(&world, &log).await;
+        let keys = Keys::new("c");
+        let deletion = always(keys.head(), Vec::new(), vec![keys.all_snapshots()]);
+        world.engine(0).transact(&deletion).await.unwrap();
+        let mut copy = Copying::start(&world, &host, None);
+        let ended = timeout(Duration::from_secs(60), &mut copy.task).await;
+        let ended = ended.expect("it goes on").unwrap().unwrap_err();
+        let is_damaged = matches!(ended, CopyError::Log(Stop::Damaged(_)));
+        assert!(is_damaged, "{ended}");
     });
 }
 

@@ -29,7 +29,7 @@ fn put(key: Vec<u8>, value: &[u8]) -> Transaction {
 }
 
 /// A module whose pieces all differ.
-fn module(bytes: usize) -> Vec<u8> {
+pub(super) fn module(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|it| (it / 1000) as u8).collect()
 }
 
@@ -48,7 +48,7 @@ fn module_is_stored_and_read_with_faults() {
             delayed: 4,
             ..Faults::default()
         };
-        let modules = modules(&World::new(7, faults));
+        let modules = modules(&World::new(8, faults));
         let (large, small) = (module(20 << 20), module(1000));
         let digest = modules.put(&large).await.unwrap();
         assert_eq!(digest, *blake3::hash(&large).as_bytes());
@@ -64,7 +64,7 @@ fn module_is_stored_and_read_with_faults() {
 }
 
 /// Removes a module as a leader does, but at any time.
-async fn remove(world: &World, digest: &[u8; 32]) {
+pub(super) async fn remove(world: &World, digest: &[u8; 32]) {
     let keys = Keys::new("c");
     let parts = vec![keys.module_pieces(digest), keys.module_sizes(digest)];
     let removal = crate::access::always(keys.module_begun(digest), Vec::new(), parts);

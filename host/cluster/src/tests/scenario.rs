@@ -402,8 +402,9 @@ impl Run {
         let floor = self.ledger.lock().unwrap().floor(key);
         if !looks_early {
             log.may_decide().await?;
-            // A confirmed read may be decided late: its state was confirmed after it arrived.
-            if self.reads == Reads::Lease {
+            // Without a lease, a transaction has confirmed the state after the request arrived.
+            // Such a request may be decided late.
+            if log.has_lease() {
                 self.ledger.lock().unwrap().decides(log.epoch());
             }
         }

@@ -88,7 +88,7 @@ async fn full_etcd_accepts_only_what_frees_space() {
     let compacted = etcd.status().await.unwrap();
     // The pages of deleted keys do not count as free, because etcd writes nothing. The alarm is
     // about the file, which has some free pages besides.
-    assert!(compacted.bytes > QUOTA * 9 / 10, "{compacted:?}");
+    assert!(compacted.bytes > QUOTA * 3 / 4, "{compacted:?}");
     assert!(compacted.file_bytes >= before.file_bytes, "{compacted:?}");
     // Without a defragmentation the next large write arms the alarm again.
     etcd.disarm().await.unwrap();

@@ -1,6 +1,7 @@
 //! Tests of what keeps a host from leading.
 
 use statehouse_cluster::Id;
+use statehouse_core::clock::ManualSource;
 use statehouse_core::store::Retention;
 
 use super::*;
@@ -120,4 +121,61 @@ fn host_ahead_of_the_store_may_not_lead_even_if_its_leader_is() {
     });
     let refused = replica.may_lead(&head(0)).unwrap_err();
     assert!(refused.contains("ms ahead of that"), "{refused}");
+}
+
+/// The log is as old as the last change, so it does not show that the clock is behind.
+#[test]
+fn host_behind_its_leader_may_not_lead_although_the_log_is_old() {
+    let behind = |accepts_clock| {
+        let mut replica = replica(accepts_clock);
+        let leader_ms = wall_ms() + OFF_MS;
+        replica.offset.compare(Times {
+            store_ms: leader_ms,
+            wall_ms: leader_ms,
+        });
+        replica.may_lead(&head(0))
+    };
+    let refused = behind(false).unwrap_err();
+    assert!(
+        refused.contains("ms behind that of the last leader, gw1"),
+        "{refused}"
+    );
+    assert_eq!(behind(true), Ok(()));
+}
+
+#[test]
+fn store_begins_at_the_last_time_of_the_log_and_the_time_since() {
+    let (last_ms, since) = (wall_ms(), Duration::from_secs(5));
+    let mut replica = replica(false);
+    let mut image = replica.roles.empty();
+    let previous = |now_ms| Head::first(Id::default(), now_ms);
+    let begins_ms = replica.begins_ms(&previous(last_ms), since, &image);
+    assert_eq!(begins_ms, last_ms + 5_000);
+    // No time has passed since the opening record, which has the time of this host's clock.
+    replica.opening(1);
+    image.now_ms = last_ms + 5_000;
+    let begins_ms = replica.begins_ms(&previous(last_ms), since, &image);
+    assert_eq!(begins_ms, last_ms + 5_000);
+    // The last record can be later than the last head that an earlier version wrote.
+    replica.image.now_ms = last_ms + OFF_MS;
+    replica.opening(1);
+    image.now_ms = last_ms + OFF_MS;
+    let begins_ms = replica.begins_ms(&previous(last_ms), since, &image);
+    assert_eq!(begins_ms, last_ms + OFF_MS + 5_000);
+}
+
+/// The heads of a leader show the next one which time clients have read.
+#[test]
+fn time_of_a_leader_is_that_of_its_store() {
+    let mut replica = replica(false);
+    assert!(replica.now_ms() >= wall_ms() - OFF_MS);
+    // The clock of the leader was an hour ahead for a moment.
+    let source = Arc::new(ManualSource::at(1_000_000));
+    let clock = Clock::resume(source.clone(), 4_600_000);
+    replica.store_clock = Some(RefCell::new(clock));
+    assert_eq!(replica.now_ms(), 4_600_000);
+    source.advance(16_000);
+    assert_eq!(replica.now_ms(), 4_615_000);
+    replica.ended(Ended::Deposed);
+    assert!(replica.now_ms() >= wall_ms() - OFF_MS);
 }
