@@ -46,18 +46,22 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts Prometheus on these addresses of metrics.
+    /// Starts Prometheus on these addresses of metrics. It also scrapes itself, as a job that is no
+    /// store.
     pub fn scraping(targets: &[String]) -> Prometheus {
         let directory = tempfile::tempdir().unwrap();
+        let address = server::own_address();
         let configuration = serde_json::json!({
             "global": { "scrape_interval": INTERVAL, "scrape_timeout": INTERVAL, "evaluation_interval": INTERVAL },
             "rule_files": [host_file("dist/prometheus/rules.yml")],
-            "scrape_configs": [{ "job_name": "statehouse", "static_configs": [{ "targets": targets }] }],
+            "scrape_configs": [
+                { "job_name": "statehouse", "static_configs": [{ "targets": targets }] },
+                { "job_name": "prometheus", "static_configs": [{ "targets": [address.to_string()] }] },
+            ],
         });
         // JSON is YAML.
         let file = directory.path().join("prometheus.yml");
         fs::write(&file, configuration.to_string()).unwrap();
-        let address = server::own_address();
         let mut child = Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))
             .arg(format!(
@@ -84,12 +88,12 @@ impl Prometheus {
         prometheus
     }
 
-    /// Waits until this many stores were scraped. Prometheus finds them five seconds after its
-    /// start. What happened before has no rate.
+    /// Waits until this many stores, and Prometheus itself, were scraped. Prometheus finds them five
+    /// seconds after its start. What happened before has no rate.
     pub fn wait_until_scraped(&self, stores: usize) {
         until("the stores are scraped", || {
             let up = self.query("up == 1").unwrap();
-            up.len() == stores
+            up.len() == stores + 1
         });
     }
 
@@ -153,10 +157,11 @@ pub struct Panel {
     pub expressions: Vec<String>,
 }
 
-/// All panels of the board, with values for the variables of Grafana.
+/// All panels of the board, with the values that the variables of Grafana have at first.
 pub fn panels() -> Vec<Panel> {
     let board = fs::read_to_string(host_file("dist/grafana/statehouse.json")).unwrap();
     let board: Json = serde_json::from_str(&board).unwrap();
+    let filled = |expression: &str| filled(&board["templating"]["list"], expression);
     let (mut row, mut panels) = (String::new(), Vec::new());
     for panel in board["panels"].as_array().unwrap() {
         let title = panel["title"].as_str().unwrap().to_owned();
@@ -181,18 +186,15 @@ pub fn panels() -> Vec<Panel> {
     panels
 }
 
-/// An expression with values for the variables of the board.
-fn filled(expression: &str) -> String {
-    let variables = [
-        ("$__rate_interval", "1m"),
-        ("$job", ".*"),
-        ("$instance", ".*"),
-    ];
-    let filled = variables
-        .iter()
-        .fold(expression.to_owned(), |it, (name, value)| {
-            it.replace(name, value)
-        });
+/// An expression with values for the variables of the board: with those that select all.
+fn filled(variables: &Json, expression: &str) -> String {
+    let mut filled = expression.replace("$__rate_interval", "1m");
+    for variable in variables.as_array().unwrap() {
+        if let Some(all) = variable["allValue"].as_str() {
+            let name = variable["name"].as_str().unwrap();
+            filled = filled.replace(&format!("${name}"), all);
+        }
+    }
     assert!(!filled.contains('$'), "an unknown variable: {filled}");
     filled
 }

@@ -59,8 +59,7 @@ impl<'a> Refused<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     by: By,
-    /// Whether the client is unauthenticated and known by its address alone. Anyone can be in this
-    /// group.
+    /// Whether the client is unauthenticated. Anyone can be in this group.
     is_stranger: bool,
     what: &'static str,
 }
@@ -93,16 +92,23 @@ impl Audit {
     /// Counts a refusal, and logs it if this second has room for another line.
     pub fn refused(&self, refused: &Refused<'_>) {
         self.count(refused.what);
-        self.log(By::Store, refused);
+        self.log(Kind::of(By::Store, refused), refused);
+    }
+
+    /// Like [`refused`](Self::refused), for a request to the admin API: its lines have the address
+    /// of a client whether or not the client has proven to be the user.
+    pub fn refused_operator(&self, refused: &Refused<'_>, is_proven: bool) {
+        self.count(refused.what);
+        self.log(Kind::of_operator(refused, is_proven), refused);
     }
 
     /// Logs a refusal by the broker, which has already counted it.
     pub fn refused_by_broker(&self, refused: &Refused<'_>) {
-        self.log(By::Broker, refused);
+        self.log(Kind::of(By::Broker, refused), refused);
     }
 
-    fn log(&self, by: By, refused: &Refused<'_>) {
-        let Some(left_out) = self.room(Kind::of(by, refused), Instant::now()) else {
+    fn log(&self, kind: Kind, refused: &Refused<'_>) {
+        let Some(left_out) = self.room(kind, Instant::now()) else {
             return;
         };
         if left_out > 0 {
@@ -158,11 +164,19 @@ impl Audit {
 }
 
 impl Kind {
+    /// Only clients that are known by their address alone have an address here.
     fn of(by: By, refused: &Refused<'_>) -> Self {
         Self {
             by,
             is_stranger: refused.peer.is_some(),
             what: refused.what,
+        }
+    }
+
+    fn of_operator(refused: &Refused<'_>, is_proven: bool) -> Self {
+        Self {
+            is_stranger: !is_proven,
+            ..Self::of(By::Store, refused)
         }
     }
 }
@@ -226,5 +240,22 @@ mod tests {
         ] {
             assert_eq!(audit.room(Kind::of(by, &refused), now), Some(0));
         }
+    }
+
+    /// Regression: requests without credentials hid the refusals of users that had logged in.
+    #[test]
+    fn flood_of_strangers_hides_no_refused_operator() {
+        let audit = Audit::default();
+        let now = Instant::now();
+        let peer = Some("192.0.2.1:7");
+        for peer in [peer, None] {
+            let flood = Kind::of_operator(&refused("administer", peer), false);
+            while audit.room(flood, now).is_some() {}
+        }
+        let user = Refused {
+            user: Some("reader"),
+            ..refused("administer", peer)
+        };
+        assert_eq!(audit.room(Kind::of_operator(&user, true), now), Some(0));
     }
 }

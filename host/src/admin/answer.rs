@@ -1,4 +1,9 @@
 //! Responses of the admin API: a status and JSON, text, or a [stream of events](super::stream).
+//!
+//! A large one must get room in memory, and keeps it until it is sent. So clients that read nothing
+//! hold a bounded number of bytes.
+
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -6,10 +11,12 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::stream::Content;
 use crate::policies::delivery::ShipError;
 use crate::policies::manager::{ControlError, ControlErrorKind};
+use statehouse_config::{limits, part_of_memory};
 use statehouse_files::blocking::BlockingError;
 
 pub(super) type Answer = Response<Content>;
@@ -88,10 +95,46 @@ impl From<ShipError> for Refusal {
     }
 }
 
-/// A JSON response.
+/// The room for large answers, in KiB.
+static ROOM_KIB: LazyLock<u32> = LazyLock::new(|| {
+    let bytes = part_of_memory(8, limits::ADMIN_UNSENT_BYTES_MAX);
+    u32::try_from(bytes / 1024).unwrap_or(u32::MAX)
+});
+
+/// The part of it that is left.
+static ROOM: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*ROOM_KIB as usize));
+
+/// The bytes of a large answer, dropped when they are sent.
+struct Unsent {
+    bytes: Vec<u8>,
+    _room: SemaphorePermit<'static>,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Bytes to send, or `None` if they are many and there is no room for them.
+fn with_room(bytes: Vec<u8>) -> Option<Bytes> {
+    if bytes.len() <= limits::ADMIN_SMALL_ANSWER_BYTES_MAX {
+        return Some(bytes.into());
+    }
+    // One answer always fits.
+    let kib = u32::try_from(bytes.len() / 1024).unwrap_or(u32::MAX);
+    let room = ROOM.try_acquire_many(kib.min(*ROOM_KIB)).ok()?;
+    Some(Bytes::from_owner(Unsent { bytes, _room: room }))
+}
+
+/// A JSON response: 503 if it is large and other clients have not read theirs.
 pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
-    match serde_json::to_vec(document) {
-        Ok(body) => with(status, "application/json", body),
+    match serde_json::to_vec(document).map(with_room) {
+        Ok(Some(body)) => with(status, "application/json", body),
+        Ok(None) => {
+            let error = "other clients have not read their large answers yet: try again later";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error).answer()
+        }
         // All keys in these documents are strings, so this cannot fail.
         Err(error) => with(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -108,4 +151,27 @@ pub(super) fn with(status: StatusCode, kind: &'static str, body: impl Into<Bytes
     let kind = HeaderValue::from_static(kind);
     answer.headers_mut().insert(CONTENT_TYPE, kind);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise clients that read nothing would hold any number of large answers.
+    #[test]
+    fn large_answers_hold_their_room_until_they_are_sent() {
+        let large = "x".repeat(8 << 20);
+        let mut unsent = Vec::new();
+        loop {
+            let answer = json(StatusCode::OK, &large);
+            if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
+                break;
+            }
+            unsent.push(answer);
+            assert!(unsent.len() <= 8, "the room has no limit");
+        }
+        assert_eq!(json(StatusCode::OK, &"small").status(), StatusCode::OK);
+        unsent.pop();
+        assert_eq!(json(StatusCode::OK, &large).status(), StatusCode::OK);
+    }
 }

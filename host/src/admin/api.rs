@@ -74,7 +74,6 @@ use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
 use super::query::{bad, number, text, value};
-use super::requests::drain;
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
@@ -142,7 +141,7 @@ impl Api {
     /// Answers a request of an operator.
     pub(super) async fn route(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
         operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
         let user = operator.user();
@@ -221,7 +220,7 @@ impl Api {
         self: Arc<Self>,
         method: &Method,
         path: &[&str],
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
@@ -249,7 +248,7 @@ impl Api {
         self: Arc<Self>,
         method: &Method,
         path: &[&str],
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
@@ -304,7 +303,7 @@ impl Api {
         self: Arc<Self>,
         method: &Method,
         path: &[&str],
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
             (&Method::POST, ["authz"]) => {
@@ -360,7 +359,11 @@ impl Api {
     }
 
     /// Replays recorded requests, with the policy in the body of a POST.
-    async fn replay(&self, method: &Method, request: Request<Incoming>) -> Result<Answer, Refusal> {
+    async fn replay(
+        &self,
+        method: &Method,
+        request: &mut Request<Incoming>,
+    ) -> Result<Answer, Refusal> {
         let uri = request.uri().clone();
         let (file, _room) = match *method {
             Method::POST => {
@@ -378,7 +381,7 @@ impl Api {
 
     async fn load(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         let (file, _room) = self.policy_file(request).await?;
@@ -389,25 +392,18 @@ impl Api {
     /// Reads the file of a policy, with its room.
     async fn policy_file(
         &self,
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
     ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
         let announced = request.body().size_hint();
         let max = match announced.upper() {
             Some(_) => self.upload_bytes_max,
             None => (self.upload_bytes_max).min(limits::ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX),
         };
-        let room = match announced.lower() > max {
-            true => Err(too_large(max)),
-            false => self.room(announced.upper().unwrap_or(max)).await,
-        };
-        match room {
-            Ok(room) => Ok((body(request, max).await?, room)),
-            Err(refusal) => {
-                // As of any refused request: a reset could overtake the answer.
-                tokio::spawn(drain(request.into_body()));
-                Err(refusal)
-            }
+        if announced.lower() > max {
+            return Err(too_large(max));
         }
+        let room = self.room(announced.upper().unwrap_or(max)).await?;
+        Ok((body(request, max).await?, room))
     }
 
     /// Waits for room for an upload, within a limit. A smaller upload may overtake a larger one.
@@ -506,20 +502,25 @@ fn busy() -> Refusal {
 
 /// Parses the body as JSON.
 async fn read<T: DeserializeOwned>(
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
     bytes_max: u64,
 ) -> Result<T, Refusal> {
     let body = body(request, bytes_max).await?;
     serde_json::from_slice(&body).map_err(|error| bad(format!("the body is not valid: {error}")))
 }
 
-pub(super) async fn body(request: Request<Incoming>, bytes_max: u64) -> Result<Bytes, Refusal> {
+/// Reads the whole body, of at most `bytes_max` bytes. The caller discards the rest of a refused
+/// one.
+pub(super) async fn body(
+    request: &mut Request<Incoming>,
+    bytes_max: u64,
+) -> Result<Bytes, Refusal> {
     if request.body().size_hint().lower() > bytes_max {
         // Refused before any of the body is read.
         return Err(too_large(bytes_max));
     }
     let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
-    let reading = Limited::new(request.into_body(), limit).collect();
+    let reading = Limited::new(request.body_mut(), limit).collect();
     match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),

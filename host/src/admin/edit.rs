@@ -29,7 +29,7 @@ const NONE_REMOVED: &[u8] = b":0\r\n";
 /// Sets or removes a key.
 pub(super) async fn change(
     sources: &Sources,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
     operator: &Operator,
 ) -> Result<Answer, Refusal> {
     let uri = request.uri().clone();
@@ -61,7 +61,7 @@ pub(super) async fn change(
 }
 
 /// The command that sets a key to the body of a request.
-async fn set(uri: &Uri, key: &[u8], request: Request<Incoming>) -> Result<Bytes, Refusal> {
+async fn set(uri: &Uri, key: &[u8], request: &mut Request<Incoming>) -> Result<Bytes, Refusal> {
     let version = text(uri, "if_version")?;
     let px = text(uri, "px")?;
     if px.as_deref().is_some_and(|px| !is_expiry(px)) {

@@ -109,7 +109,7 @@ impl Requests {
             *request.method_mut() = Method::GET;
         }
         if let Err(error) = Access::check_form(request.headers()) {
-            seat.arrived();
+            discard(request.into_body(), seat.clone());
             return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
         }
         let subject = self.subject.borrow().clone();
@@ -118,7 +118,7 @@ impl Requests {
             return last(answer);
         }
         if self.scope == Scope::Metrics && !is_metrics(&request) {
-            seat.arrived();
+            discard(request.into_body(), seat.clone());
             let error = "this address answers GET /metrics, /livez and /readyz only";
             return last(Refusal::new(StatusCode::NOT_FOUND, error).answer());
         }
@@ -141,10 +141,11 @@ impl Requests {
         };
         // A user without a role is refused, and must not take the place of an operator.
         if operator.role.is_some() {
-            seat.arrived();
             if let Err(text) = seat.take(operator.user()) {
+                discard(request.into_body(), seat.clone());
                 return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
             }
+            seat.arrived();
         }
         self.admitted(subject, request, &operator, seat, peer).await
     }
@@ -153,7 +154,7 @@ impl Requests {
     async fn admitted(
         &self,
         subject: Subject,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         operator: &Arc<Operator>,
         seat: &Arc<Seat>,
         peer: SocketAddr,
@@ -172,15 +173,13 @@ impl Requests {
             status: None,
         });
         let answer = match endpoint.check_parameters(request.uri()) {
-            Ok(()) => self.route(subject, request, operator.clone()).await,
-            Err(refusal) => {
-                discard(request.into_body(), seat.clone());
-                Err(refusal)
-            }
+            Ok(()) => self.route(subject, &mut request, operator.clone()).await,
+            Err(refusal) => Err(refusal),
         };
         let answer = answer.and_then(|answer| self.admit_stream(answer, operator.clone(), seat));
         // A refused request may have an unread body, so its connection is closed after the answer.
         let answer = answer.unwrap_or_else(|refusal| last(refusal.answer()));
+        discard(request.into_body(), seat.clone());
         if let Some(mut act) = act {
             act.status = Some(answer.status());
         }
@@ -190,13 +189,14 @@ impl Requests {
     /// The answer to a request that is not admitted.
     fn denied(&self, denial: &Denial, peer: SocketAddr) -> Answer {
         if !denial.is_audited {
-            self.audit.refused(&Refused {
+            let refused = Refused {
                 what: "administer",
                 peer: self.access.is_remote().then_some(peer),
                 client: "",
                 user: None,
                 why: &denial.why,
-            });
+            };
+            self.audit.refused_operator(&refused, false);
         }
         let mut answer = Refusal::new(denial.status, denial.why).answer();
         if denial.status == StatusCode::UNAUTHORIZED {
@@ -212,7 +212,7 @@ impl Requests {
     async fn route(
         &self,
         subject: Subject,
-        request: Request<Incoming>,
+        request: &mut Request<Incoming>,
         operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
         // Of these paths, the table of roles has admitted only GET of overviews, streams and the
@@ -222,12 +222,16 @@ impl Requests {
             ("/v1/overview", _) => self.overviews.answer().await,
             ("/v1/live", _) => Ok(self.overviews.live()),
             (_, Subject::Store(api)) => api.route(request, operator).await,
-            (_, Subject::Follower { figures, .. }) if is_metrics(&request) => Ok(metrics::answer(
+            (_, Subject::Follower { figures, .. }) if is_metrics(request) => Ok(metrics::answer(
                 metrics::of_follower(&figures()),
                 request.headers(),
             )),
-            ("/v1/history", Subject::Follower { past, .. }) => past.history(request.uri()).await,
-            ("/v1/value", Subject::Follower { past, .. }) => past.value(request.uri()).await,
+            ("/v1/history", Subject::Follower { past, .. }) if past.is_current() => {
+                past.history(request.uri()).await
+            }
+            ("/v1/value", Subject::Follower { past, .. }) if past.is_current() => {
+                past.value(request.uri()).await
+            }
             (_, Subject::Follower { leader, .. }) => {
                 Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, &*leader))
             }
@@ -283,13 +287,14 @@ impl Requests {
             request.uri().path(),
             user.escape_debug()
         );
-        self.audit.refused(&Refused {
+        let refused = Refused {
             what: "administer",
             peer: self.access.is_remote().then_some(peer),
             client: "",
             user: Some(user),
             why: &why,
-        });
+        };
+        self.audit.refused_operator(&refused, true);
         Err(Refusal::new(StatusCode::FORBIDDEN, why))
     }
 }
@@ -308,21 +313,22 @@ impl Drop for Act {
     fn drop(&mut self) {
         let Self { method, path, .. } = self;
         let user = self.operator.user().unwrap_or("-");
+        // The path is the last field: `/v1/events` cuts a line, and the client chooses the path.
         match self.status.map(|it| it.as_u16()) {
             Some(status) => {
-                tracing::info!(target: audit::TARGET, %method, path, user, status, "admin request");
+                tracing::info!(target: audit::TARGET, %method, user, status, path, "admin request");
             }
             None => tracing::info!(
-                target: audit::TARGET, %method, path, user,
+                target: audit::TARGET, %method, user, path,
                 "admin request, and its connection ended before the answer"
             ),
         }
     }
 }
 
-/// Discards the body of a refused request, within limits, while the answer is sent. A connection
-/// that is closed with unread bytes is reset, and the reset can overtake the answer. The connection
-/// keeps its place until then, so that newer ones can evict it.
+/// Discards what is left of the body of a request, within limits, while the answer is sent. A
+/// connection that is closed with unread bytes is reset, and the reset can overtake the answer. A
+/// connection that has its place still keeps it until then, so that newer ones can evict it.
 fn discard(body: Incoming, seat: Arc<Seat>) {
     if body.is_end_stream() {
         return seat.arrived();
@@ -334,7 +340,7 @@ fn discard(body: Incoming, seat: Arc<Seat>) {
 }
 
 /// Reads the rest of a body, within limits.
-pub(super) async fn drain(mut body: Incoming) {
+async fn drain(mut body: Incoming) {
     let mut left = limits::POLICY_FILE_BYTES_MAX;
     let draining = async {
         let idle = limits::ADMIN_DISCARD_IDLE;
@@ -393,11 +399,18 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
     }
 }
 
-/// The path of a request in the audit log, with the query if that names the client.
+/// The path of a request in the audit log, with the query if that names the client. Empty
+/// parameters, which are ignored, are left out: they would displace the client.
 fn logged_path(uri: &Uri) -> String {
-    let names_client = percent::decode(uri.path()).is_some_and(|path| path == b"/v1/clients");
-    let whole = uri.path_and_query().filter(|_| names_client);
-    whole.map_or(uri.path(), |it| it.as_str()).to_owned()
+    let path = uri.path();
+    let names_client = percent::decode(path).is_some_and(|path| path == b"/v1/clients");
+    match uri.query() {
+        Some(query) if names_client => {
+            let named: Vec<&str> = query.split('&').filter(|it| !it.is_empty()).collect();
+            format!("{path}?{}", named.join("&"))
+        }
+        _ => path.to_owned(),
+    }
 }
 
 fn is_metrics(request: &Request<Incoming>) -> bool {

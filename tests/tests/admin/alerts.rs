@@ -175,6 +175,14 @@ fn every_panel_has_data_and_no_alert_fires_on_a_busy_store() {
         .map(|it| (it.title.as_str(), "there is no cluster"))
         .collect();
     expect_data(&prometheus, &of_cluster, &exceptions, || {});
+    // Prometheus answers, too, and is no store.
+    prometheus.wait_until_scraped(targets.len());
+    let mut stores = of_store.iter();
+    let stores = stores.find(|it| it.title == "Stores that answer").unwrap();
+    eventually("the board counts the stores alone", || {
+        let count = prometheus.query(&stores.expressions[0]).unwrap();
+        (count[0]["value"][1] == "2").then_some(())
+    });
 
     let alerts = eventually("every alert is evaluated", || {
         let alerts = prometheus.alerts();

@@ -1,6 +1,7 @@
 //! The page of the admin API in a real browser, with a store under load: each view, each action,
 //! what it shows of failures, and that it neither fails nor asks another host.
 
+mod details;
 mod screen;
 
 use std::{thread, time::Duration};
@@ -67,6 +68,22 @@ fn page_shows_changes_that_its_streams_missed() {
     screen.client_with_the_name_of_a_directory();
     screen.exact_values();
     screen.check(&["431"]);
+}
+
+/// A key, a clock or a connection that is not as the page expects.
+#[test]
+fn page_edits_what_it_shows_and_notices_a_silent_store() {
+    let mut screen = Screen::start();
+    screen.log_in(TOKEN);
+    screen.edit_of_an_old_version();
+    screen.check(&["409"]);
+    screen.counts_of_prefixes();
+    screen.figures_of_a_policy();
+    screen.filters_and_unknown_owners();
+    screen.clock_of_the_browser();
+    screen.check(&[]);
+    screen.silent_store();
+    screen.check(&["ERR_"]);
 }
 
 /// All that an operator does with policies; roles; narrow windows; the keyboard.

@@ -268,6 +268,41 @@ fn too_large_body_is_refused_before_it_is_read() {
     assert_eq!(api.get("/v1/policies").0, 200);
 }
 
+/// A connection that is closed with unread bytes is reset, and the reset can overtake the answer.
+#[test]
+fn answer_arrives_although_the_body_is_not_read() {
+    let server = Server::start();
+    let (api, admin) = (api(&server), Admin::of(&server));
+    let large = vec![b'x'; 8 << 20];
+    for (method, path, body, status) in [
+        ("PUT", "/v1/routes?prefix=a", &large[..], 413),
+        ("PUT", "/v1/key?key=k", &large[..], 413),
+        ("PUT", "/v1/key?key=k&px=0", &large[..], 400),
+        ("DELETE", "/v1/key?key=k&fence=x", &large[..], 400),
+        ("POST", "/v1/rollback", &large[..], 409),
+        ("POST", "/v1/session", &large[..], 200),
+    ] {
+        for _ in 0..3 {
+            assert_eq!(admin.ask(method, path, body).0, status, "{method} {path}");
+        }
+    }
+    // A chunked body does not announce its length.
+    let bearer = api.bearer();
+    for (second, status) in [("X: y", 413), ("Host: evil.example", 400)] {
+        let lines = [&*bearer, second, "Transfer-Encoding: chunked"];
+        let head = api.head("PUT /v1/routes?prefix=a", &lines);
+        let mut stream = api.open();
+        stream.write_all(head.as_bytes()).unwrap();
+        write!(stream, "{:x}\r\n", large.len()).unwrap();
+        stream.write_all(&large).unwrap();
+        stream.write_all(b"\r\n0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let expected = format!("HTTP/1.1 {status} ");
+        assert!(answer.starts_with(&expected), "{second}: {answer}");
+    }
+}
+
 /// Opens `count` connections, sends a part of a request on each, and leaves them open.
 fn hold(api: &Api, count: usize, part: &str) -> Vec<TcpStream> {
     let mut held: Vec<TcpStream> = (0..count).map(|_| api.open()).collect();
@@ -321,6 +356,8 @@ fn connections_of_operators_do_not_block_probes() {
         refused = api.get("/v1/policies").0;
     }
     assert_eq!(refused, 503);
+    let upload = Admin::of(&server).ask("POST", "/v1/policies", &vec![0; 8 << 20]);
+    assert_eq!(upload.0, 503, "{}", upload.1);
     drop(held);
     let again = || (api.get("/v1/policies").0 == 200).then_some(());
     eventually("connections for operators are free again", again);
@@ -415,6 +452,36 @@ fn audit_log_names_operator_actions_and_refused_requests() {
     logged(&["DELETE", "/v1/policies/missing", "404"]);
     logged(&["refused", "administer", "token"]);
     assert_eq!(server.refused("administer"), 1);
+}
+
+/// A line of `/v1/events` is cut. An operator chooses the path, which must not displace the rest.
+#[test]
+fn act_with_a_long_path_keeps_its_user_and_status() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let name = "x".repeat(4000);
+    for (method, path, named) in [
+        (
+            "DELETE",
+            format!("/v1/clients?{}id=press-4", "&".repeat(2100)),
+            "/v1/clients?id=press-4",
+        ),
+        (
+            "POST",
+            format!("/v1/policies/{name}/promote"),
+            "/v1/policies/xxx",
+        ),
+    ] {
+        let (status, _) = admin.ask(method, &path, b"");
+        let events = admin.done("GET", "/v1/events?kind=act", b"");
+        let acts = events["events"].as_array().unwrap();
+        let fields = &acts.last().unwrap()["fields"];
+        assert_eq!(fields["method"], method, "{fields}");
+        assert_eq!(fields["user"], "-", "{fields}");
+        assert_eq!(fields["status"], status.to_string(), "{fields}");
+        let logged = fields["path"].as_str().unwrap();
+        assert!(logged.starts_with(named), "{fields}");
+    }
 }
 
 /// Health probes need no token. Their answer is only a status code.

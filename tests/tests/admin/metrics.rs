@@ -150,9 +150,18 @@ fn reference_parser_accepts_the_page_in_openmetrics_format() {
 
 /// The status and the body of a request to an address, without a token.
 fn ask(address: &str, request: &str) -> (u16, String) {
+    ask_with(address, request, b"")
+}
+
+/// The same for a request with a body.
+fn ask_with(address: &str, request: &str, body: &[u8]) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
-    let head = format!("{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let head = format!(
+        "{request} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -182,6 +191,8 @@ fn metrics_listener_answers_metrics_and_probes_only() {
         let (status, answer) = ask(address, other);
         assert_eq!(status, 404, "{other}: {answer}");
     }
+    let (status, answer) = ask_with(address, "POST /v1/policies", &vec![0; 8 << 20]);
+    assert_eq!(status, 404, "{answer}");
 }
 
 /// With a commit delay each write takes some milliseconds, however fast the disk is.

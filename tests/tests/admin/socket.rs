@@ -95,11 +95,11 @@ fn socket_path_in_use_is_refused_and_left_unchanged() {
         let all = ["serve", "--listen", "127.0.0.1:0", "--admin", place];
         run_in(directory.path(), &all, b"")
     };
-    serve(&place).code(2).says("another process listens there");
+    serve(&place).code(3).says("another process listens there");
     policy(&server, &["list"]).code(0);
     fs::write(directory.path().join("notes"), "mine").unwrap();
     serve("unix:notes")
-        .code(2)
+        .code(3)
         .says("no socket")
         .says("--admin");
     assert_eq!(fs::read(directory.path().join("notes")).unwrap(), b"mine");

@@ -9,6 +9,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -148,6 +149,33 @@ fn one_user_has_a_part_of_the_connections() {
     until("a connection has ended", || {
         plant.as_user("reader", "GET", "/v1/usage").0 == 200
     });
+}
+
+/// The log has room for ten lines of a kind in a second.
+#[test]
+fn flood_without_a_login_hides_no_refused_user() {
+    let plant = Plant::start(&[]);
+    let (is_over, began) = (AtomicBool::new(false), Instant::now());
+    thread::scope(|scope| {
+        // The time limit ends it if the test fails.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) && began.elapsed() < PATIENCE {
+                assert_eq!(plant.ask("GET", "/v1/usage", "").0, 401);
+            }
+        });
+        until("the log leaves out refusals", || {
+            plant.server.refused("administer") > 20
+        });
+        for number in 0..5 {
+            let path = format!("/v1/policies/none-{number}/promote");
+            assert_eq!(plant.as_user("reader", "POST", &path).0, 403);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    for number in 0..5 {
+        let line = plant.server.wait_for_log(&format!("none-{number}/promote"));
+        assert!(line.contains("user=\"reader\""), "{line}");
+    }
 }
 
 /// Regression: their refused requests, with a body that never ends, took the places of operators.

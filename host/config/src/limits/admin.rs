@@ -210,6 +210,13 @@ pub const ADMIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 /// stored examples of differences.
 pub const ADMIN_ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// Bytes of an answer that needs no room. All connections together hold a few times this memory.
+pub const ADMIN_SMALL_ANSWER_BYTES_MAX: usize = 256 << 10;
+
+/// Bytes of larger answers in memory until they are sent, of all listeners together. Less on a
+/// machine with less than eight times this memory. Answers about the past have a limit of their own.
+pub const ADMIN_UNSENT_BYTES_MAX: u64 = 64 << 20;
+
 /// How often an overview is computed while there are readers.
 pub const OVERVIEW_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -124,7 +124,7 @@ pub(super) fn foreign(page: &mut Page, link: &Figures) {
         ),
         (
             "broker_lost",
-            "Notifications lost because the broker was unreachable for too long",
+            "Notifications lost because too many waited for an acknowledgement of the broker",
             link.lost,
         ),
         (

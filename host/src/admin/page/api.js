@@ -44,6 +44,12 @@ export async function logOut() {
   }
 }
 
+/** The store answers a GET within 20 s, so a longer wait means that the connection is dead. */
+const ANSWER_MS = 40000;
+
+/** The same for the past of a key: reading many gigabytes takes minutes. */
+const PAST_MS = 300000;
+
 /** Sends a request. Answers with its JSON, or text; throws Refused or Lost. */
 export async function ask(method, path, { body, signal, headers } = {}) {
   const answer = await authorized(method, path, { body, signal, headers });
@@ -55,7 +61,10 @@ export async function ask(method, path, { body, signal, headers } = {}) {
   }
 }
 
-export const get = (path, signal) => ask("GET", path, { signal });
+export const get = (path, signal, within = ANSWER_MS) =>
+  ask("GET", path, { signal: AbortSignal.any([signal, AbortSignal.timeout(within)].filter(Boolean)) });
+
+export const past = (path) => get(path, null, PAST_MS);
 
 export const json = (method, path, document) => ask(method, path, { body: JSON.stringify(document) });
 
@@ -166,13 +175,13 @@ const EVENT_MAX = 16 << 20;
 export async function follow(path, signal, onevent) {
   const silence = new AbortController();
   let timer = setTimeout(() => silence.abort(), SILENCE_MS);
-  const answer = await authorized("GET", path, {
-    signal: AbortSignal.any([signal, silence.signal]),
-    headers: { Accept: "text/event-stream" },
-  });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let reader = null, rest = "";
   try {
+    const answer = await authorized("GET", path, {
+      signal: AbortSignal.any([signal, silence.signal]),
+      headers: { Accept: "text/event-stream" },
+    });
+    reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     onevent("open", null);
     for (;;) {
       const { value, done } = await read(reader.read());
@@ -189,7 +198,7 @@ export async function follow(path, signal, onevent) {
     throw error;
   } finally {
     clearTimeout(timer);
-    reader.cancel().catch(() => {});
+    reader?.cancel().catch(() => {});
   }
 }
 

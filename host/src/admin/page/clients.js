@@ -17,15 +17,15 @@ export function open(main, page) {
       { title: "User", of: (it) => plain(it.user ?? "–", 60), by: (it) => it.user ?? "" },
       { title: "Address", of: (it) => plain(it.address ?? "–", 60), by: (it) => it.address ?? "" },
       { title: "MQTT", of: (it) => it.mqtt ?? "–", by: (it) => it.mqtt ?? "" },
-      { title: "Connected", of: (it) => (it.since_ms ? span(Date.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
+      { title: "Connected", of: (it) => (it.since_ms ? span(page.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
       count("Watches", (it) => it.watches),
       count("Locks", (it) => it.locks),
       count("Subscriptions", (it) => it.subscriptions),
       count("Queued", (it) => it.queued),
       count("Bytes queued", (it) => it.queued_bytes, bytes),
       count("In flight", (it) => it.in_flight),
-      count("Keys", (it) => it.keys ?? 0),
-      count("Bytes of keys", (it) => it.bytes ?? 0, bytes),
+      count("Keys", (it) => it.keys),
+      count("Bytes of keys", (it) => it.bytes, bytes),
       { title: "", of: (it) => (it.since_ms ? button(page, "operate", "Disconnect", () => disconnect(it.client), "small") : "") },
     ],
   });
@@ -34,7 +34,8 @@ export function open(main, page) {
   function show() {
     const wanted = filter.value.toLowerCase();
     const items = last.clients.filter((it) => `${it.client} ${it.user ?? ""} ${it.address ?? ""}`.toLowerCase().includes(wanted));
-    list.show(items, wanted ? null : last.connected + last.disconnected);
+    if (wanted) list.show(items, null, "No client in the list matches the filter.");
+    else list.show(items, last.connected + last.disconnected);
     const absent = `${number(last.disconnected)} ${last.disconnected === 1 ? "session" : "sessions"}`;
     text(about, `${number(last.connected)} connected, ${absent} without a connection`);
   }
@@ -42,7 +43,10 @@ export function open(main, page) {
   const polling = repeat(async (signal) => {
     const [clients, usage] = await Promise.all([get(`/v1/clients?clients=${COUNT}`, signal), get(`/v1/usage?clients=${COUNT}`, signal)]);
     const owners = new Map(usage.clients.map((it) => [it.client, it]));
-    clients.clients = clients.clients.map((it) => ({ ...it, keys: owners.get(it.client)?.keys, bytes: owners.get(it.client)?.bytes }));
+    // What a client owns is unknown if the list of owners is cut.
+    const none = usage.owners > usage.clients.length ? undefined : { keys: 0, bytes: 0 };
+    const owned = (it) => owners.get(it.client) ?? none;
+    clients.clients = clients.clients.map((it) => ({ ...it, keys: owned(it)?.keys, bytes: owned(it)?.bytes }));
     last = clients;
     show();
     return 2000;

@@ -150,7 +150,7 @@ export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
   const rows = new Map();
   const body = el("tbody");
   const note = el("p.note.dim", { hidden: true });
-  let sorted = null, last = [], total = null;
+  let sorted = null, last = [];
   const heads = columns.map((column, index) => {
     const head = el("th", { scope: "col", class: column.number ? "number" : null });
     head.append(column.by ? el("button.quiet", { type: "button", onclick: () => sort(index) }, column.title) : column.title);
@@ -163,7 +163,7 @@ export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
     sorted = was === null ? { index, down: first } : { index, down: !was };
     heads.forEach((head, at) =>
       at === index ? head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending") : head.removeAttribute("aria-sort"));
-    show(last, total);
+    show(...last);
   }
 
   function ordered(items) {
@@ -173,8 +173,9 @@ export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
     return [...items].sort((a, b) => sign * compare(by(a), by(b)));
   }
 
-  function show(items, of = null) {
-    [last, total] = [items, of];
+  /** Shows items, of which there are `of` in all, or says why there are `none`. */
+  function show(items, of = null, none = empty) {
+    last = [items, of, none];
     const kept = ordered(items).slice(0, limit), seen = new Set();
     kept.forEach((item, at) => {
       const key = keyOf(item, at);
@@ -188,7 +189,7 @@ export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
     for (const [key, row] of rows) if (!seen.has(key)) (row.remove(), rows.delete(key));
     const count = Math.max(of ?? 0, items.length);
     note.hidden = kept.length > 0 && count <= kept.length;
-    text(note, kept.length === 0 ? empty : `${number(kept.length)} of ${number(count)} are shown.`);
+    text(note, kept.length === 0 ? none : `${number(kept.length)} of ${number(count)} are shown.`);
     whole.hidden = kept.length === 0;
   }
 

@@ -14,7 +14,7 @@ export function open(main) {
     title: "Events",
     path: (from) => `/v1/events?${[from !== null && `from=${from}`, kinds.value && `kind=${kinds.value}`].filter(Boolean).join("&")}`,
     of: (answer) => answer.events,
-    empty: "Nothing was refused, and no operator has acted, since the start.",
+    empty: () => (kinds.value ? "There is no event of this kind since the start." : "Nothing was refused, and no operator has acted, since the start."),
     textOf: (it) => `${it.kind} ${it.text} ${Object.values(it.fields).join(" ")}`,
     columns: [
       { title: "At", of: (it) => moment(it.at_ms) },

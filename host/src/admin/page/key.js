@@ -1,6 +1,6 @@
 // One key: its value, what is known about it, its history, and how to change it.
 
-import { Refused, ask, get } from "./api.js";
+import { Refused, ask, get, past } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
 import { bytes as size, el, encoded, moment, number, panel, plain, same, shown, span, text } from "./dom.js";
 import { difference, formsOf, textOf, view } from "./bytes.js";
@@ -109,7 +109,7 @@ export function keyView(page) {
   }
 
   function tick() {
-    if (expiry) text(expiry, `in ${span(Number(expiry.dataset.at) - Date.now())}`);
+    if (expiry) text(expiry, `in ${span(Number(expiry.dataset.at) - page.now())}`);
   }
 
   function value() {
@@ -128,8 +128,8 @@ export function keyView(page) {
     const load = async () => {
       newer.hidden = true;
       try {
-        const past = await get(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX}`);
-        if (own === turn) list.replaceChildren(...changes(past));
+        const all = await past(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX}`);
+        if (own === turn) list.replaceChildren(...changes(all));
       } catch (error) {
         list.replaceChildren(el("p.dim", {}, plain(error.message, 500)));
       }
@@ -171,62 +171,67 @@ export function keyView(page) {
   async function whole(change) {
     if (!change || change.event !== "set") return null;
     if (!change.truncated) return change.value;
-    return (await get(`/v1/value?key=${encoded(key)}&as_of=${encodeURIComponent(change.version)}`)).value;
+    return (await past(`/v1/value?key=${encoded(key)}&as_of=${encodeURIComponent(change.version)}`)).value;
   }
 
   // Changes by the operator.
 
+  /** An act is for the key and the version that the operator saw. Both may change meanwhile. */
   function edit() {
-    const old = found ? textOf(found.value) : "";
-    const why = found?.truncated ? "This value is too long for the page." : old === null ? "This value is no text." : old.length > EDIT_MAX ? "This value is too long for the page." : old.includes("\r") ? "This value has carriage returns, which a browser would change." : null;
+    const target = key, base = found;
+    const old = base ? textOf(base.value) : "";
+    const why = base?.truncated ? "This value is too long for the page." : old === null ? "This value is no text." : old.length > EDIT_MAX ? "This value is too long for the page." : old.includes("\r") ? "This value has carriage returns, which a browser would change." : null;
     if (why) return confirm({ title: "Edit in a terminal", body: `${why} Use \`statehouse set\`.`, yes: "Close", act: async () => "Nothing was changed." });
     isEditing = true;
     const area = el("textarea", { rows: 10, spellcheck: "false", maxlength: EDIT_MAX, "aria-label": "New value" }, old);
-    const left = found?.expires_ms ? Math.max(1, Math.round((found.expires_ms - Date.now()) / 1000)) : null;
+    const left = base?.expires_ms ? Math.max(1, Math.round((base.expires_ms - page.now()) / 1000)) : null;
     const expires = el("input", { type: "number", value: left, min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
-    const fence = el("input", { type: "text", value: found?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
+    const fence = el("input", { type: "text", value: base?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const guard = el("input", { type: "checkbox", checked: true });
     // The key may have changed since.
-    const stop = () => ((isEditing = false), show(key));
+    const stop = () => ((isEditing = false), show(target));
     const form = el("form.editor", {}, area,
-      el("div.fields", {}, field("Expires after, in seconds", expires), found?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
-        found && el("label.tick", {}, guard, " Only if it still has this version")),
+      el("div.fields", {}, field("Expires after, in seconds", expires), base?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
+        base && el("label.tick", {}, guard, " Only if it still has this version")),
       el("p.acts", {}, el("button.primary", { type: "submit" }, "Review …"), el("button", { type: "button", onclick: stop }, "Cancel")));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
-      const query = [`key=${encoded(key)}`];
-      if (expires.value) query.push(`px=${Math.round(Number(expires.value) * 1000)}`);
-      if (!found || guard.checked) query.push(`if_version=${found ? encodeURIComponent(found.version) : "none"}`);
-      if (found?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
-      if (await write(query, area.value)) (isEditing = false), show(key);
+      const query = [`key=${encoded(target)}`];
+      const px = expires.value ? Math.round(Number(expires.value) * 1000) : null;
+      if (px !== null) query.push(`px=${px}`);
+      if (!base || guard.checked) query.push(`if_version=${base ? encodeURIComponent(base.version) : "none"}`);
+      if (base?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+      if (await write(target, base, query, area.value, px) && same(target, key)) stop();
     });
-    element.replaceChildren(element.firstElementChild, panel(found ? "New value" : "Value of the new key", null, form));
+    element.replaceChildren(element.firstElementChild, panel(base ? "New value" : "Value of the new key", null, form));
     area.focus();
   }
 
-  const write = (query, value) => confirm({
-    title: found ? "Change this key?" : "Create this key?",
-    body: [el("p.key", {}, shown(key, 400)), difference(found?.value ?? null, value), "The write goes through the active policy, as that of any client. Its record names the client `$operator`, and your user if you have one."],
-    yes: found ? "Change it" : "Create it",
+  const write = (target, base, query, value, px) => confirm({
+    title: base ? "Change this key?" : "Create this key?",
+    body: [el("p.key", {}, shown(target, 400)), difference(base?.value ?? null, value), px === null ? "It never expires." : `It expires ${span(px)} after the write.`,
+      "The write goes through the active policy, as that of any client. Its record names the client `$operator`, and your user if you have one."],
+    yes: base ? "Change it" : "Create it",
     act: async () => {
       const answer = await ask("PUT", `/v1/key?${query.join("&")}`, { body: value });
-      return `Written: ${shown(key, 60)} has version ${answer.version}.`;
+      return `Written: ${shown(target, 60)} has version ${answer.version}.`;
     },
   });
 
   async function remove() {
-    const fence = el("input", { type: "text", value: found.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
+    const target = key, base = found;
+    const fence = el("input", { type: "text", value: base.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const isDone = await confirm({
       title: "Delete this key?", yes: "Delete it", isDangerous: true,
-      body: [el("p.key", {}, shown(key, 400)), `Clients that watch it are notified (${number(found.watches)} now). The history keeps its values.`, ...(found.fencing_token ? [field("Fencing token", fence)] : [])],
+      body: [el("p.key", {}, shown(target, 400)), `Clients that watch it are notified (${number(base.watches)} now). The history keeps its values.`, ...(base.fencing_token ? [field("Fencing token", fence)] : [])],
       act: async () => {
-        const query = [`key=${encoded(key)}`];
-        if (found.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
+        const query = [`key=${encoded(target)}`];
+        if (base.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
         await ask("DELETE", `/v1/key?${query.join("&")}`);
-        return `Deleted: ${shown(key, 60)}.`;
+        return `Deleted: ${shown(target, 60)}.`;
       },
     });
-    if (isDone) show(key);
+    if (isDone && same(target, key)) show(target);
   }
 
   return {

@@ -8,19 +8,20 @@ const KINDS = { error: "bad", warn: "warn", refusal: "bad", info: "good", act: "
 
 /**
  * A list that asks for what is new again and again. `path(from)` is the request, `of(answer)` its
- * new entries; `columns` are those of a table.
+ * new entries; `columns` are those of a table. `empty()` is the text if there are no entries.
  */
 export function following({ title, path, of, columns, empty, textOf }) {
   const state = el("small.dim", { role: "status" });
   const filter = el("input", { type: "search", placeholder: "filter", "aria-label": `Filter ${title}`, maxlength: 200, spellcheck: "false" });
   const pause = el("button.quiet", { type: "button", "aria-pressed": "false" }, "Pause");
-  const list = table({ caption: title, columns, empty, limit: 200, keyOf: (it) => it.number });
+  const list = table({ caption: title, columns, empty: empty(), limit: 200, keyOf: (it) => it.number });
   let kept = [], count = 0, lost = 0, from = null, isPaused = false, polling = null;
 
   function show() {
     if (isPaused) return;
     const wanted = filter.value.toLowerCase();
-    list.show(wanted ? kept.filter((it) => textOf(it).toLowerCase().includes(wanted)) : kept);
+    if (wanted) list.show(kept.filter((it) => textOf(it).toLowerCase().includes(wanted)), null, "No line in the list matches the filter.");
+    else list.show(kept, null, empty());
     text(state, lost ? `${number(lost)} missed` : "");
   }
 
@@ -56,7 +57,7 @@ export const logPanel = () => following({
   title: "Log lines of policies",
   path: (from) => (from === null ? "/v1/log" : `/v1/log?from=${from}`),
   of: (answer) => answer.lines,
-  empty: "No policy has logged a line yet.",
+  empty: () => "No policy has logged a line yet.",
   textOf: (it) => `${it.level} ${it.policy} ${it.text}`,
   columns: [
     { title: "At", of: (it) => moment(it.at_ms) },

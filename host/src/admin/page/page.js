@@ -14,8 +14,15 @@ const ROLES = ["read", "operate", "ship"];
 const SAMPLES_MAX = 360;
 
 const id = (name) => document.getElementById(name);
-/** What all views share. `samples` are the rates and times of the last minutes. */
-const page = { samples: [], doc: null, role: "read", may: (role) => ROLES.indexOf(page.role) >= ROLES.indexOf(role) };
+/**
+ * What all views share. `samples` are the rates and times of the last minutes. `now()` is the time
+ * of the store, which the clock of this machine may differ from.
+ */
+const page = {
+  samples: [], doc: null, role: "read", ahead: 0,
+  may: (role) => ROLES.indexOf(page.role) >= ROLES.indexOf(role),
+  now: () => Date.now() + page.ahead,
+};
 let view = null, live = null;
 
 // The session.
@@ -113,6 +120,7 @@ function connect() {
 
 function take(doc) {
   page.doc = doc;
+  page.ahead = doc.time_ms - Date.now();
   sample({ rates: doc.rates, latency_us: doc.latency_us });
   id("store").title = plain(doc.store);
   text(id("store"), [doc.store, doc.host, doc.version && `v${doc.version}`].filter(Boolean).map((it) => plain(it, 26)).join(" · "));

@@ -10,7 +10,7 @@ const ROLE_NAMES = { active: "good", canary: "copper", shadow: "blue", routed: "
 
 export function open(main, page) {
   const trouble = problem(), roles = el("div.roles"), card = el("div"), shadow = comparison(page, act), logs = logPanel();
-  let listing = null, chosen = null, drawn = "";
+  let listing = null, chosen = null, facts = null, drawn = "";
   const list = table({
     caption: "Loaded policies", empty: "No policy is loaded.", limit: 64,
     keyOf: (it) => it.digest, onpick: (it) => pick(it.digest),
@@ -39,8 +39,9 @@ export function open(main, page) {
     listing = await get("/v1/policies", signal);
     shadow.show(listing.assignment.shadow ? await get("/v1/shadow", signal) : null);
     list.show(listing.policies);
-    const now = JSON.stringify([listing.assignment, listing.policies.map((it) => [it.digest, it.last_failure])]);
+    const now = JSON.stringify([listing.assignment, listing.policies.map((it) => it.digest)]);
     if (now !== drawn) (drawn = now), drawRoles(), drawCard();
+    else refreshCard();
   }
 
   /** Asks, acts, and shows the new state at once. */
@@ -86,10 +87,33 @@ export function open(main, page) {
 
   /** What is known of the chosen policy, and what can be done with it. */
   function drawCard() {
-    const it = listing.policies.find((one) => one.digest === chosen);
+    const it = chosenPolicy();
     if (!it) return card.replaceChildren(el("p.note.dim", {}, "Choose a policy to see its figures and to give it a role."));
+    facts = about(it);
+    const isActive = it.roles.includes("active");
+    card.replaceChildren(el("section.card", { "aria-label": nameOf(it) }, el("h3", {}, nameOf(it)), facts,
+      el("p.acts", {}, !isActive && [
+        button(page, "operate", "Promote", () => promote(it.digest), "primary"),
+        button(page, "operate", "Compare …", () => compare(it)),
+        button(page, "operate", "Canary …", () => canary(it)),
+        button(page, "operate", "Route …", () => route(it)),
+      ], isActive && button(page, "operate", "Route …", () => route(it)),
+      !it.built_in && it.roles.length === 0 && button(page, "operate", "Unload", () => unload(it), "danger"))));
+  }
+
+  /** Shows new figures, and keeps the buttons and their focus. */
+  function refreshCard() {
+    const it = chosenPolicy(), next = it && about(it);
+    if (!next || facts.isEqualNode(next)) return;
+    facts.replaceWith(next);
+    facts = next;
+  }
+
+  const chosenPolicy = () => listing.policies.find((one) => one.digest === chosen);
+
+  function about(it) {
     const origin = listing.assignment.origins?.find((one) => one.policy === it.digest);
-    const facts = [
+    const entries = [
       ["digest", el("span.key", {}, hexOf(it.digest))],
       ["loaded", it.built_in ? "part of the program" : origin?.loaded && el("span", {}, actText(origin.loaded, ""))],
       ["signed by", origin?.signed_by && plain(origin.signed_by, 80)],
@@ -99,16 +123,7 @@ export function open(main, page) {
       ["fuel", `mean ${number(it.fuel_mean)}, highest ${number(it.fuel_max)}`],
       ["not deterministic", it.impure || it.duplicates_different ? el("span.is-bad", {}, `${number(it.impure)} calls, ${number(it.duplicates_different)} duplicates`) : null],
     ].filter((one) => one[1]);
-    const isActive = it.roles.includes("active");
-    card.replaceChildren(el("section.card", { "aria-label": nameOf(it) }, el("h3", {}, nameOf(it)),
-      el("dl.facts", {}, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-      el("p.acts", {}, !isActive && [
-        button(page, "operate", "Promote", () => promote(it.digest), "primary"),
-        button(page, "operate", "Compare …", () => compare(it)),
-        button(page, "operate", "Canary …", () => canary(it)),
-        button(page, "operate", "Route …", () => route(it)),
-      ], isActive && button(page, "operate", "Route …", () => route(it)),
-      !it.built_in && it.roles.length === 0 && button(page, "operate", "Unload", () => unload(it), "danger"))));
+    return el("dl.facts", {}, entries.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   }
 
   // Acts.

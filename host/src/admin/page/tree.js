@@ -9,12 +9,16 @@ const PAGE = 100;
 const LEVEL_MAX = 1000;
 /** From missed changes to the read of the levels that are open. */
 const REFRESH_MS = 1500;
+/** From a change below a prefix to the read of the number of its keys. */
+const RECOUNT_MS = 3000;
 const DELIMITER = "/";
 
 /** A tree that calls `onpick(key)` for a chosen key. */
 export function tree(onpick) {
   const element = el("div.tree", { role: "tree", "aria-label": "Keys by prefix" });
-  let root = null, chosen = null, pending = null;
+  let root = null, chosen = null, pending = null, recounting = null, changes = 0;
+  /** Levels with a prefix whose number of keys may have changed. */
+  const outdated = new Set();
 
   async function show(prefix) {
     root = level(prefix, 1, null);
@@ -66,25 +70,35 @@ export function tree(onpick) {
 
   /** Reads a level again with those below it, after changes that were missed. */
   async function again(of) {
+    await reread(of);
+    if (isShown(of)) for (const row of of.rows) if (row.below) await again(row.below);
+  }
+
+  /** Reads a level again. */
+  async function reread(of) {
     if (!of.isRead) return;
+    const began = changes;
     const page = await read(of, Math.min(LEVEL_MAX, of.rows.length + PAGE));
     if (!isShown(of)) return;
     const nameOf = (it) => (it.kind === "key" ? it.key : it.name);
     const names = new Set(page.entries.map((it) => JSON.stringify(nameOf(it))));
     const last = page.next === null ? null : nameOf(page.entries.at(-1));
+    // A row that changed during the read is newer than what was read.
+    const isNewer = (row) => row.change > began;
     for (const row of of.rows) {
+      if (isNewer(row)) continue;
       const isRead = last === null || compare(row.key, last) <= 0;
       if (isRead) row.classList.toggle("is-gone", !names.has(JSON.stringify(row.key)));
     }
     for (const entry of page.entries) {
       const row = of.byName.get(JSON.stringify(nameOf(entry)));
-      if (row) detail(row, entry);
-      else insert(of, entry);
+      if (!row) insert(of, entry);
+      else if (!row.isKey || !isNewer(row)) detail(row, entry);
     }
     if (of.next === null) of.next = page.next;
-    end(of);
+    // A button that is still right keeps its focus.
+    if (!of.last) end(of);
     rove();
-    for (const row of of.rows) if (row.below) await again(row.below);
   }
 
   /** Adds a row in order, unless it belongs to the names that are not read yet. */
@@ -216,11 +230,25 @@ export function tree(onpick) {
         rove();
       }
       if (!row) return;
+      row.change = ++changes;
       if (row.isKey && isSet && Number.isFinite(bytes)) detail(row, { kind: "key", bytes });
       row.classList.toggle("is-gone", !isSet && (row.isKey || row.classList.contains("is-gone")));
       if (row.isKey || !row.below) flash(row);
+      if (!row.isKey) recount(of);
       of = row.below;
     }
+  }
+
+  /** Reads the numbers of a level again soon: a change does not say whether its key is new. */
+  function recount(of) {
+    outdated.add(of);
+    recounting ??= setTimeout(async () => {
+      recounting = null;
+      const levels = [...outdated].filter(isShown);
+      outdated.clear();
+      // The next change causes another read if this one fails.
+      for (const it of levels) await reread(it).catch(() => {});
+    }, RECOUNT_MS);
   }
 
   /** Changes were missed: reads the levels that are open again soon. */
@@ -232,7 +260,7 @@ export function tree(onpick) {
     }, REFRESH_MS);
   }
 
-  return { element, show, choose, changed, stale, close: () => clearTimeout(pending) };
+  return { element, show, choose, changed, stale, close: () => (clearTimeout(pending), clearTimeout(recounting)) };
 }
 
 function flash(row) {

@@ -263,7 +263,7 @@ impl Screen {
     }
 
     /// Waits until the open key has this value. Its history may show it earlier.
-    fn see_value(&mut self, value: &str) {
+    pub(super) fn see_value(&mut self, value: &str) {
         self.wait(&format!(
             "document.querySelector('section[aria-label=\"Value\"]').innerText.includes('{value}')"
         ));
