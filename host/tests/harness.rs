@@ -119,6 +119,27 @@ fn quota_is_enforced_and_anew_clears_the_table() {
     assert_eq!(report.requests, 1);
 }
 
+#[test]
+fn transcript_reports_messages_before_a_disconnection() {
+    let it = Harness::standard().expect("the built-in policy");
+    let lines = [
+        "client a",
+        "a> KEYNOTIFY k",
+        r"a< +OK\r\n",
+        "> SET k v",
+        r"< +OK\r\n __ts=$v1",
+        "a> GET k -- @response=clients/#",
+        "a<disconnect 0x82",
+    ];
+    let report = transcript::run(&it, &lines.join("\n")).expect("a transcript");
+    let different = report.different.iter();
+    let different: Vec<_> = different.map(|it| (it.line, it.came.as_str())).collect();
+    let [(4, came)] = different[..] else {
+        panic!("{different:?}")
+    };
+    assert!(came.starts_with("and then a! k "), "{came}");
+}
+
 /// The server refuses these too: both call the same core.
 #[test]
 fn harness_checks_rights_to_keys_and_response_topics() {

@@ -7,7 +7,8 @@
 //! token with the lock itself, in the same step as the write, so nothing can happen between the
 //! two.
 //!
-//! A refused request must change nothing.
+//! A renewal of the lock sets a new version, so a holder that renews must use the version of its
+//! last renewal as token. A refused request must change nothing.
 
 #![deny(unsafe_code)]
 

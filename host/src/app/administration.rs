@@ -21,6 +21,17 @@ use statehouse_files::watch::{Reloads, Watched};
 use statehouse_listener::Certificates;
 use statehouse_mqtt::Broker;
 
+/// Why the admin API or the metrics cannot be served: the context of an error of the system.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CannotListen {
+    /// The admin API at this place.
+    #[error("the admin API cannot listen on {0}: choose another address with --admin, or `off`")]
+    Admin(String),
+    /// The metrics at this place.
+    #[error("metrics cannot be served at {0}: choose another address with --metrics")]
+    Metrics(String),
+}
+
 /// The admin API before it runs, and the watched directory.
 pub(super) struct Administration {
     local: Option<Admin>,
@@ -51,7 +62,8 @@ pub(super) struct Deliveries {
 }
 
 impl Administration {
-    /// Binds the addresses and checks the watched directory. Runs within a runtime.
+    /// Binds the addresses and checks the watched directory. Runs within a runtime. Fails with
+    /// [`CannotListen`] as context if an address cannot be bound.
     pub(super) fn open(config: &Config, access: &Arc<AccessControl>) -> anyhow::Result<Self> {
         let data = keeps(config).then(|| config.storage.directory.clone());
         check_drop_directory(config)?;
@@ -149,16 +161,12 @@ impl Remote {
         let load = move || Certificates::load(&files);
         let certificates = Watched::open("certificates of the admin API", all, load)?;
         let admin = Admin::bind_tls(address, certificates.clone(), token, access.clone());
-        let admin = admin.with_context(|| unusable(&format!("https://{address}")))?;
+        let admin = admin.with_context(|| CannotListen::Admin(format!("https://{address}")))?;
         Ok(Self {
             admin,
             certificates,
         })
     }
-}
-
-fn unusable(place: &str) -> String {
-    format!("the admin API cannot listen on {place}: choose another address with --admin, or `off`")
 }
 
 impl Drop for Deliveries {
@@ -190,7 +198,8 @@ fn open(config: &Config, token: Option<String>) -> anyhow::Result<Option<Admin>>
         }
         AdminPlace::Tcp(_) => token,
     };
-    let admin = Admin::bind(place, token).with_context(|| unusable(&place.to_string()))?;
+    let admin = Admin::bind(place, token);
+    let admin = admin.with_context(|| CannotListen::Admin(place.to_string()))?;
     Ok(Some(admin))
 }
 
@@ -198,10 +207,10 @@ fn open_for_metrics(config: &Config) -> anyhow::Result<Option<Admin>> {
     let Some(place) = &config.metrics else {
         return Ok(None);
     };
-    let bound = Admin::bind_for_metrics(place).with_context(|| {
-        format!("metrics cannot be served at {place}: choose another address with --metrics")
-    })?;
-    Ok(Some(bound))
+    let bound = Admin::bind_for_metrics(place);
+    Ok(Some(bound.with_context(|| {
+        CannotListen::Metrics(place.to_string())
+    })?))
 }
 
 /// Whether there is a data directory.

@@ -18,7 +18,7 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::administration::Administration;
+use super::administration::{Administration, CannotListen};
 use super::start::engine;
 use super::{Failure, log_filter};
 use crate::STANDARD_POLICY;
@@ -29,7 +29,9 @@ use crate::policies::startup::{Keeps, Opening};
 use statehouse_access::AccessControl;
 use statehouse_config::{AdminPlace, Config, Durability, Flags, TransportChoice};
 use statehouse_core::log::Image;
-use statehouse_listener::{Certificates, ListenerError, dates};
+use statehouse_files::watch::Reloads;
+use statehouse_listener::dates::{self, CertificateFiles};
+use statehouse_listener::{Certificates, ListenerError};
 use statehouse_precompiled::Modules;
 use statehouse_server::traces::Traces;
 use statehouse_transport::foreign;
@@ -70,7 +72,8 @@ pub fn check(flags: Flags) -> Findings {
     found.usage(wrong);
     found.usage(log_filter(&config.log_filter).err());
     check_transport(&config, &mut found);
-    check_addresses(&config, &mut found);
+    let mut addresses = Addresses::default();
+    addresses.check_clients(&config, &mut found);
     warn_of_certificates(&config);
     let keys = config.trusted_keys.iter();
     let wrong = keys.filter_map(|key| Trust::new(std::slice::from_ref(key), false).err());
@@ -91,27 +94,48 @@ pub fn check(flags: Flags) -> Findings {
             .and_then(|it| Traces::check(it).err()),
     );
     found.usage(Administration::check(&config));
+    addresses.check_administration(&config, &mut found);
     found
 }
 
-/// Logs a warning for each certificate of a connection to another server that is not valid now. The
-/// listeners do so for theirs.
+/// Logs a warning for each certificate that is not valid now or expires soon. The listeners of
+/// clients do so for theirs.
 pub(super) fn warn_of_certificates(config: &Config) {
-    let (mut chains, mut authorities) = (Vec::new(), Vec::new());
+    certificates(config).warn();
+}
+
+/// Logs the warnings of [`warn_of_certificates`], and those of the listeners, again once a day.
+pub(super) fn warn_daily(config: &Config, reloads: &mut Reloads) {
+    let mut files = certificates(config);
+    if let TransportChoice::Embedded(listen) = &config.transport
+        && let Some(tls) = &listen.tls
+    {
+        files.add(tls);
+    }
+    reloads.warn_daily(move |now| files.problems(now));
+}
+
+/// All certificates but those of the listeners of clients.
+fn certificates(config: &Config) -> CertificateFiles {
+    let mut files = CertificateFiles::default();
     if let TransportChoice::Foreign(foreign) = &config.transport {
-        chains.extend(foreign.certificate.as_ref().map(|it| &it.0));
-        authorities.extend(&foreign.ca);
+        let own = foreign.certificate.as_ref();
+        files.chains.extend(own.map(|it| it.0.clone()));
+        files.authorities.extend(foreign.ca.clone());
+        // With listeners of clients, these are the same files.
+        if let Some(admin) = &config.admin_tls {
+            files.add(&admin.files);
+        }
     }
     #[cfg(feature = "cluster")]
     if let Some(cluster) = &config.cluster {
-        chains.extend(cluster.etcd.certificate.as_ref().map(|it| &it.0));
-        authorities.extend(&cluster.etcd.ca);
+        let own = cluster.etcd.certificate.as_ref();
+        files.chains.extend(own.map(|it| it.0.clone()));
+        files.authorities.extend(cluster.etcd.ca.clone());
     }
-    authorities.extend(config.traces.as_ref().and_then(|it| it.ca.as_ref()));
-    chains.into_iter().for_each(|it| dates::warn_of_chain(it));
-    authorities
-        .into_iter()
-        .for_each(|it| dates::warn_of_authorities(it));
+    let collector = config.traces.as_ref().and_then(|it| it.ca.clone());
+    files.authorities.extend(collector);
+    files
 }
 
 /// The certificates of listeners, or the files of the connection to a foreign broker.
@@ -130,13 +154,22 @@ fn check_transport(config: &Config, found: &mut Findings) {
     }
 }
 
-/// The addresses to listen on. One that is in use is only a note, since the store may be running.
-fn check_addresses(config: &Config, found: &mut Findings) {
-    let mut taken: Vec<(String, SocketAddr)> = Vec::new();
-    let mut check = |setting: &str, address: SocketAddr, failure: fn(String) -> Failure| {
+/// The addresses that a start binds, each with the name of its setting.
+#[derive(Default)]
+struct Addresses(Vec<(String, SocketAddr)>);
+
+impl Addresses {
+    /// Checks one address. If it is in use, that is only a note, since the store may be running.
+    fn check(
+        &mut self,
+        setting: &str,
+        address: SocketAddr,
+        found: &mut Findings,
+        unusable: impl FnOnce(io::Error) -> Failure,
+    ) {
         let name = format!("{setting} {address}");
-        if let Some((other, _)) = taken.iter().find(|(_, it)| overlap(*it, address)) {
-            found.problems.push(failure(format!(
+        if let Some((other, _)) = self.0.iter().find(|(_, it)| overlap(*it, address)) {
+            found.problems.push(Failure::Transport(format!(
                 "{name} and {other} are the same address: choose another port for one of them"
             )));
         }
@@ -145,40 +178,65 @@ fn check_addresses(config: &Config, found: &mut Findings) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => found.notes.push(format!(
                 "{name} is in use, which is as expected while the store runs; a start needs it free"
             )),
-            Err(error) => {
+            Err(error) => found.problems.push(unusable(error)),
+        }
+        self.0.push((name, address));
+    }
+
+    /// The addresses for clients, and for the other hosts of a cluster.
+    fn check_clients(&mut self, config: &Config, found: &mut Findings) {
+        let mut check = |setting: &str, address: SocketAddr| {
+            self.check(setting, address, found, |error| {
                 let error = ListenerError::Address(address, error);
-                found.problems.push(failure(format!("{setting}: {error}")));
+                Failure::Transport(format!("{setting}: {error}"))
+            });
+        };
+        if let TransportChoice::Embedded(listen) = &config.transport {
+            for listener in &listen.listeners {
+                check("listen", listener.address);
             }
         }
-        taken.push((name, address));
-    };
-    if let TransportChoice::Embedded(listen) = &config.transport {
-        for listener in &listen.listeners {
-            check("listen", listener.address, Failure::Transport);
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &config.cluster {
+            check("cluster_listen", cluster.listen);
         }
     }
-    #[cfg(feature = "cluster")]
-    if let Some(cluster) = &config.cluster {
-        check("cluster_listen", cluster.listen, Failure::Transport);
-    }
-    if let Some(AdminPlace::Tcp(address)) = &config.admin {
-        check("admin", *address, Failure::Usage);
-    }
-    if let Some(tls) = &config.admin_tls {
-        check("admin", tls.address, Failure::Usage);
-    }
-    if let Some(AdminPlace::Tcp(address)) = &config.metrics {
-        check("metrics", *address, Failure::Usage);
-    }
-    if let Some(AdminPlace::Unix(path)) = &config.admin {
-        check_socket(path, found);
+
+    /// The addresses of the admin API and of the metrics, which a start binds last, and the
+    /// certificates that no listener of clients has.
+    fn check_administration(&mut self, config: &Config, found: &mut Findings) {
+        if let (TransportChoice::Foreign(_), Some(tls)) = (&config.transport, &config.admin_tls) {
+            found.transport(Certificates::check(&tls.files));
+        }
+        let mut check = |setting: &str, address: SocketAddr, unusable: CannotListen| {
+            self.check(setting, address, found, |error| {
+                Failure::usage(anyhow::Error::from(error).context(unusable))
+            });
+        };
+        if let Some(place @ AdminPlace::Tcp(address)) = &config.admin {
+            check("admin", *address, CannotListen::Admin(place.to_string()));
+        }
+        if let Some(tls) = &config.admin_tls {
+            let place = format!("https://{}", tls.address);
+            check("admin", tls.address, CannotListen::Admin(place));
+        }
+        if let Some(place @ AdminPlace::Tcp(address)) = &config.metrics {
+            check(
+                "metrics",
+                *address,
+                CannotListen::Metrics(place.to_string()),
+            );
+        }
+        if let Some(AdminPlace::Unix(path)) = &config.admin {
+            check_socket(path, found);
+        }
     }
 }
 
 fn check_socket(path: &Path, found: &mut Findings) {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let unusable = |error: &dyn Display| {
-        Failure::Usage(format!(
+        Failure::Transport(format!(
             "the admin API cannot listen on unix:{}: {error}",
             path.display()
         ))

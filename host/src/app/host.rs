@@ -15,7 +15,7 @@ use super::present::{Present, Shared, Tasks};
 use super::serve::{log_figures, print};
 use super::start::{Serving, State, apply, data_directory_of};
 use crate::STANDARD_POLICY;
-use crate::admin::{Api, Sources, Subject};
+use crate::admin::{Api, DataDirectory, Sources, Subject};
 use crate::cluster::log::ClusterLog;
 use crate::cluster::modules::Wanted;
 use crate::cluster::replica::{Leading, Roles};
@@ -240,7 +240,10 @@ impl Roles for Host {
             access: self.access.clone(),
             reloads: self.reloads.clone(),
             audit: self.audit.clone(),
-            directory: Some(data_directory_of(&self.config)),
+            directory: Some(DataDirectory {
+                copied: Some(self.shared.history.clone()),
+                ..data_directory_of(&self.config)
+            }),
             disk: None,
             leadership: Some(Arc::new(Operations {
                 log: log.clone(),

@@ -17,12 +17,13 @@ use tokio::task::JoinHandle;
 
 use super::Failure;
 use super::administration::{Administration, Running};
+use super::check;
 use super::clients::PreparedTransport;
 use super::host::Host;
 use super::join::{Joined, connect, join, too_old};
 use super::present::Shared;
 use super::serve::print;
-use super::service_manager;
+use super::service_manager::{self, PINGS, Pings};
 use super::signals::Signals;
 use super::start::{apply, data_directory_of, engine, recheck_clients, start_traces};
 use crate::STANDARD_POLICY;
@@ -85,6 +86,7 @@ pub(super) async fn serve(
     sockets: Sockets,
 ) -> Result<(), Failure> {
     let signals = Signals::start().map_err(Failure::transport)?;
+    let pings = Pings::start().context(PINGS).map_err(Failure::transport)?;
     let joined = tokio::select! {
         joined = join(&config, &cluster, &sockets.port) => joined?,
         signal = signals.wait() => {
@@ -113,6 +115,7 @@ pub(super) async fn serve(
         &shared,
     )
     .map_err(Failure::usage)?;
+    drop(pings);
 
     let accepts_clock = host.config.storage.accept_clock;
     // A client of another host's store takes two sockets here.
@@ -247,8 +250,9 @@ impl Keeper {
     }
 }
 
-/// Reports once that clients can connect.
+/// Reports once that clients can connect. A service manager must not wait for a leader.
 async fn announce(mut role: watch::Receiver<Role>) {
+    service_manager::ready("no leader of the cluster is known yet");
     let known = role.wait_for(|role| !matches!(role, Role::Waiting)).await;
     if known.is_ok() {
         drop(known);
@@ -325,6 +329,7 @@ impl Parts {
         let mut tasks = vec![tokio::spawn(fetching)];
         let mut administration = Administration::open(&config, &access)?;
         let mut reloads = reloads(sockets, &access, &followed, shared);
+        check::warn_daily(&config, &mut reloads);
         administration.reload_with(&mut reloads);
         let running = administration.start(&shared.subject, &audit);
         let reloads = Arc::new(reloads);

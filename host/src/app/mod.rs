@@ -24,10 +24,12 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
+use self::administration::CannotListen;
 use self::clients::PreparedTransport;
 use crate::audit_log;
 use crate::data_directory::StorageError;
 use statehouse_config::{Config, Flags, LogFormat, TransportChoice, limits};
+use statehouse_listener::TlsError;
 use statehouse_server::logging;
 
 mod administration;
@@ -78,13 +80,15 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A failure that the operator must repair, or that may pass.
+    /// A failure that the operator must repair, or that may pass. Addresses and certificates of the
+    /// admin API count as those of the listeners of clients: another program may free the address.
     fn usage(error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         let text = with_causes(&error);
         match error.downcast_ref() {
             Some(StorageError::Clock { .. }) => Self::Temporary(text),
             _ if error.chain().any(is_temporary) => Self::Temporary(text),
+            _ if error.is::<CannotListen>() || error.is::<TlsError>() => Self::Transport(text),
             _ => Self::Usage(text),
         }
     }

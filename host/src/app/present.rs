@@ -26,7 +26,7 @@ pub(super) struct Shared {
     place: ClusterPlace,
     /// The last record that this host applied, or that is durable while it leads.
     pub(super) position: Arc<AtomicU64>,
-    /// The last record of this host's copy of the log, or 0 if it keeps none.
+    /// The last record of this host's copy of the log, or 0 while none follows the log.
     pub(super) history: Arc<AtomicU64>,
     /// Answers operators about the past of keys, from this copy.
     past: Arc<Reader>,
@@ -63,8 +63,11 @@ impl Shared {
         cluster: &ClusterConfig,
         directory: DataDirectory,
     ) -> Self {
-        let past = Arc::new(Reader::new(Some(directory)));
-        let (position, history) = (Arc::<AtomicU64>::default(), Arc::default());
+        let (position, history) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let past = Arc::new(Reader::new(Some(DataDirectory {
+            copied: Some(history.clone()),
+            ..directory
+        })));
         let why = "this host is joining the cluster";
         let place = ClusterPlace {
             cluster: cluster.etcd.name.clone(),

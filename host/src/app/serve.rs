@@ -31,6 +31,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         promise,
         disk,
         signals,
+        pings,
         traces,
     } = started;
     // Only now: until here a signal ends the process at once, even during a long recovery.
@@ -68,8 +69,9 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     let reloading = tokio::spawn(reloads.run(hangup));
     let status = service_manager::status_of(server.clone());
     let watching = tokio::spawn(service_manager::watch(status));
+    drop(pings);
     let serving = async {
-        match announce(&open).await {
+        match announce(&open, &server).await {
             Ok(()) => open.ended().await,
             Err(error) => error.into(),
         }
@@ -122,8 +124,12 @@ pub(super) fn log_figures(server: &Server) {
     }
 }
 
-/// Reports that clients can connect, once they can.
-async fn announce(open: &Open) -> io::Result<()> {
+/// Reports that clients can connect, once they can. A service manager must not wait for a broker:
+/// it would kill a healthy store, and commands such as `apt` wait for the manager.
+async fn announce(open: &Open, server: &Server) -> io::Result<()> {
+    if server.link().is_some() {
+        service_manager::ready(&service_manager::figures(server));
+    }
     if let Some(lines) = open.addresses().await {
         print(lines)?;
         print(open.presence().await.as_slice())?;

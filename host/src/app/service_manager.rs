@@ -4,14 +4,19 @@
 //! Sends datagrams to the socket that `NOTIFY_SOCKET` names, and does nothing without that
 //! variable. A failed notification is logged and must never stop the store.
 
+use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 
 use sd_notify::NotifyState::{self, Ready, Status, Stopping, Watchdog};
 
 use statehouse_server::Server;
 
-/// Clients can connect. A standby is ready too, since it may wait for months and a manager limits
-/// the time of a start.
+/// The start is complete. A standby is ready while it waits, and so are a store behind a broker
+/// before its first connection, and a host of a cluster that waits for etcd or a leader: each may
+/// take longer than a manager lets a start take.
 pub(super) fn ready(status: &str) {
     notify(&[Ready, Status(status)]);
 }
@@ -21,10 +26,37 @@ pub(super) fn stopping() {
     notify(&[Stopping, Status("stopping")]);
 }
 
-/// Notifies the watchdog once, for a standby that waits. Does nothing if no watchdog is enabled.
-pub(super) fn waits() {
-    if sd_notify::watchdog_enabled().is_some() {
-        notify(&[Watchdog]);
+/// What fails if [`Pings::start`] does.
+pub(super) const PINGS: &str = "cannot start the thread that notifies the watchdog";
+
+/// Notifies the watchdog from a thread of its own, until it is dropped: for a standby and a host of
+/// a cluster, which are ready before they serve. A recovery may take longer than a watchdog waits,
+/// so one that hangs is not noticed.
+pub(super) struct Pings {
+    /// The thread ends when this is dropped.
+    _open: mpsc::Sender<Infallible>,
+}
+
+impl Pings {
+    /// Starts the thread, which notifies twice in each interval of `WATCHDOG_USEC`. None if no
+    /// watchdog is enabled. Fails if the system starts no more threads.
+    pub(super) fn start() -> io::Result<Option<Self>> {
+        let Some(interval) = sd_notify::watchdog_enabled() else {
+            return Ok(None);
+        };
+        let (open, closed) = mpsc::channel::<Infallible>();
+        let ping = move || {
+            loop {
+                notify(&[Watchdog]);
+                if closed.recv_timeout(interval / 2) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(ping)?;
+        Ok(Some(Self { _open: open }))
     }
 }
 
@@ -50,7 +82,11 @@ pub(super) fn status_of(server: Arc<Server>) -> impl Fn() -> String {
 /// One line about a store. Takes the lock that every request takes.
 pub(super) fn figures(server: &Server) -> String {
     let stats = server.stats();
-    format!("{} keys, {} requests", stats.keys, stats.requests)
+    let line = format!("{} keys, {} requests", stats.keys, stats.requests);
+    match server.link() {
+        Some(link) if !link.connected => format!("no connection to the broker; {line}"),
+        _ => line,
+    }
 }
 
 fn notify(states: &[NotifyState<'_>]) {

@@ -9,9 +9,10 @@ use statehouse_mqtt::{Broker, Lease, Limits, Options, Persistence};
 use statehouse_precompiled::Directory;
 
 use super::administration::Administration;
+use super::check;
 use super::clients::Clients;
 use super::serve::print;
-use super::service_manager;
+use super::service_manager::{self, PINGS, Pings};
 use super::signals::Signals;
 use crate::STANDARD_POLICY;
 use crate::admin::DataDirectory;
@@ -53,6 +54,8 @@ pub(super) struct Started {
     /// The log, to close at the end.
     pub(super) disk: Option<Arc<Disk>>,
     pub(super) signals: Option<Signals>,
+    /// Of a standby, until [`service_manager::watch`] runs.
+    pub(super) pings: Option<Pings>,
     pub(super) traces: Option<Arc<Traces>>,
 }
 
@@ -62,11 +65,12 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-    let mut signals = None;
+    let (mut signals, mut pings) = (None, None);
     let recovered = match (&config.transport, config.storage.durability) {
         (_, Durability::Memory) => None,
         (TransportChoice::Foreign(foreign), _) if foreign.standby => {
             let signals = signals.insert(Signals::start()?);
+            pings = Pings::start().context(PINGS)?;
             match stand_by(&config.storage, signals)? {
                 Some(recovered) => Some(recovered),
                 None => return Ok(None),
@@ -101,6 +105,7 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
     let administration = Administration::open(config, &access)?;
 
     let mut reloads = Reloads::default();
+    check::warn_daily(config, &mut reloads);
     let clients = match &config.transport {
         TransportChoice::Embedded(_) => {
             let limits = config.bounds.broker.clone();
@@ -137,6 +142,7 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
         promise,
         disk,
         signals,
+        pings,
         traces,
     }))
 }
@@ -152,6 +158,7 @@ pub(super) fn data_directory_of(config: &Config) -> DataDirectory {
     DataDirectory {
         path: config.storage.directory.clone(),
         node: config.node.clone(),
+        copied: None,
     }
 }
 
@@ -374,7 +381,6 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
         }
     };
     Ok(data_directory::stand_by(storage, waits, || {
-        service_manager::waits();
         signals.received_any()
     })?)
 }

@@ -212,26 +212,37 @@ fn starts(subjects: &[Subject]) -> Result<Row, KitError> {
     })
 }
 
+/// The requests of a transcript with the same first word.
+#[derive(Default)]
+struct Samples {
+    fuel: Vec<u64>,
+    /// In nanoseconds.
+    times: Vec<u64>,
+    /// The first failure of the policy.
+    failure: Option<String>,
+}
+
 /// Measures the requests of a transcript by their first words, including all work of the store.
 fn conversation(subjects: &[Subject], name: &str, text: &str) -> Result<Vec<Row>, String> {
     let mut rows: BTreeMap<String, Vec<Cost>> = BTreeMap::new();
     for (at, subject) in subjects.iter().enumerate() {
         let harness = Harness::with(subject.policy.clone()).once();
-        let mut verbs: BTreeMap<String, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
+        let mut verbs: BTreeMap<String, Samples> = BTreeMap::new();
         for _ in 0..SAMPLES {
             for request in transcript::costs(&harness, text)? {
-                let (fuel, times) = verbs.entry(request.verb).or_default();
-                fuel.push(request.fuel);
-                times.push(nanos(request.time));
+                let samples = verbs.entry(request.verb).or_default();
+                samples.fuel.push(request.fuel);
+                samples.times.push(nanos(request.time));
+                samples.failure = samples.failure.take().or(request.failure);
             }
         }
-        for (verb, (mut fuel, mut times)) in verbs {
+        for (verb, mut samples) in verbs {
             let costs = rows.entry(verb).or_default();
             costs.resize(at, Cost::default());
             costs.push(Cost {
-                fuel: median(&mut fuel),
-                ns: median(&mut times),
-                failure: None,
+                fuel: median(&mut samples.fuel),
+                ns: median(&mut samples.times),
+                failure: samples.failure,
             });
         }
     }

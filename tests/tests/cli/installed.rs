@@ -2,13 +2,19 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
 use serde_json::Value;
-use statehouse_tests::{Server, binary, command, command::finish_within, run};
+use statehouse_tests::{
+    Server, binary, command,
+    command::finish_within,
+    run,
+    small::{FileSystem, Small},
+};
 
 /// Building a package or a static program takes minutes.
 const PATIENCE: Duration = Duration::from_secs(1800);
@@ -137,6 +143,82 @@ fn pods_of_the_store_own_their_volume_and_have_time_to_stop() {
             assert_eq!(count(line), count(" image: "), "{name}: {line}");
         }
     }
+}
+
+/// The loss, or the drain, of one node must leave the store its majority. A job that remained, or
+/// that failed because the cluster exists, would keep out the next version.
+#[test]
+fn cluster_survives_its_nodes_and_its_upgrades_in_kubernetes() {
+    let manifest = read("cluster/kubernetes.yaml");
+    let parts = |kind: &str| -> Vec<&str> {
+        let kind = format!("\nkind: {kind}\n");
+        let parts = manifest.split("\n---\n");
+        parts.filter(|it| it.contains(&kind)).collect()
+    };
+    let sets = parts("StatefulSet");
+    assert_eq!(sets.len(), 2);
+    for set in sets {
+        let (_, rest) = set.split_once("metadata: {name: ").unwrap();
+        let (name, _) = rest.split_once('}').unwrap();
+        let labels = format!("{{matchLabels: {{app: {name}}}}}");
+        let (_, apart) = set.split_once("podAntiAffinity:").expect(name);
+        assert!(apart.contains(&format!("labelSelector: {labels}")), "{set}");
+        let budgets = parts("PodDisruptionBudget");
+        let mut budgets = budgets.iter().filter(|it| it.contains(&labels));
+        let budget = budgets.next().expect(name);
+        assert!(budget.contains("\n  maxUnavailable: 1\n"), "{budget}");
+    }
+    let jobs = parts("Job");
+    let [job] = &jobs[..] else { panic!("one job") };
+    assert!(job.contains("[statehouse, cluster, init, --if-missing]"));
+    assert!(job.contains("\n  ttlSecondsAfterFinished: "));
+}
+
+/// A host that waits for etcd does not answer its probes.
+#[test]
+fn pods_of_the_store_are_not_ended_while_they_start() {
+    for name in ["kubernetes.yaml", "cluster/kubernetes.yaml"] {
+        let manifest = read(name);
+        let count = |text: &str| manifest.matches(text).count();
+        assert!(count("livenessProbe:") > 0, "{name}");
+        assert_eq!(count("startupProbe:"), count("livenessProbe:"), "{name}");
+    }
+}
+
+/// Data of another program may be mounted below the data directory.
+#[test]
+fn purge_leaves_mounted_file_systems() {
+    let Some(mounted) = Small::mount(FileSystem::Tmpfs, 1) else {
+        return;
+    };
+    let data = mounted.path().parent().unwrap();
+    fs::write(data.join("journal"), "").unwrap();
+    fs::write(mounted.path().join("other"), "").unwrap();
+    let place = tempfile::tempdir().unwrap();
+    // The script must not change accounts and services of this machine.
+    for (name, text) in [
+        ("getent", "#!/bin/sh\nexit 2\n"),
+        ("deb-systemd-helper", "#!/bin/sh\n"),
+    ] {
+        let path = place.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let text = read("debian/postrm")
+        .replace("/var/lib/statehouse", data.to_str().unwrap())
+        .replace(
+            "/etc/statehouse",
+            place.path().join("settings").to_str().unwrap(),
+        );
+    let script = place.path().join("postrm");
+    fs::write(&script, text).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let mut purge = Command::new("sh");
+    purge.arg(&script).arg("purge");
+    purge.env("PATH", format!("{}:{path}", place.path().display()));
+    finish_within(purge, b"", Duration::from_secs(60)).code(0);
+    assert!(!data.join("journal").exists());
+    assert!(mounted.path().join("other").exists());
 }
 
 /// The links of a document that lead to files, relative to its directory.

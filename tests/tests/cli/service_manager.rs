@@ -1,6 +1,9 @@
 //! Tests notifications to a service manager over a socket like that of systemd.
 
+use std::fs;
+use std::io::Write;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -47,25 +50,91 @@ fn service_manager_is_notified_of_start_watchdog_and_stop() {
     wait_for(&manager, "STOPPING=1");
 }
 
-/// A standby is ready while it waits, so a service manager would kill it without these
-/// notifications.
+/// A store behind a broker that is down, in a directory with a file `password`.
+fn attaching(directory: &Path, notify: &Path) -> Command {
+    fs::write(directory.join("password"), "secret").unwrap();
+    let mut command = Command::new(binary::statehouse());
+    command
+        .args(["serve", "--broker", "mqtt://store@127.0.0.1:1"])
+        .args(["--broker-password-file", "password"])
+        .current_dir(directory)
+        .env("NOTIFY_SOCKET", notify)
+        .env("WATCHDOG_USEC", "200000");
+    command
+}
+
+/// Regression: a service manager killed a healthy store while its broker was down.
 #[test]
-fn waiting_standby_notifies_the_watchdog() {
-    let active = Server::start();
-    let path = active.directory().join("notify");
+fn store_is_started_before_its_broker_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let store = Background::start(&mut attaching(directory.path(), &path));
+    for line in ["READY=1", "WATCHDOG=1"] {
+        let notification = wait_for(&manager, line);
+        let status = "STATUS=no connection to the broker; 0 keys, 0 requests";
+        assert!(notification.contains(status), "{notification}");
+    }
+    assert!(!store.lines.all().contains(&"ready".to_owned()));
+}
+
+/// The same for a host of a cluster whose etcd is down.
+#[test]
+fn host_is_started_before_etcd_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = Command::new(binary::statehouse());
     command
-        .args(["serve", "--broker", "mqtt://127.0.0.1:1", "--standby"])
-        .current_dir(active.directory())
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .args(["--cluster", "http://127.0.0.1:1"])
+        .args(["--cluster-listen", "127.0.0.1:0"])
+        .current_dir(directory.path())
         .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "30000000");
-    let _standby = Background::start(&mut command);
+        .env("WATCHDOG_USEC", "200000");
+    let _host = Background::start(&mut command);
+    assert!(wait_for(&manager, "READY=1").contains("STATUS=waiting for etcd at "));
+    for _ in 0..3 {
+        wait_for(&manager, "WATCHDOG=1");
+    }
+}
+
+/// A standby is ready while it waits, so a service manager would kill it without these
+/// notifications. Regression: they ended with the wait, and a long recovery was killed.
+#[test]
+fn standby_notifies_the_watchdog_until_it_serves() {
+    let mut active = Server::start();
+    let path = active.directory().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = attaching(active.directory(), &path);
+    let _standby = Background::start(command.arg("--standby"));
     assert!(wait_for(&manager, "READY=1").contains("standby: "));
     for _ in 0..3 {
         wait_for(&manager, "WATCHDOG=1");
     }
+
+    // The takeover reads this file again, and takes as long as the pipe is empty.
+    let password = active.directory().join("password");
+    fs::remove_file(&password).unwrap();
+    let made = Command::new("mkfifo").arg(&password).status();
+    assert!(made.unwrap().success());
+    active.stop();
+    // Returns when the standby reads the file.
+    let mut pipe = fs::OpenOptions::new().write(true).open(&password).unwrap();
+    manager.set_nonblocking(true).unwrap();
+    while manager.recv(&mut [0; 1000]).is_ok() {}
+    manager.set_nonblocking(false).unwrap();
+    for _ in 0..3 {
+        wait_for(&manager, "WATCHDOG=1");
+    }
+    fs::remove_file(&password).unwrap();
+    fs::write(&password, "secret").unwrap();
+    pipe.write_all(b"secret").unwrap();
+    drop(pipe);
+    wait_for(&manager, "READY=1");
 }
 
 #[test]

@@ -171,6 +171,7 @@ fn policy_bench_compares_a_policy_with_the_built_in_one() {
         "a fresh instance",
         "COUNT in ",
         "faulty failed at SET of 64 B",
+        "faulty failed at SET in ",
     ] {
         assert!(text.contains(part), "{part}\n---\n{text}");
     }

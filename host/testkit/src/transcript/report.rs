@@ -83,4 +83,6 @@ pub struct Cost {
     pub fuel: u64,
     /// The time of the request, including all work of the store.
     pub time: Duration,
+    /// Why the policy failed, if it did.
+    pub failure: Option<String>,
 }

@@ -239,6 +239,7 @@ impl Run {
                 verb: verb(words, raw),
                 fuel: answer.fuel,
                 time: answer.time,
+                failure: answer.failure.clone(),
             });
             let (failure, hidden) = (answer.failure.clone(), answer.hidden_state.take());
             let log = std::mem::take(&mut answer.log);
@@ -300,7 +301,7 @@ impl Run {
             }
         }
         if matches!(came, Came::Disconnected { .. }) {
-            self.actors.remove(client);
+            self.end(client);
         }
         Ok(())
     }
