@@ -9,10 +9,11 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use crate::network;
+use crate::{limits::ARRIVAL_TIME_MIN, network};
 
 /// A bounded number of places.
 pub struct Handshakes {
@@ -26,7 +27,14 @@ struct Waiting {
     count: usize,
     /// By network. Places are in ascending order of their numbers: the oldest is first. No queue is
     /// empty.
-    networks: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
+    networks: HashMap<IpAddr, VecDeque<Waiter>>,
+}
+
+#[derive(Clone)]
+struct Waiter {
+    number: u64,
+    began: Instant,
+    evicted: Arc<Notify>,
 }
 
 /// A place of one connection. Dropping it releases the place.
@@ -51,8 +59,10 @@ impl Handshakes {
         let network = network(peer);
         let evicted = Arc::new(Notify::new());
         let mut waiting = self.waiting();
-        if waiting.count >= self.max {
-            waiting.evict();
+        if waiting.count >= self.max
+            && let Some((network, oldest)) = waiting.oldest_of_most()
+        {
+            waiting.evict(network, &oldest);
         }
         let number = waiting.add(network, evicted.clone());
         drop(waiting);
@@ -64,9 +74,21 @@ impl Handshakes {
         }
     }
 
-    /// Evicts the oldest connection of the address that has most of them. False if there is none.
-    pub fn evict(&self) -> bool {
-        self.waiting().evict()
+    /// Evicts the oldest connection of the address that has most of them, to make room for one of
+    /// `peer`. Returns false if there is none, or it must be given more time: its address has no
+    /// more than that of `peer`, and it began less than [`ARRIVAL_TIME_MIN`] ago. Otherwise clients
+    /// that come at the same time would evict each other.
+    pub(crate) fn evict_for(&self, peer: IpAddr) -> bool {
+        let mut waiting = self.waiting();
+        let Some((network, oldest)) = waiting.oldest_of_most() else {
+            return false;
+        };
+        let may_evict = waiting.count_of(network) > waiting.count_of(crate::network(peer)) + 1
+            || oldest.began.elapsed() >= ARRIVAL_TIME_MIN;
+        if may_evict {
+            waiting.evict(network, &oldest);
+        }
+        may_evict
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -81,25 +103,31 @@ impl Waiting {
         let number = self.next;
         self.next += 1;
         self.count += 1;
-        let places = self.networks.entry(network).or_default();
-        places.push_back((number, evicted));
+        self.networks.entry(network).or_default().push_back(Waiter {
+            number,
+            began: Instant::now(),
+            evicted,
+        });
         number
     }
 
-    fn evict(&mut self) -> bool {
-        let most = self
-            .networks
-            .iter()
-            .max_by_key(|(_, places)| (places.len(), places.front().map(|it| Reverse(it.0))));
-        let Some((&network, places)) = most else {
-            return false;
-        };
-        let Some((number, evicted)) = places.front().cloned() else {
-            return false;
-        };
-        self.remove(network, number);
-        evicted.notify_one();
-        true
+    fn count_of(&self, network: IpAddr) -> usize {
+        self.networks.get(&network).map_or(0, VecDeque::len)
+    }
+
+    /// The oldest place of the network that holds most.
+    fn oldest_of_most(&self) -> Option<(IpAddr, Waiter)> {
+        let networks = self.networks.iter();
+        let (network, places) = networks.max_by_key(|(_, places)| {
+            let oldest = places.front().map(|it| Reverse(it.number));
+            (places.len(), oldest)
+        })?;
+        Some((*network, places.front()?.clone()))
+    }
+
+    fn evict(&mut self, network: IpAddr, waiter: &Waiter) {
+        self.remove(network, waiter.number);
+        waiter.evicted.notify_one();
     }
 
     fn remove(&mut self, network: IpAddr, number: u64) {
@@ -107,7 +135,7 @@ impl Waiting {
             return;
         };
         // Places are sorted by number, because numbers only grow.
-        if let Ok(index) = places.binary_search_by_key(&number, |it| it.0) {
+        if let Ok(index) = places.binary_search_by_key(&number, |it| it.number) {
             places.remove(index);
             self.count -= 1;
         }
@@ -157,6 +185,22 @@ mod tests {
         for place in [&of_other, &second, &third] {
             assert!(!is_evicted(place).await);
         }
+    }
+
+    #[tokio::test]
+    async fn connections_of_different_addresses_are_given_time() {
+        let handshakes = Arc::new(Handshakes::new(100));
+        let [one, other, third] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
+        assert!(!handshakes.evict_for(one), "there is none");
+        let of_one = handshakes.begin(one);
+        let _of_other = handshakes.begin(other);
+        assert!(!handshakes.evict_for(third) && !handshakes.evict_for(one));
+        let of_one_too = handshakes.begin(one);
+        assert!(!handshakes.evict_for(other), "it has one less");
+        assert!(handshakes.evict_for(third) && is_evicted(&of_one).await);
+        assert!(!handshakes.evict_for(third) && !is_evicted(&of_one_too).await);
+        std::thread::sleep(ARRIVAL_TIME_MIN);
+        assert!(handshakes.evict_for(one));
     }
 
     #[tokio::test]

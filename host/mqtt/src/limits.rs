@@ -188,6 +188,10 @@ impl Default for Limits {
 /// stays below it. One packet may exceed it once.
 pub(crate) const WORK_PER_TURN_MAX: u64 = 2500;
 
+/// How long a connection has at least for its CONNECT if others need its place: some round trips
+/// over a slow link.
+pub(crate) const ARRIVAL_TIME_MIN: Duration = Duration::from_secs(1);
+
 /// How often the wall clock is read for credentials that expire. Timers stand still while the machine
 /// is suspended.
 pub(crate) const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(30);

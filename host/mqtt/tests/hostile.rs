@@ -247,6 +247,8 @@ async fn sockets_without_connect_keep_no_client_out() {
     let mut slow = Client::tcp(address).await;
     slow.stream.write_all(&[0x10]).await.unwrap();
     let mut clients = Vec::new();
+    // They had time for their CONNECTs.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     for (name, evicted) in [("a", &mut silent), ("b", &mut slow)] {
         clients.push(Client::tcp(address).await.hello(name, 0).await);
         assert_eq!(evicted.rest().await, []);

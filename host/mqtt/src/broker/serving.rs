@@ -90,14 +90,14 @@ impl Broker {
     {
         let permit = self.0.sockets.clone().try_acquire_owned();
         let taken = SOCKETS - self.0.sockets.available_permits();
+        let address = door.peer.ip();
         // A client that wants to connect takes the place of one that has sent no CONNECT.
-        let Some(_permit) = permit
-            .ok()
-            .filter(|_| taken <= self.limits().connections_max || self.0.arriving.evict())
-        else {
+        let has_room =
+            || taken <= self.limits().connections_max || self.0.arriving.evict_for(address);
+        let Some(_permit) = permit.ok().filter(|_| has_room()) else {
             return self.turn_away(door.peer);
         };
-        let place = self.0.arriving.begin(door.peer.ip());
+        let place = self.0.arriving.begin(address);
         // Created before the flag is read, so that a shutdown in between is not missed.
         let abort = self.0.abort.notified();
         if self.is_stopping() {
