@@ -105,7 +105,7 @@ impl Listeners {
     /// Starts to accept clients. Fails if the system refuses to use a bound socket.
     pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<OpenListener>> {
         let mut opened = Vec::new();
-        for entrance in self.entrances(audit)? {
+        for entrance in self.entrances(audit, handshakes_max())? {
             let Entrance {
                 at,
                 listener,
@@ -131,10 +131,14 @@ impl Listeners {
     }
 
     /// The bound listeners, each with the acceptor of its protocol. Fails if the system refuses to
-    /// use a bound socket.
-    pub(crate) fn entrances(self, audit: &Arc<Audit>) -> io::Result<Vec<Entrance>> {
-        // All listeners share one limit, because it bounds the memory of all handshakes.
-        let handshakes = Arc::new(Handshakes::new(handshakes_max()));
+    /// use a bound socket. All listeners share one limit of handshakes, because it bounds the memory
+    /// of all.
+    pub(crate) fn entrances(
+        self,
+        audit: &Arc<Audit>,
+        handshakes_max: usize,
+    ) -> io::Result<Vec<Entrance>> {
+        let handshakes = Arc::new(Handshakes::new(handshakes_max));
         let mut entrances = Vec::new();
         for (listen, listener) in self.listeners {
             let listener = TcpListener::from_std(listener)?;
@@ -302,21 +306,38 @@ impl Acceptor {
         socket: impl Socket,
         peer: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let place = (!self.is_plain()).then(|| self.handshakes.begin(peer.ip()));
+        let begun = match self.is_plain() {
+            true => Err(socket),
+            false => Ok(self.begin(socket, peer)),
+        };
         async move {
-            let Some(place) = place else {
-                return socket.serve(&broker, peer).await;
-            };
+            match begun {
+                Err(socket) => socket.serve(&broker, peer).await,
+                Ok(handshake) => {
+                    if let Some((stream, door)) = handshake.await {
+                        broker.serve_connection(stream, door).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the place of a handshake, and returns the handshake. It returns `None` if it failed,
+    /// which it has reported.
+    pub(crate) fn begin(
+        self: Arc<Self>,
+        socket: impl Socket,
+        peer: SocketAddr,
+    ) -> impl Future<Output = Option<(Box<dyn Stream>, Door)>> + Send + 'static {
+        let place = self.handshakes.begin(peer.ip());
+        async move {
             let done = tokio::select! {
                 done = Box::pin(self.handshake(socket, peer)) => done,
                 () = place.evicted() => Err(HandshakeError::Evicted),
                 () = tokio::time::sleep(limits::HANDSHAKE_TIMEOUT) => Err(HandshakeError::Timeout),
             };
             drop(place);
-            match done {
-                Ok((stream, door)) => broker.serve_connection(stream, door).await,
-                Err(error) => self.report_refusal(peer, &error),
-            }
+            done.map_err(|error| self.report_refusal(peer, &error)).ok()
         }
     }
 

@@ -54,10 +54,10 @@ pub const CLUSTER_SPLICE_LINGER: Duration = Duration::from_secs(2);
 /// broker waits for a client.
 pub const CLUSTER_WRITE_STALL: Duration = Duration::from_secs(20);
 
-/// How long a TLS or WebSocket handshake has until the next one may begin in its place. Half as many
-/// as the limit of handshakes begin at once, since all clients that waited for a leader would
-/// exceed that limit, and handshakes that are done sooner need no more.
-pub const CLUSTER_HANDSHAKE_TURN: Duration = Duration::from_millis(250);
+/// How long a TLS or WebSocket handshake of a client that waited for a leader keeps its turn. Half
+/// as many as the limit of handshakes have a turn at once, since all such clients together would
+/// exceed that limit.
+pub const CLUSTER_HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 
 /// How long the leader may leave bytes of a passed-on stream unacknowledged, or leave its receive
 /// buffer full. A leader that cannot reach the consensus engine reads nothing, and closes its
@@ -66,9 +66,11 @@ pub const CLUSTER_HANDSHAKE_TURN: Duration = Duration::from_millis(250);
 pub const CLUSTER_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(12);
 
 /// When the system probes an idle connection between two hosts, how often, and how many probes may
-/// stay unanswered: a machine that lost its power is detected within 25 seconds.
+/// stay unanswered: a machine that lost its power is detected within 12 seconds. All probes must fit
+/// [`CLUSTER_UNACKNOWLEDGED_MAX`], since Linux ends the connection after that time even if only one
+/// probe was lost.
 pub const CLUSTER_KEEPALIVE: (Duration, Duration, u32) =
-    (Duration::from_secs(10), Duration::from_secs(5), 3);
+    (Duration::from_secs(4), Duration::from_secs(2), 3);
 
 /// How often the leader sends a byte over a link.
 pub const CLUSTER_LINK_BEAT: Duration = Duration::from_millis(300);

@@ -89,7 +89,9 @@ pub struct Front {
     streams: Semaphore,
     /// One permit per connection to the leader that has no answer yet.
     connecting: Semaphore,
-    /// One permit per handshake that began a moment ago.
+    /// The limit of handshakes.
+    handshakes_max: usize,
+    /// One permit per handshake that has its turn.
     turns: Semaphore,
     /// The address of the leader that accepted no stream, and when. Streams wait before the next
     /// attempt.
@@ -139,6 +141,7 @@ impl Front {
             connections_max,
             streams: Semaphore::new(STREAMS),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
+            handshakes_max: handshakes_max(),
             turns: Semaphore::new(handshakes_max().div_ceil(2)),
             unready: Mutex::default(),
             to_leader: tokio::sync::Mutex::default(),
@@ -153,7 +156,7 @@ impl Front {
     ) -> io::Result<Vec<OpenListener>> {
         let mut opened = Vec::new();
         let mut acceptors = Vec::new();
-        for entrance in listeners.entrances(&self.audit)? {
+        for entrance in listeners.entrances(&self.audit, self.handshakes_max)? {
             let (scheme, acceptor) = (entrance.at.scheme, entrance.acceptor);
             acceptors.push((scheme, acceptor.clone()));
             let front = self.clone();

@@ -472,6 +472,10 @@ impl Shared {
                 yield_now().await;
             }
             self.take(&mut chunk);
+            if chunk.is_empty() {
+                // The streams that were woken add their bytes before others are woken.
+                yield_now().await;
+            }
             writer.write_all(&chunk).await?;
             chunk.clear();
             if chunk.capacity() > READ_BYTES {

@@ -128,13 +128,17 @@ impl Front {
         let Ok(turn) = self.turns.acquire().await else {
             return;
         };
-        let mut serving = Box::pin(acceptor.serve(broker, socket, client));
-        tokio::select! {
-            () = &mut serving => return,
-            () = sleep(limits::CLUSTER_HANDSHAKE_TURN) => {}
-        }
+        let mut handshake = Box::pin(acceptor.begin(socket, client));
+        let done = timeout(limits::CLUSTER_HANDSHAKE_TURN, &mut handshake).await;
         drop(turn);
-        serving.await;
+        let done = match done {
+            Ok(done) => done,
+            // It is slow or silent, and continues without a turn.
+            Err(_) => handshake.await,
+        };
+        if let Some((stream, door)) = done {
+            broker.serve_connection(stream, door).await;
+        }
     }
 
     /// Passes a client's socket on until it ends, or returns the broker of this host for it.

@@ -63,23 +63,48 @@ async fn a_waiting_client_is_served_once_there_is_a_leader() {
 
 #[tokio::test]
 async fn handshakes_of_waiting_clients_begin_in_turn() {
-    let one_turn = |front: &mut Front| front.turns = Semaphore::new(1);
-    let (_files, _directory, trusted) = certificate();
-    let [leader, follower] = ["gw1", "gw2"].map(|name| Host::new(name, &["ws"], None, one_turn));
-    let (broker, _) = broker();
-    // They never begin their handshakes, and delay the others for a moment only.
-    let silent = [leader.connect().await, follower.connect().await];
-    let waiting = [&leader, &follower].map(|host| Client::at(&host.listeners[0], &trusted));
-    let [one, other] = waiting;
-    let leading = async {
-        sleep(Duration::from_millis(100)).await;
-        leader.lead(&broker);
-        follower.follow(&leader);
+    // Without turns, most of the clients would lose their places to others.
+    let few = |front: &mut Front| {
+        front.handshakes_max = 4;
+        front.turns = Semaphore::new(2);
     };
-    let ((one, _), (other, _), ()) = tokio::join!(one, other, leading);
-    for client in [one, other] {
+    let (_files, _directory, trusted) = certificate();
+    let [leader, follower] = ["gw1", "gw2"].map(|name| Host::new(name, &["ws"], None, few));
+    let (broker, _) = broker();
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        for host in [&leader, &follower] {
+            let (listen, trusted) = (host.listeners[0], trusted.clone());
+            waiting.push(tokio::spawn(async move {
+                Client::at(&listen, &trusted).await.0
+            }));
+        }
+    }
+    sleep(Duration::from_millis(200)).await;
+    leader.lead(&broker);
+    follower.follow(&leader);
+    for client in waiting {
+        let client = client.await.expect("it is served");
         client.connected("waiting").await.publish(1).await;
     }
+}
+
+#[tokio::test]
+async fn a_silent_handshake_loses_its_turn() {
+    let one = |front: &mut Front| front.turns = Semaphore::new(1);
+    let (_files, _directory, trusted) = certificate();
+    let leader = Host::new("gw1", &["ws"], None, one);
+    let (broker, _) = broker();
+    let silent = leader.connect().await;
+    // It waits for its turn first.
+    sleep(Duration::from_millis(50)).await;
+    let client = Client::at(&leader.listeners[0], &trusted);
+    let leading = async {
+        sleep(Duration::from_millis(50)).await;
+        leader.lead(&broker);
+    };
+    let ((client, _), ()) = tokio::join!(client, leading);
+    client.connected("waiting").await.publish(1).await;
     drop(silent);
 }
 
